@@ -6,8 +6,10 @@ Tensors of the CPU stand for CUDA's, a library of C for the driver.
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import struct
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -86,6 +88,10 @@ def test_operands_lie_where_the_launch_looks(made, direction, new):
     assert arguments[3] % 64 == 300 % 64
     assert arguments[4] == 42
     assert loading.launcher().launches()[0] == "one"
+    held = [weakref.ref(each) for each in asked] if new else []
+    del asked, operands, result, again
+    gc.collect()
+    assert not new or held[written]() is None
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

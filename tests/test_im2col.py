@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 
 import numpy as np
+import pyopencl as cl
 import pytest
 from checking import GUARD, Guarded, check, compare, make_operands, numpy_dtype
 
@@ -13,6 +14,9 @@ from convdispatch import policy
 from convdispatch.api import ConvProblem, DeviceInfo
 from convdispatch.device import runtime
 from convdispatch.measurement import shapes
+from convdispatch.measurement.search.trial import Harness
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins.loader import plugins
 
 im2col = pytest.importorskip("convdispatch_im2col")
 SOLVER = im2col.Im2col()
@@ -302,3 +306,25 @@ def test_a_billion_chunks_are_explained_without_counting_them(direction, info):
     for config in configs:
         assert SOLVER.workspace(problem, info, config) > 0
         assert SOLVER.cost(problem, info, config) > 0
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_panel_holds_zeros_beyond_the_last_place(queue, layout):
+    """They reach no result, but numbers that are all but zero made a product thirty times as long."""
+    problem = ConvProblem.parse("fwd_f32_mb1ic8ih7oc32kh3ph1pw1").replace(layout=layout)
+    solver, info = plugins().solvers["im2col"], runtime.device_info(queue.device)
+    panels = [c for c in solver.configs(problem, info) if c.get("form") == "panel" and not c["gemm"].get("swap")]
+    if not panels:
+        pytest.skip("no product of this device has panels of places")
+    config = panels[0]
+    wide = config["gemm"]["nv"] * config["gemm"]["lanes"]
+    prepared = dispatch.make(solver, config, problem, queue.context)
+    harness = Harness(problem, queue)
+    sample = harness.sampler(prepared, 1000.0)
+    scratch = harness._shared().held
+    tiny = np.full(scratch.size // 4, 1e-40, np.float32)
+    cl.enqueue_copy(queue, scratch.memory, tiny).wait()
+    sample()
+    cl.enqueue_copy(queue, tiny, scratch.memory).wait()
+    panel = tiny[: -(-49 // wide) * 72 * wide].reshape(-1, 72, wide)[-1]
+    assert not panel[:, 49 % wide or wide :].any()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -10,11 +12,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 
 from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
 
+import convdispatch as cd  # noqa: E402
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
 from convdispatch.device.native import build, loading  # noqa: E402
 from convdispatch.tools import doctor  # noqa: E402
 from convdispatch.torch.dispatch import engine, native  # noqa: E402
+from convdispatch.torch.weights import _seen  # noqa: E402
 
 F = torch.nn.functional
 # in, out, kernel, and the operator's arguments
@@ -251,6 +255,47 @@ def test_constant_weights_in_inference_mode(stand_in, monkeypatch):  # noqa: F81
             close(layer(x), exact())
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_nothing_holds_a_calls_tensors(path, mode):
+    for _ in range(3):
+        given = operands(*SHAPES["3x3"][:2])
+        with mode():
+            got = F.conv2d(*given, padding=1)
+        if mode is torch.no_grad:
+            wanted = F.conv2d(*given, padding=1)
+            gradients = torch.autograd.grad(wanted.sum(), given)
+            held = [weakref.ref(each) for each in (*given, got, wanted, *gradients)]
+            del wanted, gradients
+        else:
+            held = [weakref.ref(each) for each in (*given, got)]
+        del given, got
+        gc.collect()
+        assert [each() for each in held] == [None] * len(held)
+
+
+def test_packed_weights_go_with_their_layer(stand_in):  # noqa: F811
+    layer, x = torch.nn.Conv2d(8, 16, 3, padding=1).requires_grad_(False), torch.randn(2, 8, 9, 8)
+    with ct.enable(), torch.inference_mode():
+        for _ in range(3):
+            layer(x)
+        packed = weakref.ref(_seen[id(layer.weight)].packed)
+        assert packed() is not None
+        del layer
+        gc.collect()
+        assert packed() is None
+
+
+def test_tracing_records_pytorchs_operators(stand_in):  # noqa: F811
+    layer, x = torch.nn.Conv2d(8, 16, 3, padding=1), torch.randn(2, 8, 9, 8)
+    with ct.enable(), torch.no_grad():
+        layer(x)
+        layer(x)
+        stand_in.launched.clear()
+        traced = torch.jit.trace(layer, (x,), check_trace=False)
+        assert not stand_in.launched
+        assert "aten::_convolution" in str(traced.graph)
+
+
 def test_several_threads(stand_in):  # noqa: F811
     x, w, _ = operands(*SHAPES["3x3"][:2])
     wanted = F.conv2d(x.double(), w.double(), padding=1).detach()
@@ -288,6 +333,27 @@ def test_disabled_it_is_gone(stand_in, capfd):  # noqa: F811
             F.conv2d(x, w, padding=1)
             assert stand_in.launched
     assert "verrid" not in capfd.readouterr().err
+
+
+def test_an_interface_that_refuses_leaves_pythons_way(stand_in, monkeypatch):  # noqa: F811
+    real = loading.launcher()
+
+    class Refusing:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def install(self, key):
+            raise RuntimeError("PyTorch refuses")
+
+    monkeypatch.setattr(loading, "launcher", Refusing)
+    x, w, _ = (each.detach() for each in operands(*SHAPES["3x3"][:2]))
+    with pytest.warns(cd.ConvDispatchWarning, match="go by Python: PyTorch refuses"):
+        enabled = ct.enable()
+    with enabled:
+        for _ in range(2):
+            close(F.conv2d(x, w, padding=1), F.conv2d(x.double(), w.double(), padding=1))
+        assert ct.counters()["ours"]
+        assert not stand_in.launched
 
 
 def test_doctor_says_which_way_calls_go(stand_in, monkeypatch):  # noqa: F811

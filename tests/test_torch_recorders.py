@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import warnings
 
 import pytest
 
@@ -154,3 +155,32 @@ def test_script():
         for each in (x, other, x):
             assert error(scripted(each), model(each)) < 1e-6
         assert ct.counters()["left"] == 0
+
+
+ACTIVATIONS = [nn.ReLU, nn.ReLU6, nn.SiLU, nn.Tanh, nn.Mish, nn.GELU, nn.Hardswish, lambda: nn.LeakyReLU(0.2)]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_script_and_trace_of_a_fused_model(activation):
+    """TorchScript gets PyTorch's layers; a trace warns of nothing."""
+
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.norm, self.two = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Conv2d(3, 4, 1)
+            self.act = activation()
+
+        def forward(self, x):
+            return self.two(self.act(self.norm(self.one(x)) + x))
+
+    torch.manual_seed(0)
+    model, (x, other) = Sum().eval(), inputs()
+    fused = ct.convert(model, fuse=True)
+    scripted, place = torch.jit.script(fused), io.BytesIO()
+    torch.jit.save(scripted, place)
+    place.seek(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(fused, x)
+    for found in (scripted, torch.jit.load(place), traced, fused):
+        assert error(found(other), model(other)) < 1e-5

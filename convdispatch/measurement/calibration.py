@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..api.rates import DeviceRates
 from ..device import runtime
 from ..device.programs.kernels import build
-from ..device.rates import keep
+from ..device.rates import CUDA_LAUNCH, keep
 from .measure import timed
 from .peaks import measure_roof
 
@@ -34,7 +34,8 @@ def calibrate(device: cl.Device, steady: bool = False) -> DeviceRates:
     for name, peak in (("multiply-adds", roof.flops), ("copies", roof.bandwidth)):
         if steady and peak.spread > UNSTEADY:
             raise Unsteady(f"the device had other work: {name} took {peak.spread:.2f} times as long as at other times")
-    found = DeviceRates(roof.flops.rate, roof.bandwidth.rate, _launch_seconds(device), measured=True)
+    launch = _launch_seconds(device) * (CUDA_LAUNCH if runtime.device_info(device).vendor == "nvidia" else 1)
+    found = DeviceRates(roof.flops.rate, roof.bandwidth.rate, launch, measured=True)
     keep(runtime.device_info(device), found)
     return found
 

@@ -10,6 +10,7 @@ from torch import nn
 from ..api.activations import gradient_of_result
 from . import functional
 from .epilogue_chains import MODULES, has_hooks
+from .scripted import Scripted
 
 __all__ = ["FUSED", "Sequential", "swap"]
 
@@ -150,6 +151,10 @@ class _Fused:
 
     def forward(self, input: torch.Tensor, residual: Any = None) -> torch.Tensor:
         return _fused(self, input, residual, self.activation)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What TorchScript compiles instead."""
+        return Scripted(self, type(self).__mro__[2], self.activation)
 
     def extra_repr(self) -> str:
         text: str = super().extra_repr()  # type: ignore[misc]

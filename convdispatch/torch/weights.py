@@ -24,12 +24,16 @@ __all__ = ["promise", "still"]
 class _Seen:
     """A tensor that served as weights, and its packed forms; those do not hold the tensor."""
 
-    __slots__ = ("address", "packed", "reads", "sample", "storage", "stride", "tensor", "version")
+    __slots__ = (
+        *("__weakref__", "address", "packed", "reads", "sample", "storage", "stride", "tensor", "times", "version"),
+    )
 
     def __init__(self, tensor: torch.Tensor, forget: Any) -> None:
         self.tensor = weakref.ref(tensor, forget)
         self.note(tensor)
         self.packed: Constant | None = None
+        self.times = 0
+        """How often packed forms were begun."""
 
     def note(self, tensor: torch.Tensor) -> None:
         """The tensor's memory as it is now."""
@@ -51,6 +55,7 @@ class _Seen:
 
     def pack(self, tensor: torch.Tensor) -> Constant | None:
         """A place for packed forms of the values that are there now; None where a write could not be found."""
+        self.times += 1
         if tensor.is_cpu:
             self.sample = Sample.of(tensor)
             self.packed = None if self.sample is None else Constant(None)
@@ -95,15 +100,18 @@ def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
 
 
 def still(weight: torch.Tensor) -> Callable[[], bool] | None:
-    """What answers whether packed forms that were promised for ``weight`` are those of its values; holds it weakly."""
+    """What answers whether packed forms that are promised for ``weight`` now are those of its values; holds neither."""
     key = id(weight)
-    seen = _seen.get(key)
-    if seen is None or seen.packed is None:
+    found = _seen.get(key)
+    if found is None or found.packed is None:
         return None
-    packed = seen.packed
+    reference, times = weakref.ref(found), found.times
 
     def holds() -> bool:
+        seen = reference()
+        if seen is None or seen.times != times or _seen.get(key) is not seen:
+            return False
         tensor = seen.tensor()
-        return tensor is not None and seen.packed is packed and _seen.get(key) is seen and seen.holds(tensor)
+        return tensor is not None and seen.holds(tensor)
 
     return holds

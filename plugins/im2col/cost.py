@@ -24,8 +24,9 @@ KEPT = 6 << 20
 """Bytes of weights that caches keep between calls."""
 PACKED_FAR = 240.0
 """Of an element of more weights than that, which is packed across rows."""
-PACKED_WIDE = 250.0, 650.0
-"""Of an element of weights that is packed in panels of whole vectors, and of more weights than caches keep."""
+PACKED_WIDE = 90.0, 90.0
+"""Of an element of weights that is packed in panels of whole vectors, and of more weights than caches keep: 60 to 130
+and 70 on an Intel Xeon, 12 layers of 128 to 2048 channels and 4 to 49 pixels."""
 COLUMN = 35.0, 75.0
 """Of an element of columns: read and added to what it goes into, NCHW and channels last."""
 FOLLOWS = 3e6

@@ -30,6 +30,9 @@ void lower(global const SRC *restrict x, global DST *restrict lowered, long star
     length[runs] = min(YW - ox, n - done);
     done += length[runs];
   }
+  // What a panel holds beyond the last place reaches no result, but a number that is all but zero slows a multiply-add
+  // a hundred times.
+  if (n < W) for (int j = 0; j < TW * W; ++j) rows[j] = 0;
   for (int c = c0; c < c1; ++c) {
     global const SRC *plane = x + (long)(g * CG + c) * (XD * XH * XW);
     for (int tz = 0; tz < TD; ++tz)

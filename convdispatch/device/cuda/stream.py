@@ -20,6 +20,7 @@ from ...api.errors import ConvDispatchError, NoDevice
 from ..commands.interface import Commands, Kernel
 from ..cuda_driver import Cuda, CudaError, cuda_of, number_of, unavailable
 from ..memory import allocator
+from ..native import loading
 from .memory_pool import CudaPool
 from .modules import Function, function_of
 
@@ -300,7 +301,8 @@ class CudaStream(Commands):
             failed = CudaError(f"{error}{f' (kernel {kernel})' if kernel else ''}")
             failed.status = status
             raise failed
-        last = ", ".join(reversed(self.place.recent)) or "nothing of convdispatch's"
+        native = loading.last()
+        last = ", ".join((*native, *reversed(self.place.recent))) or "nothing of convdispatch's"
         raise ConvDispatchError(
             f"{error}: a kernel that ran before failed, and CUDA's context is lost with it. Of convdispatch's on "
             f"device {self.place.number}, the last first: {last}. {BLOCKING}=1 tells which"

@@ -14,11 +14,11 @@ PyObject *fail(const std::string &words) {
   return nullptr;
 }
 
-// open(library, policy, stolen, borrowed): take CUDA's driver, and Python's functions. Raises RuntimeError.
+// open(library, policy, object, handle): take CUDA's driver, and Python's functions. Raises RuntimeError.
 PyObject *open(PyObject *, PyObject *given) {
   const char *library;
   Words next;
-  if (!PyArg_ParseTuple(given, "sOOO", &library, &next.policy, &next.stolen, &next.borrowed)) return nullptr;
+  if (!PyArg_ParseTuple(given, "sOOO", &library, &next.policy, &next.object, &next.handle)) return nullptr;
   const std::string why = driver.open(library);
   if (!why.empty()) return fail(why);
   Py_INCREF(given);  // and with it all of them, for good: calls may be under way

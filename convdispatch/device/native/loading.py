@@ -15,7 +15,7 @@ from typing import Any
 
 from ...api.policy import ask_policy
 
-__all__ = ["DRIVER", "SWITCH", "launcher", "unavailable"]
+__all__ = ["DRIVER", "SWITCH", "last", "launcher", "unavailable"]
 
 SWITCH = "CONVDISPATCH_NATIVE"
 DRIVER = "libcuda.so.1"
@@ -50,19 +50,30 @@ def unavailable() -> str | None:
     return _opened(DRIVER)
 
 
+def last() -> list[str]:
+    """The solvers whose launches the native path gave last, the latest first."""
+    return _loaded()[0].launches() if _loaded.cache_info().currsize and _loaded()[0] is not None else []
+
+
 @functools.lru_cache(maxsize=4)
 def _opened(driver: str) -> str | None:
     module, why = _loaded()
     if module is None:
         return why
-    handles = sys.modules["torch"]._C._aoti
     try:
-        module.open(
-            driver,
-            ask_policy,
-            handles.alloc_tensor_by_stealing_from_void_ptr,
-            handles.unsafe_alloc_void_ptr_from_tensor,
-        )
+        module.open(driver, ask_policy, *_handles(sys.modules["torch"]))
     except (AttributeError, RuntimeError) as error:
         return str(error)
     return None
+
+
+def _handles(torch: Any) -> tuple[Any, Any]:
+    """What makes a tensor of its handle, which it leaves, and a new handle of a tensor. Raises RuntimeError."""
+    handles, probe = torch._C._aoti, torch.empty(0)
+    capsule = handles.unsafe_alloc_void_ptr_from_tensor(probe)
+    held = probe._use_count()
+    handles.alloc_tensor_by_stealing_from_void_ptr(capsule)
+    if probe._use_count() != held:  # its name says so, and one day it may be true
+        raise RuntimeError("this PyTorch takes handles over where it left them before")
+    handles.alloc_tensors_by_stealing_from_void_ptrs([capsule])
+    return handles.alloc_tensor_by_stealing_from_void_ptr, handles.unsafe_alloc_void_ptr_from_tensor

@@ -17,8 +17,8 @@ struct Gate {
 inline Gate gate;
 
 struct Words {
-  PyObject *policy = nullptr;                       // answers the policy in force
-  PyObject *stolen = nullptr, *borrowed = nullptr;  // handle to tensor, tensor to handle
+  PyObject *policy = nullptr;                     // answers the policy in force
+  PyObject *object = nullptr, *handle = nullptr;  // a handle's tensor, and a new handle of a tensor
 };
 inline Words words;
 
@@ -239,16 +239,15 @@ inline PyObject *list_of(const Arguments &given, size_t at, bool flags) {
   return made.release();
 }
 
+// A tensor's object; the handle stays the caller's.
 inline PyObject *tensor_of(AtenTensorHandle tensor) {
-  AtenTensorHandle another = nullptr;
-  if (aoti_torch_new_tensor_handle(tensor, &another)) Py_RETURN_NONE;
-  Ref capsule(PyCapsule_New(another, nullptr, nullptr));
-  return capsule ? PyObject_CallFunctionObjArgs(words.stolen, capsule.get(), nullptr) : nullptr;
+  Ref capsule(PyCapsule_New(tensor, nullptr, nullptr));
+  return capsule ? PyObject_CallFunctionObjArgs(words.object, capsule.get(), nullptr) : nullptr;
 }
 
 inline bool handle_of(PyObject *tensor, Owned &found) {
   if (tensor == Py_None) return !aoti_torch_new_uninitialized_tensor(found.put());
-  Ref capsule(PyObject_CallFunctionObjArgs(words.borrowed, tensor, nullptr));
+  Ref capsule(PyObject_CallFunctionObjArgs(words.handle, tensor, nullptr));
   void *pointer = capsule ? PyCapsule_GetPointer(capsule.get(), nullptr) : nullptr;
   if (!pointer) return false;
   *found.put() = static_cast<AtenTensorHandle>(pointer);

@@ -158,7 +158,23 @@ def _requantize(graph: Graph, node: Node) -> bool:
         numbers = {"y_scale": form[0], "y_zero_point": form[1], "dtype": form[2]}
         _take_in(graph, producer, node, quantization=replace(producer.kwargs["quantization"], **numbers))
         return True
-    return _take_in_addition(graph, node)
+    return _before_pool(graph, node) or _take_in_addition(graph, node)
+
+
+def _before_pool(graph: Graph, node: Node) -> bool:
+    """The largest number's integer is the largest integer: what is pooled is rounded first."""
+    pool = maker_of(node.kwargs["x"], "max_pool", "adaptive_max_pool")
+    if pool is None or not alone(graph, pool) or not node.kwargs["x"].is_whole:
+        return False
+    scale, zero, dtype = form_of(node)
+    x = pool.kwargs["x"]
+    first = Node(quantize, (), {"x": x, "scale": scale, "zero_point": zero, "dtype": dtype}, sources=node.sources)
+    graph.nodes.insert(graph.nodes.index(pool), first)
+    give(first, Value(x.shape, np.dtype(dtype)))
+    pool.kwargs["x"] = first.result
+    give(pool, node.result.value)
+    graph.nodes.remove(node)
+    return True
 
 
 def _take_in_addition(graph: Graph, node: Node) -> bool:

@@ -14,12 +14,9 @@ from ...api.activations import ACTIVATIONS, Torch
 from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
+from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
 
 __all__ = ["Missing", "net_of"]
-
-
-class Missing(Exception):
-    """The text says what is not there."""
 
 
 def net_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], queue: Any, math: str) -> Callable[..., Any]:
@@ -46,6 +43,7 @@ class _Net:
         self.graph, self.root, self.queue, self.math = traced.graph, traced, queue, math
         self._constants: dict[Any, torch.Tensor] = {}
         self._moved: dict[int, tuple[torch.Tensor, Tensor]] = {}
+        self.integers = Known()
 
     def check(self, dtype: torch.dtype) -> None:
         """Raises Missing for an operator, a type or an answer that is not there; works out constants."""
@@ -60,11 +58,14 @@ class _Net:
             if name != "<built-in function getitem>" and parts and all(each in self._constants for each in parts):
                 with torch.no_grad():
                     self._constants[node] = node.target(*_mapped(node.args, self._constants.get), **node.kwargs)
+                self.integers.note(node, self._constants)
                 continue
             if name not in _OPERATORS:
                 raise Missing(f"{name} has no counterpart here")
             made = node.meta.get("val")
             made = made[0] if isinstance(made, tuple | list) else made
+            if name in QUANTIZING and isinstance(made, torch.Tensor) and made.dtype in BYTES:
+                continue
             if not isinstance(made, torch.Tensor) or made.dtype != dtype:
                 raise Missing(f"{name} makes something else than {dtype}")
         answers = self.graph.output_node().args[0]
@@ -139,6 +140,9 @@ def _convolution(
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": g, "math": net.math}
     if transposed:
         return functional.transposed_convolution(x, net.put(w), net.put(bias), output_padding=extra, **geometry)
+    found = net.integers.convolution(net, x, w, bias, geometry)
+    if found is not None:
+        return found
     return functional.convolution(x, net.put(w), net.put(bias), **geometry)
 
 
@@ -146,21 +150,21 @@ def _convolution(
 def _addmm(net: _Net, bias: Any, x: Any, w: Any) -> Tensor:
     if not isinstance(w, torch.Tensor) or not isinstance(bias, torch.Tensor) or bias.ndim != 1:
         raise Missing("a matrix product of two computed tensors")
-    return functional.linear(x, net.put(w.t().contiguous()), net.put(bias))
+    return net.integers.product(net, x, w, bias) or functional.linear(x, net.put(w.t().contiguous()), net.put(bias))
 
 
 @_operator("aten.mm.default")
 def _mm(net: _Net, x: Any, w: Any) -> Tensor:
     if not isinstance(w, torch.Tensor):
         raise Missing("a matrix product of two computed tensors")
-    return functional.linear(x, net.put(w.t().contiguous()))
+    return net.integers.product(net, x, w, None) or functional.linear(x, net.put(w.t().contiguous()))
 
 
 @_operator("aten.linear.default")
 def _linear(net: _Net, x: Any, w: Any, bias: Any = None) -> Tensor:
     if len(x.shape) != 2 or not isinstance(w, torch.Tensor):
         raise Missing("a linear map of more than two axes")
-    return functional.linear(x, net.put(w), net.put(bias))
+    return net.integers.product(net, x, w, bias) or functional.linear(x, net.put(w), net.put(bias))
 
 
 @_operator("aten._native_batch_norm_legit_no_training.default")
@@ -288,6 +292,7 @@ def _activation(name: str, theirs: Torch) -> Callable[..., Tensor]:
     return operation
 
 
+_OPERATORS.update(dict.fromkeys(QUANTIZING, quantize) | dict.fromkeys(DEQUANTIZING, dequantize))
 for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
     for _kind in ("Tensor", "Scalar"):
         _OPERATORS[f"aten.{_name}.{_kind}"] = _two(f"x {_sign} y")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import operator
 import warnings
 from collections import Counter
@@ -18,6 +17,7 @@ from ..compile import pooling
 from ..epilogue_chains import Chain, chains, has_hooks
 from ..modules import FUSED, swap
 from .forms import FusedModel
+from .signature import Arguments
 
 __all__ = ["Fusion", "convert", "fusion"]
 
@@ -70,7 +70,8 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     are folded into the weights of the convolution before them (in float64), and a convolution takes in the sum with
     another tensor and the activation that follow it, where nobody else reads what lies between: ReLU, ReLU6, Hardtanh,
     LeakyReLU, ELU, Sigmoid, SiLU and Tanh. The fused weights do not learn. What
-    ``torch.fx`` cannot trace is left as it is, its children are tried one by one, and ``fusion(model)`` says so.
+    ``torch.fx`` cannot trace is left as it is, its children are tried one by one, and ``fusion(model)`` says so. An
+    exported program (``torch.export``), or its module, may be given too; one that PT2E quantized runs in integers.
 
     On the CPU, outside of compilers and where nothing asks for gradients, a fused model runs as one inference form for
     each set of input shapes, made at its first call: see ``docs/use/pytorch.md``.
@@ -87,9 +88,16 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     return model
 
 
-def _fused_model(model: nn.Module) -> nn.Module:
+def _fused_model(model: Any) -> nn.Module:
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module()
     if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"convert takes a torch.nn.Module, got {type(model).__name__}")
+        raise InvalidArgument(
+            f"convert takes a torch.nn.Module, or with fuse=True an ExportedProgram, got {type(model).__name__}"
+        )
+    if _is_exported(model):
+        with torch.inference_mode(False), torch.no_grad():
+            return _of_exported(copy.deepcopy(model))
     if model.training:
         raise InvalidArgument(
             "convert(fuse=True) takes a model in eval mode, for batch norms to be folded: call model.eval() first, or "
@@ -100,6 +108,26 @@ def _fused_model(model: nn.Module) -> nn.Module:
     if not any(isinstance(each, FusedModel) for each in made.modules()):
         why = "; ".join(f"{name or 'the model'}: {each}" for name, each in fusion(made).left.items())
         warnings.warn(f"nothing of the model could be fused. {why}", ConvDispatchWarning, stacklevel=3)
+    return made
+
+
+def _is_exported(model: nn.Module) -> bool:
+    """Whether a graph's operators are aten's own: they say themselves what is done as in training."""
+    return isinstance(model, fx.GraphModule) and any(
+        isinstance(node.target, torch._ops.OpOverload) for node in model.graph.nodes
+    )
+
+
+def _of_exported(model: Any) -> FusedModel:
+    """A graph of aten's operators as it is: forms fuse what they find in it."""
+    for node in list(model.graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":  # a form is made for each set of shapes
+            model.graph.erase_node(node)
+    made = FusedModel(model, model.graph, type(model).__name__)
+    for each in made.modules():
+        each.training = False
+    convolutions = [node.name for node in made.graph.nodes if "aten.conv" in str(node.target)]
+    made.meta["fused"] = [(name,) for name in convolutions]
     return made
 
 
@@ -138,7 +166,7 @@ def _fused(module: nn.Module) -> nn.Module:
     why = _untraceable(module)
     if why is None:
         try:
-            return _rewritten(module, _traced(module))
+            return _with_arguments(module)
         except Exception as error:  # whatever a model's own code raises when it gets no tensors
             why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     for name, child in module._modules.items():
@@ -171,12 +199,24 @@ def _untraceable(module: nn.Module) -> str | None:
     return None
 
 
-def _traced(module: nn.Module) -> fx.Graph:
+def _with_arguments(module: nn.Module) -> FusedModel:
+    arguments = Arguments(module, _of_layers)
+    made = _rewritten(module, _traced(module, arguments.defaults), arguments.layers)
+    if arguments.defaults:
+        for conv, _, layer in arguments.layers:  # nothing reads the weights from before
+            conv._parameters = layer._parameters
+        made.meta["arguments"] = arguments
+    return made
+
+
+def _of_layers(root: nn.Module, concrete: dict[str, Any], layers: list[tuple[Any, Any, Any]]) -> FusedModel:
+    return _rewritten(root, _traced(root, concrete), layers, of_these=True)
+
+
+def _traced(module: nn.Module, concrete: dict[str, Any]) -> fx.Graph:
     """Raises whatever the model's code does with proxies; ValueError for numbers that are drawn or made in it."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     tracer = _Tracer()
-    graph = tracer.trace(module, concrete_args=defaults or None)
+    graph = tracer.trace(module, concrete_args=concrete or None)
     for node in graph.nodes:
         if isinstance(node.type, str):  # an annotation that was not evaluated, which torch.fx cannot save
             node.type = None
@@ -185,8 +225,13 @@ def _traced(module: nn.Module) -> fx.Graph:
     return graph
 
 
-def _rewritten(root: nn.Module, graph: fx.Graph) -> FusedModel:
-    """The graph with its chains as layers; raises ValueError where there is none."""
+def _rewritten(
+    root: nn.Module, graph: fx.Graph, layers: list[tuple[Any, Any, Any]], of_these: bool = False
+) -> FusedModel:
+    """The graph with its chains as layers; raises ValueError where there is none.
+
+    Layers that are made are added to ``layers``; with ``of_these`` all are such, and ValueError is raised for others.
+    """
     modules = dict(root.named_modules(remove_duplicate=False))
     attributes: dict[str, Any] = {}
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
@@ -196,7 +241,12 @@ def _rewritten(root: nn.Module, graph: fx.Graph) -> FusedModel:
         if calls[name] > 1:  # a shared layer: each call has its own batch norm
             number = next(n for n in range(len(calls) + 1) if f"{name}_{n}" not in {*attributes, *modules})
             name = f"{name}_{number}"
-        attributes[name] = _layer(modules[str(chain.convolution.target)], chain.batch_norm, chain.activation)
+        conv = modules[str(chain.convolution.target)]
+        if of_these:
+            attributes[name] = _again(layers, conv, chain.batch_norm, chain.activation)
+        else:
+            attributes[name] = _layer(conv, chain.batch_norm, chain.activation)
+            layers.append((conv, chain.batch_norm, attributes[name]))
         words.append(chain.words)
         _replace(graph, chain, name)
     pooling.place(graph, modules, attributes)
@@ -231,6 +281,16 @@ def _attribute(root: Any, path: str) -> Any:
     for part in path.split("."):
         root = getattr(root, part)
     return root
+
+
+def _again(layers: list[tuple[Any, Any, Any]], conv: Any, norm: Any, activation: str | None) -> nn.Module:
+    """A fused layer with the weights of one that is. Raises ValueError where no convolution took in this batch norm."""
+    for each, its_norm, layer in layers:
+        if each is conv and its_norm is norm:
+            made = copy.copy(layer)  # the same parameters
+            made.activation = activation
+            return made  # type: ignore[no-any-return]
+    raise ValueError("a batch norm that was folded would stay, or another be folded")
 
 
 def _layer(conv: Any, norm: Any, activation: str | None) -> nn.Module:

@@ -33,6 +33,9 @@ FORMS = 8
 class FusedModel(fx.GraphModule):
     """What ``convert(model, fuse=True)`` makes of a model that torch.fx can trace."""
 
+    # TorchScript would compile it.
+    __jit_unused_properties__ = (*getattr(fx.GraphModule, "__jit_unused_properties__", ()), "forms")
+
     @property
     def forms(self) -> Forms:
         """The inference forms that were made so far; no part of the model's state, nor of its copies."""
@@ -48,14 +51,28 @@ class FusedModel(fx.GraphModule):
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """By a form where the call is plain inference on the CPU, else by ``forward``, layer by layer."""
-        if not torch.compiler.is_compiling() and not named:
+        if torch.compiler.is_compiling():
+            return super().__call__(*inputs, **named)
+        arguments = self.meta.get("arguments")
+        if arguments is not None and (named or len(inputs) > 1):
+            given = arguments.others(inputs, named)
+            if given is not None:
+                required, other = given
+                if other:
+                    return arguments(self, required, other)
+                inputs, named = tuple(required.values()), {}
+        if not named:
             form = self.forms.find(inputs)
             if form is not None:
                 return form(*inputs)
         return super().__call__(*inputs, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _revived, (*super().__reduce__(), self.meta)
+        # The class of the model from before, by which other arguments are traced, may not be there where it is read.
+        return _revived, (
+            *super().__reduce__(),
+            {name: each for name, each in self.meta.items() if name != "arguments"},
+        )
 
 
 def _revived(function: Callable[..., Any], arguments: tuple[Any, ...], meta: dict[str, Any]) -> FusedModel:
@@ -87,7 +104,7 @@ class Forms:
 
     def find(self, inputs: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The form for inputs like these, made now where it is new; None where the model runs layer by layer."""
-        if not inputs or not all(map(_plain, inputs)) or _watched():
+        if not inputs or _watched() or not all(map(_plain, inputs)):
             return None
         state = self._state
         if state is None or not state.holds():

@@ -21,7 +21,7 @@ _COPIED, _FILLED, _WRITTEN = 13, 97, 11.5  # instructions of a copy, of two regi
 _READ, _WEIGHTS, _PRODUCT = 1.0, 1.9, 2.8  # cycles of ldmatrix, of two registers of weights, of tensor cores
 _ARRIVAL = 2500  # cycles from a region's first copy to its first product
 _MEMORY = 0.47  # of a copy's bandwidth
-_LAUNCH, _FILL = 3.5e-6, 0.7e-6  # seconds: of a launch, and from a tile's first read to its last write
+_LAUNCH, _FILL = 0.9e-6, 0.7e-6  # seconds: of a launch, and from a tile's first read to its last write
 _TILES = [(frag_m, warps) for frag_m in (1, 2, 4) for warps in (4, 8)]
 
 

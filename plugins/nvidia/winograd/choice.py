@@ -20,7 +20,7 @@ from .tiling import Points, PointsTile
 __all__ = ["choices", "seconds"]
 
 _CLOCK = 1.7e9
-_LAUNCH = 5.8e-6  # seconds, with the pause before it
+_LAUNCH = 2.9e-6  # seconds, with the pause before it
 _SCALE, _SPLIT, _INVERSE = 0.941, 1.18, 0.612  # of a copy's bandwidth: looked through, into planes, out of products
 _BUSY, _MEMORY = 0.97, 0.847  # of the product's modelled cycles; of a copy's bandwidth, what it reads and writes
 _FORMAT = "half2"

@@ -1,0 +1,122 @@
+"""PyTorch's quantized programs (PT2E) as operations of ours: integers between layers, and convolutions of them.
+
+An exported program says what is rounded by operators of ``quantized_decomposed``, which stand around each operation of
+numbers; weights are int8 behind a dequantization. A convolution between such is one of integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...api.quantization import Quantization
+from ...nn import functional, quantized
+from ...tensor import Tensor
+
+__all__ = ["BYTES", "DEQUANTIZING", "QUANTIZING", "Known", "Missing", "dequantize", "quantize"]
+
+BYTES = (torch.int8, torch.uint8)
+_LIBRARY = "quantized_decomposed"
+QUANTIZING = (f"{_LIBRARY}.quantize_per_tensor.default", f"{_LIBRARY}.quantize_per_tensor.tensor")
+DEQUANTIZING = (f"{_LIBRARY}.dequantize_per_tensor.default", f"{_LIBRARY}.dequantize_per_tensor.tensor")
+_PER_CHANNEL = f"{_LIBRARY}.dequantize_per_channel.default"
+
+
+class Missing(Exception):
+    """The text says what is not there."""
+
+
+class _Integers(NamedTuple):
+    """What numbers were made of; scales and zero points of the tensor or of the first axis."""
+
+    values: Any
+    scale: np.ndarray
+    zero: np.ndarray
+
+
+def _form(scale: Any, zero: Any, least: int, most: int, dtype: Any) -> tuple[float, int, str]:
+    name = str(dtype).removeprefix("torch.")
+    scale, zero = float(scale), int(zero)
+    if dtype not in BYTES or (least, most) != (np.iinfo(name).min, np.iinfo(name).max):
+        raise Missing(f"integers of {name} from {least} to {most}")
+    if not (np.isfinite(scale) and scale > 0):
+        raise Missing(f"a scale of {scale}")
+    return scale, zero, name
+
+
+def quantize(net: Any, x: Any, scale: Any, zero: Any, least: int, most: int, dtype: Any) -> Tensor:
+    """Numbers to integers, by one scale; Missing for a range that is not the dtype's."""
+    return quantized.quantize(x, *_form(scale, zero, least, most, dtype))  # type: ignore[no-any-return]
+
+
+def dequantize(
+    net: Any, x: Any, scale: Any, zero: Any, least: int, most: int, dtype: Any, *, out_dtype: Any = None
+) -> Tensor:
+    """Integers to numbers, which are known as these integers from then on."""
+    if out_dtype not in (None, torch.float32):
+        raise Missing(f"integers to {out_dtype}")
+    factor, point, _ = _form(scale, zero, least, most, dtype)
+    made: Tensor = quantized.dequantize(x, factor, point)
+    net.integers.hold(made, _Integers(x, np.float32([factor]), np.int64([point])))
+    return made
+
+
+class Known:
+    """Which tensors and constants are numbers of integers, by id; what is known is held, so that ids stay their own."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Any, _Integers]] = {}
+
+    def hold(self, numbers: Any, integers: _Integers) -> None:
+        """``numbers`` were made of ``integers``."""
+        self._found[id(numbers)] = numbers, integers
+
+    def of(self, numbers: Any) -> _Integers | None:
+        """What numbers were made of, if that is known."""
+        found = self._found.get(id(numbers))
+        return None if found is None else found[1]
+
+    def note(self, node: Any, constants: dict[Any, torch.Tensor]) -> None:
+        """Keep the integers of a constant that was worked out of them, and of its transpose."""
+        name, made = str(node.target), constants[node]
+        before = self.of(constants.get(node.args[0]))
+        if name in ("aten.t.default", "aten.permute.default", "aten.transpose.int") and before and made.ndim == 2:
+            self.hold(made, before)
+        elif name in (*DEQUANTIZING, _PER_CHANNEL):
+            values, scale, zero, *rest = (constants.get(each, each) for each in node.args)
+            if values.dtype is torch.int8 and (name != _PER_CHANNEL or rest[0] == 0):
+                numbers = (torch.as_tensor(each).reshape(-1).numpy() for each in (scale, zero))
+                self.hold(made, _Integers(values, *numbers))
+
+    def convolution(self, net: Any, x: Any, w: Any, bias: Any, geometry: dict[str, Any]) -> Tensor | None:
+        """The convolution of integers, as numbers; None where x or w is none of these, or w has a zero point."""
+        given, weights = self.of(x), self.of(w)
+        if given is None or weights is None or weights.zero.any() or not (weights.scale > 0).all():
+            return None
+        factor = given.scale.astype(np.float64) * weights.scale.astype(np.float64)
+        words = None
+        if bias is not None:
+            whole = np.rint(bias.detach().numpy().astype(np.float64) / factor)
+            if not (np.isfinite(whole).all() and (abs(whole) < 1 << 30).all()):
+                return None
+            words = whole.astype(np.int32)
+        scale, zero = float(given.scale[0]), int(given.zero[0])
+        quantization = Quantization(scale, zero, weights.scale.astype(np.float32), dtype="float32")
+        options = {name: value for name, value in geometry.items() if name != "math"}
+        values = weights.values.reshape(*weights.values.shape, *[1] * (given.values.ndim - weights.values.ndim))
+        return quantized.quantized_convolution(  # type: ignore[no-any-return]
+            given.values, net.put(values), words, quantization=quantization, **options
+        )
+
+    def product(self, net: Any, x: Any, w: Any, bias: Any) -> Tensor | None:
+        """``x @ w.T + bias`` of integers, as a convolution of pictures of one pixel; None as ``convolution``."""
+        given = self.of(x)
+        if given is None or len(x.shape) != 2:
+            return None
+        pixels = given._replace(values=functional.view(given.values, (*x.shape, 1, 1)))
+        numbers = object()
+        self.hold(numbers, pixels)
+        y = self.convolution(net, numbers, w, bias, {})
+        return None if y is None else functional.view(y, y.shape[:2])

@@ -1,0 +1,103 @@
+"""Fused models take arguments with defaults as the models do that they were made of."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+from torch_checks import error  # noqa: E402 (torch is asked for first)
+
+import convdispatch.torch as ct  # noqa: E402
+from convdispatch.api import InvalidArgument  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x, scale=1.0, mask=None, *, early=False):
+        y = self.norm(self.conv(x)) * scale
+        y = F.relu(y if mask is None else y * mask)
+        return y if early else self.last(y)
+
+
+class Bare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+
+    def forward(self, x, normed=True):
+        y = self.conv(x)
+        return self.norm(y) if normed else y
+
+
+def trained(model):
+    torch.manual_seed(0)
+    for _ in range(2):
+        model(torch.randn(4, 8, 6, 6) * 2 + 1)
+    return model.eval()
+
+
+CALLS = [
+    lambda f, x, m: f(x),
+    lambda f, x, m: f(x, 2.0),
+    lambda f, x, m: f(x, mask=m),
+    lambda f, x, m: f(x, 0.5, m),
+    lambda f, x, m: f(x, mask=m, scale=3),
+    lambda f, x, m: f(x=x, early=True),
+    lambda f, x, m: f(x, 1.0, None),
+]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_every_way_to_call(mode):
+    model = trained(Scaled())
+    fused, x, mask = ct.convert(model, fuse=True), torch.randn(2, 8, 9, 9), torch.rand(2, 8, 9, 9)
+    with mode():
+        for call in CALLS * 2:
+            assert error(call(fused, x, mask), call(model, x, mask)) < 1e-5
+        with pytest.raises(TypeError, match="missing a required argument"):
+            fused(mask=mask)
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            fused(x, masks=mask)
+
+
+def test_weights_are_the_same_tensors():
+    fused, x = ct.convert(trained(Scaled()), fuse=True), torch.randn(2, 8, 9, 9)
+    with torch.no_grad():
+        before = fused(x, 2.0)
+        assert {id(p) for p in fused.parameters()} == {id(p) for p in ct.convert(fused).parameters()}
+        for p in fused.parameters():
+            p.data.mul_(1.5)
+        twin = copy.deepcopy(fused).double()
+        assert error(fused(x, 2.0), twin(x.double(), 2.0)) < 1e-5
+        assert error(fused(x, 2.0), before) > 0.1
+        fused.last.weight = nn.Parameter(fused.last.weight * 2, requires_grad=False)
+        assert error(fused(x, 2.0), copy.deepcopy(fused).double()(x.double(), 2.0)) < 1e-5
+
+
+def test_what_was_folded_stays():
+    model, x = trained(Bare()), torch.randn(1, 8, 6, 6)
+    fused = ct.convert(model, fuse=True)
+    assert error(fused(x), model(x)) < 1e-5
+    with pytest.raises(InvalidArgument, match="traced for normed=True, and cannot be for normed=False"):
+        fused(x, normed=False)
+
+
+def test_a_copy_has_all_and_a_file_the_defaults():
+    model, x, place = trained(Scaled()), torch.randn(1, 8, 6, 6), io.BytesIO()
+    fused = ct.convert(model, fuse=True)
+    assert error(copy.deepcopy(fused)(x, 2.0), model(x, 2.0)) < 1e-5
+    torch.save(fused, place)
+    place.seek(0)
+    loaded = torch.load(place, weights_only=False)
+    assert error(loaded(x), model(x)) < 1e-5
+    with pytest.raises((AssertionError, TypeError)):
+        loaded(x, 2.0)
