@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 
 from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
 
+import convdispatch as cd  # noqa: E402
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
 from convdispatch.device.native import build, loading  # noqa: E402
@@ -332,6 +333,27 @@ def test_disabled_it_is_gone(stand_in, capfd):  # noqa: F811
             F.conv2d(x, w, padding=1)
             assert stand_in.launched
     assert "verrid" not in capfd.readouterr().err
+
+
+def test_an_interface_that_refuses_leaves_pythons_way(stand_in, monkeypatch):  # noqa: F811
+    real = loading.launcher()
+
+    class Refusing:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def install(self, key):
+            raise RuntimeError("PyTorch refuses")
+
+    monkeypatch.setattr(loading, "launcher", Refusing)
+    x, w, _ = (each.detach() for each in operands(*SHAPES["3x3"][:2]))
+    with pytest.warns(cd.ConvDispatchWarning, match="go by Python: PyTorch refuses"):
+        enabled = ct.enable()
+    with enabled:
+        for _ in range(2):
+            close(F.conv2d(x, w, padding=1), F.conv2d(x.double(), w.double(), padding=1))
+        assert ct.counters()["ours"]
+        assert not stand_in.launched
 
 
 def test_doctor_says_which_way_calls_go(stand_in, monkeypatch):  # noqa: F811
