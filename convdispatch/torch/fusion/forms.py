@@ -23,7 +23,6 @@ from ..eager.host import device
 from ..geometry import DTYPES, Fallback
 from ..sampled import Sample
 from ..settings import DEFAULT, math_of, policy_of, switches
-from .aten import Missing, net_of
 
 __all__ = ["FORMS", "FusedModel", "Forms"]
 
@@ -146,6 +145,7 @@ class Forms:
 
     def _make(self, inputs: tuple[Any, ...], math: str, chosen: Any) -> Any:
         from ... import inference
+        from .aten import Missing, net_of
 
         try:
             queue = runtime.queue(device())
