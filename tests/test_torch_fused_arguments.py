@@ -101,3 +101,6 @@ def test_a_copy_has_all_and_a_file_the_defaults():
     assert error(loaded(x), model(x)) < 1e-5
     with pytest.raises((AssertionError, TypeError)):
         loaded(x, 2.0)
+    with pytest.raises((AssertionError, TypeError)):
+        loaded(x, 1.0, torch.ones(1))
+    torch.fx.symbolic_trace(nn.ReLU())  # what was read leaves torch.fx as it was
