@@ -20,7 +20,10 @@ def accepted(kit: Kit, name: str) -> list[levels.Case]:
     return [case for case in levels.cases() if not kit.solvers[name].rejects(case.problem, kit.info)]
 
 
-@pytest.mark.parametrize("name", _module.MUTANTS)
+UNSEEN = [pytest.param(name, marks=pytest.mark.full) for name in _module.UNSEEN]
+
+
+@pytest.mark.parametrize("name", [*_module.MUTANTS, *UNSEEN])
 def test_a_wrong_letter_is_caught(drop_in, device, name):
     kit = Kit("mutants", device, solver=f"mutant.{name}")
     cases = accepted(kit, f"mutant.{name}")

@@ -70,7 +70,7 @@ def test_the_threads_context_stays_its_own(monkeypatch):
     monkeypatch.setattr(module, "library", Library)
     for name in ("_handles", "_loading"):
         monkeypatch.setattr(module, name, {})
-    with module.making("a device"):
+    with module.planning_handle("a device"):
         inside.append(driver.current)
     with module.running("a device", other, 5):
         inside.append(driver.current)

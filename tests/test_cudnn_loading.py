@@ -88,7 +88,7 @@ def test_a_plan_in_the_making_holds_up_no_enqueue(monkeypatch):
         with plan_module.running("device", across.cuda, across.stream) as handle:
             ran.append(handle)
 
-    with plan_module.making("device"):
+    with plan_module.planning_handle("device"):
         thread = threading.Thread(target=enqueue)
         thread.start()
         thread.join(120)

@@ -16,7 +16,7 @@ from jax import lax  # noqa: E402
 import convdispatch.jax as cj  # noqa: E402
 from convdispatch import ConvProblem  # noqa: E402
 from convdispatch.api import InvalidArgument  # noqa: E402
-from convdispatch.jax import calls, host_call  # noqa: E402
+from convdispatch.jax import calls, ffi, host_call  # noqa: E402
 from convdispatch.jax.geometry import Left  # noqa: E402
 
 try:
@@ -190,7 +190,12 @@ def test_halves(dtype, bound):
     x, w = normal(2, 4, 7, 7, dtype=dtype), normal(8, 4, 3, 3, seed=1, dtype=dtype)
     got = cj.conv_general_dilated(x, w, (1, 1), "SAME")
     assert got.dtype == dtype
-    close(got, exact(x, w, (1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), NCHW), bound)
+    wanted = exact(x, w, (1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), NCHW)
+    close(got, wanted, bound)
+    wide = cj.conv_general_dilated(x, w, (1, 1), "SAME", preferred_element_type="float32")
+    assert wide.dtype == "float32"
+    close(wide, wanted)
+    assert cj.counters()["ours"] == 2
 
 
 def test_float64():
@@ -206,7 +211,6 @@ def test_float64():
     [
         ("int32", {}, "float32, float64, float16, bfloat16 only, got int32"),
         ("complex64", {}, "float32, float64, float16, bfloat16 only, got complex64"),
-        ("float16", {"preferred_element_type": "float32"}, "the operands' type only, got float16 to float32"),
         ("float32", {"lhs_dilation": (2, 1), "window_strides": (1, 2)}, "no steps of a dilated left side only"),
         ("float32", {"lhs_dilation": (2, 2), "padding": ((4, 1), (1, 1))}, "beyond its kernel"),
     ],
@@ -280,6 +284,17 @@ def test_an_error_in_a_call_is_told(monkeypatch):
 
     monkeypatch.setattr(host_call.HostCall, "__call__", fail)
     with pytest.raises(Exception, match="convdispatch: RuntimeError: no such thing"):
+        jax.block_until_ready(run(x, w))
+
+
+def test_what_xla_refuses_a_handler_is_told(monkeypatch):
+    """A CPU has no stream: the error that XLA makes is read and given back."""
+    run = jax.jit(lambda x, w: cj.conv_general_dilated(x, w, (1, 1), "SAME"))
+    x, w = normal(1, 3, 9, 9), normal(2, 3, 3, 3)
+    run(x, w)
+    asked = ffi.Frame.__init__
+    monkeypatch.setattr(ffi.Frame, "__init__", lambda self, frame: asked(self, frame) or self.stream)
+    with pytest.raises(Exception, match=r"convdispatch: MemoryError: XLA refused stream_get: .*GPU"):
         jax.block_until_ready(run(x, w))
 
 

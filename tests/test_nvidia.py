@@ -289,7 +289,7 @@ def test_ieee_moves_sums_often(engine, text, compensated, short):
     assert all(tiling.misfit is None and tiling.drained for tiling in tilings)
     assert all(tile.compensated == compensated for tile in tiles)
     assert engine == "mma" or {tile.flush_every for tile in tiles} == {0 if short else 1}
-    assert engine == "mma" or min(tile.stages for tile in tiles) == 2
+    assert engine == "mma" or Tiling(problem, dataclasses.replace(tiles[0], stages=2)).misfit is None
     assert not any(
         config.get("compensated") for config in TensorCores(engine).configs(problem.replace(math="float32"), HOPPER)
     )

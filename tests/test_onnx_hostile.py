@@ -252,3 +252,8 @@ def test_external_data_at_a_place_that_is_none(tmp_path, location):
     proto.graph.initializer.append(tensor)
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
     refused(tmp_path / "m.onnx", "which is no place|outside the model's folder|File name too long")
+
+
+def test_an_operator_whose_name_is_no_text():
+    data = model([node("Relu", "x", "y")], {"x": [2]}, ["y"]).SerializeToString().replace(b"Relu", b"Rel\xf5")
+    refused(data, "which is no UTF-8|is no ONNX model")

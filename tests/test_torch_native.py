@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 
 from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
 
+import convdispatch as cd  # noqa: E402
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
 from convdispatch.device.native import build, loading  # noqa: E402
@@ -36,7 +37,7 @@ TRANSPOSED = {
 @pytest.fixture(params=["native", "python"])
 def path(request, stand_in):  # noqa: F811
     """Both ways: all calls of the second are Python's."""
-    with ct.enable():
+    with ct.enable(solver="im2col*"):
         native.pause(request.param == "python")
         ct.reset_counters()
         yield request.param, stand_in
@@ -119,7 +120,7 @@ def test_gradients_that_nobody_asks_for_are_not_made(path):
 def test_other_tensors_of_the_same_kind_need_no_python(stand_in):  # noqa: F811
     """As under autocast, which makes new weights each step: addresses are arguments."""
     kept = []
-    with ct.enable(), torch.no_grad():
+    with ct.enable(solver="im2col*"), torch.no_grad():
         for turn in range(6):
             x, w = torch.randn(2, 8, 9, 8), torch.randn(16, 8, 3, 3)
             kept += [x, w]
@@ -143,7 +144,7 @@ def test_what_decides_a_call_is_in_its_key(stand_in, monkeypatch):  # noqa: F811
             run()
         return first > 0 and len(asked) == first
 
-    with ct.enable():
+    with ct.enable(solver="im2col*"):
         assert python(lambda: F.conv2d(x, w, padding=1))
         assert python(lambda: F.conv2d(x, w, bias, padding=1))
         assert python(lambda: F.conv2d(x, w, padding=0))
@@ -165,7 +166,7 @@ def test_what_decides_a_call_is_in_its_key(stand_in, monkeypatch):  # noqa: F811
         assert len(asked) == 2, "a policy's calls are Python's"
     with ct.enable(math="ieee"):
         assert python(lambda: F.conv2d(x, w, padding=1)), "enable() with other words"
-    with ct.enable(), torch.no_grad():
+    with ct.enable(solver="im2col*"), torch.no_grad():
         end = engine.watch(lambda *_: None)
         asked.clear()
         F.conv2d(x, w, padding=1)
@@ -179,7 +180,7 @@ def test_gaps_shifted_memory_and_another_context(stand_in):  # noqa: F811
     expected = F.conv2d(x.double(), w.double(), padding=1)
     shifted = torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
     gaps = x.transpose(2, 3).contiguous().transpose(2, 3)
-    with ct.enable(), torch.no_grad():
+    with ct.enable(solver="im2col*"), torch.no_grad():
         for _ in range(2):
             close(F.conv2d(x, w, padding=1), expected)
         for each in (shifted, gaps):
@@ -199,7 +200,7 @@ def test_gaps_shifted_memory_and_another_context(stand_in):  # noqa: F811
 def test_a_launch_that_fails_is_pythons(stand_in):  # noqa: F811
     x, w, _ = (each.detach() for each in operands(*SHAPES["3x3"][:2]))
     expected = F.conv2d(x.double(), w.double(), padding=1)
-    with ct.enable(), torch.no_grad():
+    with ct.enable(solver="im2col*"), torch.no_grad():
         for _ in range(2):
             close(F.conv2d(x, w, padding=1), expected)
         ct.reset_counters()
@@ -236,7 +237,7 @@ def test_constant_weights_in_inference_mode(stand_in, monkeypatch):  # noqa: F81
     def exact():
         return F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)
 
-    with ct.enable(), torch.inference_mode():
+    with ct.enable(solver="im2col*"), torch.inference_mode():
         for turn in range(3):
             stand_in.launched.clear()
             close(layer(x), exact())
@@ -274,7 +275,7 @@ def test_nothing_holds_a_calls_tensors(path, mode):
 
 def test_packed_weights_go_with_their_layer(stand_in):  # noqa: F811
     layer, x = torch.nn.Conv2d(8, 16, 3, padding=1).requires_grad_(False), torch.randn(2, 8, 9, 8)
-    with ct.enable(), torch.inference_mode():
+    with ct.enable(solver="im2col*"), torch.inference_mode():
         for _ in range(3):
             layer(x)
         packed = weakref.ref(_seen[id(layer.weight)].packed)
@@ -286,7 +287,7 @@ def test_packed_weights_go_with_their_layer(stand_in):  # noqa: F811
 
 def test_tracing_records_pytorchs_operators(stand_in):  # noqa: F811
     layer, x = torch.nn.Conv2d(8, 16, 3, padding=1), torch.randn(2, 8, 9, 8)
-    with ct.enable(), torch.no_grad():
+    with ct.enable(solver="im2col*"), torch.no_grad():
         layer(x)
         layer(x)
         stand_in.launched.clear()
@@ -308,7 +309,7 @@ def test_several_threads(stand_in):  # noqa: F811
             if (got.double() - wanted).norm() > 1e-5 * wanted.norm():
                 wrong.append(got)
 
-    with ct.enable():
+    with ct.enable(solver="im2col*"):
         threads = [threading.Thread(target=work) for _ in range(4)]
         for each in threads:
             each.start()
@@ -320,18 +321,39 @@ def test_several_threads(stand_in):  # noqa: F811
 def test_disabled_it_is_gone(stand_in, capfd):  # noqa: F811
     x, w, _ = (each.detach() for each in operands(*SHAPES["3x3"][:2]))
     with torch.no_grad():
-        with ct.enable():
+        with ct.enable(solver="im2col*"):
             F.conv2d(x, w, padding=1)
             F.conv2d(x, w, padding=1)
         stand_in.launched.clear()
         F.conv2d(x, w, padding=1)
         assert not stand_in.launched
-        with ct.enable():
+        with ct.enable(solver="im2col*"):
             F.conv2d(x, w, padding=1)
             assert not stand_in.launched
             F.conv2d(x, w, padding=1)
             assert stand_in.launched
     assert "verrid" not in capfd.readouterr().err
+
+
+def test_an_interface_that_refuses_leaves_pythons_way(stand_in, monkeypatch):  # noqa: F811
+    real = loading.launcher()
+
+    class Refusing:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def install(self, key):
+            raise RuntimeError("PyTorch refuses")
+
+    monkeypatch.setattr(loading, "launcher", Refusing)
+    x, w, _ = (each.detach() for each in operands(*SHAPES["3x3"][:2]))
+    with pytest.warns(cd.ConvDispatchWarning, match="go by Python: PyTorch refuses"):
+        enabled = ct.enable(solver="im2col*")
+    with enabled:
+        for _ in range(2):
+            close(F.conv2d(x, w, padding=1), F.conv2d(x.double(), w.double(), padding=1))
+        assert ct.counters()["ours"]
+        assert not stand_in.launched
 
 
 def test_doctor_says_which_way_calls_go(stand_in, monkeypatch):  # noqa: F811

@@ -92,6 +92,7 @@ ZONES = {
         arrays*
         calls_*
         conv
+        decision_cache
         conv_*
         interchange
         operands*

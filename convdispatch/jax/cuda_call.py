@@ -53,8 +53,13 @@ class CudaBufferCall:
         place, prepared, launches = self._ready(frame.device)
         borrowed: list[Callable[[], None]] = []
 
+        own = CudaStream(place, frame.stream)
+
         def allocate(size: int) -> tuple[int, Any]:
-            address, free = frame.allocate(size)
+            try:
+                address, free = frame.allocate(size)
+            except MemoryError:
+                return own.scratch(size)
             borrowed.append(free)
             return address, None
 

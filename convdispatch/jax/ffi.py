@@ -84,6 +84,14 @@ class _ErrorArguments(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("extension", c_void_p), ("message", c_char_p), ("code", c_int32)]
 
 
+class _MessageArguments(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("error", c_void_p), ("message", c_char_p)]
+
+
+class _DestroyArguments(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("extension", c_void_p), ("error", c_void_p)]
+
+
 class _StreamArguments(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("stream", c_void_p)]
 
@@ -138,8 +146,9 @@ class Frame:
         return int(given.number)
 
     def allocate(self, size: int) -> tuple[int, Callable[[], None]]:
-        """(address of memory on the stream's device, what gives it back in the stream's order)."""
-        given = _AllocateArguments(ctypes.sizeof(_AllocateArguments), None, self._frame.context, size, 256, None)
+        """(address of memory on the stream's device, what gives it back in the stream's order), aligned as XLA's
+        allocator aligns. Raises MemoryError with XLA's words."""
+        given = _AllocateArguments(ctypes.sizeof(_AllocateArguments), None, self._frame.context, size, 1, None)
         self._called("allocate", given)
         address = given.data or 0
 
@@ -150,12 +159,16 @@ class Frame:
         return address, free
 
     def _called(self, name: str, arguments: Any) -> None:
-        error = _Function(getattr(self._frame.api.contents, name))(ctypes.addressof(arguments))
-        if error:
-            _Function(self._frame.api.contents.error_destroy)(
-                ctypes.addressof(_StreamArguments(24, None, error, None))  # size, extension, error
-            )
-            raise MemoryError(f"XLA refused {name}")
+        api = self._frame.api.contents
+        error = _Function(getattr(api, name))(ctypes.addressof(arguments))
+        if not error:
+            return
+        asked = _MessageArguments(ctypes.sizeof(_MessageArguments), None, error, None)
+        _Function(api.error_message)(ctypes.addressof(asked))
+        said = (asked.message or b"no reason").decode(errors="replace")
+        destroyed = _DestroyArguments(ctypes.sizeof(_DestroyArguments), None, error)
+        _Function(api.error_destroy)(ctypes.addressof(destroyed))
+        raise MemoryError(f"XLA refused {name}: {said}")
 
 
 def _addresses(buffers: _Buffers) -> list[int]:

@@ -19,24 +19,24 @@ from .geometry import Left, Plan, plan_of
 
 __all__ = ["lower", "planned"]
 
+_HALVES = ("float16", "bfloat16")
 _MATHS = {"DEFAULT": "tf32", "HIGH": "float32", "HIGHEST": "ieee"}
 """What jax's precisions of float32 data are here; on CPUs jax knows no TF32."""
 
 
 def planned(platform: str, lhs: Any, rhs: Any, out: Any, math: str | None, params: dict[str, Any]) -> Plan:
     """The plan for a convolution of abstract arrays. Raises Left with the reason."""
-    return plan_of(lhs.shape, rhs.shape, out.shape, _dtype_of(lhs, rhs), _math(platform, lhs, math, params), **params)
-
-
-def _dtype_of(lhs: Any, rhs: Any) -> str:
     if lhs.dtype != rhs.dtype:
         raise Left(f"operands of one type only, got {lhs.dtype} and {rhs.dtype}")
-    return str(lhs.dtype)
+    dtype = str(lhs.dtype)
+    if platform == "cpu" and dtype in _HALVES and str(out.dtype) == "float32":  # whose sums are float32 in any case
+        dtype, params = "float32", params | {"preferred_element_type": None}
+    return plan_of(lhs.shape, rhs.shape, out.shape, dtype, _math(platform, dtype, math, params), **params)
 
 
-def _math(platform: str, lhs: Any, math: str | None, params: dict[str, Any]) -> str:
+def _math(platform: str, dtype: str, math: str | None, params: dict[str, Any]) -> str:
     """What jax's precision asks of float32 data."""
-    if str(lhs.dtype) != "float32":
+    if dtype != "float32":
         return "float32"
     if math is not None:
         return math
@@ -69,6 +69,7 @@ def lower(platform: str, theirs: Any, math: str | None, ctx: Any, lhs: Any, rhs:
 def _computed(plan: Plan, out: Any, params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
     """The call, with what its operands go through before and its result behind it."""
     lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
+    lhs, rhs = (lax.convert_element_type(each, out.dtype) for each in (lhs, rhs))
     if any(map(any, plan.crop)):
         cuts = dict(zip(lhs_spec[2:], plan.crop, strict=True))
         near = [cuts.get(axis, (0, 0))[0] for axis in range(lhs.ndim)]

@@ -49,6 +49,7 @@ def read(source: Any) -> tuple[Any, Path | None]:
         model = _parse(_bytes(path), name)
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise InvalidArgument(f"{name} holds no graph: expected an ONNX model")
+    _check_texts(model.graph, name)
     for tensor, owner in _tensors(model.graph):
         _check(tensor, owner, folder, name)
     return model, folder
@@ -77,6 +78,17 @@ def _parse(data: bytes, name: str) -> Any:
     except Exception as error:  # protobuf's DecodeError, whose class differs between versions
         raise InvalidArgument(f"{name} is no ONNX model: {error}") from None
     return model
+
+
+def _check_texts(graph: Any, name: str) -> None:
+    """Raise InvalidArgument where a node's words are no UTF-8: protocol buffers give bytes then."""
+    for node in graph.node:
+        for text in (node.op_type, node.domain, node.name, *node.input, *node.output):
+            if not isinstance(text, str):
+                raise InvalidArgument(f"{name}: a node has the word {text[:40]!r}, which is no UTF-8")
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _check_texts(inner, name)
 
 
 def _tensors(graph: Any) -> Iterator[tuple[Any, str]]:

@@ -8,13 +8,14 @@ private name of PyTorch's to ``requirements``. Inside, ``import torch`` is PyTor
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .requirements import require
 
 require()
 
 from .cores import share_cores  # noqa: E402
 from .counting import counters, reset_counters  # noqa: E402
-from .device.register import register_device  # noqa: E402
 from .dispatch.routing import disable, enable  # noqa: E402
 from .explaining import explain, report  # noqa: E402
 from .functional import (  # noqa: E402
@@ -27,6 +28,9 @@ from .functional import (  # noqa: E402
 )
 from .fusion.conversion import Fusion, convert, fusion  # noqa: E402
 from .warmup import prepare  # noqa: E402 (PyTorch is asked for first)
+
+if TYPE_CHECKING:
+    from .device.register import register_device
 
 __all__ = [
     "Fusion",
@@ -48,3 +52,12 @@ __all__ = [
     "reset_counters",
     "share_cores",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``register_device``, when first asked for: its device's tensors import all of ``nn``."""
+    if name != "register_device":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .device.register import register_device
+
+    return register_device

@@ -24,6 +24,7 @@ from ..api.policy import Policy, current_policy
 from ..api.problem import ConvProblem
 from ..calls.planner_pool.pool import NoHelp, PlannerPool, pool_of
 from ..device import runtime
+from ..device.cuda import machine_code
 from ..selection import dispatch
 from ..selection.planpack import from_environment
 from ..selection.planpack.decisions import fixed_by_pack
@@ -91,13 +92,22 @@ class Pending:
     shape = None
     backward_ready = True
 
-    def __init__(self, key: Any, pool: PlannerPool, problem: ConvProblem, policy: Policy, build: Callable[[], Any]):
+    def __init__(
+        self,
+        key: Any,
+        pool: PlannerPool,
+        problem: ConvProblem,
+        policy: Policy,
+        build: Callable[[], Any],
+        on_cuda: bool = False,
+    ) -> None:
         self.key, self.pool, self.problem, self.policy = key, pool, problem, policy
         self.call: Any = None
         self._build = build
         self._promised: dict[int, tuple[Any, Any]] = {}
         self.answer: Future[None] = Future()
-        if fixed_by_pack(problem, pool.device, runtime.device_info(pool.device), policy) is not None:  # a pack says all
+        fixed = fixed_by_pack(problem, pool.device, runtime.device_info(pool.device), policy) is not None
+        if fixed and (not on_cuda or machine_code.carried()):  # a pack says all
             self.answer.set_result(None)
         else:
             self.answer = pool.ask(problem, policy, _seconds(problem))
@@ -170,16 +180,31 @@ def first(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[],
         if found is not None:
             return found
         now = time.perf_counter()
+        pool = pool_of(device)
         if _allowance.may_plan(now):
             try:
-                return build()
+                return _built(pool, problem, policy.selection, build)
             finally:
                 _allowance.last = time.perf_counter()
                 _allowance.burst += _allowance.last - now
         if not pending():
             _allowance.since, _allowance.loaded = now, 0.0
-        made = _pending[key] = Pending(key, pool_of(device), problem, policy.selection, build)
+        made = _pending[key] = Pending(key, pool, problem, policy.selection, build, on_cuda)
         return made
+
+
+def _built(pool: PlannerPool, problem: ConvProblem, policy: Policy, build: Callable[[], Any]) -> Any:
+    """``build()`` by what an earlier process chose, where one did; else what it chooses is kept for later ones."""
+    if not pool.recall(problem, policy):
+        made = build()
+        if getattr(made, "prepared", None) is not None:
+            pool.remember(problem, policy, made.prepared)
+        return made
+    try:
+        with pool.lent():
+            return build()
+    finally:
+        pool.drop(problem, policy)
 
 
 def pending() -> int:

@@ -19,7 +19,7 @@ from .loading import load
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["CudnnPlan", "making", "tensor_bytes"]
+__all__ = ["CudnnPlan", "planning_handle", "tensor_bytes"]
 
 _KEPT_PACKS = 64
 _BRIEF_FLOPS, _BRIEF_BYTES = 4e9, 80e6
@@ -56,7 +56,7 @@ def _handle(device: cl.Device, use: str) -> c_void_p:
 
 
 @contextlib.contextmanager
-def making(device: cl.Device) -> Iterator[c_void_p]:
+def planning_handle(device: cl.Device) -> Iterator[c_void_p]:
     """The handle for making plans, for one thread at a time, whose CUDA context is current meanwhile."""
     with _made:
         handle = _handle(device, "make")
@@ -112,7 +112,7 @@ class CudnnPlan:
         self._brief = problem.flops < _BRIEF_FLOPS and sum(self._sizes.values()) < _BRIEF_BYTES
         _handle(device, "run")
         Bridge.prepare(context, device)
-        with making(device) as handle:
+        with planning_handle(device) as handle:
             self._plan, self.workspace_size = execution_plan(problem, handle, config)
             sizes = [*self._sizes.values(), self.workspace_size]
             load(cuda_of(device), handle, _loading[device], self._plan, sizes)

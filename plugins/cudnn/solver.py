@@ -12,7 +12,7 @@ from convdispatch.api.cuda import cuda_devices, cuda_unavailable
 
 from .graph import DTYPES, NONDETERMINISTIC, candidates, execution_plan
 from .library import CudnnError, missing
-from .plan import CudnnPlan, making, tensor_bytes
+from .plan import CudnnPlan, planning_handle, tensor_bytes
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -32,7 +32,7 @@ def unavailable() -> str | None:
 def _choices(problem: ConvProblem, device: DeviceInfo, deterministic: bool) -> tuple[dict[str, Any], ...]:
     """Configurations, those first that the heuristics rank first; the first one is known to make a plan."""
     owner = cuda_devices(device)[0]
-    with making(owner) as handle:
+    with planning_handle(owner) as handle:
         return tuple(_working(problem, handle, deterministic)[:_MOST])
 
 

@@ -114,11 +114,11 @@ def refusal(device: DeviceInfo, engine: str) -> str | None:
     known = _failed.get((device.name, device.driver, engine))
     if known is not None or device.arch in _HAVE[engine]:
         return known
-    return _asked(device, engine)
+    return _probed(device, engine)
 
 
 @functools.lru_cache(maxsize=64)
-def _asked(device: DeviceInfo, engine: str) -> str | None:
+def _probed(device: DeviceInfo, engine: str) -> str | None:
     import pyopencl as cl
 
     found = _device(device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -33,6 +34,8 @@ from .decision_cache import DecisionCache
 
 if TYPE_CHECKING:
     import pyopencl as cl
+
+    from ...selection.prepared import Prepared
 
 __all__ = ["NoHelp", "PlannerPool", "pool_of"]
 
@@ -84,11 +87,8 @@ class PlannerPool:
 
         ``seconds``: about the time that waits on it. The Future raises NoHelp where no child planned it.
         """
-        task, key = _Task((-seconds, next(self._places)), problem, policy), artifact_store.decision_key(problem, policy)
-        chosen = self._chosen = self._chosen or DecisionCache(self.device)
-        before = chosen.get(key)
-        if before is not None:  # its texts and binaries lie on disk since then
-            self.made.tables["decisions"][key] = before
+        task = _Task((-seconds, next(self._places)), problem, policy)
+        if self.recall(problem, policy):  # its texts and binaries lie on disk since then
             task.answer.set_result(None)
             return task.answer
         with self._changed:
@@ -102,6 +102,28 @@ class PlannerPool:
                 threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
             self._changed.notify()
         return task.answer
+
+    def recall(self, problem: ConvProblem, policy: Policy) -> bool:
+        """Whether an earlier process of this machine chose for the problem; ``lent`` holds its decision then."""
+        key = artifact_store.decision_key(problem, policy)
+        before = self._choices().get(key)
+        if before is not None:
+            self.made.tables["decisions"][key] = before
+        return before is not None
+
+    def remember(self, problem: ConvProblem, policy: Policy, prepared: Prepared) -> None:
+        """Note what this process chose itself, for processes to come."""
+        config = dict(prepared.config)
+        decision = {"solver": prepared.solver.name, "config": config, "source": prepared.source}
+        with contextlib.suppress(TypeError, ValueError):  # a configuration that JSON does not hold
+            if json.loads(json.dumps(config)) == config:
+                self._choices().put(artifact_store.decision_key(problem, policy), decision)
+
+    def _choices(self) -> DecisionCache:
+        found = self._chosen
+        if found is None:
+            found = self._chosen = DecisionCache(self.device)
+        return found
 
     def _tell(self) -> None:
         """A line on a terminal while much is left. Under the lock."""
@@ -209,10 +231,9 @@ class PlannerPool:
                 begin += size
             tables["texts"].update(said["texts"])
             decision = {"solver": said["solver"], "config": said["config"], "source": said["source"]}
-            key, chosen = artifact_store.decision_key(task.problem, task.policy), self._chosen
+            key = artifact_store.decision_key(task.problem, task.policy)
             tables["decisions"][key] = decision
-            if chosen is not None:
-                chosen.put(key, decision)
+            self._choices().put(key, decision)
         with self._changed:
             self._under_way -= 1
             self._finished += 1

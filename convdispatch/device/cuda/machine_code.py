@@ -6,17 +6,24 @@ takes a millisecond. The driver keeps a cache of its own, but no pack holds that
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import re
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
 from ..cache import artifact_store
 from ..cuda_driver import Cuda, CudaError
 from ..startup_profile import phase
 
-__all__ = ["machine_code", "note"]
+__all__ = ["carried", "machine_code", "note"]
 
 _FORM = b"convdispatch machine code 1\n"
+_ANY = "any machine code"
+"""In a collection's programs: that it holds machine code."""
+_MISSING = "a program without machine code"
+"""In a collection's programs: that not all of them have it."""
+_SHARED, _MOST_SHARED = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]"), 48 << 10
 _PTX = 1
 """CU_JIT_INPUT_PTX."""
 _MAJOR, _MINOR = 75, 76
@@ -48,9 +55,9 @@ def machine_code(cuda: Cuda, text: str) -> bytes | None:
         key = _key(cuda, text)
     except CudaError:
         return None
-    carried = artifact_store.find("programs", key)
-    if carried is not None:
-        return bytes(carried[0])
+    kept = artifact_store.find("programs", key)
+    if kept is not None:
+        return bytes(kept[0])
     place = folder()
     path = None if place is None else place / f"{key[:40]}.cubin"
     if path is None and not artifact_store.gathers():
@@ -64,7 +71,13 @@ def machine_code(cuda: Cuda, text: str) -> bytes | None:
     if found is not None:
         code = found
         artifact_store.note("programs", key, lambda: code)
+    artifact_store.note("programs", _MISSING if found is None else _ANY, lambda: b"1")
     return found
+
+
+def carried() -> bool:
+    """Whether a pack in force holds machine code of all its programs, so that loading them takes no assembling."""
+    return artifact_store.find("programs", _ANY) is not None and artifact_store.find("programs", _MISSING) is None
 
 
 def note(cuda: Cuda, text: str) -> None:
@@ -74,19 +87,25 @@ def note(cuda: Cuda, text: str) -> None:
 
 
 def _assembled(cuda: Cuda, text: str) -> bytes | None:
-    """By the driver's linker, which alone hands out what it makes; None for a driver whose linker fails at a text that
-    its loader may take."""
-    state, content = c_void_p(), text.encode() + b"\0"
-    try:
-        with cuda.current():
-            cuda("cuLinkCreate_v2", c_uint(0), None, None, byref(state))
-            try:
-                given = ctypes.cast(c_char_p(content), c_void_p)
-                cuda("cuLinkAddData_v2", state, _PTX, given, len(content), b"convdispatch", 0, None, None)
-                code, size = c_void_p(), c_size_t()
-                cuda("cuLinkComplete", state, byref(code), byref(size))
-                return ctypes.string_at(code, size.value) if code.value and size.value else None
-            finally:
-                cuda("cuLinkDestroy", state)
-    except CudaError:
+    """By the driver's linker, which alone hands out what it makes; None where it refuses what its loader takes: it
+    allows a kernel less static shared memory."""
+    if sum(map(int, _SHARED.findall(text))) > _MOST_SHARED:
         return None
+    with contextlib.suppress(CudaError):
+        return _linked(cuda, text)
+    return None
+
+
+def _linked(cuda: Cuda, text: str) -> bytes | None:
+    """Raises CudaError."""
+    state, content = c_void_p(), text.encode() + b"\0"
+    with cuda.current():
+        cuda("cuLinkCreate_v2", c_uint(0), None, None, byref(state))
+        try:
+            given = ctypes.cast(c_char_p(content), c_void_p)
+            cuda("cuLinkAddData_v2", state, _PTX, given, len(content), b"convdispatch", 0, None, None)
+            code, size = c_void_p(), c_size_t()
+            cuda("cuLinkComplete", state, byref(code), byref(size))
+            return ctypes.string_at(code, size.value) if code.value and size.value else None
+        finally:
+            cuda("cuLinkDestroy", state)

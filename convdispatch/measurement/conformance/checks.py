@@ -33,6 +33,7 @@ CHECKS = {
     "values": "integer data: bit-exact where the solver claims exactness, else within the error allowed",
     "deterministic": "the same bits from the same inputs, where the solver claims determinism",
     "stale": "the same result whatever the workspace, and the output, held before",
+    "nonfinite": "NaN comes through, and zero times infinity is NaN (where no activation follows)",
     "error": "real data within the error that dtype and math allow",
     "reuse": "the plan used again: other data, other buffers",
     "waits": "enqueue returns while what it must wait for has not happened",
@@ -83,6 +84,9 @@ class Examination:
         again = self._once(integer, FINITE)
         self._right(again, integer, "stale", lambda: ("stale", "with other numbers in the memory before: "))
         self._same(first, again, "stale", "when workspace and output held something else before")
+        if not self.problem.quantized and self.problem.activation is None:  # which may cut NaN
+            odd = self._data("nonfinite", 3)
+            self._lost(self._once(odd, FINITE), odd)
         moved = self._once(real, NAN, shift=max(128, self.queue.device.mem_base_addr_align // 8))
         self._right(moved, real, "error", lambda: self._diagnose_reuse(real))
         if self.plan.workspace_size != self.size:
@@ -155,6 +159,13 @@ class Examination:
         found = diagnose()
         name, words = found or (check, "")
         raise Fault(name, f"{words}{_difference(got, data, error, limit)}")
+
+    def _lost(self, got: np.ndarray, data: Data) -> None:
+        """Raise Fault where a result is finite that no sum of its operands is."""
+        lost = np.isnan(data.expected) & np.isfinite(got)
+        if lost.any():
+            count = np.count_nonzero(lost)
+            raise Fault("nonfinite", f"{count} outputs are finite that NaN, or zero times infinity, meets")
 
     def _same(self, one: np.ndarray, other: np.ndarray, check: str, when: str) -> None:
         if self.solver.deterministic and one.tobytes() != other.tobytes():

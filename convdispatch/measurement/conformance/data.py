@@ -32,7 +32,9 @@ class Data:
 
 @functools.lru_cache(maxsize=64)
 def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
-    """``"integer"`` data lie within +-4, thinned until every sum is exact in the dtype; ``"real"`` are standard normal.
+    """``"nonfinite"`` data are integers, with a NaN and both infinities in the tensor that is convolved.
+
+    ``"integer"`` data lie within +-4, thinned until every sum is exact in the dtype; ``"real"`` are standard normal.
 
     Before an activation that saturates, all but the tensor that is convolved is divided by a power of two, so that sums
     deviate by about 1.
@@ -43,6 +45,8 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
         operands = random_operands(problem, seed)
     else:
         operands = _integers(problem, seed)
+    if kind == "nonfinite":
+        return _nonfinite(problem, operands, seed)
     # Of large sums a saturated result tells nothing; and of an error beside a sum of zero, most of its own.
     if problem.activation is not None and ACTIVATIONS[parse_activation(problem.activation)[0]].saturates:
         deviation = float(_compute(problem.replace(activation=None), operands).std())
@@ -52,6 +56,17 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
             name: array if name == unscaled else (array * array.dtype.type(scale)) for name, array in operands.items()
         }
     return Data(kind, operands, _compute(problem, operands))
+
+
+def _nonfinite(problem: ConvProblem, operands: dict[str, np.ndarray], seed: int) -> Data:
+    """Some of the other tensor's elements are zero, as they are."""
+    name = "y" if problem.direction == "bwd_data" else "x"
+    odd = operands[name].copy()
+    places = np.random.default_rng(seed).choice(odd.size, min(3, odd.size), replace=False)
+    odd.reshape(-1)[places] = np.array([np.inf, np.nan, -np.inf][: len(places)], odd.dtype)
+    operands = operands | {name: odd}
+    with np.errstate(all="ignore"):
+        return Data("nonfinite", operands, _compute(problem, operands))
 
 
 def _integers(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:

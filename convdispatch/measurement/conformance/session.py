@@ -76,7 +76,7 @@ class Kit:
         self._computed: Counter[tuple[str, str]] = Counter()
         self._seen: set[tuple[str, Any]] = set()
 
-    def asked(self, case: Case) -> list[Solver]:
+    def solvers_for(self, case: Case) -> list[Solver]:
         """The solvers to ask about a case."""
         found = list(self.solvers.values())
         if self._derived:
@@ -88,7 +88,7 @@ class Kit:
 
     def run(self, case: Case) -> list[Outcome]:
         """One outcome a solver. Never raises for a plugin's sake."""
-        return [self.examine(solver, case) for solver in self.asked(case)]
+        return [self.examine(solver, case) for solver in self.solvers_for(case)]
 
     def examine(self, solver: Solver, case: Case) -> Outcome:
         """What becomes of a case with one solver."""

@@ -27,13 +27,16 @@ FORMS: dict[str, dict[str, Sequence[int]]] = {
 }
 """Channels: of a group where there are groups. A multiplier is a depthwise convolution of several filters a channel."""
 _AXES: dict[int, dict[str, Sequence[int]]] = {
-    1: {"mb": (1, 3), "iw": (9, 16, 33), "kw": (1, 3, 4), "sw": (1, 2, 3), "dw": (1, 2), "pw": (0, 1, 3)},
-    2: {"mb": (1, 2, 3), "ih": (7, 10, 13), "iw": (6, 9, 14), "kh": (1, 2, 3, 5), "kw": (1, 2, 3, 5)}
+    1: {"mb": (1, 3, 67), "iw": (9, 16, 33, 131), "kw": (1, 3, 4), "sw": (1, 2, 3), "dw": (1, 2), "pw": (0, 1, 3)},
+    2: {"mb": (1, 2, 3, 67), "ih": (7, 10, 13), "iw": (6, 9, 14, 103), "kh": (1, 2, 3, 5), "kw": (1, 2, 3, 5)}
     | {"sh": (1, 2, 3), "sw": (1, 2, 3), "dh": (1, 2), "dw": (1, 3), "ph": (0, 1, 2), "pw": (0, 1, 2)},
-    3: {"mb": (1, 2), "id": (3, 4), "ih": (5, 6), "iw": (4, 7), "kd": (1, 2, 3), "kh": (1, 2, 3), "kw": (1, 3)}
+    3: {"mb": (1, 2, 66), "id": (3, 4), "ih": (5, 6), "iw": (4, 7, 99), "kd": (1, 2, 3), "kh": (1, 2, 3), "kw": (1, 3)}
     | {"sd": (1, 2), "sh": (1, 2), "sw": (1, 2), "dd": (1, 2), "dh": (1, 2), "dw": (1, 2)}
     | {"pd": (0, 1), "ph": (0, 1), "pw": (0, 1)},
 }
+MOST_FLOPS = 2e7
+"""Operations of a generated case: what is large in one letter is small in others, for the reference takes them all."""
+_EPILOGUES = ("bias+residual+accumulate", "residual+accumulate", "bias+leaky_relu(0.5)", "residual+relu")
 _SKEWS = (0, 1, -1)
 """What the far side's pad is more than the near side's; at least 0."""
 _BARE = {"ph": 0, "pw": 0, "skew_h": 0, "skew_w": 0}
@@ -73,13 +76,17 @@ def _strata(form: str) -> list[Row]:
     }
     wide = many.get(form, [{}])
     skewed = {name: value for name, value in (_square(3) | wide[0]).items() if not name.startswith("skew")}
-    found = [_square(3, **more) for more in wide] + [_square(3, 2), _square(5, **wide[-1]), skewed, _BARE]
+    dilated = _square(3) | wide[0] | {"dh": 2, "dw": 3}  # each axis another
+    found = [_square(3, **more) for more in wide] + [_square(3, 2), _square(5, **wide[-1]), skewed, dilated, _BARE]
     return found + ([_square(1)] if form in many else [])
 
 
 def problem_of(row: Mapping[str, Any]) -> ConvProblem | None:
     """The problem of a row, or None where there is none (the kernel does not fit)."""
-    values = {name: value for name, value in row.items() if name not in ("icg", "ocg") and not name.startswith("skew")}
+    own = ("icg", "ocg", "epilogue")
+    values = {name: value for name, value in row.items() if name not in own and not name.startswith("skew")}
+    for part in filter(None, row.get("epilogue", "").split("+")):
+        values |= {part: True} if part in ("bias", "residual", "accumulate") else {"activation": part}
     group = values.get("g", 1)
     if "g" in row:
         values["ic"] = group * row.get("icg", 1)
@@ -90,6 +97,11 @@ def problem_of(row: Mapping[str, Any]) -> ConvProblem | None:
         return ConvProblem(**values)
     except InvalidProblem:
         return None
+
+
+def _is_case(row: Mapping[str, Any]) -> bool:
+    problem = problem_of(row)
+    return problem is not None and problem.flops <= MOST_FLOPS
 
 
 def _letters(form: str, ndim: int, further: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
@@ -112,8 +124,9 @@ def blocks() -> tuple[Block, ...]:
     typed = [{"dtype": dtype} for dtype in dtypes]
     for form in FORMS:
         strata = _strata(form)
-        backward = [{**stratum, "direction": direction} for direction in back for stratum in strata]
-        last = [{**stratum, "direction": "fwd"} for stratum in strata]
+        turned = [one for one in strata if one.get("dh") != 2 or form == "grouped"]
+        backward = [{**stratum, "direction": direction} for direction in back for stratum in turned]
+        last = [{**stratum, "direction": "fwd"} for stratum in turned]
         last += [{**strata[0], "direction": direction} for direction in back]
         made += [
             _block(f"{form}_2d.fwd", "core", form, 2, strata, direction=["fwd"]),
@@ -123,6 +136,9 @@ def blocks() -> tuple[Block, ...]:
             _block(f"{form}_1d", "full", form, 1, (), **both),
             _block(f"{form}_3d", "full", form, 3, (), **both),
         ]
+        if form != "multiplier":
+            fused = both | {"direction": _DIRECTIONS[:2], "epilogue": _EPILOGUES}
+            made.append(_block(f"{form}_2d.epilogue", "full", form, 2, (), **fused))
         # Quantized: forward, in every rank; corners in both layouts.
         int8 = [{**stratum, "layout": "nhwc"} for stratum in strata]
         made.append(_block(f"{form}_2d.int8", "full", form, 2, int8, **_QUANTIZED))
@@ -133,7 +149,7 @@ def blocks() -> tuple[Block, ...]:
 
 def _block(name: str, level: str, form: str, ndim: int, strata: Sequence[Row], **further: Sequence[Any]) -> Block:
     letters = _letters(form, ndim, further)
-    array = cover(letters, lambda row: problem_of(row) is not None, strata, SEED)
+    array = cover(letters, _is_case, strata, SEED)
     return Block(name, level, letters, array)
 
 

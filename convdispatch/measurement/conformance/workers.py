@@ -110,7 +110,7 @@ def _serve() -> None:
     for asked in lines:
         skip, problem = set(asked.pop("skip")), ConvProblem.parse(asked.pop("problem"))
         case = Case(problem=problem, **asked)
-        for solver in kit.asked(case):
+        for solver in kit.solvers_for(case):
             if solver.name in skip:
                 continue
             answer({"asked": solver.name})

@@ -58,7 +58,10 @@ def read_line(line: str, dialect: str) -> list[Entry]:
     """The problems of one line in a dialect. Raises InvalidProblem."""
     if len(line) > _LONGEST:
         raise InvalidProblem(f"a line has at most {_LONGEST} characters, got {len(line)}: {line[:40]!r}...")
-    return _READERS[dialect](line) if line else []
+    try:
+        return _READERS[dialect](line) if line else []
+    except InvalidProblem as error:
+        raise InvalidProblem(_cut(error)) from None
 
 
 def read_file(path: Path | str, dialect: str | None = None) -> Iterator[Entry]:
@@ -97,8 +100,14 @@ def _read_text(path: Path, dialect: str | None, knobs: benchdnn.Knobs, within: t
             else:
                 entries = read_line(line, kind)
         except InvalidProblem as error:
-            raise InvalidProblem(f"{path}:{number}: {error}") from None
+            raise InvalidProblem(f"{path}:{number}: {_cut(error)}") from None
         yield from entries
+
+
+def _cut(error: InvalidProblem) -> str:
+    """What is wrong with a line, which may be quoted at length."""
+    text = str(error)
+    return text if len(text) <= 800 else f"{text[:500]} ... {text[-200:]}"
 
 
 def _uncomment(line: str) -> str:

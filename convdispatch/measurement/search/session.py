@@ -88,7 +88,7 @@ class Search:
         disturbed: Callable[[], str] = lambda: "",
     ) -> None:
         self.problem, self.device, self.policy = problem, device, policy
-        self._asked = str(problem)
+        self._given = str(problem)
         self.info: DeviceInfo = runtime.device_info(device)
         self.budget_ms, self.workspace_limit, self.memory_limit = budget_ms, workspace_limit, memory_limit
         self.start = time.perf_counter()
@@ -154,8 +154,8 @@ class Search:
 
         Raises PluginError where the problem is not the one that was asked any more: nothing is stored then.
         """
-        if {str(self.problem), str(results.problem)} != {self._asked}:
-            raise PluginError(f"{self._asked} became {self.problem} while it was measured: nothing is recorded")
+        if {str(self.problem), str(results.problem)} != {self._given}:
+            raise PluginError(f"{self._given} became {self.problem} while it was measured: nothing is recorded")
         for solver, what in self.unsound.items():
             verdicts.note(self.problem, self.info, solver, plugins().fingerprint(solver), what)
         if made := self.records(results):

@@ -82,18 +82,18 @@ class Choices:
     enough, where they cannot be first."""
 
     def __init__(self, problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> None:
-        self._asked = problem, device, policy or current_policy()
+        self._query = problem, device, policy or current_policy()
         self._ranked: list[Candidate] | None = None
-        first = _foremost(*self._asked)
+        first = _foremost(*self._query)
         if first is None:
-            self._ranked = rank(*self._asked)
+            self._ranked = rank(*self._query)
             first = self._ranked[0]
         self.first: Candidate = first
 
     def __iter__(self) -> Iterator[Candidate]:
         yield self.first
         if self._ranked is None:
-            self._ranked = rank(*self._asked)
+            self._ranked = rank(*self._query)
         yield from (each for each in self._ranked if each.solver.name != self.first.solver.name)
 
 

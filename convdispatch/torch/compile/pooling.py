@@ -15,7 +15,6 @@ from torch import fx, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ...device.programs.kernels import Programs
-from ...nn.pooling.max_pool_kernel import Windows, max_pool_launch
 from ...selection import dispatch
 from ..dispatch.routing import routed, settings_in_force
 from ..eager.planning import FallbackCall
@@ -54,6 +53,8 @@ class _Call:
         if not y.numel():
             return
         pairs = [_pair(each) for each in (kernel, stride or kernel, padding, dilation)]
+        from ...nn.pooling.max_pool_kernel import Windows, max_pool_launch
+
         windows = Windows((x.shape[2], x.shape[3]), (y.shape[2], y.shape[3]), *pairs)
         given = (DTYPES[x.dtype], x.shape[0], x.shape[1], windows, last)
         try:

@@ -8,11 +8,13 @@ without Python. What is no plain launch on contiguous, aligned memory stays Pyth
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ...api.errors import ConvDispatchWarning
 from ...api.policy import DEFAULT
 from ...device.cuda.stream import BLOCKED
 from ...device.native import loading
@@ -76,7 +78,12 @@ def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any])
     )
     state = (_C._is_tracing, torch.is_inference_mode_enabled, torch.is_grad_enabled)
     found.ask(DEFAULT, *state, switches, forward, backward, Raised)
-    found.install(key)
+    try:
+        found.install(key)
+    except RuntimeError as error:  # of an interface that is not what it was
+        warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
+        found.uninstall()
+        return False
     if _launcher is None:
         counting.also(found.counts)
     _launcher = found

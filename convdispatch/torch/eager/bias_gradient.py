@@ -10,7 +10,6 @@ import torch
 
 from ...api.errors import ConvDispatchError, Frozen
 from ...device.programs.kernels import Programs
-from ...nn.channel_sums import channel_sums
 from ...selection import dispatch
 from .. import ranks
 from ..geometry import DTYPES, FORMATS, Fallback
@@ -69,6 +68,8 @@ def _made(grad: torch.Tensor, making: bool = True) -> Any:
     key = _key(grad)
     found = _cache.get(key)
     if found is None and making:
+        from ...nn.channel_sums import channel_sums  # nn is a fifth of a second of imports
+
         channels, dtype = grad.shape[1], DTYPES[grad.dtype]
         rows = grad.numel() // channels
         sizes = [grad.nbytes, channels * grad.itemsize]

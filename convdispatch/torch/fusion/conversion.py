@@ -202,11 +202,19 @@ def _untraceable(module: nn.Module) -> str | None:
 def _with_arguments(module: nn.Module) -> FusedModel:
     arguments = Arguments(module, _of_layers)
     made = _rewritten(module, _traced(module, arguments.defaults), arguments.layers)
+    made.meta["attributes"] = {name: value for name, value in vars(module).items() if name[0] != "_" and _simple(value)}
     if arguments.defaults:
         for conv, _, layer in arguments.layers:  # nothing reads the weights from before
             conv._parameters = layer._parameters
         made.meta["arguments"] = arguments
     return made
+
+
+def _simple(value: Any) -> bool:
+    """Whether an attribute is a number, a text or the like, or a tuple of such, which models read of their parts."""
+    if isinstance(value, tuple):
+        return all(map(_simple, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
 
 
 def _of_layers(root: nn.Module, concrete: dict[str, Any], layers: list[tuple[Any, Any, Any]]) -> FusedModel:

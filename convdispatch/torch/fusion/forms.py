@@ -23,7 +23,6 @@ from ..eager.host import device
 from ..geometry import DTYPES, Fallback
 from ..sampled import Sample
 from ..settings import DEFAULT, math_of, policy_of, switches
-from .aten import Missing, net_of
 
 __all__ = ["FORMS", "FusedModel", "Forms"]
 
@@ -44,6 +43,16 @@ class FusedModel(fx.GraphModule):
         if found is None:
             found = self.__dict__["_forms"] = Forms(self)
         return found  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        """What a module has, then the numbers and texts of the model that was fused."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            attributes = self.__dict__.get("meta", {}).get("attributes", {})
+            if name not in attributes:
+                raise
+            return attributes[name]
 
     def recompile(self) -> Any:
         """As GraphModule's; forms of the old graph go."""
@@ -136,6 +145,7 @@ class Forms:
 
     def _make(self, inputs: tuple[Any, ...], math: str, chosen: Any) -> Any:
         from ... import inference
+        from .aten import Missing, net_of
 
         try:
             queue = runtime.queue(device())

@@ -1,0 +1,287 @@
+"""The libraries people use, unchanged, in PyTorch: results, calls left, times, memory of each model.
+
+``python bench/libraries.py [--library L] [--only TEXT] [--device cpu] [--rows FILE] [--no-train] [--compile]
+[--table]``
+
+Each model is made by its own library (``library_models.py``) and runs in a process of its own with a time limit:
+plain, under ``enable()``, as ``convert(model, fuse=True)``, and with ``--compile`` by ``torch.compile`` plain and under
+``enable()``; forward, and a training step of plain and ``enable()``. Errors are against the same model in float64. A
+row of JSON is added to ``--rows`` for each; models that have a row are left out, so a run goes on where it ended. What
+a package lacks is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROUNDS = 5
+SECONDS = 0.4
+
+
+def work(library: str, name: str, device: str, train: bool, compiled: bool) -> dict[str, Any]:
+    """Every side of one model."""
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    import torch
+    from library_models import LIBRARIES, tensors_of
+
+    import convdispatch.torch as ct
+    from convdispatch.api import policy
+
+    torch.manual_seed(0)
+    net, args, kwargs = LIBRARIES[library][name]()
+    net = net.to(device).eval()
+    args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), (args, kwargs))
+    row: dict[str, Any] = {"torch": torch.__version__, "convolutions": convolutions(net)}
+
+    def forward(model: Any = net) -> list[Any]:
+        with torch.no_grad():
+            return tensors_of(model(*args, **kwargs))
+
+    exact = _exact(net, args, kwargs, tensors_of)
+    plain = forward()
+    reference = plain if exact is None else exact
+    row["error_plain"] = None if exact is None else error(plain, exact)
+    with warnings.catch_warnings(record=True) as caught, policy(tier="full"):
+        warnings.simplefilter("always")
+        ct.reset_counters()
+        with ct.enable():
+            begin = time.perf_counter()
+            got = forward()
+            row["first_s"] = time.perf_counter() - begin
+        row["error"] = error(got, reference)
+        row["counters"] = {key: ct.counters()[key] for key in ("ours", "left", "reasons")}
+        begin = time.perf_counter()
+        try:
+            fused = ct.convert(copy.deepcopy(net), fuse=True)
+            row["error_fused"] = error(forward(fused), reference)
+            row["first_fused_s"] = time.perf_counter() - begin
+        except Exception as failure:
+            fused, row["fused"] = None, f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
+        said = sorted(
+            {str(each.message).splitlines()[0][:200] for each in caught if "ConvDispatch" in each.category.__name__}
+        )
+        row["warnings"] = said
+
+        def enabled() -> None:
+            with ct.enable():
+                forward()
+
+        sides: dict[str, Callable[[], Any]] = {"plain": forward, "enable": enabled}
+        if fused is not None:
+            sides["fused"] = lambda: forward(fused)
+        if compiled:
+            import torch._inductor.config as inductor
+
+            inductor.freezing = True
+            both = torch.compile(net), torch.compile(copy.deepcopy(net))
+            sides["compile"] = lambda: forward(both[0])
+
+            def compiled_and_enabled() -> None:
+                with ct.enable():
+                    forward(both[1])
+
+            sides["compile enable"] = compiled_and_enabled
+        row["ms"] = timed(sides, device)
+        if train:
+            row |= _training(ct, net, args, kwargs, tensors_of, device)
+    row["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return row
+
+
+def convolutions(net: Any) -> int:
+    import torch
+
+    return sum(isinstance(each, torch.nn.modules.conv._ConvNd) for each in net.modules())
+
+
+def _exact(net: Any, args: Any, kwargs: Any, tensors_of: Any) -> Any:
+    """What the model answers in float64; None where it does not run so."""
+    import torch
+
+    def wide(t: Any) -> Any:
+        return t.double() if t.is_floating_point() else t
+
+    try:
+        given = torch.utils._pytree.tree_map_only(torch.Tensor, wide, (args, kwargs))
+        with torch.no_grad():
+            return tensors_of(copy.deepcopy(net).double()(*given[0], **given[1]))
+    except Exception:
+        return None
+
+
+def error(got: Any, wanted: Any) -> float | None:
+    """The largest relative error of the answers, by norm; None where their sizes differ, as a detector's may."""
+    if [g.shape for g in got] != [w.shape for w in wanted]:
+        return None
+    found = [float((g.double() - w.double()).norm() / w.double().norm().clamp_min(1e-30)) for g, w in zip(got, wanted)]
+    return max(found, default=0.0)
+
+
+def _training(ct: Any, net: Any, args: Any, kwargs: Any, tensors_of: Any, device: str) -> dict[str, Any]:
+    """A step's gradients and times, in eval mode's norms so that both sides compute the same."""
+    import torch
+
+    weights = [p for p in net.parameters() if p.requires_grad]
+
+    def step() -> list[Any]:
+        loss = sum(t.square().mean() for t in tensors_of(net(*args, **kwargs)) if t.requires_grad)
+        return [g for g in torch.autograd.grad(loss, weights, allow_unused=True) if g is not None]
+
+    try:
+        plain = step()
+    except Exception as failure:
+        return {"train": f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"}
+    ct.reset_counters()
+    with ct.enable():
+        got = step()
+    counted = {key: ct.counters()[key] for key in ("ours", "left", "reasons")}
+
+    def whole(gradients: Any) -> list[Any]:
+        return [torch.cat([g.flatten().double() for g in gradients])] if gradients else []
+
+    def enabled() -> None:
+        with ct.enable():
+            step()
+
+    ms = timed({"plain": step, "enable": enabled}, device)
+    return {"train_error": error(whole(got), whole(plain)), "train_counters": counted, "train_ms": ms}
+
+
+def timed(sides: dict[str, Callable[[], Any]], device: str) -> dict[str, float]:
+    """Median milliseconds of each side, in turns; a side that fails is left out."""
+    import torch
+
+    def wait() -> None:
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+    samples: dict[str, list[float]] = {}
+    for name, run in list(sides.items()):
+        try:
+            run()
+            run()
+            samples[name] = []
+        except Exception as failure:
+            print(f"{name}: {type(failure).__name__}: {str(failure).splitlines()[0][:200]}", file=sys.stderr)
+    for _ in range(ROUNDS):
+        for name, found in samples.items():
+            until, least = time.perf_counter() + SECONDS / ROUNDS, math.inf
+            while least == math.inf or time.perf_counter() < until:
+                wait()
+                begin = time.perf_counter()
+                sides[name]()
+                wait()
+                least = min(least, time.perf_counter() - begin)
+            found.append(least)
+    return {name: 1e3 * statistics.median(found) for name, found in samples.items()}
+
+
+def run(library: str, name: str, given: Any) -> dict[str, Any]:
+    """A model's row, by a child."""
+    words = [sys.executable, __file__, "--work", library, name, "--device", given.device]
+    words += ["--no-train"] * given.no_train + ["--compile"] * given.compile
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=given.limit)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"over {given.limit} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        last = [line for line in done.stderr.splitlines() if line.strip()]
+        return {"failed": last[-1][:300] if last else f"ended with {done.returncode}"}
+    return json.loads(lines[-1])  # type: ignore[no-any-return]
+
+
+def told(row: dict[str, Any]) -> str:
+    """One line."""
+    head = f"{row['library']:12.12} {row['model']:32.32}"
+    if "failed" in row:
+        return f"{head} {row['failed']}"
+    ms, train = row["ms"], row.get("train_ms", {})
+    parts = [f"{side} {ms['plain'] / ms[side]:.2f}" for side in ms if side != "plain"]
+    parts += [f"step {train['plain'] / train['enable']:.2f}"] if "enable" in train else []
+    errors = [row.get(key) for key in ("error_plain", "error", "error_fused", "train_error")]
+    shown = " ".join("-" if each is None else f"{each:.0e}" for each in errors)
+    left, ours = (row["counters"][key] for key in ("left", "ours"))
+    return f"{head} {ms['plain']:8.1f} ms  {'  '.join(parts)}  errors {shown}  left {left} of {left + ours}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as Markdown, and geometric means."""
+    lines = ["| library | model | convolutions | left | error | plain, ms | enable | fused | step |", "|" + "---|" * 9]
+    means: dict[str, list[float]] = {"enable": [], "fused": [], "step": []}
+    for row in rows:
+        if "failed" in row:
+            lines.append(f"| {row['library']} | {row['model']} | {row['failed'].replace('|', '/')} | | | | | | |")
+            continue
+        ms, train = row["ms"], row.get("train_ms", {})
+        found = {side: ms["plain"] / ms[side] for side in ("enable", "fused") if side in ms}
+        found |= {"step": train["plain"] / train["enable"]} if "enable" in train else {}
+        for side, ratio in found.items():
+            means[side].append(ratio)
+        cells = [f"{found[side]:.2f}" if side in found else "" for side in means]
+        shown = "-" if row["error"] is None else f"{row['error']:.0e}"
+        lines.append(
+            f"| {row['library']} | {row['model']} | {row['convolutions']} | {row['counters']['left']} | {shown} | "
+            f"{ms['plain']:.1f} | {' | '.join(cells)} |"
+        )
+    mean = [
+        f"{math.exp(sum(map(math.log, each)) / len(each)):.2f}, least {min(each):.2f}" if each else ""
+        for each in means.values()
+    ]
+    return "\n".join([*lines, f"| geometric mean | of {len(rows)} | | | | | {' | '.join(mean)} |"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--library", action="append")
+    parser.add_argument("--only", default="", help="models whose names hold this text")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rows", type=Path, default=Path("libraries.jsonl"))
+    parser.add_argument("--limit", type=float, default=240, help="seconds for a model")
+    parser.add_argument("--no-train", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--again", action="store_true", help="models that have a row, too")
+    parser.add_argument("--table", action="store_true", help="print the rows as Markdown, run nothing")
+    parser.add_argument("--work", nargs=2)
+    given = parser.parse_args()
+    if given.work:
+        print(json.dumps(work(*given.work, given.device, not given.no_train, given.compile)), flush=True)
+        return
+    kept = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
+    latest = {(row["library"], row["model"], row["device"]): row for row in kept}
+    if given.table:
+        print(table([row for row in latest.values() if row["device"] == given.device]))
+        return
+    from library_models import LIBRARIES
+
+    for library, models in LIBRARIES.items():
+        if given.library and library not in given.library:
+            continue
+        if importlib.util.find_spec(library) is None:
+            print(f"{library} is not installed: pip install {library}")
+            continue
+        for name in models:
+            if given.only not in name or ((library, name, given.device) in latest and not given.again):
+                continue
+            row = {"library": library, "model": name, "device": given.device} | run(library, name, given)
+            with given.rows.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(told(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

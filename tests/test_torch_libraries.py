@@ -1,0 +1,200 @@
+"""What libraries of models do around convolutions: parametrized weights, checkpoints, shards, workers, any size."""
+
+import copy
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+from torch import nn  # noqa: E402
+from torch.nn.utils import parametrizations  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+import convdispatch.torch as ct  # noqa: E402
+from convdispatch.api import policy  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def full():
+    """No call is answered by PyTorch while ours is compiled."""
+    ct.reset_counters()
+    with policy(tier="full"):
+        yield
+    ct.disable()
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(got, wanted):
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+def gradients(net, x):
+    net.zero_grad()
+    net(x).square().mean().backward()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+def none_left():
+    counted = ct.counters()
+    assert counted["left"] == counted["compiling"] == 0, counted["reasons"]
+    assert counted["ours"] > 0
+
+
+@pytest.mark.parametrize("parametrize", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_parametrized_weights_are_read_anew(parametrize):
+    torch.manual_seed(0)
+    net = nn.Sequential(parametrize(nn.Conv2d(3, 6, 3)), nn.ReLU(), parametrize(nn.ConvTranspose2d(6, 4, 2, 2))).eval()
+    x = normal(2, 3, 8, 8)
+    mine = copy.deepcopy(net)
+    for _ in range(2):
+        wanted = gradients(net, x)
+        with ct.enable():
+            got = gradients(mine, x)
+            close(mine(x), net(x))
+        for ours, theirs in zip(got, wanted, strict=True):
+            close(ours, theirs)
+        with torch.no_grad():
+            for module in (net, mine):
+                for weight, gradient in zip(module.parameters(), wanted, strict=True):
+                    weight -= 0.1 * gradient / gradient.norm()
+    none_left()
+
+
+class Updating(nn.Module):
+    """As RAFT: the model reads a number of its part, which torch.fx traces, and decides by it."""
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.sizes, self.kept = nn.Conv2d(3, 4, 3), (4, 4), [1]
+
+        def forward(self, x):
+            return torch.relu(self.conv(x))
+
+    def __init__(self):
+        super().__init__()
+        self.part = self.Part()
+
+    def forward(self, x):
+        return self.part(x) if x.sum() < 1e9 and self.part.sizes[0] == 4 else x
+
+
+def test_numbers_of_a_part_stay_when_it_is_fused():
+    torch.manual_seed(0)
+    net, x = Updating().eval(), normal(1, 3, 5, 5)
+    fused = ct.convert(net, fuse=True)
+    assert not isinstance(fused.part, Updating.Part)
+    for each in (fused, copy.deepcopy(fused)):
+        with torch.no_grad():
+            close(each(x), net(x))
+        with pytest.raises(AttributeError, match="kept"):
+            _ = each.part.kept  # lists may change: they would be two
+
+
+def test_checkpointing():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv2d(3, 6, 3), nn.GELU(), nn.Conv2d(6, 6, 3, groups=2)), normal(2, 3, 9, 9)
+    wanted = gradients(net, x)
+    with ct.enable():
+        net.zero_grad()
+        checkpoint(net, x, use_reentrant=False).square().mean().backward()
+    for weight, theirs in zip(net.parameters(), wanted, strict=True):
+        close(weight.grad, theirs)
+    none_left()
+    assert ct.counters()["convolution"] >= 3  # forward, and again in backward what it needs
+
+
+def test_ten_sizes_in_turn():
+    net = nn.Conv2d(3, 4, 1).eval()
+    with torch.no_grad():
+        for size in (*range(4, 14), *range(13, 3, -1)):
+            x = normal(1, 3, size, size, seed=size)
+            wanted = net(x)
+            with ct.enable():
+                close(net(x), wanted)
+    none_left()
+    assert ct.counters()["ours"] == 20
+
+
+class Filtered(Dataset):
+    """Pictures that a worker filters, and how many calls it has made here."""
+
+    def __init__(self, size):
+        self.w, self.size = normal(8, 8, 3, 3), size
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, place):
+        y = nn.functional.conv2d(normal(1, 8, self.size, self.size, seed=place), self.w)
+        return y[0], ct.counters()["ours"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("size", [8, 96])
+def test_workers_of_a_loader(size):
+    """Forked from a process that has computed, so that kernels and their threads were there already."""
+    data = Filtered(size)
+    wanted = torch.stack([data[place][0] for place in range(4)])
+    with ct.enable():
+        close(torch.stack([data[place][0] for place in range(4)]), wanted)
+        loader = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=300)
+        pictures, counts = zip(*loader, strict=True)
+    close(torch.cat(pictures), wanted)
+    assert [each.tolist() for each in counts] == [[5, 6], [5, 6]]  # four calls before the fork, two in each worker
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group of this process alone, on gloo."""
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("PyTorch has no gloo here")
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield distributed
+    distributed.destroy_process_group()
+
+
+def _ddp(net, distributed):
+    return nn.parallel.DistributedDataParallel(net)
+
+
+def _fsdp(net, distributed):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+@pytest.mark.parametrize("wrap", [_ddp, _fsdp])
+def test_sharded_models(group, wrap):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 3, stride=2)), normal(2, 3, 11, 11)
+    wanted = gradients(net, x)
+    wrapped = wrap(net, group)
+    with ct.enable():
+        for _ in range(2):
+            got = gradients(wrapped, x)
+    for ours, theirs in zip(got, wanted, strict=True):
+        close(getattr(ours, "full_tensor", lambda ours=ours: ours)(), theirs)
+    none_left()
+
+
+def test_speech_by_one_axis():
+    """Thousands of samples, few channels, strides, groups."""
+    torch.manual_seed(0)
+    layers = nn.Conv1d(1, 16, 10, stride=5, bias=False), nn.GELU(), nn.Conv1d(16, 16, 4, padding=3, groups=16)
+    net, x = nn.Sequential(*layers), normal(1, 1, 2000)
+    wanted = net(x).detach()
+    with ct.enable():
+        close(net(x).detach(), wanted)
+    none_left()
