@@ -23,7 +23,7 @@ from convdispatch.tools.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "use").glob("*.md"))
-SECONDS = 120
+SECONDS = 600
 """Most that a command in a process of its own may take, on a machine that is busy; each takes a few."""
 
 
