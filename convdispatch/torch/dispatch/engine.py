@@ -227,12 +227,13 @@ def cached_call(
         if call is None:
             request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after)
             call = _calls.make(key, lambda: planned_call(request))
-        if type(call) is Pending:
-            loaded = call.resolved(wait=current_policy().tier == "full")
-            if loaded is None:
-                return call
-            call = loaded
-            _calls.put(key, call)
+        _store_last(part, w, facts, call)
+    if type(call) is Pending:
+        loaded = call.resolved(wait=current_policy().tier == "full")
+        if loaded is None:
+            return call
+        call = loaded
+        _calls.put(key_of(part, geometry, x, w, grad, bias, constant, settings, after), call)
         _store_last(part, w, facts, call)
     if benchmark() and call.prepared is not None:
         autotune.consider(call.problem, call.device, chosen, call.prepared)
