@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from convdispatch_fft.cpu.choice import predicted
 from convdispatch_fft.cpu.geometry import Geometry
-from convdispatch_fft.cpu.solver import Tiled
 
 import convdispatch
 from convdispatch import NoSolver
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import runtime
 from convdispatch.measurement import reference, shapes
+from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("cpu")
 LAYOUTS, DIRECTIONS = ("nchw", "nhwc"), ("fwd", "bwd_data", "bwd_weights")
 TURNS = list(itertools.product(LAYOUTS, DIRECTIONS))
-SOLVER = Tiled()
+SOLVER = plugins().solvers["fft.tiled"]
 LIMIT = 1e-6
 """Allowed relative error: ten times below the contract's."""
 _TABLE = {

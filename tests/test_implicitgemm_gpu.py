@@ -16,6 +16,7 @@ from plans import LARGE, SMALL, check_solver, declared, table_cases
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+from convdispatch.device import rates
 from convdispatch.measurement import shapes
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
@@ -128,7 +129,10 @@ def test_configurations_keep_to_the_devices_limits(net):
     (Narrow(), "bwd_data_f16_nhwc_mb64ic3ih224oc64kh3ph1", {"rows": 8}, 10.7),
 ])  # fmt: skip
 def test_costs_are_times_measured_on_an_h200(solver, text, config, ms):
-    predicted = solver.cost(ConvProblem.parse(text), LARGE, config)
+    # They were measured on OpenCL's queue. Costs count launches on a stream of CUDA's, which take two fifths of that.
+    launches = 2 if config.get("split", 1) > 1 else 1
+    on_queue = launches * rates.estimate(LARGE).launch * (1 / rates.CUDA_LAUNCH - 1)
+    predicted = solver.cost(ConvProblem.parse(text), LARGE, config) + on_queue
     assert predicted * 1e3 == pytest.approx(ms, rel=0.25)
 
 

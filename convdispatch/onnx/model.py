@@ -257,7 +257,8 @@ class OnnxNet:
             net()
             return _Form(None, places)
         shapes, dtypes = [a.shape for a, _ in fed], [p.dtype for _, p in fed]
-        if any(0 in shape for shape in shapes):
+        read = {name for node in self.model.graph.node for name in node.input}
+        if any(0 in a.shape and port.name in read for a, port in fed):
             return _Form(None, self._without_elements(net, shapes, dtypes, places))
         built = inference.build(net, *shapes, dtype=dtypes, queue=self.queue, recall=True)
         return _Form(built if any(isinstance(place, int) for place in places) else None, places)
