@@ -49,6 +49,12 @@ ADD = (
 )
 
 
+@pytest.fixture(autouse=True)
+def without_machine_code(monkeypatch):
+    """The driver loads PTX; ``test_machine_code`` has what is kept of it."""
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
+
+
 def test_registers_of_opencls_launcher_become_cudas():
     text = for_cuda(ADD.encode() + b"\0\0")
     assert "%envreg" not in text
