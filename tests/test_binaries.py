@@ -164,7 +164,7 @@ def test_dropped_programs_come_back_from_their_files(queue, folder, compilations
     texts = [TEXT + f"// {number}\n" for number in range(70)]
     for text in texts:
         kernels.build(queue.context, text, ["-DNUMBER=5"])
-    assert len(cache._once) <= 64
+    assert len(cache._probation) <= 64
     del compilations[:]
     assert answer(queue, kernels.build(queue.context, texts[0], ["-DNUMBER=5"])) == 5
     assert compilations == []
