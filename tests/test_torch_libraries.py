@@ -3,6 +3,7 @@
 import copy
 import os
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
@@ -12,6 +13,7 @@ from torch.nn.utils import parametrizations  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
+import convdispatch  # noqa: E402
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch.api import policy  # noqa: E402
 
@@ -122,7 +124,7 @@ def test_ten_sizes_in_turn():
 
 
 class Filtered(Dataset):
-    """Pictures that a worker filters, and how many calls it has made here."""
+    """Pictures that a worker filters, and how many calls it has left to PyTorch."""
 
     def __init__(self, size):
         self.w, self.size = normal(8, 8, 3, 3), size
@@ -132,13 +134,14 @@ class Filtered(Dataset):
 
     def __getitem__(self, place):
         y = nn.functional.conv2d(normal(1, 8, self.size, self.size, seed=place), self.w)
-        return y[0], ct.counters()["ours"]
+        return y[0], ct.counters()["left"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("size", [8, 96])
 def test_workers_of_a_loader(size):
-    """Forked from a process that has computed, so that kernels and their threads were there already."""
+    """Forked from a process that has computed: the threads of OpenCL's runtime are not in the child, so its calls are
+    PyTorch's."""
     data = Filtered(size)
     wanted = torch.stack([data[place][0] for place in range(4)])
     with ct.enable():
@@ -146,7 +149,22 @@ def test_workers_of_a_loader(size):
         loader = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=300)
         pictures, counts = zip(*loader, strict=True)
     close(torch.cat(pictures), wanted)
-    assert [each.tolist() for each in counts] == [[5, 6], [5, 6]]  # four calls before the fork, two in each worker
+    assert [each.tolist() for each in counts] == [[1, 2], [1, 2]]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_conv_in_a_forked_child_says_why_it_computes_nothing():
+    x, w = np.ones((1, 8, 64, 64), np.float32), np.ones((8, 8, 3, 3), np.float32)
+    convdispatch.conv(x, w)
+    child = os.fork()
+    if not child:
+        try:
+            convdispatch.conv(x, w)
+        except convdispatch.NoDevice as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.fixture

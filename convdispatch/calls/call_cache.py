@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,16 @@ _MOST = 256
 dispatch.on_forget(CALLS.drop)
 dispatch.on_forget(LAST.clear)
 dispatch.on_forget(REPLAYS.clear)
+
+
+def _after_fork() -> None:
+    """In a forked child calls ask whether they can be made."""
+    LAST.clear()
+    REPLAYS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def cached_call(key: Any, second: Any) -> Any:

@@ -18,6 +18,7 @@ from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
+from ..device import runtime
 from ..selection.prepared import Constant, constant
 from .arguments import describe, transposed_shape
 from .arrays.accepted import brought, shape_of
@@ -205,8 +206,8 @@ def _call(
         done = replay(direction, operands, options, shape)
         if done is not None:
             return done
-    kind = type(read)
-    library = library_of(kind)
+    runtime.refuse_forked()
+    library = library_of(kind := type(read))
     if library is not None and library is not BARE:
         return _call_library_arrays(library, direction, operands, bias, residual, queue, options, shape, names)
     try:

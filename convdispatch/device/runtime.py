@@ -52,6 +52,7 @@ __all__ = [
     "platforms",
     "probe",
     "queue",
+    "refuse_forked",
     "release_memory",
     "serial_queue",
     "set_memory_limit",
@@ -181,6 +182,31 @@ def cuda_devices(info: DeviceInfo, size: int = 1) -> list[cl.Device]:
     return []
 
 
+FORKED = (
+    "this process was forked from one that computes by OpenCL, whose threads it lacks: results would be wrong. Start "
+    'it by "spawn" or "forkserver"'
+)
+forked = False
+"""Whether this process is such a child."""
+
+
+def refuse_forked() -> None:
+    """Raise NoDevice in a forked child of a process that computes by OpenCL."""
+    if forked:
+        raise NoDevice(FORKED)
+
+
+def _after_fork() -> None:
+    global forked
+    if _context.cache_info().currsize:
+        forked = True
+        _threads.__dict__.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 @functools.lru_cache(maxsize=64)
 def _context(device: cl.Device) -> cl.Context:
     import pyopencl as cl
@@ -189,7 +215,8 @@ def _context(device: cl.Device) -> cl.Context:
 
 
 def context(device: cl.Device | None = None) -> cl.Context:
-    """The shared context of a device."""
+    """The shared context of a device. Raises NoDevice in a forked child of a process that has one."""
+    refuse_forked()
     with _lock:
         return _context(device or default_device())
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPolicy, InvalidProblem
+from ...device import runtime
 from .. import counting, ranks
 from ..geometry import Fallback
 from ..settings import DEFAULT, Settings, checked
@@ -116,6 +117,9 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
         if _tracing():
             counting.left(operator, TRACED)
             return original.call_boxed(keys, *arguments)
+        if runtime.forked:
+            counting.left(operator, runtime.FORKED)
+            return original.call_boxed(keys, *arguments)
         try:
             result = compute(*arguments, _in_force or DEFAULT)
         except Exception as error:
@@ -156,6 +160,9 @@ def routed(
 
     For arguments that PyTorch refuses too, raises PyTorch's kind of error with our sentence.
     """
+    if runtime.forked:
+        counting.left(operator, runtime.FORKED)
+        return theirs()
     try:
         result = compute(*arguments, settings or DEFAULT)
     except Exception as error:
