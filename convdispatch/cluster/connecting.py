@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,12 +45,27 @@ def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(local_cluster()) if client is None else str(client)
         try:
-            made = package.Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
+            with _uncollected():
+                made = package.Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             said = f"no scheduler can be used at {address} ({why(error)}); {hint(address, security)}"
             raise ConvDispatchError(said) from error
         stack.callback(made.close, timeout=2)
         yield made
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected inside the block, but before it: the end of an earlier client that could not connect
+    takes the lock that the start of the next one holds, and a collection within that start would wait for ever."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Workers:
