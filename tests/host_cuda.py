@@ -208,6 +208,7 @@ class HostLibrary(Library):
 
 def install(monkeypatch, device, unlaunchable=()):
     """(driver, library) of two CUDA devices that are the host; kernels whose names are ``unlaunchable`` do not load."""
+    monkeypatch.setenv("CONVDISPATCH_TIER", "full")  # a loaded machine's first calls would be PyTorch's
     driver = HostDriver()
     queue = runtime.queue(device)
     places = []

@@ -135,6 +135,7 @@ def stand_in(monkeypatch, device):
     why = _built(_folder())
     if why:
         pytest.skip(f"no native call path here: {why.splitlines()[0]}")
+    monkeypatch.setenv("CONVDISPATCH_TIER", "full")  # a loaded machine's first calls would be PyTorch's
     place = _driver(_folder())
     dispatch.forget()
     driver, arrays = host_cuda.install(monkeypatch, device)
