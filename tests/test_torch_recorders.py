@@ -160,7 +160,9 @@ def test_script():
 ACTIVATIONS = [nn.ReLU, nn.ReLU6, nn.SiLU, nn.Tanh, nn.Mish, nn.GELU, nn.Hardswish, lambda: nn.LeakyReLU(0.2)]
 
 
-@pytest.mark.xfail(strict=False, reason="in one run of four a result had the first layer's channels; not understood yet")
+@pytest.mark.xfail(
+    strict=False, reason="in one run of four a result had the first layer's channels; not understood yet"
+)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_script_and_trace_of_a_fused_model(activation):
     """TorchScript gets PyTorch's layers; a trace warns of nothing."""
