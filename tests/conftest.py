@@ -26,11 +26,12 @@ sys.path.insert(0, str(HERE))  # for ``checking``
 from processors import DESCRIBED, PROCESSORS, become  # noqa: E402 (the path stands above)
 from zones import ZONES, zone_of  # noqa: E402
 
-# A test must not see the records, registry or plugins of the user who runs it, nor leave any behind.
+# A test must not see the records, registry or plugins of the user who runs it, nor leave any behind. Set, not only where
+# nothing is set: workers of xdist inherit the folder of the process that started them, and would share its records.
 _HOME = Path(tempfile.mkdtemp(prefix="convdispatch-tests-"))
-os.environ.setdefault("CONVDISPATCH_DB", str(_HOME / "records"))
+os.environ["CONVDISPATCH_DB"] = str(_HOME / "records")
+os.environ["CONVDISPATCH_PLUGIN_DIR"] = str(_HOME / "plugins")
 os.environ.setdefault("CONVDISPATCH_RATES", "off")  # whoever measured first would change what is predicted
-os.environ.setdefault("CONVDISPATCH_PLUGIN_DIR", str(_HOME / "plugins"))
 os.environ.pop("CONVDISPATCH_REGISTRY", None)
 # Several workers share the cores: threads that spin while they wait for a core made references 50 times slower. Workers
 # of xdist inherit these before they load NumPy.
@@ -117,6 +118,19 @@ def patience():
 
     verdicts.IMPORT_S = probing.RUN_S = session.LEAST_TRIAL_S = 600.0
     answer_trial.LIMIT_S = None  # hundreds of plugins, each of a text of its own, would each cost a child
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_records_of_others():
+    """What the tests of one file measured decides nothing in the next file, nor in its children."""
+    yield
+    if (_HOME / "records").exists():
+        from convdispatch.selection import dispatch
+        from convdispatch.selection.records import perfdb
+
+        shutil.rmtree(_HOME / "records")
+        perfdb.perfdb.cache_clear()
+        dispatch.forget()
 
 
 @pytest.fixture(scope="session")

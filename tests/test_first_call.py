@@ -32,7 +32,8 @@ print(json.dumps([runtime.default_device().type == 2, names]))
 
 
 def child(folder) -> tuple[bool, set[str]]:
-    environment = {**os.environ, "CONVDISPATCH_KERNEL_CACHE": str(folder)}
+    # Records of its own too: what another test measured would be the choice here, and import its plugin.
+    environment = {**os.environ, "CONVDISPATCH_KERNEL_CACHE": str(folder), "CONVDISPATCH_DB": f"{folder}/records"}
     done = subprocess.run([sys.executable, "-c", _CHILD], env=environment, capture_output=True, text=True, check=True)
     is_cpu, names = json.loads(done.stdout.splitlines()[-1])
     return is_cpu, set(names)
