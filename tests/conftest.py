@@ -26,8 +26,8 @@ sys.path.insert(0, str(HERE))  # for ``checking``
 from processors import DESCRIBED, PROCESSORS, become  # noqa: E402 (the path stands above)
 from zones import ZONES, zone_of  # noqa: E402
 
-# A test must not see the records, registry or plugins of the user who runs it, nor leave any behind. Set, not only where
-# nothing is set: workers of xdist inherit the folder of the process that started them, and would share its records.
+# A test must not see the records, registry or plugins of the user who runs it, nor leave any behind. Set always, for
+# workers of xdist inherit the variables of the process that started them, and would share its records.
 _HOME = Path(tempfile.mkdtemp(prefix="convdispatch-tests-"))
 os.environ["CONVDISPATCH_DB"] = str(_HOME / "records")
 os.environ["CONVDISPATCH_PLUGIN_DIR"] = str(_HOME / "plugins")
