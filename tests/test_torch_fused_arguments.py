@@ -38,6 +38,16 @@ class Bare(nn.Module):
         return self.norm(y) if normed else y
 
 
+class Skipping(Scaled):
+    """As segmentation_models_pytorch's decoders: what is done depends on an argument's sizes."""
+
+    def forward(self, x, skip=None):
+        y = F.relu(self.norm(self.conv(x)))
+        if skip is not None and skip.shape[1] != 0 and skip.size(0) == len(x.shape) - 2:
+            y = y + skip * skip.shape[-1]
+        return self.last(y)
+
+
 def trained(model):
     torch.manual_seed(0)
     for _ in range(2):
@@ -67,6 +77,19 @@ def test_every_way_to_call(mode):
             fused(mask=mask)
         with pytest.raises(TypeError, match="unexpected keyword"):
             fused(x, masks=mask)
+
+
+def test_what_is_done_may_depend_on_an_arguments_sizes():
+    model = trained(Skipping())
+    fused, x = ct.convert(model, fuse=True), torch.randn(2, 8, 9, 9)
+    with torch.no_grad():
+        for shape in ((2, 8, 9, 9), (1, 8, 9, 9), (2, 8, 1, 1), (2, 8, 9, 1), (2, 0, 9, 9)) * 2:
+            skip = torch.rand(shape)
+            assert error(fused(x, skip), model(x, skip)) < 1e-5, shape
+        assert error(fused(x), model(x)) < 1e-5
+        fused.last.weight = nn.Parameter(fused.last.weight * 2, requires_grad=False)
+        twin = copy.deepcopy(fused).double()
+        assert error(fused(x, skip[:, :, :1]), twin(x.double(), skip[:, :, :1].double())) < 1e-5
 
 
 def test_weights_are_the_same_tensors():

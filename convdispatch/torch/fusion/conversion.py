@@ -148,8 +148,23 @@ for _name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor",
     setattr(_Proxy, f"__{_name}__", _in_place(_name))
 
 
+class _Sized(_Proxy):
+    """An argument whose sizes are known, for code that decides by them."""
+
+    def __init__(self, node: fx.Node, tracer: Any, value: torch.Tensor) -> None:
+        super().__init__(node, tracer)
+        self.shape, self.ndim, self.dtype, self.device = value.shape, value.ndim, value.dtype, value.device
+        self.size, self.dim, self.numel = value.size, value.dim, value.numel
+
+
 class _Tracer(fx.Tracer):
+    def __init__(self, tensors: dict[str, torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self._tensors = tensors or {}
+
     def proxy(self, node: fx.Node) -> fx.Proxy:
+        if node.op == "placeholder" and node.target in self._tensors:
+            return _Sized(node, self, self._tensors[str(node.target)])
         return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -217,13 +232,24 @@ def _simple(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | torch.dtype)
 
 
-def _of_layers(root: nn.Module, concrete: dict[str, Any], layers: list[tuple[Any, Any, Any]]) -> FusedModel:
-    return _rewritten(root, _traced(root, concrete), layers, of_these=True)
+def _of_layers(
+    root: nn.Module,
+    concrete: dict[str, Any],
+    layers: list[tuple[Any, Any, Any]],
+    tensors: dict[str, torch.Tensor] | None = None,
+) -> FusedModel:
+    for _, norm, layer in layers:  # the model may have got another type since: what was folded is still told by it
+        if norm is not None:
+            norm.to(layer.weight.dtype)
+    return _rewritten(root, _traced(root, concrete, tensors), layers, of_these=True)
 
 
-def _traced(module: nn.Module, concrete: dict[str, Any]) -> fx.Graph:
-    """Raises whatever the model's code does with proxies; ValueError for numbers that are drawn or made in it."""
-    tracer = _Tracer()
+def _traced(module: nn.Module, concrete: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> fx.Graph:
+    """Raises whatever the model's code does with proxies; ValueError for numbers that are drawn or made in it.
+
+    Of arguments in ``tensors`` the sizes are those, and hold for the graph.
+    """
+    tracer = _Tracer(tensors)
     graph = tracer.trace(module, concrete_args=concrete or None)
     for node in list(graph.nodes):
         # torch.fx's own check of an argument that is None cannot be read from a file: it ends all later traces.
