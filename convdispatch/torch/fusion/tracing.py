@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import operator
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +61,9 @@ class _Tracer(fx.Tracer):
         return script or ours or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
 
 
+_ASKING = threading.RLock()
+
+
 def _isinstance(value: Any, kind: Any) -> bool:
     """As Python's; torch.fx's answer for a proxy, that it is no tensor, would send it the other way."""
     if isinstance(value, fx.Proxy) and isinstance(kind, type | tuple) and _has_tensor(kind):
@@ -73,21 +77,21 @@ def _has_tensor(kind: Any) -> bool:
 
 @contextlib.contextmanager
 def _asked(root: nn.Module) -> Iterator[None]:
-    """While it lasts, the modules in which the parts' classes are written ask ``_isinstance``."""
+    """While it lasts, the modules in which the parts' classes are written ask ``_isinstance``; one thread at a time."""
     homes = {type(part).__module__ for part in root.modules()}
     own = {home for home in homes if not home.startswith(("torch.nn.", "convdispatch."))}
     places = [vars(sys.modules[home]) for home in {*own, "torch._jit_internal"} if home in sys.modules]
-    places = [place for place in places if "isinstance" not in place]
-    is_tensor = torch.is_tensor
-    for place in places:
-        place["isinstance"] = _isinstance
-    torch.is_tensor = lambda value: _isinstance(value, torch.Tensor)
-    try:
-        yield
-    finally:
-        torch.is_tensor = is_tensor
+    with _ASKING:
+        places, is_tensor = [place for place in places if "isinstance" not in place], torch.is_tensor
         for place in places:
-            place.pop("isinstance", None)
+            place["isinstance"] = _isinstance
+        torch.is_tensor = lambda value: _isinstance(value, torch.Tensor)
+        try:
+            yield
+        finally:
+            torch.is_tensor = is_tensor
+            for place in places:
+                place.pop("isinstance", None)
 
 
 def trace(module: nn.Module, concrete: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> fx.Graph:
