@@ -31,6 +31,15 @@ def convdispatch_solvers() -> list[Solver]:
     return [
         own("direct", "Direct", "int8.direct"),
         own("depthwise", "Depthwise", "int8.depthwise", cpus_only),
+        Declared(
+            f"{__name__}.interleaved",
+            "Interleaved",
+            name="int8.interleaved",
+            fuses={"bias"},
+            exact=True,
+            quantized=True,
+            serves=serves_vectors,
+        ),
         own("vectors", "Vectors", "int8.vnni", serves_vectors),
         own("tiles", "Tiles", "int8.amx", serves_tiles),
     ]

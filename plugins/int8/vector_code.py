@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["NUMBERS", "ORDER", "Tile", "at", "finished", "packed", "vector_tile"]
+__all__ = ["NUMBERS", "Tile", "at", "finished", "number_macros", "packed", "vector_tile"]
 
 NUMBERS = {
     "zero": 0, "order": 16, "low": 32, "high": 33, "sum_low": 34, "sum_high": 35, "sum_scale": 36, "r_zero": 37,
     "r_scale": 38, "y_scale": 39, "inverse": 40, "bounded": 42, "rounds": 44, "slow": 46, "sums": 64,
 }  # fmt: skip
-"""Words of ``numbers``: a vector of y's zero point in 16 bits, ``ORDER``, single numbers, and memory for sums."""
-ORDER = [4 * lane + vector for vector in range(4) for lane in range(4)]
-"""Words of a vector as packing four vectors of sums leaves their parts."""
+"""Words of ``numbers``: a vector of y's zero point in 16 bits, in which order packing four vectors of sums leaves their
+words, single numbers, and memory for sums."""
 
 
 class Tile(NamedTuple):
@@ -31,6 +30,11 @@ class Tile(NamedTuple):
     def halves(self) -> int:
         """Vectors of sums a position."""
         return 2 if self.channels > 16 else 1
+
+
+def number_macros() -> str:
+    """``NUMBER_word`` for the kernel that fills ``numbers``."""
+    return "".join(f"#define NUMBER_{name} {place}\n" for name, place in NUMBERS.items())
 
 
 def at(word: str, more: int = 0) -> str:
@@ -73,7 +77,7 @@ def finished(sums: Sequence[int], scales: Sequence[str], residual: Sequence[str]
 def packed(four: Sequence[int], order: int, signed: bool) -> list[str]:
     """The bytes of four vectors of whole numbers, with y's zero point and saturated, one after the other in the first.
 
-    The last two may be the first two. ``order`` is the register that holds ``ORDER``.
+    The last two may be the first two. ``order`` is the register that holds the order of words.
     """
     lines = []
     for a, b in (four[:2],) if four[2] == four[0] else (four[:2], four[2:]):

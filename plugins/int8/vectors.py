@@ -27,7 +27,7 @@ from convdispatch.api.cpu import PAGE, uneven
 from .band import Band
 from .probe import require
 from .processor import serves_vectors
-from .vector_code import NUMBERS, Tile, vector_tile
+from .vector_code import NUMBERS, Tile, number_macros, vector_tile
 
 __all__ = ["PROBED", "Vectors", "VectorsKernel"]
 
@@ -116,8 +116,8 @@ class VectorsKernel:
             A_ROW=f"{self.a_row}L", A_COLUMN=f"{self.a_column}L", BLOCK=self.block, ITEMS=f"{self.items}L",
             JOBS=f"{self.jobs}L", SLOT=f"{self.slot}L", NUMBERS_AT=f"{self.numbers_at}L", W_SUMS=f"{self.w_sums}L",
             FINISH=int(self.finish), CHANNEL=1 if self.nhwc else f"{p.od * p.oh * p.ow}L",
-            **{f"NUMBER_{name}": place for name, place in NUMBERS.items()},
         )  # fmt: skip
+        text += number_macros()
         text += f"constant int OFFSETS[{len(self.offsets)}] = {{{', '.join(map(str, self.offsets))}}};\n"
         names: dict[Tile, str] = {}
         out = p.out_dtype if self.finish else None
@@ -128,7 +128,8 @@ class VectorsKernel:
         whole, whole_last, rest, rest_last = (names[each] for each in self.tiles().values())
         text += f"#define WHOLE(last_, ...) ((last_) ? {whole_last}(__VA_ARGS__) : {whole}(__VA_ARGS__))\n"
         text += f"#define REST(last_, ...) ((last_) ? {rest_last}(__VA_ARGS__) : {rest}(__VA_ARGS__))\n"
-        return text + "".join(kernel_text(__package__, name) for name in ("put.cl", "band.cl", "vectors.cl"))
+        files = ["put.cl", *(["numbers.cl"] if self.finish else []), "band.cl", "vectors.cl"]
+        return text + "".join(kernel_text(__package__, name) for name in files)
 
     @property
     def block(self) -> int:
