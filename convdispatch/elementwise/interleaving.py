@@ -44,7 +44,9 @@ def quantized_pixels(x: Tensor, scale: float, zero_point: int, dtype: str) -> Te
         "v": divisor, "r": np.float32(1) / divisor, "most": divisor * np.float32(2**16), "z": zero_point,
         "low": limits.min - zero_point, "high": limits.max - zero_point,
     }  # fmt: skip
-    numbers = {name: f"{float(each).hex()}f" if name in ("v", "r", "most") else str(each) for name, each in given.items()}
+    numbers = {
+        name: f"{float(each).hex()}f" if name in ("v", "r", "most") else str(each) for name, each in given.items()
+    }
     text = """inline uchar16 read(global const uint *from) {
   const float16 x = clamp(vload16(0, (global const float *)from), (float16)(-MOST), (float16)(MOST)), q = x * R;
   const float16 exact = fma(fma(-q, (float16)(V), x), (float16)(R), q);
