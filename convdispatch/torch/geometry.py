@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +25,15 @@ _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
 
 
 class Fallback(Exception):
-    """The call is PyTorch's own kernel's; the text says why. ``lasting`` where each such call will be."""
+    """The call is PyTorch's own kernel's; the text says why. ``lasting`` where each such call will be.
 
-    def __init__(self, reason: str, lasting: bool = True) -> None:
+    ``again(operator)``, where it is given, is asked before each further call like it: whether that is PyTorch's too,
+    and then it is counted.
+    """
+
+    def __init__(self, reason: str, lasting: bool = True, again: Callable[[str], bool] | None = None) -> None:
         super().__init__(reason)
-        self.lasting = lasting
+        self.lasting, self.again = lasting, again
 
 
 class Geometry(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from ...api.errors import InvalidArgument, NoSolver
 from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
-from .. import ranks, tiers
+from .. import counting, ranks, tiers
 from ..geometry import DTYPES, FORMATS, Fallback, Geometry, format_of, problem_of
 from ..settings import Settings, math_of
 from .host import HostCall
@@ -51,7 +51,11 @@ class FallbackCall:
         self.reason = reason
 
     def __call__(self, *_: Any) -> Any:
-        raise Fallback(self.reason)
+        raise Fallback(self.reason, again=self._again)
+
+    def _again(self, operator: str) -> bool:
+        counting.left(operator, self.reason)
+        return True
 
 
 def planned_call(request: CallRequest) -> Any:
