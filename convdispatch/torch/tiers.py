@@ -9,7 +9,6 @@ call loads the plan and keeps it. A capture waits for everything before it begin
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 import time
@@ -22,6 +21,7 @@ import torch
 
 from ..api.policy import Policy, current_policy
 from ..api.problem import ConvProblem
+from ..calls.framework.fallback import Fallback
 from ..calls.planner_pool.pool import NoHelp, PlannerPool, pool_of
 from ..device import runtime
 from ..device.cuda import machine_code
@@ -29,9 +29,8 @@ from ..selection import dispatch
 from ..selection.planpack import from_environment
 from ..selection.planpack.decisions import fixed_by_pack
 from . import counting, ranks
-from .geometry import Fallback
 
-__all__ = ["Compiling", "Pending", "drain", "first", "pending", "timed", "waits", "watch_captures"]
+__all__ = ["Compiling", "Pending", "drain", "first", "pending", "timed", "waits"]
 
 SWITCH = "CONVDISPATCH_TIER"
 BURST_S = 0.3
@@ -236,19 +235,3 @@ def _capturing() -> bool:
 def _seconds(problem: ConvProblem) -> float:
     """About what a GPU takes for it: problems are planned in this order."""
     return max(problem.flops / _FLOPS, problem.bytes / _BYTES)
-
-
-def watch_captures() -> None:
-    """From now on a CUDA graph's capture begins once everything pending is there."""
-    graph: Any = torch.cuda.CUDAGraph
-    begin = graph.capture_begin
-    if getattr(begin, "waits_for_tiers", False):
-        return
-
-    @functools.wraps(begin)
-    def capture_begin(self: Any, *arguments: Any, **named: Any) -> Any:
-        drain()
-        return begin(self, *arguments, **named)
-
-    capture_begin.waits_for_tiers = True  # type: ignore[attr-defined]
-    graph.capture_begin = capture_begin
