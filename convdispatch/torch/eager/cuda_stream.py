@@ -14,29 +14,25 @@ import torch
 from ...api.errors import NoDevice
 from ...api.problem import ConvProblem
 from ...calls.arrays.known_libraries import library_of
-from ...calls.cuda_call import rehearse
+from ...calls.cuda_call import ALIGNMENT, launched, rehearse
+from ...calls.framework.fallback import Fallback
 from ...device import runtime
 from ...device.cuda.ptx import Unlaunchable
 from ...device.cuda.stream import BLOCKED, CudaMemory
-from ...device.cuda_driver import NO_CONTEXT, CudaError
-from ...device.memory.allocator import out_of_memory
 from ...device.programs.ptx_program import for_streams
 from ...measurement import first_sight
 from ...selection import dispatch
 from ...selection.prepared import Constant
 from ..counting import solved
-from ..geometry import Fallback
 
 __all__ = ["CAPTURED", "StreamCall", "device", "stream_of"]
 
-_ALIGNMENT = 16
-"""Bytes that kernels load and copy at once, at most."""
 _numbers = itertools.count()
 CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
 
 
 def stream_of(tensor: torch.Tensor) -> Any:
-    """PyTorch's current stream of a CUDA tensor's device. Raises Left."""
+    """PyTorch's current stream of a CUDA tensor's device. Raises Fallback."""
     library: Any = library_of(torch.Tensor)
     try:
         return library.stream(tensor, tensor.get_device())
@@ -45,7 +41,7 @@ def stream_of(tensor: torch.Tensor) -> Any:
 
 
 def device(tensor: torch.Tensor) -> Any:
-    """The OpenCL device on which a CUDA tensor lies. Raises Left."""
+    """The OpenCL device on which a CUDA tensor lies. Raises Fallback."""
     return stream_of(tensor).device
 
 
@@ -135,18 +131,14 @@ class StreamCall:
             if not residual.is_contiguous(memory_format=form):
                 return False
             added = residual.data_ptr()
-        if (addresses[0] | addresses[1] | addresses[2] | beside | added) % _ALIGNMENT:
+        if (addresses[0] | addresses[1] | addresses[2] | beside | added) % ALIGNMENT:
             return False
         stream = self.library.stream(given[self.written], self.number)
         if not self.library.is_current(stream):
             return False
         stream.place.recent.append(self.name)
         addresses += (beside, added)
-        try:
-            self.launches.give(stream, addresses)
-        except CudaError as error:
-            if not (out_of_memory(error) or error.status == NO_CONTEXT):
-                raise
+        if not launched(self.launches, stream, addresses):
             return False
         if BLOCKED:
             stream.check()
@@ -188,13 +180,9 @@ class StreamCall:
                 memory = CudaMemory(addresses[1], self.sizes[1], given[1])
                 packed, _ = constant.packed(prepared, stream, memory)  # type: ignore[arg-type]
                 addresses[1] = constant.addresses[self.key] = packed.address  # type: ignore[attr-defined]
-            try:
-                beside = [0 if each is None else each.data_ptr() for each in (bias, residual)]
-                self.launches.give(stream, [*addresses, *beside])
+            beside = [0 if each is None else each.data_ptr() for each in (bias, residual)]
+            if launched(self.launches, stream, [*addresses, *beside]):
                 return
-            except CudaError as error:
-                if not out_of_memory(error):
-                    raise
         operands = [CudaMemory(t.data_ptr(), size, t) for t, size in zip(given, self.sizes, strict=True)]
         extra = [None if t is None else CudaMemory(t.data_ptr(), t.nbytes, t) for t in (bias, residual)]
         dispatch.run(self.problem, prepared, stream, *operands, *extra, None, constant)  # type: ignore[arg-type]
@@ -202,6 +190,6 @@ class StreamCall:
     def _ready(self, tensor: Any, form: Any) -> Any:
         if not tensor.is_contiguous(memory_format=form):
             tensor = tensor.contiguous(memory_format=form)
-        if tensor.data_ptr() % _ALIGNMENT:
+        if tensor.data_ptr() % ALIGNMENT:
             tensor = tensor.clone(memory_format=torch.preserve_format)
         return tensor

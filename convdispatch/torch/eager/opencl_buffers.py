@@ -9,10 +9,10 @@ import torch
 
 from ...api.problem import ConvProblem
 from ...calls.bound_call import Call
+from ...calls.framework.fallback import Fallback
 from ...device import runtime
 from ...selection.prepared import Constant
 from ..counting import solved
-from ..geometry import Fallback
 from .opencl_tensors import empty_strided, queue, seen
 
 __all__ = ["BufferCall"]

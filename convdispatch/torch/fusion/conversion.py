@@ -279,7 +279,7 @@ def _again(layers: list[tuple[Any, Any, Any]], conv: Any, norm: Any, activation:
     for each, its_norm, layer in layers:
         if each is conv and its_norm is norm:
             made = copy.copy(layer)  # the same parameters
-            made.activation = activation
+            made.takes_in(activation)
             return made  # type: ignore[no-any-return]
     raise ValueError("a batch norm that was folded would stay, or another be folded")
 
@@ -300,6 +300,6 @@ def _layer(conv: Any, norm: Any, activation: str | None) -> nn.Module:
         "weight": nn.Parameter(weight, requires_grad=False),
         "bias": None if bias is None else nn.Parameter(bias, requires_grad=False),
     }
-    made.activation = activation
+    made.takes_in(activation)
     made.training = False
     return made  # type: ignore[no-any-return]

@@ -15,12 +15,13 @@ from torch import fx
 
 from ...api.errors import ConvDispatchError
 from ...api.policy import policy
+from ...calls.framework.fallback import Fallback
+from ...calls.framework.host import cpu_device
 from ...device import runtime
 from .. import counting, ranks
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
-from ..eager.host import device
-from ..geometry import DTYPES, Fallback
+from ..geometry import DTYPES
 from ..sampled import Sample
 from ..settings import DEFAULT, math_of, policy_of, switches
 
@@ -158,7 +159,7 @@ class Forms:
         from .aten import Missing, net_of
 
         try:
-            queue = runtime.queue(device())
+            queue = runtime.queue(cpu_device())
             shapes = [tuple(x.shape) for x in inputs]
             net = net_of(lambda *given: self._model.forward(*given), inputs, queue, math)
             with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
