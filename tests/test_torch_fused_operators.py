@@ -1,4 +1,4 @@
-"""PyTorch's operators around convolutions in inference forms: parts, pads, enlargements, norms of pictures, matrices."""
+"""PyTorch's operators around convolutions in inference forms: parts, pads, enlargements, norms, matrices."""
 
 import copy
 

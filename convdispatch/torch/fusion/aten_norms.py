@@ -1,4 +1,4 @@
-"""ATen's norms by a picture's own statistics, its learned slopes, products of matrices and pooling of volumes, as ours."""
+"""ATen's norms by a picture's own statistics, learned slopes, products of matrices and pooling of volumes, as ours."""
 
 from __future__ import annotations
 

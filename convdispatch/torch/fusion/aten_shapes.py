@@ -1,4 +1,4 @@
-"""ATen's parts, pads and enlargements of tensors as ours: parts are views, the others one kernel over tables of places."""
+"""ATen's parts, pads and enlargements of tensors as ours: parts are views, others a kernel over tables of places."""
 
 from __future__ import annotations
 
