@@ -62,7 +62,8 @@ NETS = {
     "linear": lambda: Net(linear),
     "group norm": lambda: Net(lambda m, x: m.last(F.silu(m.norm(m.conv(x)))), norm=nn.GroupNorm(4, 8)),
     "layer norm": lambda: Net(
-        lambda m, x: m.last(m.norm(m.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)), norm=nn.LayerNorm(8)
+        lambda m, x: F.adaptive_avg_pool2d(m.last(m.norm(m.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)), 1),
+        norm=nn.LayerNorm(8),
     ),
     "instance norm": lambda: Net(lambda m, x: m.last(m.norm(m.conv(x))), norm=nn.InstanceNorm2d(8)),
     "products": lambda: Net(

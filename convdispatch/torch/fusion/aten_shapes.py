@@ -39,6 +39,16 @@ def _select(net: Any, x: Any, axis: int, place: int) -> Tensor:
     return _part(x, axis, place)
 
 
+@operator("aten.as_strided_.default")
+def _same_places(net: Any, x: Any, shape: Sequence[int], strides: Sequence[int], offset: Any = None) -> Tensor:
+    """What means over channels-last pictures end with: strides of axes of one place alone change."""
+    steps = list(itertools.accumulate(x.shape[:0:-1], lambda step, size: step * size, initial=1))[::-1]
+    alike = all(size == 1 or mine == step for size, mine, step in zip(x.shape, strides, steps))
+    if tuple(shape) != x.shape or not alike or offset:
+        raise Missing("a tensor seen with other strides")
+    return x  # type: ignore[no-any-return]
+
+
 @operator("aten.unsqueeze.default")
 def _unsqueeze(net: Any, x: Any, axis: int) -> Tensor:
     return x[(*(slice(None),) * (axis % (x.ndim + 1)), None)]  # type: ignore[no-any-return]
