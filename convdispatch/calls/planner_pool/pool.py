@@ -28,6 +28,7 @@ from ...device import runtime
 from ...device.cache import artifact_store
 from ...device.programs.compile_pool import compilers, receive, send
 from ...selection import dispatch
+from ...selection.planpack.decisions import sealed
 from ...selection.plugins.loader import plugins
 from . import progress_line
 from .decision_cache import DecisionCache
@@ -115,9 +116,10 @@ class PlannerPool:
         """Note what this process chose itself, for processes to come."""
         config = dict(prepared.config)
         decision = {"solver": prepared.solver.name, "config": config, "source": prepared.source}
+        key = artifact_store.decision_key(problem, policy)
         with contextlib.suppress(TypeError, ValueError):  # a configuration that JSON does not hold
             if json.loads(json.dumps(config)) == config:
-                self._choices().put(artifact_store.decision_key(problem, policy), decision)
+                self._choices().put(key, sealed(key, decision, self.device))
 
     def _choices(self) -> DecisionCache:
         found = self._chosen
@@ -230,8 +232,8 @@ class PlannerPool:
                 tables["programs"][key] = binaries[begin : begin + size]
                 begin += size
             tables["texts"].update(said["texts"])
-            decision = {"solver": said["solver"], "config": said["config"], "source": said["source"]}
             key = artifact_store.decision_key(task.problem, task.policy)
+            decision = sealed(key, {name: said[name] for name in ("solver", "config", "source")}, self.device)
             tables["decisions"][key] = decision
             self._choices().put(key, decision)
         with self._changed:
