@@ -6,6 +6,7 @@ the same sources on the same device, and is not asked for all its configurations
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import warnings
@@ -95,8 +96,9 @@ def _sources(plugin: str, device: cl.Device) -> str:
     if not home:
         return ""
     stamps = [template_cache.stamp(each) for each in (home, *(f"{here}.{zone}" for zone in HOUSES))]
-    known = [runtime.device_info(device), artifact_store.identity(device), loaded.fingerprints.get(plugin)]
-    return artifact_store.key_of(*map(repr, known), *stamps)
+    fields = dataclasses.asdict(runtime.device_info(device))
+    known = [{**fields, "extensions": sorted(fields["extensions"])}, artifact_store.identity(device)]
+    return artifact_store.key_of(json.dumps(known, sort_keys=True), loaded.fingerprints.get(plugin, ""), *stamps)
 
 
 def _misfit(pack: str, why: str) -> None:
