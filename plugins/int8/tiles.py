@@ -153,9 +153,6 @@ def in_place(p: ConvProblem, tiles: bool, tile: int) -> bool:
 
 
 class _Tiled(Solver):
-    exact = True
-    quantized = True
-    fuses = frozenset({"bias", "residual"})
     tiles: bool
     costs: Costs
 
@@ -241,7 +238,6 @@ class _Tiled(Solver):
 class Tiles(_Tiled):
     """By matrix registers."""
 
-    name = "int8.amx"
     tiles = True
     costs = Costs(5200.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5)
 
@@ -253,7 +249,6 @@ class Tiles(_Tiled):
 class Vectors(_Tiled):
     """By AVX512-VNNI."""
 
-    name = "int8.vnni"
     tiles = False
     costs = Costs(900.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5)
 
