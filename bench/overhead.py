@@ -151,6 +151,15 @@ def main(device: str | None, calls: int) -> None:
                 cudas = [array.cuda() for array in torches]
                 cases |= on_cuda(prepared, torch, cudas)
                 finish = torch.cuda.synchronize
+                import convdispatch.torch as ct
+
+                def theirs() -> Any:
+                    with torch.no_grad():
+                        return torch.nn.functional.conv2d(*cudas[:2])
+
+                floor, left = "conv2d, PyTorch's", "conv2d left to PyTorch under enable()"
+                cases |= {floor: (floor, theirs), left: (floor, theirs)}
+                around |= {left: lambda: ct.enable(min_flops=1e15)}
         table = Table("call", "median us", "above bare", title=f"Warm call on {runtime.device_info(queue.device)}")
         medians = {}
         for name, (_, call) in cases.items():

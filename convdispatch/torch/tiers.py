@@ -28,7 +28,7 @@ from ..device.cuda import machine_code
 from ..selection import dispatch
 from ..selection.planpack import from_environment
 from ..selection.planpack.decisions import fixed_by_pack
-from . import ranks
+from . import counting, ranks
 
 __all__ = ["Compiling", "Pending", "drain", "first", "pending", "timed", "waits"]
 
@@ -46,8 +46,8 @@ _FLOPS, _BYTES = 20e12, 2e12
 class Compiling(Fallback):
     """The call is PyTorch's own kernel's, until the specialised one is there."""
 
-    def __init__(self) -> None:
-        super().__init__("its kernels are being compiled in the background", lasting=False)
+    def __init__(self, again: Callable[[str], bool] | None = None) -> None:
+        super().__init__("its kernels are being compiled in the background", lasting=False, again=again)
 
 
 class _Allowance:
@@ -148,7 +148,16 @@ class Pending:
         """Raises Compiling."""
         if constant is not None:
             self._promised[id(constant)] = weakref.ref(constant), weakref.ref(w)
-        raise Compiling
+        raise Compiling(self._again)
+
+    def _again(self, _: str) -> bool:
+        """Whether ``resolved()`` would answer None still; a call that is PyTorch's then is counted."""
+        if self.call is not None:
+            return False
+        if self.answer.done() and _allowance.may_load(time.perf_counter()) and not _capturing():
+            return False
+        counting.compiling()
+        return True
 
 
 def timed(find: Callable[[], Any]) -> Any:

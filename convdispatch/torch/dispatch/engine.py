@@ -21,7 +21,7 @@ from ...device.programs.kernels import Programs
 from ...selection import dispatch
 from .. import ranks
 from ..eager.bias_gradient import bias_gradient, make_ready
-from ..eager.planning import PLAIN, CallRequest, planned_call
+from ..eager.planning import PLAIN, CallRequest, FallbackCall, planned_call
 from ..geometry import Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
 from ..tiers import Pending
@@ -147,6 +147,9 @@ def backward(
     if output_mask[1]:
         weights = cached_call("weights", geometry, x, w, grad, None, False, settings)
         parts.append(("weights", weights, 1))
+    for part, call, _ in parts:
+        if isinstance(call, Pending | FallbackCall):  # before the other part runs in vain
+            call(x, w, grad, None, constant if part == "data" else None)
     if data is not None:
         data = data(grad, w, None, None, constant) if transposed else data(None, w, grad, None, constant)
     if weights is not None:

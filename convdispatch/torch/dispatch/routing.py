@@ -171,6 +171,8 @@ def _declined(error: Exception, operator: str, theirs: Callable[[], Any]) -> Any
         return result
     if isinstance(error, Frozen | InvalidPolicy) or not isinstance(error, Fallback | ConvDispatchError):
         raise error
+    if isinstance(error, Fallback) and error.again is not None:
+        native.leave(functools.partial(error.again, operator))
     if isinstance(error, Compiling):
         counting.compiling()
     else:

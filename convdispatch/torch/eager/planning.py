@@ -12,7 +12,7 @@ from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import cpu_device
-from .. import ranks, tiers
+from .. import counting, ranks, tiers
 from ..geometry import DTYPES, FORMATS, Geometry, format_of, problem_of
 from ..settings import Settings, math_of
 from .host import HostCall
@@ -52,7 +52,11 @@ class FallbackCall:
         self.reason = reason
 
     def __call__(self, *_: Any) -> Any:
-        raise Fallback(self.reason)
+        raise Fallback(self.reason, again=self._again)
+
+    def _again(self, operator: str) -> bool:
+        counting.left(operator, self.reason)
+        return True
 
 
 def planned_call(request: CallRequest) -> Any:
