@@ -13,7 +13,7 @@ from convdispatch.measurement.conformance.checks import Examination
 from convdispatch.selection.choice.ranking import reasons
 from convdispatch.selection.plugins.loader import plugins
 
-SOLVERS = ("int8.direct", "int8.depthwise", "int8.vnni", "int8.amx")
+SOLVERS = ("int8.direct", "int8.depthwise", "int8.interleaved", "int8.vnni", "int8.amx")
 DENSE = [
     "u8s8u8_nhwc_mb2ic64ih9iw8oc32kh3ph1",
     "u8s8s8_nhwc_mb1ic65ih9iw8oc33kh3ph1+residual",
@@ -39,6 +39,12 @@ DEPTHWISE = [
     "s8s8s8_nhwc_g17mb1ic17ih9iw13oc17kh3ph1sh2+residual",
     "u8s8f32_nhwc_g40mb1ic40ih12iw30oc40kh5ph2+constant",
     "s8s8s32_nhwc_g31mb1ic31ih8iw9oc31kh3kw2dh2dw2ph2pw1",
+    "u8s8u8_nhwc_g48mb2ic48ih9iw11oc48kh3ph1+constant",
+    "s8s8s8_nhwc_g96mb1ic96ih10iw13oc96kh5ph2sh2+constant",
+    "u8s8s8_nhwc_g80mb1ic80ih7iw7oc80kh5ph2",
+    "u8s8u8_nhwc_g16mb1ic16ih1iw3oc16kh3ph1",
+    "s8s8u8_nhwc_g64mb1ic64ih8iw18oc64kh3ph1ph_r0pw_r2sh1sw2",
+    "u8s8u8_nhwc_g32mb1ic32id4ih6iw6oc32kd3kh3kw2pd1ph1",
     "u8s8u8_nhwc_g33mb1ic33id3ih5iw6oc33kd2kh3kw3ph1pw1",
 ]
 

@@ -7,7 +7,7 @@ in each over ``steps`` of bytes that follow each other.
 
 from __future__ import annotations
 
-__all__ = ["CONFIGURE", "byte_finish", "tile_product", "vector_product"]
+__all__ = ["CONFIGURE", "byte_finish", "tile_product"]
 
 CONFIGURE = """
 // Eight tiles of 16 rows of 64 bytes; the first four hold sums.
@@ -32,20 +32,6 @@ def tile_product(name: str, tiles: tuple[int, int], row: int, steps: int, signed
     begin = [f"tilezero %%tmm{2 * i + j}" for i, j in sums]
     end = [f"tilestored %%tmm{2 * i + j}, {2048 * i + 64 * j}(%[sums],%[pitch],1)" for i, j in sums]
     return _function(name, begin, inner, end, steps, (64, 2048), f', [row] "r"({row}L), [pitch] "r"(128L)')
-
-
-def vector_product(name: str, positions: int, row: int, steps: int) -> str:
-    """The same by vectors (AVX512-VNNI): ``sums[positions][32] = A B``, 14 positions at most; a step is 4 bytes.
-
-    A is unsigned; B is ``[step][32][4]``.
-    """
-    begin = [f"vpxord %%zmm{i}, %%zmm{i}, %%zmm{i}" for i in range(2 * positions)]
-    inner = ["vmovdqu32 (%[b]), %%zmm28", "vmovdqu32 64(%[b]), %%zmm29"]
-    for i in range(positions):
-        inner.append(f"vpbroadcastd {row * i}(%[t]), %%zmm{30 + i % 2}")
-        inner += [f"vpdpbusd %%zmm{28 + j}, %%zmm{30 + i % 2}, %%zmm{2 * i + j}" for j in range(2)]
-    end = [f"vmovdqu32 %%zmm{2 * i + j}, {128 * i + 64 * j}(%[sums])" for i in range(positions) for j in range(2)]
-    return _function(name, begin, inner, end, steps, (4, 128), "")
 
 
 def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:

@@ -15,12 +15,13 @@ from torch import fx
 
 from ...api.errors import ConvDispatchError
 from ...api.policy import policy
+from ...calls.framework.fallback import Fallback
+from ...calls.framework.host import cpu_device
 from ...device import runtime
 from .. import counting, ranks
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
-from ..eager.host import device
-from ..geometry import DTYPES, Fallback
+from ..geometry import DTYPES
 from ..sampled import Sample
 from ..settings import DEFAULT, math_of, policy_of, switches
 
@@ -54,6 +55,16 @@ class FusedModel(fx.GraphModule):
                 raise
             return attributes[name]
 
+    def hold_unused(self) -> None:
+        """Let parts of the model that was fused be its own too where its graph needs none of them."""
+        for name, part in self.meta.get("unused", {}).items():
+            self.add_submodule(name, part)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        made = super().__deepcopy__(memo)
+        made.hold_unused()
+        return made
+
     def recompile(self) -> Any:
         """As GraphModule's; forms of the old graph go."""
         self.__dict__.pop("_forms", None)
@@ -81,7 +92,7 @@ class FusedModel(fx.GraphModule):
         # The class of the model from before, by which other arguments are traced, may not be there where it is read.
         return _revived, (
             *super().__reduce__(),
-            {name: each for name, each in self.meta.items() if name != "arguments"},
+            {name: each for name, each in self.meta.items() if name not in ("arguments", "unused")},
         )
 
 
@@ -148,7 +159,7 @@ class Forms:
         from .aten import Missing, net_of
 
         try:
-            queue = runtime.queue(device())
+            queue = runtime.queue(cpu_device())
             shapes = [tuple(x.shape) for x in inputs]
             net = net_of(lambda *given: self._model.forward(*given), inputs, queue, math)
             with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
