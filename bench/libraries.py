@@ -1,13 +1,14 @@
 """The libraries people use, unchanged, in PyTorch: results, calls left, times, memory of each model.
 
-``python bench/libraries.py [--library L] [--only TEXT] [--device cpu] [--rows FILE] [--no-train] [--compile]
-[--table]``
+``python bench/libraries.py [--library L] [--only TEXT] [--device cpu] [--rows FILE] [--no-train] [--no-time]
+[--compile] [--table]``
 
 Each model is made by its own library (``library_models.py``) and runs in a process of its own with a time limit:
 plain, under ``enable()``, as ``convert(model, fuse=True)``, and with ``--compile`` by ``torch.compile`` plain and under
 ``enable()``; forward, and a training step of plain and ``enable()``. Errors are against the same model in float64. A
-row of JSON is added to ``--rows`` for each; models that have a row are left out, so a run goes on where it ended. What
-a package lacks is said.
+row of JSON is added to ``--rows`` for each; models that have a row are left out, so a run goes on where it ended, and
+with ``--again`` a model's later row adds to its earlier. With ``--no-time`` results and counts alone are taken, which
+asks for no quiet machine. What a package lacks is said.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROUNDS = 5
 SECONDS = 0.4
 
 
-def work(library: str, name: str, device: str, train: bool, compiled: bool) -> dict[str, Any]:
+def work(library: str, name: str, device: str, train: bool, compiled: bool, times: bool = True) -> dict[str, Any]:
     """Every side of one model."""
     os.environ.setdefault("KERAS_BACKEND", "torch")
     import torch
@@ -55,7 +56,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool) -> d
     plain = forward()
     reference = plain if exact is None else exact
     row["error_plain"] = None if exact is None else error(plain, exact)
-    with warnings.catch_warnings(record=True) as caught, policy(tier="full"):
+    with warnings.catch_warnings(record=True) as caught, policy(**{"tier": "full"} if times else {}):
         warnings.simplefilter("always")
         ct.reset_counters()
         with ct.enable():
@@ -69,6 +70,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool) -> d
             fused = ct.convert(copy.deepcopy(net), fuse=True)
             row["error_fused"] = error(forward(fused), reference)
             row["first_fused_s"] = time.perf_counter() - begin
+            row["forms"], row["untraced"] = list(ct.fusion(fused).forms.values()), ct.fusion(fused).left
         except Exception as failure:
             fused, row["fused"] = None, f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
         said = sorted(
@@ -95,9 +97,10 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool) -> d
                     forward(both[1])
 
             sides["compile enable"] = compiled_and_enabled
-        row["ms"] = timed(sides, device)
+        if times:
+            row["ms"] = timed(sides, device)
         if train:
-            row |= _training(ct, net, args, kwargs, tensors_of, device)
+            row |= _training(ct, net, args, kwargs, tensors_of, device, times)
     row["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return row
 
@@ -131,7 +134,7 @@ def error(got: Any, wanted: Any) -> float | None:
     return max(found, default=0.0)
 
 
-def _training(ct: Any, net: Any, args: Any, kwargs: Any, tensors_of: Any, device: str) -> dict[str, Any]:
+def _training(ct: Any, net: Any, args: Any, kwargs: Any, tensors_of: Any, device: str, times: bool) -> dict[str, Any]:
     """A step's gradients and times, in eval mode's norms so that both sides compute the same."""
     import torch
 
@@ -157,8 +160,8 @@ def _training(ct: Any, net: Any, args: Any, kwargs: Any, tensors_of: Any, device
         with ct.enable():
             step()
 
-    ms = timed({"plain": step, "enable": enabled}, device)
-    return {"train_error": error(whole(got), whole(plain)), "train_counters": counted, "train_ms": ms}
+    found = {"train_error": error(whole(got), whole(plain)), "train_counters": counted}
+    return found | ({"train_ms": timed({"plain": step, "enable": enabled}, device)} if times else {})
 
 
 def timed(sides: dict[str, Callable[[], Any]], device: str) -> dict[str, float]:

@@ -55,6 +55,16 @@ class FusedModel(fx.GraphModule):
                 raise
             return attributes[name]
 
+    def hold_unused(self) -> None:
+        """Let parts of the model that was fused be its own too where its graph needs none of them."""
+        for name, part in self.meta.get("unused", {}).items():
+            self.add_submodule(name, part)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        made = super().__deepcopy__(memo)
+        made.hold_unused()
+        return made
+
     def recompile(self) -> Any:
         """As GraphModule's; forms of the old graph go."""
         self.__dict__.pop("_forms", None)
@@ -82,7 +92,7 @@ class FusedModel(fx.GraphModule):
         # The class of the model from before, by which other arguments are traced, may not be there where it is read.
         return _revived, (
             *super().__reduce__(),
-            {name: each for name, each in self.meta.items() if name != "arguments"},
+            {name: each for name, each in self.meta.items() if name not in ("arguments", "unused")},
         )
 
 
