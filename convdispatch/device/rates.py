@@ -27,7 +27,7 @@ _FIELDS = {"flops": (1e5, 1e19), "bandwidth": (1e4, 1e17), "launch": (1e-9, 10.0
 """What a device can have, in operations and bytes a second and in seconds: beyond it a prediction says nothing."""
 QUEUE_LAUNCH = 5.06e-6
 """Seconds of a launch on a GPU's OpenCL queue."""
-CUDA_LAUNCH = 0.4
+CUDA_LAUNCH = 0.26
 """Of what a launch takes on NVIDIA's OpenCL queue, what one takes on a stream of CUDA's, where most of them go."""
 _H200 = (65e12 / 132, 4.25e12 / 132)
 """Measured, with 132 compute units."""
