@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from as_amx import cpu_of, plain_c
+from convdispatch_int8.tiles import Tiles
 
 from convdispatch import ConvProblem, Quantization, conv, policy
 from convdispatch.api import DeviceInfo
@@ -61,6 +63,27 @@ def test_bits_are_the_references(queue, solver, text):
         assert chosen.cost(problem, device, config) > 0
         stated = chosen.workspace(problem, device, config)
         Examination(chosen, problem, config, stated, queue).run(False)
+
+
+MATRIX = [
+    "u8s8u8_nhwc_mb2ic64ih5iw7oc32kh3ph1",
+    "s8s8s8_nhwc_mb1ic65ih5iw8oc49kh3ph1+residual",
+    "u8s8u8_nhwc_mb3ic70ih4iw5oc20kh1+residual+constant",
+    "u8s8s32_nhwc_mb1ic16ih7iw6oc33kh2kw3sh2ph1",
+    "s8s8f32_g2mb1ic6ih6oc10kh3ph1+residual",
+    "u8s8u8_nhwc_mb1ic3ih9oc8kh3ph_r2pw_r1dh2dw1",
+]
+"""Whole tiles and what is left of them: positions below 16 and above, channels too; in place, from bands, by groups."""
+
+
+@pytest.mark.parametrize("text", MATRIX)
+def test_matrix_registers_bits_are_the_references(queue, monkeypatch, text):
+    """``int8.amx``, whose instructions are plain C where the processor has none."""
+    cpu, problem, chosen = cpu_of(queue.device), ConvProblem.parse(text), Tiles()
+    assert chosen.rejects(problem, cpu) is None
+    config = next(iter(chosen.configs(problem, cpu)))
+    with plain_c(monkeypatch):
+        Examination(chosen, problem, config, chosen.workspace(problem, cpu, config), queue).run(False)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

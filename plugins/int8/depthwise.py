@@ -41,11 +41,6 @@ _AFTER = 10
 class Depthwise(Solver):
     """Depthwise quantized convolutions in NHWC."""
 
-    name = "int8.depthwise"
-    exact = True
-    quantized = True
-    fuses = frozenset({"bias", "residual"})
-
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Floats, other layouts and forms of channels."""
         if not problem.quantized:

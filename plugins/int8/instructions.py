@@ -52,7 +52,7 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
     lines = [f"vbroadcastss {place[word]}, %%zmm{at}" for word, at in held.items()]
     lines += [f"kmovw {place[word]}, %%k{at}" for at, word in enumerate(("mask0", "mask1", "rounds"), 1)]
     lines += [f"vmovdqu32 {64 * j}(%[numbers]), %%zmm{12 + j}" for j in range(4)]  # shifts, then scales
-    lines += ["1:", "mov (%[to]), %[t]", "add $8, %[to]", "test %[t], %[t]", "js 2f"]
+    lines += ["1:", "mov (%[to]), %[t]", "add $8, %[to]", "test %[t], %[t]", "js 3f"]
 
     def both(text: str) -> list[str]:
         """For each half of the channels: ``s`` its sums, ``r`` its residual, ``q`` a third, and its own constants."""
@@ -81,7 +81,7 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
     for step in steps:
         lines += both(step)
     lines += ["add %[y], %[t]", *(f"vpmovdb %%zmm{j}, {16 * j}(%[t]) %{{%%k{1 + j}%}}" for j in range(halves))]
-    lines += ["2:", f"add ${64 * halves}, %[sums]", "dec %[count]", "jnz 1b"]
+    lines += ["3:", f"add ${64 * halves}, %[sums]", "dec %[count]", "jnz 1b"]
     body, more = "\\n".join(lines), ", global const char *residual" if residual is not None else ""
     temporary = ', [u] "=&r"(u)' if residual is not None else ""
     given = ', [residual] "r"(residual)' if residual is not None else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ from ...device.commands import host_memory
 from ...device.commands.host_memory import HostMemory, HostQueue
 from ...selection import dispatch
 from ...selection.single_thread import prefers_one_thread
-from ..bound_call import PLACES
 from ..fast_path import host_queue
 from .fallback import Fallback
+from .problem import FrameworkProblem
 
 __all__ = ["HostProblem", "cpu_device"]
 
@@ -46,25 +45,15 @@ def cpu_device(pointers: bool = False) -> cl.Device:
     raise Fallback(f"no OpenCL device {what}: pip install 'convdispatch[cpu]'")
 
 
-class HostProblem:
-    """A problem, prepared on the CPU unless it is ``empty``. Raises Fallback for a dtype that the device lacks."""
+class HostProblem(FrameworkProblem):
+    """A problem, prepared on the CPU unless it is empty."""
 
-    def __init__(self, problem: ConvProblem, device: cl.Device, empty: bool = False) -> None:
-        self.problem, self.device = problem, device
-        unsupported = runtime.device_info(device).supports(problem.dtype)
-        if unsupported:
-            raise Fallback(unsupported)
-        self.places = PLACES[problem.direction]
-        self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
+    def __init__(self, problem: ConvProblem, device: cl.Device) -> None:
+        super().__init__(problem, device)
         self.shared = host_memory.has_system_svm(device)
-        self.prepared: Any = None if empty else dispatch.prepare(problem, runtime.context(device))
+        self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(device))
         alone = self.shared and self.prepared is not None and prefers_one_thread(self.prepared)
         self._queue = host_queue(device, alone)
-
-    @property
-    def solver(self) -> str:
-        """What runs."""
-        return "none: nothing to compute" if self.prepared is None else str(self.prepared.solver.name)
 
     def _compute(self, queue: Any, operands: Sequence[HostMemory], *beside: Any) -> None:
         """Run on x, w, y and what ``dispatch.run`` takes beside them; waits."""

@@ -6,7 +6,6 @@ Workspaces come from PyTorch's caching allocator, so a CUDA graph takes them int
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ...api.problem import ConvProblem
 from ...calls.arrays.known_libraries import library_of
 from ...calls.cuda_call import ALIGNMENT, launched, rehearse
 from ...calls.framework.fallback import Fallback
-from ...device import runtime
+from ...calls.framework.problem import FrameworkProblem
 from ...device.cuda.ptx import Unlaunchable
 from ...device.cuda.stream import BLOCKED, CudaMemory
 from ...device.programs.ptx_program import for_streams
@@ -45,23 +44,16 @@ def device(tensor: torch.Tensor) -> Any:
     return stream_of(tensor).device
 
 
-class StreamCall:
+class StreamCall(FrameworkProblem):
     """As ``HostCall``, on the current stream of the tensors' device; returns at once."""
 
     def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> None:
-        self.problem, self.shape, self.form = problem, shape, form
+        stream = stream_of(like)
+        super().__init__(problem, stream.device)
+        self.shape, self.form = shape, form
         self.dtype, self.where, self.number = like.dtype, like.device, like.get_device()
         self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
         self.library: Any = library_of(torch.Tensor)
-        stream = stream_of(like)
-        self.device = stream.device
-        unsupported = runtime.device_info(self.device).supports(problem.dtype)
-        if unsupported:
-            raise Fallback(unsupported)
-        self.written = "xwy".index(problem.written)
-        self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
-        self.read = [place for place in range(3) if place != self.written]
-        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.prepared: Any = None
         self.launches: Any = None
         """The plan's, where launches are all it gives."""
@@ -81,11 +73,6 @@ class StreamCall:
                 self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
                 raise Fallback(f"{self.prepared.solver.name} cannot run on a CUDA stream: {error}") from None
-
-    @property
-    def solver(self) -> str:
-        """What runs."""
-        return "none: nothing to compute" if self.prepared is None else self.prepared.solver.name
 
     def __call__(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -33,12 +32,10 @@ class HostCall(HostProblem):
 
     def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> None:
         self.shape, self.form, self.dtype = shape, form, dtype
-        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         where = cpu_device()
         share_cores()
         first_sight.seen(where)
-        super().__init__(problem, where, self.empty)
-        self.written, self.read = self.places[2], self.places[:2]
+        super().__init__(problem, where)
         size = self.sizes[self.written]
         self._pool = host_memory.pool_of(self.device) if self.shared and size >= _POOLED else None
         # None where memory is from the pool, in another order, or of a dtype that NumPy has not.
