@@ -36,6 +36,8 @@ _MOST = 14
 """Positions of a tile: their sums of 32 channels, weights and what is multiplied are all registers."""
 _LEAST = 96
 """Positions of a job below which weights are read too often."""
+_SHORT = 1e8
+"""Operations of a unit in less than some 0.15 ms: what work items begin with weighs more than that they share evenly."""
 _NEAR = 16 << 10
 """Bytes of x and y that a block of tiles touches: they stay in the nearest cache while panels pass."""
 _STEP, _STORED, _SCATTERED, _COPIED, _READ, _PACKED, _LAUNCH = 900.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5
@@ -217,7 +219,8 @@ class Vectors(Solver):
 
     def _config(self, p: ConvProblem, device: DeviceInfo, target: int) -> dict[str, Any]:
         units = device.compute_units
-        config: dict[str, Any] = {"rows": 1, "panels": 1, "items": 4 * units}
+        items = units if p.flops < _SHORT * units else 4 * units
+        config: dict[str, Any] = {"rows": 1, "panels": 1, "items": items}
         one = VectorsKernel(p, config)
         if one.flat:
             height, others, line, least = p.mb * p.od * p.oh * p.ow, p.g, p.ic, _LEAST
