@@ -37,7 +37,7 @@ _MOST = 14
 _LEAST = 96
 """Positions of a job below which weights are read too often."""
 _SHORT = 1e8
-"""Operations of a unit in less than some 0.15 ms: what work items begin with weighs more than that they share evenly."""
+"""Operations of a unit below which what a work item begins with weighs more than that items share evenly."""
 _NEAR = 16 << 10
 """Bytes of x and y that a block of tiles touches: they stay in the nearest cache while panels pass."""
 _STEP, _STORED, _SCATTERED, _COPIED, _READ, _PACKED, _LAUNCH = 900.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5
@@ -157,8 +157,8 @@ class VectorsKernel:
         pack = Launch(program, "pack", items, (1, 1, 32), ["w", "workspace", np.int64(place)], names=OPERANDS)
         if not problem.constant_weights:
             return StepPlan(size, [pack, run])
-        order = [problem.w_shape, problem.g, problem.layout, 4, self.steps, self.taps]
-        return StepPlan(size, [run], self.packed_size, [pack], json.dumps(["int8", *order]))
+        order = [problem.w_shape, problem.g, problem.layout, self.band.pixel, self.steps, self.taps]
+        return StepPlan(size, [run], self.packed_size, [pack], json.dumps(["int8.vnni", *order]))
 
 
 def where_it_lies(p: ConvProblem) -> tuple[bool, bool]:
