@@ -38,6 +38,8 @@ _LEAST = 96
 """Positions of a job below which weights are read too often."""
 _SHORT = 1e8
 """Operations of a unit below which what a work item begins with weighs more than that items share evenly."""
+_HELD = 64 << 10
+"""Bytes of weights that may be read for each of a job's blocks of tiles."""
 _NEAR = 16 << 10
 """Bytes of x and y that a block of tiles touches: they stay in the nearest cache while panels pass."""
 _STEP, _STORED, _SCATTERED, _COPIED, _READ, _PACKED, _LAUNCH = 900.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5
@@ -136,8 +138,9 @@ class VectorsKernel:
     @property
     def block(self) -> int:
         """Tiles that are computed for all panels before others are."""
-        p = self.problem
-        return max(1, _NEAR // (self.down * self.across * (self.a_column + p.oc)))
+        if self.panel * self.config["panels"] > _HELD:
+            return self.rows * self.problem.ow  # all: weights are read once a job
+        return max(1, _NEAR // (self.down * self.across * (self.a_column + self.problem.oc)))
 
     def areas(self) -> tuple[int, int]:
         """(bytes of workspace, where packed weights begin): slots first."""
