@@ -162,6 +162,9 @@ class SolverAnswers:
         except ArgumentsChanged as error:  # which was said, of its plugin
             self.fault, self.configs = str(error), ()
             raise Fault(str(error)) from None
+        except answer_trial.Hang as hang:
+            what, self._kind = f"its {method}() {hang}", "no answer"
+            answer_trial.note_hang(self.solver.name, what)
         except _Wrong as wrong:
             what, self._kind = f"its {method}() answered {wrong}", f"{method} answered"
         except BaseException as error:
