@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections import Counter
@@ -174,7 +175,7 @@ def _untraceable(module: nn.Module) -> str | None:
 def _with_arguments(module: nn.Module) -> FusedModel:
     arguments = Arguments(module, _of_layers)
     made = _rewritten(module, trace(module, arguments.defaults), arguments.layers)
-    made.meta["attributes"] = {name: value for name, value in vars(module).items() if name[0] != "_" and _simple(value)}
+    made.meta["attributes"] = _attributes(module)
     if arguments.defaults:
         for conv, _, layer in arguments.layers:  # nothing reads the weights from before
             conv._parameters = layer._parameters
@@ -193,9 +194,21 @@ def _unused(root: nn.Module, made: FusedModel, layers: list[tuple[Any, Any, Any]
     return found
 
 
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Numbers, texts and the like that a model may read of this part: attributes, its class's, and properties."""
+    kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.nn.")]
+    found = {name: value for kind in reversed(kinds) for name, value in vars(kind).items()} | vars(module)
+    found = {name: value for name, value in found.items() if name[:2] != "__" and not isinstance(value, list)}
+    for name, value in found.items():
+        if isinstance(value, property):
+            with contextlib.suppress(Exception):  # whatever its code raises: then nobody reads it
+                found[name] = getattr(module, name)
+    return {name: value for name, value in found.items() if _simple(value)}
+
+
 def _simple(value: Any) -> bool:
-    """Whether an attribute is a number, a text or the like, or a tuple of such, which models read of their parts."""
-    if isinstance(value, tuple):
+    """Whether an attribute is a number, a text or the like, or a tuple or a property's new list of such."""
+    if isinstance(value, tuple | list):
         return all(map(_simple, value))
     return value is None or isinstance(value, bool | int | float | str | torch.dtype)
 

@@ -6,6 +6,7 @@ made where a call is plain inference, and holds as long as every layer and weigh
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +54,7 @@ class FusedModel(fx.GraphModule):
             attributes = self.__dict__.get("meta", {}).get("attributes", {})
             if name not in attributes:
                 raise
-            return attributes[name]
+            return copy.copy(attributes[name])
 
     def hold_unused(self) -> None:
         """Let parts of the model that was fused be its own too where its graph needs none of them."""
