@@ -243,10 +243,18 @@ def test_a_broken_seal_asks(queue, made, asked, tmp_path, monkeypatch):
     asked.clear()
     forget()
     decisions._sources.cache_clear()
-    monkeypatch.setattr(decisions.template_cache, "stamp", lambda home: f"{home}, written otherwise")
+    with monkeypatch.context() as patched:
+        patched.setattr(decisions.template_cache, "stamp", lambda home: f"{home}, written otherwise")
+        with load_pack(made[0]):
+            bring_up(queue)
+    assert asked
+    asked.clear()
+    forget()
+    decisions._sources.cache_clear()
+    monkeypatch.setattr(decisions, "serves", lambda solver, info: False)
     with load_pack(made[0]):
         bring_up(queue)
-    assert asked
+    assert asked, "as where a library is gone"
 
 
 def test_damaged_weights_are_packed_anew(queue, made, tmp_path):

@@ -6,7 +6,6 @@
 // TAPS RUN_TAPS STEPS UNIT PANEL  taps, those of a run, steps of UNIT bytes in each, bytes of 32 channels' weights
 // PANELS W_SUMS panels of 32 channels of a group; bytes of all weights, behind which are their sums
 typedef uint16 __attribute__((aligned(1))) line;
-typedef uint __attribute__((aligned(1))) word;
 
 #if !IN_PLACE
 // Pixels from..stop-1 of a row, whose first byte of the group is x[at]; others are zero points.
@@ -24,13 +23,7 @@ void fill_row(global uchar *to, global const uchar *x, bool there, uchar zero) {
   ONCE for (; left >= 64; left -= 64, to += 64, x += 64) *(global line *)to = *(global const line *)x ^ (uint16)(FLIP * 0x01010101u);
   ONCE for (; left > 0; --left) *to++ = *x++ ^ FLIP;
 #else
-  int q = begin;
-#if PIXEL == 4
-  // Weights of what lies beyond a pixel's channels are 0; the last pixel may be the last of x.
-  __attribute__((opencl_unroll_hint(8))) for (; q < stop - 1; ++q, x += SKIP_W * IC)
-    *(global uint *)(to + q * 4) = *(global const word *)x ^ (FLIP * 0x01010101u);
-#endif
-  ONCE for (; q < stop; ++q, x += SKIP_W * IC) {
+  ONCE for (int q = begin; q < stop; ++q, x += SKIP_W * IC) {
     global uchar *pixel = to + q * PIXEL;
     int c = 0;
 #if ICG >= 16

@@ -36,6 +36,8 @@ __all__ = ["Interleaved"]
 _ACROSS = 4
 """Columns at once: their sums of two rows, and weights, are all registers."""
 _MOST_SLOT = 16 << 20
+_SHORT = 1 << 20
+"""Elements of y below which what work items begin with weighs more than that they share evenly."""
 _CYCLE, _LAUNCH = 64.0, 3e5
 """In operations of the peak, a unit's cycle and the launch."""
 
@@ -153,7 +155,7 @@ class Interleaved(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
         """One or two rows at once, the cheaper first; channels shared where that evens jobs out."""
-        items = 4 * device.compute_units
+        items = device.compute_units if math.prod(problem.y_shape) < _SHORT else 4 * device.compute_units
         rows = sorted((1, 2) if problem.oh > 1 else (1,), key=lambda rows: self._cycles(problem, rows))
         for each in rows:
             shares = 1

@@ -15,12 +15,23 @@
 // Shifts and scales of panels from..stop-1 of a group.
 void channels_of(global int *to, global const int *w_sums, global const int *table, int g, int from, int stop) {
   const int zero = X_ZERO(table) + (FLIP ? 128 : 0);
-  ONCE for (int panel = from; panel < stop; ++panel, to += 64)
+  ONCE for (int panel = from; panel < stop; ++panel, to += 64) {
+    const int n0 = g * OCG + 32 * panel;
+    global const int *from_w = w_sums + (g * PANELS + panel) * 32;
+    if (32 * panel + 32 <= OCG) {
+      for (int j = 0; j < 2; ++j) {
+        const uint16 shift = as_uint16(vload16(j, BIASES(table) + n0)) - (uint)zero * as_uint16(vload16(j, from_w));
+        vstore16(as_int16(shift), j, to);
+        vstore16(vload16(j, MULTIPLIERS(table) + n0), j + 2, (global float *)to);
+      }
+      continue;
+    }
     ONCE for (int j = 0; j < 32; ++j) {
-      const int n = g * OCG + min(32 * panel + j, OCG - 1);
-      to[j] = (int)((uint)BIASES(table)[n] - (uint)zero * (uint)w_sums[(g * PANELS + panel) * 32 + j]);
+      const int n = min(n0 + j, g * OCG + OCG - 1);
+      to[j] = (int)((uint)BIASES(table)[n] - (uint)zero * (uint)from_w[j]);
       ((global float *)to)[32 + j] = MULTIPLIERS(table)[n];
     }
+  }
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))

@@ -36,6 +36,10 @@ _MOST = 14
 """Positions of a tile: their sums of 32 channels, weights and what is multiplied are all registers."""
 _LEAST = 96
 """Positions of a job below which weights are read too often."""
+_SHORT = 1e8
+"""Operations of a unit below which what a work item begins with weighs more than that items share evenly."""
+_HELD = 64 << 10
+"""Bytes of weights that may be read for each of a job's blocks of tiles."""
 _NEAR = 16 << 10
 """Bytes of x and y that a block of tiles touches: they stay in the nearest cache while panels pass."""
 _STEP, _STORED, _SCATTERED, _COPIED, _READ, _PACKED, _LAUNCH = 900.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5
@@ -134,8 +138,9 @@ class VectorsKernel:
     @property
     def block(self) -> int:
         """Tiles that are computed for all panels before others are."""
-        p = self.problem
-        return max(1, _NEAR // (self.down * self.across * (self.a_column + p.oc)))
+        if self.panel * self.config["panels"] > _HELD:
+            return self.rows * self.problem.ow  # all: weights are read once a job
+        return max(1, _NEAR // (self.down * self.across * (self.a_column + self.problem.oc)))
 
     def areas(self) -> tuple[int, int]:
         """(bytes of workspace, where packed weights begin): slots first."""
@@ -155,8 +160,8 @@ class VectorsKernel:
         pack = Launch(program, "pack", items, (1, 1, 32), ["w", "workspace", np.int64(place)], names=OPERANDS)
         if not problem.constant_weights:
             return StepPlan(size, [pack, run])
-        order = [problem.w_shape, problem.g, problem.layout, 4, self.steps, self.taps]
-        return StepPlan(size, [run], self.packed_size, [pack], json.dumps(["int8", *order]))
+        order = [problem.w_shape, problem.g, problem.layout, self.band.pixel, self.steps, self.taps]
+        return StepPlan(size, [run], self.packed_size, [pack], json.dumps(["int8.vnni", *order]))
 
 
 def where_it_lies(p: ConvProblem) -> tuple[bool, bool]:
@@ -217,7 +222,8 @@ class Vectors(Solver):
 
     def _config(self, p: ConvProblem, device: DeviceInfo, target: int) -> dict[str, Any]:
         units = device.compute_units
-        config: dict[str, Any] = {"rows": 1, "panels": 1, "items": 4 * units}
+        items = units if p.flops < _SHORT * units else 4 * units
+        config: dict[str, Any] = {"rows": 1, "panels": 1, "items": items}
         one = VectorsKernel(p, config)
         if one.flat:
             height, others, line, least = p.mb * p.od * p.oh * p.ow, p.g, p.ic, _LEAST

@@ -1,7 +1,7 @@
 """Decisions that a plan pack fixes: found before solvers are ranked, noted where a pack is gathered.
 
 A decision carries a seal over what it follows from. Where that is unbroken the solver offered its configuration under
-the same sources on the same device, and is not asked for all its configurations again.
+the same sources on the same device, and is only asked whether it serves that still, not for all its configurations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..choice import lockfile
 from ..choice.ranking import Candidate, contestants, refusal, set_aside_here
 from ..plugins.loader import plugins
 from ..prepared import Prepared
-from ..solver_query import query
+from ..solver_query import query, serves
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -54,7 +54,7 @@ def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, pol
     if solver is None:
         return _misfit(pack, f"it fixes {name} for {problem}, which no plugin provides")
     seal = decision.get("seal") and _seal(artifact_store.decision_key(problem, policy), decision, device)
-    if seal and seal == decision["seal"] and set_aside_here(solver, problem, info) is None:
+    if seal and seal == decision["seal"] and serves(solver, info) and set_aside_here(solver, problem, info) is None:
         return Candidate(solver, config, source)
     refused = refusal(solver, problem, info, policy)
     if refused is not None:

@@ -19,7 +19,6 @@ from convdispatch.api import (
     StepPlan,
     build,
     geometry_of,
-    gpus_only,
     kernel_text,
     rates,
 )
@@ -179,11 +178,7 @@ class Narrow(Solver):
     """Forward and data gradient of groups with few output channels: depthwise layers, gradients of pictures."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """CPUs, the weights' gradient, wide groups, and kernels too large to write out."""
-        return gpus_only(device) or self.limits(problem, device)
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``rejects`` says beyond the kind of device."""
+        """The weights' gradient, wide groups, and kernels too large to write out."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got the weights' gradient"
         if problem.mb < 1:
