@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import contextlib
 import operator
 import sys
@@ -35,6 +36,9 @@ for _name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor",
     setattr(_Proxy, f"__{_name}__", _in_place(_name))
 
 
+_DICTIONARIES = (dict, collections.OrderedDict, fx.immutable_collections.immutable_dict)
+
+
 class _Sized(_Proxy):
     """An argument whose sizes are known, for code that decides by them."""
 
@@ -55,7 +59,7 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        if isinstance(a, dict) and type(a) is not dict:  # it would become a plain one, as transformers' ModelOutput
+        if isinstance(a, dict) and type(a) not in _DICTIONARIES:  # it would become a plain one, as transformers' ModelOutput
             raise fx.proxy.TraceError(f"it makes a {type(a).__name__}, which torch.fx does not keep")
         return super().create_arg(a)
 
