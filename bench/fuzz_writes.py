@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 __all__ = ["REMAKES", "WRITES"]
 
@@ -90,6 +90,22 @@ def _replace(made: Callable[[Any], Any]) -> Callable[[Any], None]:
     return run
 
 
+class Mask(nn.Module):
+    """Every second row of weights is zero."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """As it says."""
+        return weight * (torch.arange(weight.shape[0], device=weight.device) % 2).view(-1, *[1] * (weight.ndim - 1))
+
+
+def _prune(program: Any) -> None:
+    """The weights become a new parameter of the same name. (While a mask is kept PyTorch refuses copies.)"""
+    for layer in program.model.modules():
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and "weight" in layer._parameters:
+            prune.l1_unstructured(layer, "weight", 0.3)
+            prune.remove(layer, "weight")
+
+
 def _pair(change: Callable[[nn.Module], Any]) -> Callable[[Any], None]:
     """A layer gets another form of its weights, in the model and in its twin."""
 
@@ -130,7 +146,8 @@ WRITES: dict[str, Callable[[Any], None]] = {
     "channels_last": lambda p: p.model.to(memory_format=torch.channels_last) if len(p.pristine.shape) == 4 else None,
     "copy": _replace(copy.deepcopy),
     "pickle": _replace(lambda model: pickle.loads(pickle.dumps(model))),
-    "prune": _pair(lambda layer: prune.l1_unstructured(layer, "weight", 0.3)),
+    "prune": _prune,
+    "mask": _pair(lambda layer: parametrize.register_parametrization(layer, "weight", Mask())),
     "weight_norm": _pair(parametrizations.weight_norm),
     "freeze": lambda p: p.model.requires_grad_(False),
     "unfreeze": lambda p: p.model.requires_grad_(True),
@@ -139,6 +156,6 @@ WRITES: dict[str, Callable[[Any], None]] = {
 }
 REMAKES = {
     ".data =", "set_", "assign", "swap", "double and back", "bfloat16 and back", "channels_last", "copy", "pickle",
-    "prune", "weight_norm", "freeze", "unfreeze",
+    "prune", "mask", "weight_norm", "freeze", "unfreeze",
 }  # fmt: skip
 """After these, recorders are made anew: they keep the tensors and the gradients that they saw."""
