@@ -34,10 +34,11 @@ def _learn(optimizer: Callable[[Any], torch.optim.Optimizer]) -> Callable[[Any],
     return run
 
 
-def _load(program: Any, **options: Any) -> None:
-    program.model.load_state_dict(
-        {n: v * 1.1 if v.is_floating_point() else v for n, v in program.model.state_dict().items()}, **options
-    )
+def _load(program: Any, assign: bool = False) -> None:
+    state = {n: v * 1.1 if v.is_floating_point() else v for n, v in program.model.state_dict().items()}
+    program.model.load_state_dict(state, assign=assign)
+    if assign and program.kind != "fused":  # layers that shared weights do no more
+        program.pristine.load_state_dict({n: v.clone() for n, v in state.items()}, assign=True)
 
 
 def _new(p: torch.Tensor) -> None:
@@ -81,6 +82,12 @@ def _moved(there: Callable[[nn.Module], nn.Module]) -> Callable[[Any], None]:
     return run
 
 
+def _pickled(model: nn.Module) -> Any:
+    if any(parametrize.is_parametrized(layer) for layer in model.modules()):
+        return model  # PyTorch refuses
+    return pickle.loads(pickle.dumps(model))
+
+
 def _replace(made: Callable[[Any], Any]) -> Callable[[Any], None]:
     """The model goes, and what was made of it stands in its memory, as likely as not."""
 
@@ -100,7 +107,8 @@ class Mask(nn.Module):
 
 def _prune(program: Any) -> None:
     """The weights become a new parameter of the same name. (While a mask is kept PyTorch refuses copies.)"""
-    for layer in program.model.modules():
+    models = [program.model] if program.kind == "fused" else [program.model, program.pristine]
+    for layer in (layer for model in models for layer in model.modules()):
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and "weight" in layer._parameters:
             prune.l1_unstructured(layer, "weight", 0.3)
             prune.remove(layer, "weight")
@@ -145,7 +153,7 @@ WRITES: dict[str, Callable[[Any], None]] = {
     "bfloat16 and back": _moved(nn.Module.bfloat16),
     "channels_last": lambda p: p.model.to(memory_format=torch.channels_last) if len(p.pristine.shape) == 4 else None,
     "copy": _replace(copy.deepcopy),
-    "pickle": _replace(lambda model: pickle.loads(pickle.dumps(model))),
+    "pickle": _replace(_pickled),
     "prune": _prune,
     "mask": _pair(lambda layer: parametrize.register_parametrization(layer, "weight", Mask())),
     "weight_norm": _pair(parametrizations.weight_norm),
