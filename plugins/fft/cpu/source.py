@@ -222,7 +222,7 @@ def _gradient(g: Geometry) -> str:
     macros |= _numbered("K", _along(g, g.taps)) | _numbered("A", _along(g, strides))
     macros |= _numbered("N", _along(g, g.tiling.sizes))
     scale = g.tiling.scale / math.prod(g.taken_out)
-    macros |= {"N": g.d if g.along_oc else g.n, "SCALE": f"{scale:.9g}f"}
+    macros |= {"N": g.d if g.along_oc else g.n, "SCALE": f"{scale!r}f"}
     values = {
         "macros": _define(macros),
         "depth": len(g.order),
