@@ -121,7 +121,7 @@ def in_range(along_h: Transform, along_w: Transform) -> tuple[Transform, Transfo
     large as keeps transformed elements above those of the data, so that none is subnormal that was not. Small tiles,
     and those of one dimension, grow by less than 10 times a direct sum's terms as they are.
     """
-    if min(along_h.alpha, along_w.alpha) < 8:
+    if min(along_h.alpha, along_w.alpha) < 7:
         return along_h, along_w
     least = [min(math.hypot(*map(float, row)) for row in each.bt) for each in (along_h, along_w)]
     power = Fraction(2 ** math.floor(math.log2(math.prod(least))))
