@@ -2,8 +2,8 @@
 
     Y = AT ((G g GT) * (BT d B)) A      tile by tile, the products summed over the channels in between
 
-Intermediates are larger than results: by up to 11 (root mean square) for the tiles that ``"float32"`` admits, in weights'
-gradients by up to 30, as powers of two go from the data's transform to the results'. Infinities come at most a factor
+Intermediates are larger than results, by up to 11 (root mean square) for the tiles that ``"float32"`` admits, up to 30
+in weights' gradients, as powers of two go from the data's transform to the results'. Infinities come at most a factor
 of ten before a direct sum's (see docs/use/accuracy.md).
 
 Each kind of device has a room of its own, ``cpu`` and ``gpu``; ``transforms`` makes the matrices, ``program`` prints
