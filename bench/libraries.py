@@ -1,13 +1,15 @@
 """The libraries people use, unchanged, in PyTorch: results, calls left, times, memory of each model.
 
-``python bench/libraries.py [--library L] [--only TEXT] [--device cpu] [--rows FILE] [--no-train] [--compile]
-[--table]``
+``python bench/libraries.py [--library L] [--only TEXT] [--device cpu] [--rows FILE] [--no-train] [--no-time]
+[--compile] [--table]``
 
 Each model is made by its own library (``library_models.py``) and runs in a process of its own with a time limit:
 plain, under ``enable()``, as ``convert(model, fuse=True)``, and with ``--compile`` by ``torch.compile`` plain and under
-``enable()``; forward, and a training step of plain and ``enable()``. Errors are against the same model in float64. A
-row of JSON is added to ``--rows`` for each; models that have a row are left out, so a run goes on where it ended. What
-a package lacks is said.
+``enable()``; forward, and a training step of plain and ``enable()``. PyTorch alone is timed first, as where nothing of
+this was ever imported; the other sides in turns after it. Errors are against the same model in float64. A
+row of JSON is added to ``--rows`` for each; models that have a row are left out, so a run goes on where it ended, and
+with ``--again`` a model's later row adds to its earlier. With ``--no-time`` results and counts alone are taken, which
+asks for no quiet machine. What a package lacks is said.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ ROUNDS = 5
 SECONDS = 0.4
 
 
-def work(library: str, name: str, device: str, train: bool, compiled: bool) -> dict[str, Any]:
+def work(library: str, name: str, device: str, train: bool, compiled: bool, times: bool = True) -> dict[str, Any]:
     """Every side of one model."""
     os.environ.setdefault("KERAS_BACKEND", "torch")
     import torch
@@ -45,17 +47,21 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool) -> d
     net, args, kwargs = LIBRARIES[library][name]()
     net = net.to(device).eval()
     args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), (args, kwargs))
+    settle(net, args, kwargs)
     row: dict[str, Any] = {"torch": torch.__version__, "convolutions": convolutions(net)}
 
     def forward(model: Any = net) -> list[Any]:
         with torch.no_grad():
             return tensors_of(model(*args, **kwargs))
 
+    # PyTorch alone first: enable() lets its threads sleep between operators, and in this process that stays.
+    alone = timed({"plain": forward}, device) if times else {}
+    alone_train = _training(None, net, args, kwargs, tensors_of, device, times) if train else {}
     exact = _exact(net, args, kwargs, tensors_of)
     plain = forward()
     reference = plain if exact is None else exact
     row["error_plain"] = None if exact is None else error(plain, exact)
-    with warnings.catch_warnings(record=True) as caught, policy(tier="full"):
+    with warnings.catch_warnings(record=True) as caught, policy(**{"tier": "full"} if times else {}):
         warnings.simplefilter("always")
         ct.reset_counters()
         with ct.enable():
@@ -69,6 +75,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool) -> d
             fused = ct.convert(copy.deepcopy(net), fuse=True)
             row["error_fused"] = error(forward(fused), reference)
             row["first_fused_s"] = time.perf_counter() - begin
+            row["forms"], row["untraced"] = list(ct.fusion(fused).forms.values()), ct.fusion(fused).left
         except Exception as failure:
             fused, row["fused"] = None, f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
         said = sorted(
@@ -80,7 +87,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool) -> d
             with ct.enable():
                 forward()
 
-        sides: dict[str, Callable[[], Any]] = {"plain": forward, "enable": enabled}
+        sides: dict[str, Callable[[], Any]] = {"enable": enabled}
         if fused is not None:
             sides["fused"] = lambda: forward(fused)
         if compiled:
@@ -95,11 +102,30 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool) -> d
                     forward(both[1])
 
             sides["compile enable"] = compiled_and_enabled
-        row["ms"] = timed(sides, device)
+        if times:
+            row["ms"] = alone | timed(sides, device)
         if train:
-            row |= _training(ct, net, args, kwargs, tensors_of, device)
+            row |= _training(ct, net, args, kwargs, tensors_of, device, times, alone_train)
     row["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return row
+
+
+def settle(net: Any, args: Any, kwargs: Any) -> None:
+    """Give batch norms the statistics of their inputs: deep nets of new ones answer their last bias alone."""
+    import torch
+
+    def measure(norm: Any, given: Any) -> None:
+        axes = [axis for axis in range(given[0].ndim) if axis != 1]
+        if given[0].numel() > given[0].shape[1]:
+            norm.running_mean.copy_(given[0].mean(axes))
+            norm.running_var.copy_(given[0].var(axes, correction=0) + 1e-3)
+
+    norms = [n for n in net.modules() if isinstance(n, torch.nn.modules.batchnorm._BatchNorm) and n.track_running_stats]
+    hooks = [norm.register_forward_pre_hook(measure) for norm in norms]
+    with torch.no_grad():
+        net(*args, **kwargs)
+    for hook in hooks:
+        hook.remove()
 
 
 def convolutions(net: Any) -> int:
@@ -131,8 +157,11 @@ def error(got: Any, wanted: Any) -> float | None:
     return max(found, default=0.0)
 
 
-def _training(ct: Any, net: Any, args: Any, kwargs: Any, tensors_of: Any, device: str) -> dict[str, Any]:
-    """A step's gradients and times, in eval mode's norms so that both sides compute the same."""
+def _training(
+    ct: Any, net: Any, args: Any, kwargs: Any, tensors_of: Any, device: str, times: bool, alone: Any = None
+) -> dict[str, Any]:
+    """A step's gradients and times, in eval mode's norms so that both sides compute the same; without ``ct`` PyTorch's
+    alone, which is given then."""
     import torch
 
     weights = [p for p in net.parameters() if p.requires_grad]
@@ -141,10 +170,13 @@ def _training(ct: Any, net: Any, args: Any, kwargs: Any, tensors_of: Any, device
         loss = sum(t.square().mean() for t in tensors_of(net(*args, **kwargs)) if t.requires_grad)
         return [g for g in torch.autograd.grad(loss, weights, allow_unused=True) if g is not None]
 
-    try:
-        plain = step()
-    except Exception as failure:
-        return {"train": f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"}
+    if ct is None:
+        try:
+            return {"gradients": step(), "ms": timed({"plain": step}, device) if times else {}}
+        except Exception as failure:
+            return {"train": f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"}
+    if "train" in alone:
+        return {"train": alone["train"]}
     ct.reset_counters()
     with ct.enable():
         got = step()
@@ -157,8 +189,8 @@ def _training(ct: Any, net: Any, args: Any, kwargs: Any, tensors_of: Any, device
         with ct.enable():
             step()
 
-    ms = timed({"plain": step, "enable": enabled}, device)
-    return {"train_error": error(whole(got), whole(plain)), "train_counters": counted, "train_ms": ms}
+    found = {"train_error": error(whole(got), whole(alone["gradients"])), "train_counters": counted}
+    return found | ({"train_ms": alone["ms"] | timed({"enable": enabled}, device)} if times else {})
 
 
 def timed(sides: dict[str, Callable[[], Any]], device: str) -> dict[str, float]:

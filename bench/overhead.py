@@ -4,9 +4,9 @@
 
 Prints the median microseconds of: the kernel called through pyopencl; the plan; conv() into ``out=``; conv() that
 allocates its result; on every kind of array that is here. One queue, finished between batches so that no call waits for
-room. Each is compared with the bare launch on its path: an enqueue; one that waits for the event that an ``Array``
-carries; an enqueue and its wait, for host memory; a launch by CUDA's driver; and, for ``enable()``, PyTorch's call of
-an operator that is overridden in Python by an enqueue and its wait.
+room, and all in turns. Each is compared with the bare launch on its path: an enqueue; one that waits for the event that
+an ``Array`` carries; an enqueue and its wait, for host memory; a launch by CUDA's driver; and, for ``enable()``,
+PyTorch's call of an operator that is overridden in Python by an enqueue and its wait.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ BARE = (
     *("bare launch by CUDA's driver", "PyTorch's call of a Python kernel that only launches"),
     "the kernel on host pointers and its wait",
 )
+ROUNDS = 10
+"""All calls are measured in turns, so often."""
 NOTHING = "kernel void nothing(global const float *x, global const float *w, global float *y) { y[0] = x[0] * w[0]; }"
 
 
@@ -151,11 +153,24 @@ def main(device: str | None, calls: int) -> None:
                 cudas = [array.cuda() for array in torches]
                 cases |= on_cuda(prepared, torch, cudas)
                 finish = torch.cuda.synchronize
+                import convdispatch.torch as ct
+
+                def theirs() -> Any:
+                    with torch.no_grad():
+                        return torch.nn.functional.conv2d(*cudas[:2])
+
+                floor, left = "conv2d, PyTorch's", "conv2d left to PyTorch under enable()"
+                cases |= {floor: (floor, theirs), left: (floor, theirs)}
+                around |= {left: lambda: ct.enable(min_flops=1e15)}
         table = Table("call", "median us", "above bare", title=f"Warm call on {runtime.device_info(queue.device)}")
-        medians = {}
-        for name, (_, call) in cases.items():
-            with around.get(name, contextlib.nullcontext)():
-                medians[name] = median_us(call, finish, calls)
+        for array in (x, w, y):
+            array.finish()  # else each call waits for what filled and read them, too, and the bare launch does not
+        rounds: dict[str, list[float]] = {name: [] for name in cases}
+        for _ in range(ROUNDS):
+            for name, (_, call) in cases.items():
+                with around.get(name, contextlib.nullcontext)():
+                    rounds[name].append(median_us(call, finish, calls // ROUNDS))
+        medians = {name: statistics.median(each) for name, each in rounds.items()}
     for name, value in medians.items():
         table.add_row(name, f"{value:.2f}", f"{value - medians[cases[name][0]]:.2f}")
     Console().print(table)

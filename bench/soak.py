@@ -51,6 +51,8 @@ FLOPS = 2e7
 """Most operations of a problem: the reference takes them in float64."""
 FEW = 256
 """Outputs up to which a sum may cancel by chance: their error is held against what is summed."""
+HANGS_S = 3600
+"""Seconds after which a problem is taken to hang; a machine that others share may stop a process for minutes."""
 WARM = 0.25
 """Share of the time after which memory is first noted: caches are full by then, or bounded ones nearly so."""
 LATE = 0.75
@@ -305,7 +307,7 @@ def main(
         count.drawn += 1
         problem = draw(source)
         kind, on_device = source.choice(("integer", "real")), source.random() < 0.5
-        faulthandler.dump_traceback_later(600, exit=True)  # a call that hangs is named by the last line
+        faulthandler.dump_traceback_later(HANGS_S, exit=True)  # a call that hangs is named by the last line
         if os.environ.get("SOAK_NAMES"):
             print(problem, kind, flush=True)
         soak(problem, kind, queue, on_device, solver, count)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from as_gpu import hurried
 from convdispatch_amx import convolve, weights
+from convdispatch_int8 import tiles
 from plans import check_plan
 
 from convdispatch import ConvProblem, Solver
@@ -46,7 +47,7 @@ def plain_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return compiled(context, translated(text), hurried(context, options))
 
     monkeypatch.setattr(kernels, "_compile", compile_plain)
-    for module in (convolve, weights):
+    for module in (convolve, weights, tiles):
         monkeypatch.setattr(module, "require", lambda *given, **named: None)
     kernels._programs.drop()
     yield
@@ -93,7 +94,40 @@ void tile_product(uint16 *c, const uint16 *a, const uint16 *b) {
   }
 }
 
-// Vectors, as sixteen words.
+// Whole products of bytes, four a word, of which the first factor's and the second's are signed or not.
+void tile_bytes(uint16 *c, const uint16 *a, const uint16 *b, const bool a_signed, const bool b_signed) {
+  for (int m = 0; m < 16; ++m) {
+    union { uint16 v; uint s[16]; } u;
+    u.v = a[m];
+    int16 sum = as_int16(c[m]);
+    for (int k = 0; k < 16; ++k)
+      for (int byte = 0; byte < 32; byte += 8) {
+        const int first = a_signed ? (int)(char)(u.s[k] >> byte) : (int)(u.s[k] >> byte & 255u);
+        const uint16 second = b[k] >> (uint16)(byte) & 255u;
+        sum += first * (b_signed ? as_int16(second ^ 128u) - 128 : as_int16(second));
+      }
+    c[m] = as_uint16(sum);
+  }
+}
+
+// Vectors, as sixteen words, and bytes of them where a mask says so.
+void bytes_load(uint16 *z, ulong at, uint mask, const bool is_signed) {
+  union { uint16 v; uint s[16]; } u;
+  for (int i = 0; i < 16; ++i)
+    if (!(mask >> i & 1)) u.s[i] = 0;
+    else u.s[i] = is_signed ? (uint)(int)((global const char *)at)[i] : ((global const uchar *)at)[i];
+  *z = u.v;
+}
+void bytes_store(uint16 z, ulong at, uint mask) {
+  union { uint16 v; uint s[16]; } u;
+  u.v = z;
+  for (int i = 0; i < 16; ++i)
+    if (mask >> i & 1) ((global uchar *)at)[i] = (uchar)u.s[i];
+}
+inline uint16 whole_where(uint16 v, uint16 old, uint mask) {
+  const uint16 bits = ((uint16)(mask) >> (uint16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)) & 1u;
+  return select(old, as_uint16(rint(as_float16(v))), bits != 0u);
+}
 typedef uint8 __attribute__((aligned(1))) half_row;
 typedef uint __attribute__((aligned(1))) one_word;
 inline uint16 row_at(ulong at) { return *(global const tile_row *)at; }
@@ -112,7 +146,9 @@ inline ushort16 rounded_words(uint16 v) {
 _NAME, _TILE = r"%\[(\w+)\]", r"%%tmm(\d)"
 _VECTOR = r"%%[yz]mm(\d+)"
 _AT = r"@\{([^}]*)\}"
+_MASK, _KEPT = r"%\{%%k(\d)%\}", r"%\{%%k(\d)%\}%\{z%\}"
 _WHERE = rf"(-?\d+)?\({_NAME},{_NAME},1\)"
+_FLOATS = [rf"as_float16(zmm[\{place}])" for place in (1, 2, 3)]
 MEANINGS = [
     (r"ldtilecfg \(%0\)|tilerelease", ""),
     (rf"tilezero {_TILE}", r"tile_fill(tmm[\1], 0);"),
@@ -136,9 +172,34 @@ MEANINGS = [
     (rf"add \$(-?\d+), {_NAME}", r"\2_ += \1;"),
     (rf"add {_NAME}, {_NAME}", r"\2_ += \1_;"),
     (rf"dec {_NAME}", r"zero_ = --\1_ == 0;"),
-    (r"1:", "do {"),
-    (r"jnz 1b", "} while (!zero_);"),
-]
+    (r"[12]:", "do {"),
+    (r"jnz [12]b", "} while (!zero_);"),
+    # int8's
+    (
+        rf"tdpb([su])([su])d {_TILE}, {_TILE}, {_TILE}",
+        r"tile_bytes(tmm[\5], tmm[\4], tmm[\3], '\1' == 's', '\2' == 's');",
+    ),
+    (rf"mov \$(-?\d+), {_NAME}", r"\2_ = \1;"),
+    (rf"mov \({_NAME}\), {_NAME}", r"\2_ = *(global const ulong *)\1_;"),
+    (rf"test {_NAME}, {_NAME}", r"NEGATIVE = (long)\1_ < 0;"),
+    (r"js 3f", "if (!NEGATIVE) {"),
+    (r"3:", "}"),
+    (rf"kmovw {_AT}, %%k(\d)", r"MASKS[\2] = *(global const one_word *)(\1) & 0xffffu;"),
+    (rf"vmovdqu32 {_AT}, %%zmm(\d+)", r"zmm[\2] = row_at(\1);"),
+    (rf"vpmov([sz])xbd {_AT}, {_VECTOR} {_KEPT}", r"bytes_load(zmm + \3, \2, MASKS[\4], '\1' == 's');"),
+    (rf"vpmovdb {_VECTOR}, {_AT} {_MASK}", r"bytes_store(zmm[\1], \2, MASKS[\3]);"),
+    (rf"vrndscaleps \$8, {_VECTOR}, {_VECTOR} {_MASK}", r"zmm[\2] = whole_where(zmm[\1], zmm[\2], MASKS[\3]);"),
+    (rf"vpaddd {_VECTOR}, {_VECTOR}, {_VECTOR}", r"zmm[\3] = zmm[\2] + zmm[\1];"),
+    (rf"vcvtdq2ps {_VECTOR}, {_VECTOR}", r"zmm[\2] = as_uint16(convert_float16(as_int16(zmm[\1])));"),
+    (rf"vcvtps2dq {_VECTOR}, {_VECTOR}", r"zmm[\2] = as_uint16(convert_int16_rte(as_float16(zmm[\1])));"),
+    *((rf"v{word}ps {_VECTOR}, {_VECTOR}, {_VECTOR}", rf"zmm[\3] = as_uint16({text});") for word, text in {
+        "mul": rf"{_FLOATS[1]} * {_FLOATS[0]}", "add": rf"{_FLOATS[1]} + {_FLOATS[0]}",
+        "sub": rf"{_FLOATS[1]} - {_FLOATS[0]}", "max": rf"fmax({_FLOATS[1]}, {_FLOATS[0]})",
+        "min": rf"fmin({_FLOATS[1]}, {_FLOATS[0]})",
+        "fnmadd231": rf"fma(-{_FLOATS[1]}, {_FLOATS[0]}, {_FLOATS[2]})",
+        "fmadd213": rf"fma({_FLOATS[2]}, {_FLOATS[1]}, {_FLOATS[0]})",
+    }.items()),
+]  # fmt: skip
 """Instructions, and what stands for them; ``NAME_`` is the 64-bit register of an operand."""
 
 
@@ -163,7 +224,7 @@ def _block(found: re.Match[str]) -> str:
     outputs, inputs = (re.findall(r'\[(\w+)\] "([=+&r]+)"\(([^()]*)\)', each) for each in (found[2], found[3]))
     text = "uint16 zmm[32]; for (int i = 0; i < 32; ++i) zmm[i] = 0xffffffffu;\n" * ("zmm" in found[1])
     text += "uint16 tmm[8][16]; for (int i = 0; i < 8; ++i) tile_fill(tmm[i], 0xffffffffu);\n" * ("tmm" in found[1])
-    text += "bool zero_ = false;\n"
+    text += "bool zero_ = false, NEGATIVE = false;\nuint MASKS[8] = {0};\n"
     text += "".join(f"ulong {name}_ = (ulong)({value});\n" for name, how, value in outputs + inputs if how[0] != "=")
     text += "".join(f"ulong {name}_;\n" for name, how, _ in outputs if how[0] == "=")
     text += "\n".join(lines) + "\n"

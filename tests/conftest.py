@@ -30,7 +30,7 @@ from zones import ZONES, zone_of  # noqa: E402
 # workers of xdist inherit the variables of the process that started them, and would share its records.
 _HOME = Path(tempfile.mkdtemp(prefix="convdispatch-tests-"))
 os.environ["CONVDISPATCH_DB"] = str(_HOME / "records")
-os.environ["CONVDISPATCH_PLUGIN_DIR"] = str(_HOME / "plugins")
+os.environ.setdefault("CONVDISPATCH_PLUGIN_DIR", str(_HOME / "plugins"))  # a test that runs pytest names its own
 os.environ.setdefault("CONVDISPATCH_RATES", "off")  # whoever measured first would change what is predicted
 os.environ.pop("CONVDISPATCH_REGISTRY", None)
 # Several workers share the cores: threads that spin while they wait for a core made references 50 times slower. Workers

@@ -42,6 +42,19 @@ int cuLaunchKernelEx(const struct config *how, void *function, void **parameters
   return parameters || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4]
     ? 1 : !kernel ? 0 : kernel(function, extra[1], *(size_t *)extra[3], how->stream, how->count);
 }
+#define FORWARD(of) of(void *a, void *b, void *c, const long *d, long e, const long *f, long g, const long *h, \\
+  long i, int j, const long *k, long l, long m, void *n)
+#define BACKWARD(of) of(void *a, void *b, void *c, void *d, long e, const long *f, long g, const long *h, long i, \\
+  const long *j, long k, int l, const long *m, long n, long o, const int *p, long q, void *r, void *s, void *t)
+static int FORWARD((*forward)), BACKWARD((*backward)), fails, theirs;
+void stand_in_theirs(void *first, void *second) { forward = first, backward = second; }
+int stand_in_count(int failing) { int count = theirs; fails = failing, theirs = 0; return count; }
+int FORWARD(aoti_torch_cuda_convolution) {
+  return fails ? 1 : (theirs++, forward(a, b, c, d, e, f, g, h, i, j, k, l, m, n));
+}
+int BACKWARD(aoti_torch_cuda_convolution_backward) {
+  return fails ? 1 : (theirs++, backward(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t));
+}
 int aoti_torch_get_current_cuda_stream(int device, void **found) { *found = stream; return 0; }
 """
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint)
@@ -73,6 +86,10 @@ class StandIn:
         self.driver, self.library, self.launched, self.status = driver, library, [], 0
         self._run = _RUN(self._kernel)
         library.stand_in_for(self._run)
+        own = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        kernels = own.aoti_torch_cpu_convolution, own.aoti_torch_cpu_convolution_backward
+        library.stand_in_theirs(*(ctypes.cast(each, ctypes.c_void_p) for each in kernels))
+        self.theirs()
 
     def _kernel(self, function, arguments, size, stream, early):
         kernel = PackedFunction.made[function - 1]
@@ -82,6 +99,10 @@ class StandIn:
             return self.status
         self.launched.append((kernel.name, early))
         return kernel(stream, list(kernel.pack.unpack(ctypes.string_at(arguments, size))))
+
+    def theirs(self, failing=False):
+        """Calls that PyTorch's own kernels computed by the native path since this was asked last."""
+        return self.library.stand_in_count(int(failing))
 
     def context(self, other=None):
         """Let another context be this thread's; without one, the device's again."""

@@ -180,6 +180,8 @@ def quantize(model, shape, path, **options) -> None:
     given = {"per_channel": True, "activation_type": tool.QuantType.QUInt8, "weight_type": tool.QuantType.QInt8}
     logging.disable(logging.WARNING)
     try:
-        tool.quantize_static(f"{path}.float", path, Reader(), quant_format=tool.QuantFormat.QDQ, **given | options)
+        tool.quantize_static(
+            f"{path}.float", path, Reader(), **{"quant_format": tool.QuantFormat.QDQ} | given | options
+        )
     finally:
         logging.disable(logging.NOTSET)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+from convdispatch.api import cpu
+
 
 class Processor(NamedTuple):
     """A kind of processor."""
@@ -60,23 +62,15 @@ def described(name: str) -> Iterator:
 
 
 def _describe(patch: pytest.MonkeyPatch, flags: frozenset[str]) -> None:
-    from convdispatch_amx import processor as amx
-    from convdispatch_int8 import processor as int8
-
     patch.setattr(platform, "system", lambda: "Linux")
     patch.setattr(platform, "machine", lambda: "x86_64")
-    for plugin in (amx, int8):
-        patch.setattr(plugin, "_flags", lambda: flags)
-        patch.setattr(plugin, "_granted", lambda: None)
+    patch.setattr(cpu, "flags", lambda: flags)
+    patch.setattr(cpu, "_granted", lambda: None)
     _forget()
 
 
 def _forget() -> None:
-    from convdispatch_amx import processor as amx
-    from convdispatch_int8 import processor as int8
-
-    amx.missing.cache_clear()
-    int8._missing.cache_clear()
+    cpu.lacking.cache_clear()
 
 
 DESCRIBED = "instructions of a processor that is described, and is not there"
@@ -89,7 +83,6 @@ def become(name: str) -> None:
     that fails by that is skipped.
     """
     from convdispatch_amx import probe as amx_probe
-    from convdispatch_amx import processor
     from convdispatch_int8 import probe as int8_probe
 
     _, flags, target, isa = PROCESSORS[name]
@@ -100,7 +93,7 @@ def become(name: str) -> None:
             "CONVDISPATCH_KERNEL_CACHE": "off",
         }
     os.environ["ONEDNN_MAX_CPU_ISA"] = isa
-    lacking = flags - processor._flags()
+    lacking = flags - cpu.flags()
     _describe(pytest.MonkeyPatch(), flags)
 
     def described_only(*_: object, **__: object) -> None:

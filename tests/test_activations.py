@@ -101,6 +101,30 @@ def test_ranges(name):
     assert entry.saturates == bool(abs(large).max() <= 1), large
 
 
+def test_float64_has_its_digits_everywhere():
+    """softplus was cut to its argument above 20, where it is 2e-9 more."""
+    import pyopencl as cl
+
+    queue = runtime.queue()
+    if not queue.device.double_fp_config:
+        pytest.skip("the device has no float64")
+    values = np.concatenate([np.linspace(-45, 45, 361), [-700.0, 700.0]])
+    text = "".join(
+        f"#undef ACTIVATION\n{activation_macro(each)}kernel void k{place}(global double *p) "
+        "{ const int i = get_global_id(0); p[i] = ACTIVATION(double, p[i]); }\n"
+        for place, each in enumerate(TEXTS)
+    )
+    program = cl.Program(queue.context, text).build()
+    for place, each in enumerate(TEXTS):
+        got = values.copy()
+        buffer = cl.Buffer(queue.context, cl.mem_flags.COPY_HOST_PTR, hostbuf=got)
+        getattr(program, f"k{place}")(queue, got.shape, None, buffer)
+        cl.enqueue_copy(queue, got, buffer)
+        np.testing.assert_allclose(got, apply_activation(each, values), rtol=1e-12, atol=1e-15, err_msg=each)
+        formula = apply(formula_of(each), x=Tensor.from_numpy(values, queue)).numpy()
+        np.testing.assert_allclose(formula, got, rtol=1e-12, atol=1e-15, err_msg=f"formula of {each}")
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_pytorch(text):
     torch = pytest.importorskip("torch")

@@ -38,7 +38,7 @@ NAMES = ("vector", "rows", "columns", "turns")
 @pytest.mark.parametrize(("text", "tiles"), TILES, ids=[text for text, _ in TILES])
 def test_tiles(queue, direction, text, tiles):
     problem = ConvProblem.parse(f"{direction}_{text}")
-    assert Depthwise().limits(problem, SMALL) is None
+    assert Depthwise().rejects(problem, SMALL) is None
     for tile in tiles:
         check_solver(queue, problem, Depthwise(), dict(zip(NAMES, tile, strict=True)))
     check_solver(queue, problem, Depthwise(), data="real")
@@ -47,7 +47,7 @@ def test_tiles(queue, direction, text, tiles):
 @pytest.mark.parametrize(("text", "tiles"), TILES, ids=[text for text, _ in TILES])
 def test_tiles_of_the_weights_gradient(queue, text, tiles):
     problem = ConvProblem.parse(f"bwd_weights_{text}")
-    assert DepthwiseSums().limits(problem, SMALL) is None
+    assert DepthwiseSums().rejects(problem, SMALL) is None
     for tile, parts in zip(tiles, itertools.cycle((3, 1, 2))):
         check_solver(queue, problem, DepthwiseSums(), {**dict(zip(NAMES, tile, strict=True)), "parts": parts})
     check_solver(queue, problem, DepthwiseSums(), data="real")
@@ -87,4 +87,4 @@ def test_every_configuration_fits_its_text_and_memory():
     ("fwd_f32_g8mb1ic8ih60oc8kh51", "multiply-adds"),
 ])  # fmt: skip
 def test_refused_in_words(text, words):
-    assert words in Depthwise().limits(ConvProblem.parse(text), SMALL)
+    assert words in Depthwise().rejects(ConvProblem.parse(text), SMALL)

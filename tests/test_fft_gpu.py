@@ -18,6 +18,7 @@ from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.measurement import reference, shapes
+from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVER = Spectra()
@@ -28,7 +29,7 @@ def check(queue, problem: ConvProblem, config=None) -> None:
     check_solver(queue, problem, SOLVER, config, data="real", limit=LIMIT[problem.dtype])
 
 
-@pytest.mark.parametrize("problem", table_cases(31, lambda problem: SOLVER.limits(problem, SMALL) is None))
+@pytest.mark.parametrize("problem", table_cases(31, lambda problem: SOLVER.rejects(problem, SMALL) is None))
 def test_near_misses(queue, problem):
     check(queue, problem)
 
@@ -217,4 +218,4 @@ def test_what_is_left_out_is_refused(text, words):
 
 def test_a_cpu_is_refused_in_words():
     cpu = DeviceInfo("some", "intel", "cpu", "simd512", max_work_group_size=4096)
-    assert "CPU" in SOLVER.rejects(ConvProblem.parse("mb1ic4ih8oc4kh3"), cpu)
+    assert "CPU" in plugins().solvers["fft.gpu"].rejects(ConvProblem.parse("mb1ic4ih8oc4kh3"), cpu)

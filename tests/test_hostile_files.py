@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -182,6 +183,40 @@ def test_render_of_what_is_no_report(tmp_path, command, text):
     assert result.exit_code not in (0, None)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert "Error" in result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "words"),
+    [
+        ("verify", {"outcomes": [{"solver": "a"}]}, "missing"),
+        ("verify", {"outcomes": [{"extra": 1}]}, "Outcome|has no field 'extra'"),
+        ("verify", {"seconds": "long"}, "Report.seconds is float, got 'long'"),
+        ("verify", {"plugin": {}}, "cannot be shown"),
+        ("verify", {"environment": {"device": 3}}, "cannot be shown"),
+        ("bench", {"roofs": {"float32": 3}}, "cannot be shown"),
+        ("bench", {"environment": {}}, "cannot be shown"),
+        ("bench", {"layers": [{"net": "a", "name": 1, "problem": "x"}]}, "name is str, got 1"),
+        ("bench", {"regret": {"immediate": []}, "again": {"float32": None}}, "again"),
+    ],
+)
+def test_render_of_a_damaged_report(tmp_path, command, changes, words):
+    """Each was a raw traceback."""
+    device = {"title": "a", "name": "a", "type": "cpu", "arch": "b", "driver": "1", "key": "a"}
+    device |= {"compute_units": 1, "global_mem_size": 1 << 30}
+    seen = {"created": "2026-01-02T03:04:05Z", "device": device, "python": "3", "system": "x", "packages": {}}
+    plugin = {"name": "acme", "version": "1", "source": "", "solvers": []}
+    whole = {
+        "verify": {"schema": 2, "plugin": plugin, "environment": seen, "level": "core", "version": 1, "digest": "a"},
+        "bench": {"schema": 1, "environment": seen | {"plugins": {}}, "layers": [], "measured": {}},
+    }[command]
+    whole |= {"outcomes": []} if command == "verify" else {}
+    path = tmp_path / "report.json"
+    for values, wanted in ((whole, None), (whole | changes, words)):
+        path.write_text(json.dumps(values))
+        result = CliRunner().invoke(main, [command, "--render", str(path), "--html", str(tmp_path / "page.html")])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        assert wanted is None or (result.exit_code == 1 and re.search(wanted, result.output)), result.output
+        assert wanted or "Error" not in result.output, result.output
 
 
 def test_a_command_on_a_pipe_ends(tmp_path):

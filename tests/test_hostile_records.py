@@ -150,6 +150,8 @@ FIELDS = {
     "limit": {"provenance": {"workspace_limit": "all"}},
     "times": {"ci_ms": [1.0, 2.0, 3.0]},
     "times_text": {"ci_ms": "12"},
+    "times_turned": {"ci_ms": [1.9, 1.1]},
+    "config_infinite": {"config": {"a": [float("inf")]}},
     "times_number": {"ci_ms": 3},
 }
 

@@ -75,6 +75,16 @@ def test_what_was_measured_under_load_does_not_stay(net, tmp_path, monkeypatch):
     assert [built() for _ in range(20)] == [("nchw", True)] + [("nchw", False)] * 19
 
 
+@pytest.mark.parametrize(
+    "text", ["[" * 3000, "{}", "[1]", '{"layout": [], "queues": 1}', '{"layout": null, "queues": 1e9}']
+)
+def test_a_damaged_file_is_none(tmp_path, monkeypatch, text):
+    """The first one ended the building of a net with RecursionError."""
+    monkeypatch.setattr(choice_cache, "_file", lambda key: tmp_path / key)
+    (tmp_path / "key").write_text(text)
+    assert choice_cache.load("key") is None
+
+
 @pytest.mark.usefixtures("all_forms")
 @pytest.mark.parametrize(("took_ms", "anew"), [(700.0, True), (800.0, False), (9000.0, False)])
 def test_a_form_that_is_much_faster_than_when_it_was_judged_is_judged_anew(net, tmp_path, monkeypatch, took_ms, anew):

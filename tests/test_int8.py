@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from as_amx import cpu_of, plain_c
+from convdispatch_int8.tiles import Tiles
 
 from convdispatch import ConvProblem, Quantization, conv, policy
 from convdispatch.api import DeviceInfo
@@ -13,7 +15,7 @@ from convdispatch.measurement.conformance.checks import Examination
 from convdispatch.selection.choice.ranking import reasons
 from convdispatch.selection.plugins.loader import plugins
 
-SOLVERS = ("int8.direct", "int8.depthwise", "int8.vnni", "int8.amx")
+SOLVERS = ("int8.direct", "int8.depthwise", "int8.interleaved", "int8.vnni", "int8.amx")
 DENSE = [
     "u8s8u8_nhwc_mb2ic64ih9iw8oc32kh3ph1",
     "u8s8s8_nhwc_mb1ic65ih9iw8oc33kh3ph1+residual",
@@ -39,6 +41,12 @@ DEPTHWISE = [
     "s8s8s8_nhwc_g17mb1ic17ih9iw13oc17kh3ph1sh2+residual",
     "u8s8f32_nhwc_g40mb1ic40ih12iw30oc40kh5ph2+constant",
     "s8s8s32_nhwc_g31mb1ic31ih8iw9oc31kh3kw2dh2dw2ph2pw1",
+    "u8s8u8_nhwc_g48mb2ic48ih9iw11oc48kh3ph1+constant",
+    "s8s8s8_nhwc_g96mb1ic96ih10iw13oc96kh5ph2sh2+constant",
+    "u8s8s8_nhwc_g80mb1ic80ih7iw7oc80kh5ph2",
+    "u8s8u8_nhwc_g16mb1ic16ih1iw3oc16kh3ph1",
+    "s8s8u8_nhwc_g64mb1ic64ih8iw18oc64kh3ph1ph_r0pw_r2sh1sw2",
+    "u8s8u8_nhwc_g32mb1ic32id4ih6iw6oc32kd3kh3kw2pd1ph1",
     "u8s8u8_nhwc_g33mb1ic33id3ih5iw6oc33kd2kh3kw3ph1pw1",
 ]
 
@@ -55,6 +63,27 @@ def test_bits_are_the_references(queue, solver, text):
         assert chosen.cost(problem, device, config) > 0
         stated = chosen.workspace(problem, device, config)
         Examination(chosen, problem, config, stated, queue).run(False)
+
+
+MATRIX = [
+    "u8s8u8_nhwc_mb2ic64ih5iw7oc32kh3ph1",
+    "s8s8s8_nhwc_mb1ic65ih5iw8oc49kh3ph1+residual",
+    "u8s8u8_nhwc_mb3ic70ih4iw5oc20kh1+residual+constant",
+    "u8s8s32_nhwc_mb1ic16ih7iw6oc33kh2kw3sh2ph1",
+    "s8s8f32_g2mb1ic6ih6oc10kh3ph1+residual",
+    "u8s8u8_nhwc_mb1ic3ih9oc8kh3ph_r2pw_r1dh2dw1",
+]
+"""Whole tiles and what is left of them: positions below 16 and above, channels too; in place, from bands, by groups."""
+
+
+@pytest.mark.parametrize("text", MATRIX)
+def test_matrix_registers_bits_are_the_references(queue, monkeypatch, text):
+    """``int8.amx``, whose instructions are plain C where the processor has none."""
+    cpu, problem, chosen = cpu_of(queue.device), ConvProblem.parse(text), Tiles()
+    assert chosen.rejects(problem, cpu) is None
+    config = next(iter(chosen.configs(problem, cpu)))
+    with plain_c(monkeypatch):
+        Examination(chosen, problem, config, chosen.workspace(problem, cpu, config), queue).run(False)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

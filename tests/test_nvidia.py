@@ -21,7 +21,6 @@ from convdispatch_nvidia.hopper import for_hopper
 from convdispatch_nvidia.instructions import Instructions, Wgmma
 from convdispatch_nvidia.packed.layout import Layout
 from convdispatch_nvidia.packed.plan import NvidiaPlan
-from convdispatch_nvidia.packed.solver import TensorCores
 from convdispatch_nvidia.packed.tile import Tile
 from convdispatch_nvidia.packed.tiling import Tiling
 from convdispatch_nvidia.probe import refusal
@@ -33,8 +32,13 @@ from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
 from convdispatch.measurement import reference, shapes
+from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
+
+
+def solver_of(engine):
+    return plugins().solvers[f"nvidia.{engine}"]
 
 
 def check(queue, problem: ConvProblem, config, engine, *, emulate=True, **options) -> None:
@@ -238,7 +242,7 @@ def test_ptx_for_hopper():
 
 def test_rejects():
     """Words, before the device is asked anything."""
-    solver = TensorCores("wgmma")
+    solver = solver_of("wgmma")
     problem = ConvProblem.parse("fwd_f32_mb4ic64ih14oc64kh3ph1")
     assert solver.limits(problem, HOPPER) is None
     cpu = DeviceInfo("a cpu", "pocl", "cpu", "simd512")
@@ -255,7 +259,7 @@ def test_rejects():
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_choices(full, engine, direction):
     """Every offered tile fits its problem, its workspace is what its plan lays out, and all formats are offered."""
-    solver = TensorCores(engine)
+    solver = solver_of(engine)
     ways = itertools.product([*shapes.load("near_miss"), *shapes.load("resnet50")], LAYOUTS)
     for entry, layout in ways if full else itertools.islice(ways, DIRECTIONS.index(direction), None, 5):
         problem = entry.problem.replace(direction=direction, layout=layout)
@@ -284,14 +288,14 @@ def test_choices(full, engine, direction):
 def test_ieee_moves_sums_often(engine, text, compensated, short):
     """Long sums are compensated; a slice's sums are moved at once, short weights' gradients' after every 16 of k."""
     problem = ConvProblem.parse(text)
-    tiles = [Tile.of({**config, "engine": engine}) for config in TensorCores(engine).configs(problem, HOPPER)]
+    tiles = [Tile.of({**config, "engine": engine}) for config in solver_of(engine).configs(problem, HOPPER)]
     tilings = [Tiling(problem, tile) for tile in tiles]
     assert all(tiling.misfit is None and tiling.drained for tiling in tilings)
     assert all(tile.compensated == compensated for tile in tiles)
     assert engine == "mma" or {tile.flush_every for tile in tiles} == {0 if short else 1}
     assert engine == "mma" or Tiling(problem, dataclasses.replace(tiles[0], stages=2)).misfit is None
     assert not any(
-        config.get("compensated") for config in TensorCores(engine).configs(problem.replace(math="float32"), HOPPER)
+        config.get("compensated") for config in solver_of(engine).configs(problem.replace(math="float32"), HOPPER)
     )
 
 
@@ -366,7 +370,7 @@ def test_on_the_device(queue):
     info = runtime.device_info(queue.device)
     ran = 0
     for engine in ("wgmma", "mma"):
-        solver = TensorCores(engine)
+        solver = solver_of(engine)
         for text in ("fwd_f32_mb2ic32ih14oc48kh3ph1", "fwd_f32_nhwc_mb2ic3ih33oc24kh7ph3sh2sw2",
                      "fwd_f32_ieee_mb16ic72ih7oc48kh3ph1"):  # fmt: skip
             for direction in DIRECTIONS:
@@ -379,4 +383,4 @@ def test_on_the_device(queue):
                     check(queue, problem, config, engine, emulate=False, **real)
                     check(queue, problem, config, engine, emulate=False)
     if not ran:
-        pytest.skip(f"no tensor cores that nvidia's instructions reach: {TensorCores('mma').rejects(problem, info)}")
+        pytest.skip(f"no tensor cores that nvidia's instructions reach: {solver_of('mma').rejects(problem, info)}")

@@ -16,7 +16,6 @@ from as_cuda import assembles_without_spills, needs_nvcc
 from checking import make_operands
 from convdispatch_nvidia.direct.choice import formats
 from convdispatch_nvidia.direct.plan import DirectPlan
-from convdispatch_nvidia.direct.solver import Direct
 from convdispatch_nvidia.direct.tiling import DirectTile, DirectTiling
 from convdispatch_nvidia.probe import refusal
 from plans import check_plan
@@ -26,9 +25,11 @@ from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
 from convdispatch.measurement import reference, shapes
+from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
+SOLVER = plugins().solvers["nvidia.direct"]
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 SMALL = {"bm": 32, "bn": 32, "wm": 1, "wn": 1}
 WARPS = {"bm": 32, "bn": 32, "wm": 2, "wn": 2}
@@ -90,7 +91,7 @@ LIMITS = {
 def check(queue, problem: ConvProblem, config, *, emulate=True, **options) -> float:
     assert DirectTiling(problem, DirectTile.of(config)).misfit is None
     plan = DirectPlan(queue.context, problem, config, emulate=emulate)
-    assert plan.workspace_size == Direct().workspace(problem, HOPPER, config)
+    assert plan.workspace_size == SOLVER.workspace(problem, HOPPER, config)
     return check_plan(queue, problem, plan, f"{problem} {config}", **options)
 
 
@@ -149,7 +150,7 @@ def test_accuracy(queue, full, direction, name, flush_every, compensated):
 def test_ieee_is_as_exact_as_a_plain_sum(queue):
     """At most twice the error of float32 additions one after the other; in fact less than one."""
     problem = ConvProblem.parse("fwd_f32_ieee_mb1ic2048ih4oc16kh1")
-    config = {**SMALL, **{name: value for name, value in next(iter(Direct().configs(problem, HOPPER))).items()
+    config = {**SMALL, **{name: value for name, value in next(iter(SOLVER.configs(problem, HOPPER))).items()
                           if name in ("format", "flush_every", "compensated")}}  # fmt: skip
     operands, expected = make_operands(problem, "real")
     products = operands.w.reshape(16, 1, -1) * operands.x.reshape(1, 2048, 16).transpose(0, 2, 1)
@@ -199,7 +200,7 @@ def test_extremes(queue, full, number, name, compensated, layout):
 
 def test_rejects():
     """Words, before the device is asked anything."""
-    solver = Direct()
+    solver = SOLVER
     problem = ConvProblem.parse("fwd_f32_mb4ic64ih14oc64kh1")
     assert solver.limits(problem, HOPPER) is None
     assert solver.limits(problem.replace(sh=2), HOPPER) is None
@@ -220,7 +221,7 @@ def test_rejects():
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_choices(full, direction):
     """Every offered tile fits, its workspace is what its plan asks for, and all formats are offered."""
-    solver, seen = Direct(), 0
+    solver, seen = SOLVER, 0
     entries = [*shapes.load("near_miss"), *shapes.load("resnet50"), *shapes.load("googlenet")]
     ways = itertools.product(entries, LAYOUTS, ("float32", "ieee", "tf32"))
     for entry, layout, math in ways if full else itertools.islice(ways, DIRECTIONS.index(direction), None, 5):
@@ -249,7 +250,7 @@ def test_choices(full, direction):
      {"bm": 128, "bn": 128, "wm": 2, "wn": 4, "format": "bf16x3", "split": 66}, 0.1854),
 ])  # fmt: skip
 def test_costs_are_times_measured_on_an_h200(text, config, ms):
-    assert Direct().cost(ConvProblem.parse(text), HOPPER, config) * 1e3 == pytest.approx(ms, rel=0.2)
+    assert SOLVER.cost(ConvProblem.parse(text), HOPPER, config) * 1e3 == pytest.approx(ms, rel=0.2)
 
 
 @needs_nvcc
@@ -290,7 +291,7 @@ def _samples(configs) -> list:
 
 def test_on_the_device(queue):
     """On a GPU that proves the instructions: integer and real data, all directions and formats."""
-    info, solver, ran = runtime.device_info(queue.device), Direct(), 0
+    info, solver, ran = runtime.device_info(queue.device), SOLVER, 0
     for text in ("mb2ic68ih14oc48", "mb3ic72ih7oc36", "mb2ic40ih15oc24sh2sw2"):
         for direction, layout, math in itertools.product(DIRECTIONS, LAYOUTS, ("float32", "ieee", "tf32")):
             problem = ConvProblem.parse(f"{direction}_f32_{text}kh1").replace(layout=layout, math=math)

@@ -8,16 +8,17 @@ from __future__ import annotations
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.grouped.plan import GroupedPlan, GroupedSumsPlan
-from convdispatch_nvidia.grouped.solver import Grouped
 from convdispatch_nvidia.grouped.sums import GroupedSums, SumsTile
 from convdispatch_nvidia.grouped.tiling import GroupedTile, GroupedTiling
 from plans import LARGE, check_on_device, check_plan
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
+from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
+SOLVER = plugins().solvers["nvidia.grouped"]
 # Groups of 4, 8, 16, 24 and 32; slabs that end inside a group; one group of several slabs; channels that fill no slab.
 PRODUCTS = [
     ("fwd_f16_nhwc_g8mb2ic32ih6iw5oc32kh3ph1", {}),
@@ -41,7 +42,7 @@ SUMS = [
 @pytest.mark.parametrize(("text", "config"), PRODUCTS, ids=[text for text, _ in PRODUCTS])
 def test_emulated(queue, text, config):
     problem = ConvProblem.parse(text)
-    assert Grouped().limits(problem, LARGE) is None
+    assert SOLVER.limits(problem, LARGE) is None
     plan = GroupedPlan(queue.context, problem, config, emulate=True)
     check_plan(queue, problem, plan, f"{problem} {config}")
     check_plan(queue, problem, plan, f"{problem} {config}", data="real")
@@ -50,9 +51,9 @@ def test_emulated(queue, text, config):
 @pytest.mark.parametrize(("text", "config"), SUMS, ids=[text for text, _ in SUMS])
 def test_emulated_weights(queue, text, config):
     problem = ConvProblem.parse(text)
-    assert Grouped().limits(problem, LARGE) is None
+    assert SOLVER.limits(problem, LARGE) is None
     plan = GroupedSumsPlan(queue.context, problem, config, emulate=True)
-    assert plan.workspace_size == Grouped().workspace(problem, LARGE, config)
+    assert plan.workspace_size == SOLVER.workspace(problem, LARGE, config)
     check_plan(queue, problem, plan, f"{problem} {config}")
 
 
@@ -65,14 +66,14 @@ def test_emulated_weights(queue, text, config):
     ("bwd_weights_f16_nhwc_g8mb2ic32ih9oc32kh8", "7x7"),
 ])  # fmt: skip
 def test_refused_in_words(text, words):
-    assert words in Grouped().limits(ConvProblem.parse(text), LARGE)
-    assert "nvidia gpus" in Grouped().rejects(ConvProblem.parse(text), DeviceInfo("some", "arm", "gpu", ""))
+    assert words in SOLVER.limits(ConvProblem.parse(text), LARGE)
+    assert "nvidia gpus" in SOLVER.rejects(ConvProblem.parse(text), DeviceInfo("some", "arm", "gpu", ""))
 
 
 def test_the_first_configuration_is_the_cheapest():
     for direction in ("fwd", "bwd_data", "bwd_weights"):
         problem = ConvProblem.parse(f"{direction}_f16_nhwc_g32mb16ic256ih28oc256kh3ph1")
-        costs = [Grouped().cost(problem, LARGE, config) for config in Grouped().configs(problem, LARGE)]
+        costs = [SOLVER.cost(problem, LARGE, config) for config in SOLVER.configs(problem, LARGE)]
         assert costs == sorted(costs)
         assert len(costs) > 3
 
@@ -95,4 +96,4 @@ def test_the_instructions_of_the_weights_gradient_assemble(tmp_path):
 
 def test_on_the_device(queue):
     texts = [text for text, _ in PRODUCTS + SUMS]
-    check_on_device(queue, Grouped(), texts, {}, {"data": "real"})
+    check_on_device(queue, SOLVER, texts, {}, {"data": "real"})

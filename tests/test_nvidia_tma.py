@@ -8,7 +8,6 @@ import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.tma.fold import folded, folds
 from convdispatch_nvidia.tma.plan import TmaPlan
-from convdispatch_nvidia.tma.solver import Tma
 from convdispatch_nvidia.tma.tiling import TmaTile, TmaTiling
 from plans import check_on_device, check_plan
 
@@ -16,9 +15,11 @@ from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.measurement import shapes
+from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = [pytest.mark.usefixtures("item_by_item"), pytest.mark.computes]
 
+SOLVER = plugins().solvers["nvidia.tma"]
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 TF32 = 4e-4
 """Error of sums of products of numbers that were rounded to TF32; 2.8e-4 on an H200."""
@@ -122,7 +123,7 @@ def test_pixels_that_may_be_folded(text):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_configurations_fit(direction):
     """Every configuration that is offered for real layers can be built and states its workspace."""
-    solver, seen = Tma(), 0
+    solver, seen = SOLVER, 0
     for entry in [*shapes.load("near_miss"), *shapes.load("resnet50"), *shapes.load("googlenet")]:
         problem = entry.problem.replace(direction=direction, layout="nhwc", dtype="float16")
         if not problem.mb or solver.limits(problem, HOPPER):
@@ -154,7 +155,7 @@ def test_configurations_fit(direction):
     ],
 )
 def test_refusals_say_why(text, words):
-    assert words in Tma().limits(ConvProblem.parse(text), HOPPER)
+    assert words in SOLVER.limits(ConvProblem.parse(text), HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +171,12 @@ def test_tf32_is_the_nearest(queue, text):
 def test_on_the_device(queue):
     """On a GPU that proves the copy engine: integer data exactly and real data, every kind of map."""
     texts = [text for text, _ in CASES if "f32" not in text]
-    check_on_device(queue, Tma(), texts, {}, {"data": "real"})
+    check_on_device(queue, SOLVER, texts, {}, {"data": "real"})
 
 
 def test_tf32_on_the_device(queue):
     """The same of float32 numbers as TF32."""
-    check_on_device(queue, Tma(), [text for text, _ in CASES if "f32" in text], {}, {"data": "real", "limit": TF32})
+    check_on_device(queue, SOLVER, [text for text, _ in CASES if "f32" in text], {}, {"data": "real", "limit": TF32})
 
 
 @needs_nvcc

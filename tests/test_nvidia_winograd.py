@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 from convdispatch_nvidia.winograd.plan import WinogradPlan
-from convdispatch_nvidia.winograd.solver import Winograd
 from convdispatch_nvidia.winograd.tiling import Points, PointsTile, margin
 from plans import check_on_device, check_plan
 
@@ -16,10 +15,12 @@ from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.measurement import reference, shapes
+from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tensor import Tensor
 
 pytestmark = [pytest.mark.usefixtures("item_by_item"), pytest.mark.computes]
 
+SOLVER = plugins().solvers["nvidia.winograd"]
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 SMALL = {"bm": 64, "bn": 64, "wm": 1, "wn": 1, "format": "half2"}
 CASES = [
@@ -93,7 +94,7 @@ def test_margins():
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_configurations_fit(direction):
     """Every configuration that is offered for real layers can be built and states its workspace; costs are times."""
-    solver, seen = Winograd(), 0
+    solver, seen = SOLVER, 0
     for entry in [*shapes.load("near_miss"), *shapes.load("vgg_a"), *shapes.load("googlenet")]:
         problem = entry.problem.replace(direction=direction)
         if not problem.mb or solver.limits(problem, HOPPER):
@@ -112,11 +113,11 @@ def test_configurations_fit(direction):
 def test_a_small_device_gets_smaller_pieces():
     """Where an allocation may hold only so much, the tiles are cut."""
     problem = ConvProblem.parse("fwd_f32_mb64ic256ih56oc256kh3ph1")
-    whole = Winograd().workspace(problem, HOPPER, next(iter(Winograd().configs(problem, HOPPER))))
+    whole = SOLVER.workspace(problem, HOPPER, next(iter(SOLVER.configs(problem, HOPPER))))
     small = dataclasses.replace(HOPPER, max_alloc_size=whole // 3)
-    config = next(iter(Winograd().configs(problem, small)))
+    config = next(iter(SOLVER.configs(problem, small)))
     assert config["pieces"] > 1
-    assert Winograd().workspace(problem, small, config) <= whole // 3
+    assert SOLVER.workspace(problem, small, config) <= whole // 3
 
 
 @pytest.mark.parametrize(
@@ -135,9 +136,9 @@ def test_a_small_device_gets_smaller_pieces():
     ],
 )
 def test_refusals_say_why(text, words):
-    assert words in Winograd().limits(ConvProblem.parse(text), HOPPER)
+    assert words in SOLVER.limits(ConvProblem.parse(text), HOPPER)
 
 
 def test_on_the_device(queue):
     """On a GPU with wgmma: every case, its first configurations."""
-    check_on_device(queue, Winograd(), [text for text, _ in CASES], {"data": "real", "limit": 3e-6})
+    check_on_device(queue, SOLVER, [text for text, _ in CASES], {"data": "real", "limit": 3e-6})

@@ -343,6 +343,9 @@ def test_states_its_workspace_without_a_plan(device):
         "bf16_ic8iw1oc8kw7sw2pw3",
         "f32_mb5ic3id5ih5iw10oc8kd7kh3kw8sd3sh3sw2pd5ph1pw6",  # kernels that hang over both ends in depth
         "bf16_mb3ic3id5ih5iw5oc3kd2kh7kw1sd3sh3sw2pd1ph1pw0",
+        "bf16_nhwc_g4mb1ic68ih16iw37oc64kh3kw3dh2dw1",  # channels last, dilated across rows
+        "bf16_nhwc_g2mb5ic10ih15iw35oc2kh3kw3ph0pw1dh2dw1",
+        "bf16_mb3ic17ih25iw51oc1kh3kw3dh2dw1",  # this one ended the process
     ],
 )
 def test_erratum(text, before, device):

@@ -217,6 +217,46 @@ def test_decisions_choose_among_what_is_offered(queue, made, tmp_path, decision,
     np.testing.assert_allclose(built(small_net.normal(*SHAPE)), made[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """Solvers that were asked whether they offer a configuration."""
+    found, real = [], decisions.query
+    monkeypatch.setattr(decisions, "query", lambda solver, *more: found.append(solver.name) or real(solver, *more))
+    yield found
+    decisions._sources.cache_clear()
+
+
+def test_a_sealed_decision_is_taken_without_asking_for_all_configurations(queue, made, asked):
+    with load_pack(made[0]):
+        bring_up(queue)
+    assert not asked
+
+
+def test_a_broken_seal_asks(queue, made, asked, tmp_path, monkeypatch):
+    def another(manifest):
+        for each in manifest["decisions"].values():
+            each["seal"] = "0" * 64
+
+    with load_pack(changed(made[0], tmp_path / "other.cdpack", another)):
+        bring_up(queue)
+    assert asked
+    asked.clear()
+    forget()
+    decisions._sources.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(decisions.template_cache, "stamp", lambda home: f"{home}, written otherwise")
+        with load_pack(made[0]):
+            bring_up(queue)
+    assert asked
+    asked.clear()
+    forget()
+    decisions._sources.cache_clear()
+    monkeypatch.setattr(decisions, "serves", lambda solver, info: False)
+    with load_pack(made[0]):
+        bring_up(queue)
+    assert asked, "as where a library is gone"
+
+
 def test_damaged_weights_are_packed_anew(queue, made, tmp_path):
     content = bytearray(made[0].read_bytes())
     with zipfile.ZipFile(made[0]) as archive:

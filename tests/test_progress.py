@@ -73,6 +73,18 @@ def test_preparation_and_what_was_known_already_count_for_nothing():
     assert counted.elapsed_s == 305
 
 
+def test_a_last_step_that_is_overdue_says_so():
+    """ "about 0 s left" for a minute is no answer."""
+    clock = Clock()
+    counted = Progress(1, 5.0, clock)
+    clock.now += 4
+    assert counted.remains == "about 1 s left"
+    clock.now += 60
+    assert counted.line("find") == "find: 0 of 1, 1:04, it takes longer than expected: "
+    counted("", 1)
+    assert counted.remains == "about 0 s left"
+
+
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0 s"), (59.4, "59 s"), (185, "3:05"), (7209, "2:00:09")])
 def test_durations_in_words(seconds, words):
     assert duration(seconds) == words

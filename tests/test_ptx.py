@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -245,3 +247,19 @@ def test_a_group_is_chosen_where_the_kernel_leaves_it(size, group):
     function = modules.function_of(Driver(), Kernel(size=size, local=None))
     assert function.items == group
     assert tuple(g * i for g, i in zip(function.groups, function.items, strict=True)) == (*size, 1, 1)[:3]
+
+
+@pytest.mark.parametrize("size", [(1024, 3), (7, 36), (7, 140_000), (32, 5, 66_000), (2**33,), (3, 70_000, 131_072)])
+def test_groups_of_kernels_that_leave_the_choice(size):
+    groups, items = modules._sizes(SimpleNamespace(name="k", global_size=size, local_size=None))
+    assert tuple(a * b for a, b in zip(groups, items, strict=True)) == (*size, 1, 1)[:3]
+    assert math.prod(items) <= 256
+    assert max(groups[1:]) <= 65535
+    if max(size[1:], default=1) <= 65535:
+        assert items[0] == math.gcd(size[0], 256) or size[0] < 256, "the first axis lies side by side in memory"
+
+
+@pytest.mark.parametrize(("size", "local"), [((64, 100_003), None), ((64, 70_000), (64, 1))])
+def test_more_groups_than_cuda_launches(size, local):
+    with pytest.raises(Unlaunchable, match="CUDA launches at most"):
+        modules._sizes(SimpleNamespace(name="k", global_size=size, local_size=local))

@@ -108,6 +108,45 @@ def test_find_asks_in_a_child_at_each_problem(sabotage, tried):
         assert cd.explain(problem).chosen.startswith("im2col")  # in this process, which lives
 
 
+@pytest.mark.parametrize(("method", "else_"), [("rejects", "None"), ("configs", "[{}]"), ("cost", "1.0")])
+def test_one_that_hangs_at_a_later_problem_costs_its_caller_seconds_once(sabotage, tried, method, else_):
+    """The child was asked about the first problem only; its thread is left behind then."""
+    sabotage(PLUGIN.format(method=method, expression=f"arguments[0].mb == 3 and {HANGS} or {else_}"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cd.explain(FUSED).chosen
+    x, w = np.ones((3, 2, 5, 5), np.float32), np.ones((2, 2, 3, 3), np.float32)
+    with pytest.warns(cd.ConvDispatchWarning, match=rf"its {method}\(\) hangs: no answer within") as said:
+        np.testing.assert_array_equal(cd.conv(x, w), np.full((3, 2, 3, 3), 18.0))
+    assert len(said) == 1
+    loader.plugins.cache_clear()
+    dispatch.forget()  # as in the next process, which knows
+    with pytest.warns(cd.ConvDispatchWarning, match=rf"its {method}\(\) hangs"):
+        verdict = next(v for v in cd.explain(FUSED).verdicts if v.solver == "bad.solver")
+    assert (verdict.status, len(tried)) == ("quarantined", 1)
+
+
+def test_what_a_thread_answers_or_raises_is_what_counts(sabotage, tried):
+    sabotage(PLUGIN.format(method="cost", expression="1 / 0"))
+    with pytest.warns(cd.ConvDispatchWarning, match="ZeroDivisionError"):
+        assert cd.explain(FUSED).chosen
+    assert answer_trial.watched("bad.solver", lambda: 7) == 7
+    with pytest.raises(KeyError, match="a"):
+        answer_trial.watched("bad.solver", lambda: {}["a"])
+
+
+def test_find_says_whom_it_asks_in_a_child(sabotage, tried):
+    sabotage(PLUGIN.format(method="rejects", expression="'not today'"))
+    said = []
+    with answer_trial.told(said.append):
+        cd.find(PROBLEM, budget_ms=1.0, store=False)
+    assert f"asking the plugin bad, which was not verified here, in a child process: {PROBLEM}" in said
+    assert said[-1] == str(PROBLEM)
+    before = len(said)
+    cd.find(PROBLEM.replace(mb=2), budget_ms=1.0, store=False)
+    assert len(said) == before
+
+
 def test_a_process_of_a_user(sabotage, tmp_path):
     """With the limits that users have; a hang costs seconds once."""
     sabotage(PLUGIN.format(method="rejects", expression=HANGS))

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 from convdispatch.api import ConvProblem  # noqa: E402
 from convdispatch.api.policy import Policy  # noqa: E402
 from convdispatch.api.results import Result, Results  # noqa: E402
+from convdispatch.calls.framework import autotune  # noqa: E402
 from convdispatch.device import runtime  # noqa: E402
 from convdispatch.measurement import aside  # noqa: E402
 from convdispatch.measurement.child import Silent  # noqa: E402
@@ -23,7 +24,7 @@ from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.choice import ranking  # noqa: E402
 from convdispatch.selection.records.perfdb import perfdb  # noqa: E402
 from convdispatch.selection.records.record import Record, choice_text, device_key  # noqa: E402
-from convdispatch.torch.dispatch import autotune  # noqa: E402
+from convdispatch.torch import captures, counting  # noqa: E402
 
 PROBLEM = ConvProblem.parse("mb1ic8ih12oc16kh3ph1")
 FOUND = {"records": [], "unsound": {}}
@@ -122,7 +123,7 @@ def test_a_call_ends_the_child_and_nothing_is_recorded(aside_of):
 
 def test_a_call_that_python_does_not_see_counts(aside_of, monkeypatch):
     counts = {"ours": 0, "left": 0, "compiling": 0}
-    monkeypatch.setattr(autotune, "counters", lambda: dict(counts))
+    monkeypatch.setattr(counting, "counters", lambda: dict(counts))
 
     def call(child):
         counts["ours"] += 1
@@ -163,9 +164,9 @@ def test_no_plan_is_made_inside_a_capture(aside_of, monkeypatch):
             pass
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    autotune.watch_captures()
+    captures.watch_captures()
     begun = Graph.capture_begin
-    autotune.watch_captures()
+    captures.watch_captures()
     assert Graph.capture_begin is begun
     made, make = [], dispatch.make
     monkeypatch.setattr(dispatch, "make", lambda *given: made.append(time.monotonic()) or make(*given))

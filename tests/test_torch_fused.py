@@ -103,6 +103,12 @@ def written_over(m, x):
     return torch.relu_(y)
 
 
+def shortcut(m, x):
+    y, z = m.bn(m.conv(x)), m.bn2(m.other(x))  # as torchvision's ResNets
+    y += z
+    return m.relu(y)
+
+
 def shared(m, x):
     return m.bn2(m.conv(m.bn(m.conv(x))))
 
@@ -111,6 +117,7 @@ BODIES = {
     # body: (what is fused, what is not)
     "batch norm, sum and activation": (chained, ["other", "conv + bn + add + relu"]),
     "written over the sum": (written_over, ["conv + iadd + relu_"]),
+    "written over the sum with another": (shortcut, ["conv + bn + iadd + relu", "other + bn2"]),
     "no affine, a bias": (lambda m, x: F.silu(m.bn2(m.other(x))), ["other + bn2 + silu"]),
     "one layer twice": (shared, ["conv + bn", "conv + bn2"]),
     "someone else reads it": (later_reader, ["conv"]),

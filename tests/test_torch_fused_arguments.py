@@ -38,6 +38,45 @@ class Bare(nn.Module):
         return self.norm(y) if normed else y
 
 
+class Skipping(Scaled):
+    """As segmentation_models_pytorch's decoders: what is done depends on an argument's sizes."""
+
+    def forward(self, x, skip=None):
+        y = F.relu(self.norm(self.conv(x)))
+        if skip is not None and skip.shape[1] != 0 and skip.size(0) == len(x.shape) - 2:
+            y = y + skip * skip.shape[-1]
+        return self.last(y)
+
+
+class Gated(Scaled):
+    """A part of it is run for another argument alone, as in segmentation_models_pytorch's MAnet."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 8, 1))
+
+    def forward(self, x, skip=None):
+        y = F.relu(self.norm(self.conv(x)))
+        return self.last(y if skip is None else y * self.gate(skip))
+
+
+class Asking(nn.Module):
+    """What is done depends on what an argument is, as in MONAI's BasicUNet and its like."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.ask, self.conv, self.last = ask, nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x, skip):
+        y = self.conv(x)
+        tensor = {
+            "isinstance": lambda: isinstance(skip, (list, torch.Tensor)),
+            "torch.jit": lambda: torch.jit.isinstance(skip, torch.Tensor),
+            "is_tensor": lambda: torch.is_tensor(skip),
+        }[self.ask]()
+        return self.last(y + skip if tensor else y)
+
+
 def trained(model):
     torch.manual_seed(0)
     for _ in range(2):
@@ -67,6 +106,44 @@ def test_every_way_to_call(mode):
             fused(mask=mask)
         with pytest.raises(TypeError, match="unexpected keyword"):
             fused(x, masks=mask)
+
+
+def test_what_is_done_may_depend_on_an_arguments_sizes():
+    model = trained(Skipping())
+    fused, x = ct.convert(model, fuse=True), torch.randn(2, 8, 9, 9)
+    with torch.no_grad():
+        for shape in ((2, 8, 9, 9), (1, 8, 9, 9), (2, 8, 1, 1), (2, 8, 9, 1), (2, 0, 9, 9)) * 2:
+            skip = torch.rand(shape)
+            assert error(fused(x, skip), model(x, skip)) < 1e-5, shape
+        assert error(fused(x), model(x)) < 1e-5
+        fused.last.weight = nn.Parameter(fused.last.weight * 2, requires_grad=False)
+        twin = copy.deepcopy(fused).double()
+        assert error(fused(x, skip[:, :, :1]), twin(x.double(), skip[:, :, :1].double())) < 1e-5
+
+
+def test_what_only_another_argument_asks_for_is_kept():
+    model = trained(Gated())
+    fused, x, skip = ct.convert(model, fuse=True), torch.randn(2, 8, 9, 9), torch.randn(2, 8, 9, 9)
+    with torch.no_grad():
+        for each, wide in ((fused, False), (copy.deepcopy(fused), False), (copy.deepcopy(fused).double(), True)):
+            a, b = (x.double(), skip.double()) if wide else (x, skip)
+            for _ in range(2):
+                assert error(each(a), model(x)) < 1e-5
+                assert error(each(a, b), model(x, skip)) < 1e-5
+        fused.get_submodule("gate.0").weight.data.mul_(2)
+        model.gate[0].weight.data.mul_(2)
+        assert error(fused(x, skip), model(x, skip)) < 1e-5
+
+
+@pytest.mark.parametrize("ask", ["isinstance", "torch.jit", "is_tensor"])
+def test_a_question_for_an_arguments_type_is_not_traced(ask):
+    model, x = Asking(ask).eval(), torch.randn(2, 8, 9, 9)
+    fused = ct.convert(model, fuse=True)
+    assert ct.fusion(fused).fused == ("conv.0 + conv.1",)
+    assert "isinstance" not in {*globals(), *vars(torch._jit_internal)}
+    with torch.no_grad():
+        for skip in (torch.randn(2, 8, 7, 7), None):
+            assert error(fused(x, skip), model(x, skip)) < 1e-5
 
 
 def test_weights_are_the_same_tensors():

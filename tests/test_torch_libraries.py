@@ -71,6 +71,17 @@ class Updating(nn.Module):
     """As RAFT: the model reads a number of its part, which torch.fx traces, and decides by it."""
 
     class Part(nn.Module):
+        reduction = 2
+
+        @property
+        def channels(self):
+            """As segmentation_models_pytorch's encoders."""
+            return [3, self.conv.out_channels]
+
+        @property
+        def broken(self):
+            raise RuntimeError
+
         def __init__(self):
             super().__init__()
             self.conv, self.sizes, self.kept = nn.Conv2d(3, 4, 3), (4, 4), [1]
@@ -83,7 +94,8 @@ class Updating(nn.Module):
         self.part = self.Part()
 
     def forward(self, x):
-        return self.part(x) if x.sum() < 1e9 and self.part.sizes[0] == 4 else x
+        part = self.part
+        return part(x) if x.sum() < 1e9 and part.sizes[0] == 4 == sum([*part.channels, -1]) - part.reduction else x
 
 
 def test_numbers_of_a_part_stay_when_it_is_fused():
@@ -94,8 +106,11 @@ def test_numbers_of_a_part_stay_when_it_is_fused():
     for each in (fused, copy.deepcopy(fused)):
         with torch.no_grad():
             close(each(x), net(x))
-        with pytest.raises(AttributeError, match="kept"):
-            _ = each.part.kept  # lists may change: they would be two
+        each.part.channels.clear()
+        assert each.part.channels == [3, 4]
+        for name in ("kept", "broken"):  # lists may change: they would be two
+            with pytest.raises(AttributeError, match=name):
+                getattr(each.part, name)
 
 
 def test_checkpointing():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -369,6 +370,11 @@ def test_doctor_says_which_way_calls_go(stand_in, monkeypatch):  # noqa: F811
         loading._opened.cache_clear()
     monkeypatch.setattr(doctor.cuda_driver, "unavailable", lambda: "no CUDA driver")
     assert doctor._native() == "no: no CUDA driver"
+
+
+def test_it_stays_small():
+    folder = Path(build.__file__).parent
+    assert sum(len(each.read_text().splitlines()) for each in folder.iterdir() if each.suffix in (".h", ".cpp")) < 1000
 
 
 def test_what_cannot_be_built_says_why(monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ from test_torch_streams import Tensors  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import Tensor, runtime  # noqa: E402
+from convdispatch.calls.framework.fallback import Fallback  # noqa: E402
 from convdispatch.device.commands import host_memory  # noqa: E402
 from convdispatch.device.commands.queues import commands_of  # noqa: E402
 from convdispatch.device.programs.kernels import build  # noqa: E402
@@ -26,7 +27,6 @@ from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.torch.compile import pooling  # noqa: E402
 from convdispatch.torch.eager import bias_gradient as sums  # noqa: E402
 from convdispatch.torch.eager import cuda_stream, recorded_launches  # noqa: E402
-from convdispatch.torch.geometry import Fallback  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

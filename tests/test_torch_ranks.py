@@ -150,12 +150,12 @@ def test_ranks_take_the_same_decisions_by_rank_0s_lock_file(tmp_path):
 def config_of(problem: str) -> dict:
     """im2col's default configuration on the CPU."""
     from convdispatch import ConvProblem, policy
+    from convdispatch.calls.framework.host import cpu_device
     from convdispatch.device import runtime
     from convdispatch.selection.choice.ranking import rank
-    from convdispatch.torch.eager import host
 
     with policy(solver="im2col"):
-        return dict(rank(ConvProblem.parse(problem), runtime.device_info(host.device()))[0].config)
+        return dict(rank(ConvProblem.parse(problem), runtime.device_info(cpu_device()))[0].config)
 
 
 def test_a_rank_that_hears_nothing_of_rank_0_says_so(monkeypatch):

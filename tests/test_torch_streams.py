@@ -9,12 +9,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 from host_cuda import contextless, install  # noqa: E402 (torch is asked for first)
 
 from convdispatch import ConvDispatchError, ConvProblem  # noqa: E402
+from convdispatch.calls.framework.fallback import Fallback  # noqa: E402
 from convdispatch.device.commands import host_memory  # noqa: E402
 from convdispatch.device.cuda.stream import CudaStream  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.prepared import Constant  # noqa: E402
 from convdispatch.torch.eager import cuda_stream  # noqa: E402
-from convdispatch.torch.geometry import Fallback  # noqa: E402
 
 F = torch.nn.functional
 PROBLEM = ConvProblem.parse("mb2ic8ih9iw8oc16kh3ph1")

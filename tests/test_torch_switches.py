@@ -64,8 +64,9 @@ def test_deterministic_algorithms_are_asked_for(monkeypatch):
 
 
 def test_benchmark_measures_in_the_background():
+    from convdispatch.calls.framework import autotune
     from convdispatch.selection.records.perfdb import perfdb
-    from convdispatch.torch.dispatch import autotune, engine
+    from convdispatch.torch.dispatch import engine
 
     torch._C._set_cudnn_benchmark(True)
     problems = []

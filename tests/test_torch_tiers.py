@@ -17,7 +17,7 @@ from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
 from convdispatch.calls.planner_pool import progress_line  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.tools.packing import make_pack  # noqa: E402
-from convdispatch.torch import tiers  # noqa: E402
+from convdispatch.torch import captures, tiers  # noqa: E402
 
 F = torch.nn.functional
 MINUTES = 300.0
@@ -180,13 +180,18 @@ def test_a_capture_begins_when_all_is_there(aside, monkeypatch):
         def capture_begin(self, pool=None):
             seen.append(tiers.pending())
 
+        def capture_end(self):
+            pass
+
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    tiers.watch_captures()
-    tiers.watch_captures()
+    captures.watch_captures()
+    captures.watch_captures()
     x, made = torch.randn(1, 3, 13, 11), layer(15)
     made(x)
     assert tiers.pending() == 1
-    Graph().capture_begin()
+    graph = Graph()
+    graph.capture_begin()
+    graph.capture_end()
     assert seen == [0]
     made(x)
     assert ct.counters()["ours"] == 1

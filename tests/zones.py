@@ -51,6 +51,7 @@ ZONES = {
         explanation
         first_call
         guard*
+        fuzz_files
         hostile_files
         hostile_records
         injection

@@ -1,15 +1,28 @@
-"""What plugins' kernels for CPUs ask of a device: vector width, registers, the pages of its memory."""
+"""What plugins' kernels for CPUs ask of a device: vector width, registers, instructions, the pages of its memory."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import platform
+from pathlib import Path
+
 from .device import DeviceInfo
 
-__all__ = ["LINE", "PAGE", "lanes", "registers", "uneven"]
+__all__ = ["LINE", "PAGE", "cdiv", "flags", "lacking", "lanes", "registers", "uneven"]
 
 PAGE = 4096
 """Bytes between the areas of a workspace: streams that begin on a page do not share one."""
 LINE = 64
 """Bytes of a cache line."""
+# Linux gives a process the matrix registers' 8 KB of state a thread on request: arch_prctl(ARCH_REQ_XCOMP_PERM,
+# XTILEDATA), https://docs.kernel.org/arch/x86/xstate.html.
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
 
 
 def lanes(device: DeviceInfo, dtype: str = "float32") -> int:
@@ -27,3 +40,30 @@ def uneven(jobs: int, device: DeviceInfo) -> float:
 def registers(device: DeviceInfo) -> int:
     """Vector registers: 32 with AVX-512, 16 otherwise."""
     return 32 if device.simd_width >= 16 else 16
+
+
+@functools.cache
+def lacking(*needed: str) -> str | None:
+    """Why this machine's processor has not all of these instructions, by Linux' names, or this process no leave to use
+    its matrix registers, for which the system is asked once; None where nothing is lacking."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return f"x86-64 under Linux only, got {platform.machine()} under {platform.system()}"
+    absent = [flag for flag in needed if flag not in flags()]
+    if absent:
+        return f"processors with {' and '.join(needed)} only, got one without {absent[0]}"
+    return _granted() if "amx_tile" in needed else None
+
+
+def flags() -> frozenset[str]:
+    """The instructions of this machine's processor, as Linux names them; none where that cannot be told."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+def _granted() -> str | None:
+    status = ctypes.CDLL(None, use_errno=True).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)
+    return None if status == 0 else f"the system grants no matrix registers (errno {ctypes.get_errno()})"

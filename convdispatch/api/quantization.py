@@ -157,14 +157,21 @@ class Quantization:
         magnitudes = [floats[each] for each in (Table.sum_scale, Table.residual_scale, Table.y_scale)]
         magnitudes += [floats[HEADER + channels :].min(initial=1), floats[HEADER + channels :].max(initial=1)]
         words[Table.usual] = all(2.0**-60 < each < 2.0**60 for each in magnitudes)
+        if self.dtype in INTEGERS and (low, high) == self.bounds(None):
+            largest = floats[HEADER + channels :].max(initial=0)
+            if residual:  # of two numbers that were rounded to bytes
+                sides = floats[Table.sum_scale] + floats[Table.residual_scale]
+                largest = sides / floats[Table.y_scale] / 2**20 if words[Table.rounds] else np.inf
+            words[Table.saturates] = largest < 1
         return words
 
 
 class Table:
     """Words of the table, int32 or float32; then come ``bias[channels]`` and ``multiplier[channels]`` (float32).
 
-    ``usual`` is 1 where no scale is so large or small that a quotient by one needs care.
+    ``usual`` is 1 where no scale is so large or small that a quotient by one needs care; ``saturates`` where all
+    numbers over y's scale are int32's and y's bounds those of its dtype.
     """
 
     x_zero, y_zero, residual_zero, rounds, residual_scale, sum_scale, low, high = range(8)
-    sum_low, sum_high, least, most, y_scale, usual = range(8, 14)
+    sum_low, sum_high, least, most, y_scale, usual, saturates = range(8, 15)

@@ -31,7 +31,7 @@ from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .bound_call import PLACES, Call
 
-__all__ = ["CudaCall", "HostArraysCall", "one_library"]
+__all__ = ["CudaCall", "HostArraysCall", "launched", "one_library", "rehearse"]
 
 ALIGNMENT = 16
 """Bytes that kernels load and copy at once, at most."""
@@ -212,11 +212,7 @@ class CudaCall:
     def given(self, stream: CudaStream, addresses: list[int]) -> bool:
         """Whether the launches were given on the operands' addresses; none was where memory or a context is lacking."""
         stream.place.recent.append(self._name)
-        try:
-            self.launches.give(stream, addresses)  # type: ignore[union-attr]
-        except CudaError as error:
-            if not (out_of_memory(error) or error.status == NO_CONTEXT):
-                raise
+        if not launched(self.launches, stream, addresses):
             return False
         if BLOCKED:
             stream.check()
@@ -257,24 +253,12 @@ class CudaCall:
                 stream.copy(given[self.written], out, size)
         stream.noted(self.prepared.solver.name)
         addresses = [0 if m is None else m.address for m in (*given, bias, residual)]
-        if promise is not None or not self._launched(stream, addresses):
+        if promise is not None or not launched(self.launches, stream, addresses):
             x, w, y = given
             dispatch.run(self.problem, self.prepared, stream, x, w, y, bias, residual, None, promise)
         if out.address % ALIGNMENT:
             stream.copy(out, given[self.written], size)
         stream.check()
-
-    def _launched(self, stream: CudaStream, addresses: list[int]) -> bool:
-        """Whether the plan's launches were given as they were recorded; nothing is, where memory is short."""
-        if self.launches is None:
-            return False
-        try:
-            self.launches.give(stream, addresses)
-        except CudaError as error:
-            if not out_of_memory(error):
-                raise
-            return False
-        return True
 
     def _memory(self, array: Any, stream: CudaStream, size: int, out: bool = False) -> CudaMemory:
         """An array's memory, or that of a copy in the stream's order: contiguous, and aligned as vector loads ask."""
@@ -311,6 +295,19 @@ class CudaCall:
         queue = runtime.queue(self.place.device)
         result = Call(problem, kind, bias, residual, queue, values)(x, w, y, bias, residual, queue)
         self.library.put(operands[self.written], result)
+
+
+def launched(launches: Launches | None, stream: CudaStream, addresses: list[int]) -> bool:
+    """Whether a plan's launches were given on these addresses; none was where memory or a context is lacking."""
+    if launches is None:
+        return False
+    try:
+        launches.give(stream, addresses)
+    except CudaError as error:
+        if not (out_of_memory(error) or error.status == NO_CONTEXT):
+            raise
+        return False
+    return True
 
 
 def rehearse(prepared: Prepared, stream: CudaStream) -> Launches | None:

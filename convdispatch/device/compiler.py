@@ -1,4 +1,4 @@
-"""A child that compiles kernel text: ``python -m convdispatch.device.compiler PLATFORM DEVICE``; see ``compiling``."""
+"""A child that compiles kernel text, as ``compile_pool`` starts it: ``python -m ... PLATFORM DEVICE``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _serve(platform: int, device: int) -> None:
     from .cuda.modules import load
     from .cuda_driver import cuda_of
     from .programs.binary_cache import built
-    from .programs.compile_pool import receive, send
+    from .programs.child_process import receive, send
 
     # Drivers print as they please: answers go where standard output went.
     answers = os.fdopen(os.dup(1), "wb")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["bound", "naming", "operation", "source", "tracing"]
+__all__ = ["bound", "map_structure", "naming", "operation", "source", "tracing"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Note = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -69,3 +69,15 @@ def naming(name: str) -> Iterator[None]:
 def source() -> str:
     """What the operations of this thread are called for; empty where nobody says so."""
     return _thread.source
+
+
+def map_structure(kinds: Any, change: Callable[[Any], Any], structure: Any) -> Any:
+    """An operation's arguments or results with everything of ``kinds`` in lists, tuples and dicts replaced by what
+    ``change`` answers."""
+    if isinstance(structure, kinds):
+        return change(structure)
+    if isinstance(structure, list | tuple):
+        return type(structure)(map_structure(kinds, change, part) for part in structure)
+    if isinstance(structure, dict):
+        return {key: map_structure(kinds, change, part) for key, part in structure.items()}
+    return structure

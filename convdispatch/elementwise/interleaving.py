@@ -1,7 +1,7 @@
 """Planes of few channels to pixels: the first step of a net with channels last, whose pictures lie channels first.
 
 Sixteen pixels are loaded of each plane and shuffled into as many vectors as there are channels; element-wise copies of
-rows of three elements take ten times as long.
+rows of three elements take ten times as long. Numbers may become integers of 8 bits on their way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["interleaved"]
+__all__ = ["interleaved", "quantized_pixels"]
 
 _LANES, _MOST = 16, 8
 """Elements of a vector, and channels of a picture."""
@@ -28,20 +28,50 @@ _EACH = 64
 
 def interleaved(x: Tensor) -> Tensor | None:
     """x of ``[mb, c, h, w]`` as ``[mb, h, w, c]``, in new memory; None where this kernel is not for it."""
+    return _turned(x, x.dtype, "uint16", "") if x.dtype.itemsize == 4 else None
+
+
+def quantized_pixels(x: Tensor, scale: float, zero_point: int, dtype: str) -> Tensor | None:
+    """Numbers of ``[mb, c, h, w]`` as integers of ``[mb, h, w, c]``; None where this kernel is not for them.
+
+    As ONNX's QuantizeLinear has it. The quotient is exact by Markstein's step: a product with the reciprocal, and its
+    error times that; numbers far beyond the dtype's, infinity among them, come nearer first.
+    """
+    if x.dtype != np.float32 or not 2.0**-60 < scale < 2.0**60:
+        return None
+    limits, divisor = np.iinfo(dtype), np.float32(scale)
+    given = {
+        "v": divisor, "r": np.float32(1) / divisor, "most": divisor * np.float32(2**16), "z": zero_point,
+        "low": limits.min - zero_point, "high": limits.max - zero_point,
+    }  # fmt: skip
+    numbers = {
+        name: f"{float(each).hex()}f" if name in ("v", "r", "most") else str(each) for name, each in given.items()
+    }
+    text = """inline uchar16 read(global const uint *from) {
+  const float16 x = clamp(vload16(0, (global const float *)from), (float16)(-MOST), (float16)(MOST)), q = x * R;
+  const float16 exact = fma(fma(-q, (float16)(V), x), (float16)(R), q);
+  return convert_uchar16((convert_int16_rte(clamp(exact, (float16)(LOW), (float16)(HIGH))) + Z) & 255);
+}
+"""
+    defines = "".join(f"#define {name.upper()} ({each})\n" for name, each in numbers.items())
+    return _turned(x, np.dtype(dtype), "uchar16", defines + text)
+
+
+def _turned(x: Tensor, dtype: np.dtype, vector: str, read: str) -> Tensor | None:
     images, channels = x.shape[:2]
     pixels = math.prod(x.shape[2:])
-    if not 2 <= channels <= _MOST or x.dtype.itemsize != 4 or pixels < _LANES or not images or not x.contiguous:
+    if not 2 <= channels <= _MOST or pixels < _LANES or not images or not x.contiguous:
         return None
     if runtime.device_info(x.queue.device).type != "cpu":
         return None
-    y = Tensor.empty((images, *x.shape[2:], channels), x.dtype, x.queue)
-    launch = _launch(x.context, images, channels, pixels)
+    y = Tensor.empty((images, *x.shape[2:], channels), dtype, x.queue)
+    launch = _launch(x.context, images, channels, pixels, vector, read)
     launch(x.queue, (x.base_data, np.int64(x.offset // 4), y.base_data))
     return y
 
 
 @keeps_programs
-def _launch(context: cl.Context, images: int, channels: int, pixels: int) -> Launch:
+def _launch(context: cl.Context, images: int, channels: int, pixels: int, vector: str, read: str) -> Launch:
     lines = []
     for k in range(channels):  # the vector of elements 16 k to 16 k + 15: element e is channel e % C of pixel e / C
         places = [divmod(_LANES * k + lane, channels) for lane in range(_LANES)]
@@ -50,20 +80,21 @@ def _launch(context: cl.Context, images: int, channels: int, pixels: int) -> Lau
             # Lanes of channel c come from its plane, those of channels before it from what was put together so far.
             first = [pixel if c == 1 else lane for lane, (pixel, _) in enumerate(places)]
             mask = [_LANES + pixel if channel == c else first[lane] for lane, (pixel, channel) in enumerate(places)]
-            value = f"shuffle2({value}, v{c}, (uint16)({', '.join(map(str, mask))}))"
+            value = f"shuffle2({value}, v{c}, ({vector})({', '.join(map(str, mask))}))"
         lines.append(f"vstore16({value}, {k}, to);")
-    loads = [f"const uint16 v{c} = vload16(0, from + {c * pixels}L);" for c in range(channels)]
+    load = "read(from + {})" if read else "vload16(0, from + {})"
+    loads = [f"const {vector} v{c} = {load.format(f'{c * pixels}L')};" for c in range(channels)]
     body = "\n    ".join([*loads, *lines])
     text = f"""// y[p][c] = x[c][p], sixteen pixels p at a time; the last begin early enough to end with the picture.
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void interleave(global const uint *restrict x, const long offset, global uint *restrict y) {{
+{read}kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void interleave(global const uint *restrict x, const long offset, global {vector[:-2]} *restrict y) {{
   x += offset + get_global_id(1) * {channels * pixels}L;
   y += get_global_id(1) * {channels * pixels}L;
   const int first = get_global_id(0) * {_EACH * _LANES}, end = min(first + {_EACH * _LANES}, {pixels});
   for (int at = first; at < end; at += {_LANES}) {{
     const int p = min(at, {pixels - _LANES});
     global const uint *from = x + p;
-    global uint *to = y + p * {channels};
+    global {vector[:-2]} *to = y + p * {channels};
     {body}
   }}
 }}

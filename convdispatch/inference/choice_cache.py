@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from ..api.policy import Policy, current_policy
-from ..device import plainfile
+from ..device import jsontext, plainfile
 from ..device.runtime import device_info
 from ..selection.plugins.loader import plugins
 from ..selection.plugins.registry import registry_path
@@ -126,7 +126,7 @@ class Choice:
 def load(key: str) -> Choice | None:
     """What is known of a net's forms; None for nothing. A final choice of a noisy machine counts its uses."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        held = Choice(**json.loads(plainfile.read_text(_file(key))))
+        held = Choice(**jsontext.loads(plainfile.read_text(_file(key))))
         numbers = (held.queues, held.votes, held.recalls)
         if not all(type(n) is int and 0 <= n <= 1 << 30 for n in numbers) or not 1 <= held.queues <= 64:
             return None

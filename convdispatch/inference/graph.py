@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..device.tracing import map_structure
 from ..tensor import Tensor
 from .weights import Aside
 
@@ -160,10 +161,4 @@ def operands(structure: Any) -> Iterator[Any]:
 
 def map_operands(change: Callable[[Any], Any], structure: Any) -> Any:
     """The structure with every Ref and tensor replaced by what ``change`` answers."""
-    if isinstance(structure, Ref | Tensor):
-        return change(structure)
-    if isinstance(structure, list | tuple):
-        return type(structure)(map_operands(change, part) for part in structure)
-    if isinstance(structure, dict):
-        return {key: map_operands(change, part) for key, part in structure.items()}
-    return structure
+    return map_structure(Ref | Tensor, change, structure)

@@ -32,7 +32,7 @@ def register() -> None:
 
 
 def call_for(platform: str, text: bytes) -> Any:
-    """The call of a problem on a platform, prepared. Raises Left where it cannot be."""
+    """The call of a problem on a platform, prepared. Raises Fallback where it cannot be."""
     call = _calls.get((platform, text))
     if call is None:
         with _lock:

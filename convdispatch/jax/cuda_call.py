@@ -8,16 +8,14 @@ from typing import Any
 
 from ..api.problem import ConvProblem
 from ..calls.bound_call import PLACES
-from ..calls.cuda_call import ALIGNMENT, NO_EPILOGUE, rehearse
+from ..calls.cuda_call import ALIGNMENT, NO_EPILOGUE, launched, rehearse
+from ..calls.framework.fallback import Fallback
 from ..device import runtime
 from ..device.cuda.ptx import Unlaunchable
 from ..device.cuda.stream import CudaMemory, CudaStream, place_of
-from ..device.cuda_driver import CudaError
-from ..device.memory.allocator import out_of_memory
 from ..selection import dispatch
 from . import counting
 from .ffi import Frame
-from .geometry import Left
 
 __all__ = ["CudaBufferCall"]
 
@@ -38,13 +36,13 @@ class CudaBufferCall:
             stream = CudaStream(place_of(number), 0)
             unsupported = runtime.device_info(stream.device).supports(self.problem.dtype)
             if unsupported:
-                raise Left(unsupported)
+                raise Fallback(unsupported)
             with stream.current():
                 prepared = dispatch.prepare(self.problem, stream.context)
                 try:
                     launches = rehearse(prepared, stream)
                 except Unlaunchable as error:
-                    raise Left(f"{prepared.solver.name} cannot run on a CUDA stream: {error}") from None
+                    raise Fallback(f"{prepared.solver.name} cannot run on a CUDA stream: {error}") from None
             found = self._on[number] = stream.place, prepared, launches
         return found
 
@@ -69,7 +67,8 @@ class CudaBufferCall:
             addresses[at] = address
         try:
             with stream.current():
-                if not self._launched(launches, stream, addresses):
+                aligned = not any(address % ALIGNMENT for address in addresses)
+                if not (aligned and launched(launches, stream, [*addresses, *NO_EPILOGUE])):
                     memory = [CudaMemory(*each, None) for each in zip(addresses, self.sizes, strict=True)]
                     dispatch.run(self.problem, prepared, stream, *memory)
                 stream.check()
@@ -77,16 +76,3 @@ class CudaBufferCall:
             for free in borrowed:  # in the stream's order
                 free()
         counting.ours(prepared.solver.name)
-
-    @staticmethod
-    def _launched(launches: Any, stream: CudaStream, addresses: list[int]) -> bool:
-        """Whether the plan's launches were given as they were recorded; nothing is, where memory is short."""
-        if launches is None or any(address % ALIGNMENT for address in addresses):
-            return False
-        try:
-            launches.give(stream, [*addresses, *NO_EPILOGUE])
-        except CudaError as error:
-            if not out_of_memory(error):
-                raise
-            return False
-        return True

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 from jax.extend.core import jaxprs_in_params
 
+from ..calls.framework.fallback import Fallback
+from ..calls.framework.host import cpu_device
 from ..device import runtime
 from ..selection.explanation import explain as explain_problem
-from .geometry import Left
 from .lowering import planned
 from .primitive import conv_p, jax_conv_p, settings_in_force
 
@@ -55,11 +56,9 @@ def explain(function: Callable[..., Any], *arguments: Any) -> Explained:
 
     What ``enable`` was given holds; without it, the defaults.
     """
-    from .host_call import device
-
     settings = settings_in_force() or {"math": None}
     platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    found = device() if platform == "cpu" else _cuda_device()
+    found = cpu_device(pointers=True) if platform == "cpu" else _cuda_device()
     info = runtime.device_info(found)
     layers = []
     for place, equation in enumerate(_convolutions(jax.make_jaxpr(function)(*arguments).jaxpr), 1):
@@ -67,7 +66,7 @@ def explain(function: Callable[..., Any], *arguments: Any) -> Explained:
         avals = [each.aval for each in (*equation.invars, *equation.outvars)]
         try:
             plan = planned(platform, *avals, settings["math"], equation.params)
-        except Left as error:
+        except Fallback as error:
             layers.append(Layer(name, "", None, str(error)))
             continue
         answer = explain_problem(plan.problem, info)

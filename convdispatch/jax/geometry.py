@@ -18,15 +18,12 @@ from typing import Any, NamedTuple
 
 from ..api.errors import InvalidProblem
 from ..api.problem import ConvProblem
+from ..calls.framework.fallback import Fallback
 
-__all__ = ["Left", "Plan", "plan_of"]
+__all__ = ["Plan", "plan_of"]
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _AXES = "dhw"
-
-
-class Left(Exception):
-    """The convolution is XLA's own; the text says why."""
 
 
 class Plan(NamedTuple):
@@ -65,17 +62,17 @@ class _Window(NamedTuple):
 def plan_of(
     lhs_shape: Sequence[int], rhs_shape: Sequence[int], out_shape: Sequence[int], dtype: str, math_: str, **params: Any
 ) -> Plan:
-    """The plan of ``lax.conv_general_dilated``'s parameters. Raises Left with the reason where XLA has to do it."""
+    """The plan of ``lax.conv_general_dilated``'s parameters. Raises Fallback with the reason where XLA has to do it."""
     numbers = params["dimension_numbers"]
     lhs_spec, rhs_spec, out_spec = (tuple(spec) for spec in numbers)
     ndim = len(lhs_spec) - 2
     if ndim not in (1, 2, 3):
-        raise Left(f"1 to 3 axes of space only, got {ndim}")
+        raise Fallback(f"1 to 3 axes of space only, got {ndim}")
     if dtype not in _DTYPES:
-        raise Left(f"{', '.join(_DTYPES)} only, got {dtype}")
+        raise Fallback(f"{', '.join(_DTYPES)} only, got {dtype}")
     preferred = params.get("preferred_element_type")
     if preferred is not None and str(preferred) != dtype:
-        raise Left(f"results of the operands' type only, got {dtype} to {preferred}")
+        raise Fallback(f"results of the operands' type only, got {dtype} to {preferred}")
     windows = [
         _Window(lhs_shape[a], rhs_shape[b], out_shape[c], stride, low, high, left, right)
         for a, b, c, stride, (low, high), left, right in zip(
@@ -90,7 +87,7 @@ def plan_of(
         )
     ]
     if not all(map(math.prod, (lhs_shape, rhs_shape, out_shape))):
-        raise Left("an array without elements")
+        raise Fallback("an array without elements")
     groups, batches = params["feature_group_count"], params["batch_group_count"]
     weights = batches > 1 or (lhs_spec[1] < lhs_spec[0] and groups == 1)
     dilated = any(window.lhs_dilation > 1 for window in windows)
@@ -102,7 +99,7 @@ def plan_of(
     try:
         return kind(sizes, windows, (lhs_spec, rhs_spec, out_spec), {"dtype": dtype, "layout": layout, "math": math_})
     except InvalidProblem as error:
-        raise Left(str(error)) from None
+        raise Fallback(str(error)) from None
 
 
 class _Sizes(NamedTuple):
@@ -133,14 +130,14 @@ def _forward(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict
 
 def _data(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[str, Any]) -> Plan:
     if any(w.stride > 1 for w in windows):
-        raise Left("no steps of a dilated left side only, got window_strides and lhs_dilation over 1")
+        raise Fallback("no steps of a dilated left side only, got window_strides and lhs_dilation over 1")
     numbers: dict[str, Any] = {"mb": sizes.n, "ic": sizes.o, "oc": sizes.c, "g": sizes.groups}
     for axis, w in _named(windows):
         reach, stride = w.rhs_dilation * (w.kernel - 1), w.lhs_dilation
         low, high = reach - w.low, reach - w.high
         high += 0 if high >= 0 else min(stride - 1, -high)  # what rounding down absorbs
         if low < 0 or high < 0:
-            raise Left(f"a transposed convolution that reaches beyond its kernel, got padding {(w.low, w.high)}")
+            raise Fallback(f"a transposed convolution that reaches beyond its kernel, got padding {(w.low, w.high)}")
         numbers |= _axis(axis, w.out, w.kernel, stride, low, high, w.rhs_dilation)
     problem = ConvProblem(ndim=len(windows), direction="bwd_data", **numbers, **common)
     _same(problem, [w.size for w in windows])
@@ -176,15 +173,15 @@ def _weights(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict
 def _weights_of_transposed(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[str, Any]) -> Plan:
     """rhs is x, lhs the gradient of y, each with its channels as batch; the result is w's, reversed."""
     if sizes.batches > 1:
-        raise Left("groups in the weights' gradient of a transposed convolution")
+        raise Fallback("groups in the weights' gradient of a transposed convolution")
     if any(w.rhs_dilation > 1 for w in windows):
-        raise Left("lhs_dilation and rhs_dilation over 1 where channels come before the batch")
+        raise Fallback("lhs_dilation and rhs_dilation over 1 where channels come before the batch")
     numbers: dict[str, Any] = {"mb": sizes.c, "ic": sizes.o, "oc": sizes.n, "g": 1}
     for axis, w in _named(windows):
         low = w.stride * (w.out - 1) - w.low
         need = w.lhs_dilation * (w.size - 1) + w.stride * (w.out - 1) + 1 - w.kernel - low
         if low < 0 or need < 1 - w.lhs_dilation:
-            raise Left(f"a transposed convolution that reaches beyond its kernel, got padding {(w.low, w.high)}")
+            raise Fallback(f"a transposed convolution that reaches beyond its kernel, got padding {(w.low, w.high)}")
         numbers |= _axis(axis, w.kernel, w.out, w.lhs_dilation, low, max(0, need), w.stride)
     problem = ConvProblem(ndim=len(windows), direction="bwd_weights", **numbers, **common)
     _same(problem, [w.size for w in windows])
@@ -220,10 +217,10 @@ def _axis(axis: str, size: int, kernel: int, stride: int, low: int, high: int, d
 
 
 def _same(problem: ConvProblem, sizes: Sequence[int]) -> None:
-    """What is read as y must have y's size. Raises Left."""
+    """What is read as y must have y's size. Raises Fallback."""
     found = [getattr(problem, "o" + axis) for axis in _AXES[3 - problem.ndim :]]
     if found != list(sizes):
-        raise Left(f"the geometry is no gradient's: its y would be {found}, got {list(sizes)}")
+        raise Fallback(f"the geometry is no gradient's: its y would be {found}, got {list(sizes)}")
 
 
 def _orders(specs: Any, layout: str, turned: tuple[int, int, int]) -> Any:

@@ -13,9 +13,10 @@ from jax import ffi, lax
 from jax.interpreters import mlir
 
 from ..api.errors import ConvDispatchError
+from ..calls.framework.fallback import Fallback
 from . import counting
 from .calls import TARGET, call_for, register
-from .geometry import Left, Plan, plan_of
+from .geometry import Plan, plan_of
 
 __all__ = ["lower", "planned"]
 
@@ -25,9 +26,9 @@ _MATHS = {"DEFAULT": "tf32", "HIGH": "float32", "HIGHEST": "ieee"}
 
 
 def planned(platform: str, lhs: Any, rhs: Any, out: Any, math: str | None, params: dict[str, Any]) -> Plan:
-    """The plan for a convolution of abstract arrays. Raises Left with the reason."""
+    """The plan for a convolution of abstract arrays. Raises Fallback with the reason."""
     if lhs.dtype != rhs.dtype:
-        raise Left(f"operands of one type only, got {lhs.dtype} and {rhs.dtype}")
+        raise Fallback(f"operands of one type only, got {lhs.dtype} and {rhs.dtype}")
     dtype = str(lhs.dtype)
     if platform == "cpu" and dtype in _HALVES and str(out.dtype) == "float32":  # whose sums are float32 in any case
         dtype, params = "float32", params | {"preferred_element_type": None}
@@ -43,7 +44,7 @@ def _math(platform: str, dtype: str, math: str | None, params: dict[str, Any]) -
     precision = params["precision"] or (lax.Precision.DEFAULT,)
     names = [getattr(each, "name", "") for each in precision] if isinstance(precision, tuple) else [""]
     if not all(name in _MATHS for name in names):
-        raise Left(f"precision DEFAULT, HIGH or HIGHEST only, got {precision}")
+        raise Fallback(f"precision DEFAULT, HIGH or HIGHEST only, got {precision}")
     found = next(name for name in reversed(_MATHS) if name in names)
     return "float32" if platform == "cpu" and found == "DEFAULT" else _MATHS[found]
 
@@ -53,11 +54,11 @@ def lower(platform: str, theirs: Any, math: str | None, ctx: Any, lhs: Any, rhs:
     try:
         devices = getattr(ctx.module_context.axis_context, "num_devices", 1) or 1
         if devices > 1:
-            raise Left(f"programs for one device only, got one for {devices}")
+            raise Fallback(f"programs for one device only, got one for {devices}")
         plan = planned(platform, *ctx.avals_in, *ctx.avals_out, math, params)
         register()
         call_for(platform, str(plan.problem).encode())
-    except (Left, ConvDispatchError) as error:
+    except (Fallback, ConvDispatchError) as error:
         counting.left(str(error).splitlines()[0])
         return theirs(ctx, lhs, rhs, **params)
     counting.lowered()

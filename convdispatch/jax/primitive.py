@@ -16,6 +16,7 @@ from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import convolution as theirs
 
 from ..api.errors import InvalidArgument
+from ..calls.framework.enabled import Enabled
 from .lowering import lower
 
 __all__ = ["Enabled", "conv_general_dilated", "conv_p", "disable", "enable", "jax_conv_p", "settings_in_force"]
@@ -76,19 +77,6 @@ for _platform in _PLATFORMS:
     )
 
 
-class Enabled:
-    """What ``enable`` answers: in force already; as a context manager, until the block ends."""
-
-    def __init__(self, before: dict[str, Any] | None) -> None:
-        self._before = before
-
-    def __enter__(self) -> Enabled:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        _set(self._before)
-
-
 def enable(*, math: str | None = None) -> Enabled:
     """Compute what ``jax.lax.conv_general_dilated`` and all that is made of it ask for here: Flax, Equinox, Keras.
 
@@ -100,7 +88,7 @@ def enable(*, math: str | None = None) -> Enabled:
         raise InvalidArgument(f"math must be None, float32, ieee, tf32 or fast, got {math!r}")
     before = _in_force
     _set({"math": math})
-    return Enabled(before)
+    return Enabled(lambda: _set(before))
 
 
 def disable() -> None:

@@ -15,7 +15,7 @@ from ..api.errors import InvalidArgument
 from ..device import runtime
 from ..device.commands.recording import Recording, Slot
 from ..device.replay.program import Program
-from ..inference.graph import map_operands
+from ..device.tracing import map_structure
 from ..tensor import Tensor
 
 __all__ = ["Captured", "capture"]
@@ -61,12 +61,12 @@ class _Recorded:
         ]  # fmt: skip
         with self.recording.capture():
             answer = function(*inputs)
-        map_operands(_keep, answer)
+        map_structure(Tensor, _keep, answer)
         self.program = Program(self.recording)
         if len(self.recording.commands) >= GRAPH_FROM:
             self.program.use_graph()
         self.inputs = [self._real(x) for x in inputs]
-        self.answer = map_operands(self._real, answer)
+        self.answer = map_structure(Tensor, self._real, answer)
 
     def _real(self, tensor: Tensor) -> Tensor:
         if type(tensor.base_data) is not Slot:

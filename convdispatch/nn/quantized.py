@@ -14,11 +14,13 @@ from ..api.quantization import Quantization
 from ..calls.conv import conv
 from ..device.tracing import operation
 from ..elementwise import apply, reduce
+from ..elementwise.interleaving import quantized_pixels
 from ..tensor import Tensor
 from .convolution import dense
 
 __all__ = [
-    "DEQUANTIZED", "dequantize", "dequantized_average", "moving_table", "quantize", "quantized_convolution",
+    "DEQUANTIZED", "dequantize", "dequantized_average", "moving_table", "quantize", "quantize_pixels",
+    "quantized_convolution",
     "quantized_formula",
 ]  # fmt: skip
 
@@ -37,6 +39,13 @@ def quantized_formula(text: str, scale: float, zero_point: int, dtype: Any) -> s
 def quantize(x: Tensor, scale: float, zero_point: int, dtype: str) -> Tensor:
     """ONNX's QuantizeLinear: ``saturate(round(x / scale) + zero_point)``."""
     return apply(quantized_formula("x", scale, zero_point, dtype), dtype=np.dtype(dtype), x=x)  # type: ignore[no-any-return]
+
+
+@operation
+def quantize_pixels(x: Tensor, scale: float, zero_point: int, dtype: str) -> Tensor:
+    """``quantize`` of pictures with channels first, as pictures with channels last."""
+    made = quantized_pixels(x, scale, zero_point, dtype)
+    return quantize(x.transpose(0, 2, 3, 1), scale, zero_point, dtype) if made is None else made  # type: ignore[no-any-return]
 
 
 @operation

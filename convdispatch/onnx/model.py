@@ -18,6 +18,7 @@ from . import operators  # noqa: F401 (enters the operators)
 from .arrays import Caller
 from .call import NeedsValue
 from .interpreter import Interpreter, Scope, check_operators, standard
+from .qoperators import in_onnxs_words
 from .reading import onnx_package, read, to_array
 from .types import dtype_of, supported
 
@@ -86,6 +87,7 @@ class OnnxNet:
     """
 
     def __init__(self, proto: Any, folder: Any, device: Any, math: str, dtype: Any) -> None:
+        proto = in_onnxs_words(proto)
         self.model, self.math = proto, math
         self.queue = runtime.queue(runtime.find_device(device))
         self.dtype = None if dtype is None else _float_type(dtype)

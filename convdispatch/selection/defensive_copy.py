@@ -22,7 +22,7 @@ from ..api.policy import Policy, current_policy
 from ..api.policy import _current as in_force
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
-from .plugins import forks
+from .plugins import answer_trial, forks
 from .plugins.contract import TRAITS, LoadedAs, traits_of
 from .plugins.loader import plugins
 
@@ -58,9 +58,8 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
     error: BaseException | None = None
     answer, process, forked = None, os.getpid(), forks.count()
     try:
-        answer = getattr(solver, method)(*handed)
-        if method == "configs" and hasattr(answer, "__next__"):
-            answer = list(itertools.islice(answer, MOST_CONFIGS + 1))
+        call = lambda: _answered(solver, method, handed)  # noqa: E731
+        answer = call() if method == "plan" else answer_trial.watched(solver.name, call)  # a plan may compile for long
     except (KeyboardInterrupt, Frozen):
         raise
     except BaseException as raised:
@@ -78,6 +77,13 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
         raise _at_fault(loaded, method, what) from error
     if error is not None:
         raise error
+    return answer
+
+
+def _answered(solver: Solver, method: str, handed: list[Any]) -> Any:
+    answer = getattr(solver, method)(*handed)
+    if method == "configs" and hasattr(answer, "__next__"):
+        return list(itertools.islice(answer, MOST_CONFIGS + 1))
     return answer
 
 

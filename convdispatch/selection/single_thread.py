@@ -6,7 +6,7 @@ from ..device import runtime
 from ..device.gemm import LAUNCH
 from ..device.rates import rates
 from .prepared import Prepared
-from .solver_query import query
+from .solver_query import predicted
 
 __all__ = ["prefers_one_thread"]
 
@@ -19,7 +19,7 @@ _WAKING = 2.25e6
 def prefers_one_thread(prepared: Prepared) -> bool:
     """Whether a prepared call is so short, by its solver's own prediction."""
     device = runtime.device_info(prepared.context.devices[0])
-    cost = query(prepared.solver, prepared.problem, device).cost(prepared.config)
+    cost = predicted(prepared.solver, prepared.problem, device, prepared.config)
     if cost is None:
         return False
     cores = device.compute_units

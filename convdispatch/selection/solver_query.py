@@ -42,6 +42,7 @@ __all__ = [
     "guarded",
     "planned_as",
     "predicted",
+    "serves",
 ]
 
 FLOORS = {"tf32": ("float32", "ieee"), "fast": ("float32", "ieee")}
@@ -161,6 +162,9 @@ class SolverAnswers:
         except ArgumentsChanged as error:  # which was said, of its plugin
             self.fault, self.configs = str(error), ()
             raise Fault(str(error)) from None
+        except answer_trial.Hang as hang:
+            what, self._kind = f"its {method}() {hang}", "no answer"
+            answer_trial.note_hang(self.solver.name, what)
         except _Wrong as wrong:
             what, self._kind = f"its {method}() answered {wrong}", f"{method} answered"
         except BaseException as error:
@@ -226,6 +230,16 @@ def forget() -> None:
     """Ask every solver anew."""
     with _lock:
         _answers.clear()
+
+
+def serves(solver: Solver, device: DeviceInfo) -> bool:
+    """Whether a solver says that it runs on a device at all: its libraries and instructions are there."""
+    try:
+        return _reason(ask(solver, "serves", device)) is None
+    except (KeyboardInterrupt, Frozen):
+        raise
+    except BaseException:  # which ``query`` meets too, and says
+        return False
 
 
 def predicted(solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:

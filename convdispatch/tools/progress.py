@@ -81,9 +81,16 @@ class Progress:
 
     def line(self, title: str) -> str:
         """All of it in one line."""
+        return f"{title}: {self.done} of {self.total}, {duration(self.elapsed_s)}, {self.remains}: {self.words}"
+
+    @property
+    def remains(self) -> str:
+        """What is left, in words."""
         left = self.remaining_s
-        remains = "what remains is not known yet" if left is None else f"about {duration(left)} left"
-        return f"{title}: {self.done} of {self.total}, {duration(self.elapsed_s)}, {remains}: {self.words}"
+        if left is None:
+            return "what remains is not known yet"
+        overdue = self.done < self.total and round(left) == 0
+        return "it takes longer than expected" if overdue else f"about {duration(left)} left"
 
 
 def duration(seconds: float) -> str:
@@ -139,5 +146,5 @@ class _Left(ProgressColumn):
         self._counted = counted
 
     def render(self, task: Task) -> Text:
-        left = self._counted.remaining_s
-        return Text("" if left is None else f"{duration(left)} left", style="progress.remaining")
+        known = self._counted.remaining_s is not None
+        return Text(self._counted.remains.removeprefix("about ") if known else "", style="progress.remaining")

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..calls.framework import autotune
+
 __all__ = ["compiling", "counters", "fallback", "left", "ours", "reset_counters", "several", "solved", "watch_left"]
 
 _lock = threading.Lock()
@@ -105,6 +107,14 @@ def fallback(operator: str) -> None:
     with _lock:
         _counts["fallback"] += 1
         _reasons[f"{operator}: on the CPU for the device opencl"] += 1
+
+
+def _calls_so_far() -> tuple[int, ...]:
+    counts = counters()
+    return counts["ours"], counts["left"], counts["compiling"]
+
+
+autotune.calls_elsewhere(_calls_so_far)  # those of the native path are seen by their count alone
 
 
 def reset_counters() -> None:

@@ -60,8 +60,15 @@ class Chain:
     convolution: fx.Node
     rest: list[fx.Node] = field(default_factory=list)
     batch_norm: Any = None
-    residual: fx.Node | None = None
+    sum: fx.Node | None = None
     activation: str | None = None
+
+    @property
+    def residual(self) -> fx.Node | None:
+        """What is added, as the graph has it now: it may be the result of a chain that was replaced."""
+        if self.sum is None:
+            return None
+        return _added(self.sum, [self.convolution, *self.rest][self.rest.index(self.sum)])
 
     @property
     def last(self) -> fx.Node:
@@ -107,7 +114,7 @@ def _next(chain: Chain, modules: dict[str, nn.Module], taken: set[fx.Node]) -> f
     if module is not None and has_hooks(module):
         return None
     first = not chain.rest and type(module) in _BATCH_NORMS and _folds(modules[str(chain.convolution.target)], module)
-    if first or (_added(after, last) is not None and chain.residual is None) or _activation(after, module, last):
+    if first or (_added(after, last) is not None and chain.sum is None) or _activation(after, module, last):
         return after
     return None
 
@@ -116,8 +123,8 @@ def _take(chain: Chain, node: fx.Node, modules: dict[str, nn.Module]) -> None:
     module = modules.get(str(node.target)) if node.op == "call_module" else None
     if type(module) in _BATCH_NORMS:
         chain.batch_norm = module
-    elif (other := _added(node, chain.last)) is not None:
-        chain.residual = other
+    elif _added(node, chain.last) is not None:
+        chain.sum = node
     else:
         chain.activation = _activation(node, module, chain.last)
     chain.rest.append(node)

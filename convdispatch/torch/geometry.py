@@ -11,7 +11,7 @@ from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..calls.arguments import describe, transposed_shape
 
-__all__ = ["DTYPES", "FORMATS", "Geometry", "Fallback", "format_of", "problem_of", "roles"]
+__all__ = ["DTYPES", "FORMATS", "Geometry", "format_of", "problem_of", "roles"]
 
 DTYPES = {
     torch.float32: "float32",
@@ -22,14 +22,6 @@ DTYPES = {
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _TRANSPOSED = {"forward": "bwd_data", "data": "fwd", "weights": "bwd_weights"}
 _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
-
-
-class Fallback(Exception):
-    """The call is PyTorch's own kernel's; the text says why. ``lasting`` where each such call will be."""
-
-    def __init__(self, reason: str, lasting: bool = True) -> None:
-        super().__init__(reason)
-        self.lasting = lasting
 
 
 class Geometry(NamedTuple):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import nn
 
-from ..api.activations import gradient_of_result
+from ..api.activations import ACTIVATIONS, gradient_of_result, parse_activation
 from . import functional
 from .epilogue_chains import MODULES, has_hooks
-from .scripted import Scripted
 
 __all__ = ["FUSED", "Sequential", "swap"]
 
@@ -145,20 +144,43 @@ def _fused(layer: Any, input: torch.Tensor, residual: Any, activation: str | Non
 
 
 class _Fused:
-    """``activation(conv(input) + residual)``; the weights hold the batch norm that followed, and do not learn."""
+    """``activation(conv(input) + residual)``; the weights hold the batch norm that followed, and do not learn.
 
+    ``after`` is the activation as PyTorch's layer, which TorchScript reads. A layer made for TorchScript alone
+    (``__prepare_scriptable__``) would be wrong: PyTorch puts it into the model itself, and while it scripts it knows
+    layers by their addresses, which one that was replaced leaves to the next.
+    """
+
+    __jit_ignored_attributes__ = ("activation",)
     activation: str | None = None
 
-    def forward(self, input: torch.Tensor, residual: Any = None) -> torch.Tensor:
-        return _fused(self, input, residual, self.activation)
+    def forward(self, input: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045
+        """TorchScript reads the first branch, and older annotations alone."""
+        if torch.jit.is_scripting():
+            y = self._conv_forward(input, self.weight, self.bias)
+            if residual is not None:
+                y = y + residual
+            return self.after(y)
+        else:  # noqa: RET505
+            return _fused(self, input, residual, self.activation)
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        """What TorchScript compiles instead."""
-        return Scripted(self, type(self).__mro__[2], self.activation)
+    def takes_in(self, activation: str | None) -> None:
+        """Let the layer compute an activation; for a copy, whose parts are the other layer's until then."""
+        self.activation, self._modules = activation, {}
+        self.after = nn.Identity() if activation is None else _layer_of(activation)
+        self.after.training = False
 
     def extra_repr(self) -> str:
         text: str = super().extra_repr()  # type: ignore[misc]
         return text if self.activation is None else f"{text}, activation={self.activation!r}"
+
+
+def _layer_of(activation: str) -> nn.Module:
+    name, numbers = parse_activation(activation)
+    theirs = ACTIVATIONS[name].torch
+    if theirs is None:
+        raise NotImplementedError(f"PyTorch has no layer for {activation}")
+    return getattr(nn, theirs.module)(*numbers if theirs.attributes else ())  # type: ignore[no-any-return]
 
 
 class FusedConv1d(_Fused, nn.Conv1d):

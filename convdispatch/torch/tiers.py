@@ -9,7 +9,6 @@ call loads the plan and keeps it. A capture waits for everything before it begin
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 import time
@@ -22,16 +21,16 @@ import torch
 
 from ..api.policy import Policy, current_policy
 from ..api.problem import ConvProblem
+from ..calls.framework.fallback import Fallback
 from ..calls.planner_pool.pool import NoHelp, PlannerPool, pool_of
 from ..device import runtime
 from ..device.cuda import machine_code
 from ..selection import dispatch
 from ..selection.planpack import from_environment
 from ..selection.planpack.decisions import fixed_by_pack
-from . import ranks
-from .geometry import Fallback
+from . import counting, ranks
 
-__all__ = ["Compiling", "Pending", "drain", "first", "pending", "timed", "waits", "watch_captures"]
+__all__ = ["Compiling", "Pending", "drain", "first", "pending", "timed", "waits"]
 
 SWITCH = "CONVDISPATCH_TIER"
 BURST_S = 0.3
@@ -47,8 +46,8 @@ _FLOPS, _BYTES = 20e12, 2e12
 class Compiling(Fallback):
     """The call is PyTorch's own kernel's, until the specialised one is there."""
 
-    def __init__(self) -> None:
-        super().__init__("its kernels are being compiled in the background", lasting=False)
+    def __init__(self, again: Callable[[str], bool] | None = None) -> None:
+        super().__init__("its kernels are being compiled in the background", lasting=False, again=again)
 
 
 class _Allowance:
@@ -149,7 +148,16 @@ class Pending:
         """Raises Compiling."""
         if constant is not None:
             self._promised[id(constant)] = weakref.ref(constant), weakref.ref(w)
-        raise Compiling
+        raise Compiling(self._again)
+
+    def _again(self, _: str) -> bool:
+        """Whether ``resolved()`` would answer None still; a call that is PyTorch's then is counted."""
+        if self.call is not None:
+            return False
+        if self.answer.done() and _allowance.may_load(time.perf_counter()) and not _capturing():
+            return False
+        counting.compiling()
+        return True
 
 
 def timed(find: Callable[[], Any]) -> Any:
@@ -227,19 +235,3 @@ def _capturing() -> bool:
 def _seconds(problem: ConvProblem) -> float:
     """About what a GPU takes for it: problems are planned in this order."""
     return max(problem.flops / _FLOPS, problem.bytes / _BYTES)
-
-
-def watch_captures() -> None:
-    """From now on a CUDA graph's capture begins once everything pending is there."""
-    graph: Any = torch.cuda.CUDAGraph
-    begin = graph.capture_begin
-    if getattr(begin, "waits_for_tiers", False):
-        return
-
-    @functools.wraps(begin)
-    def capture_begin(self: Any, *arguments: Any, **named: Any) -> Any:
-        drain()
-        return begin(self, *arguments, **named)
-
-    capture_begin.waits_for_tiers = True  # type: ignore[attr-defined]
-    graph.capture_begin = capture_begin

@@ -16,12 +16,13 @@ import torch
 
 from ..api.errors import ConvDispatchError
 from ..api.policy import policy
+from ..calls.framework.fallback import Fallback
 from ..calls.planner_pool import progress_line
 from ..device.programs import compile_pool
 from . import ranks
 from .dispatch import engine, routing
 from .eager.planning import FallbackCall
-from .geometry import Fallback, Geometry
+from .geometry import Geometry
 from .requirements import lacking
 from .settings import DEFAULT
 from .weights import promise
@@ -103,9 +104,9 @@ def _compilers(model: torch.nn.Module) -> Any:
 
                 return compile_pool.side_by_side(device(each), for_cuda=True)
             if each.is_cpu:
-                from .eager.host import device as cpu
+                from ..calls.framework.host import cpu_device
 
-                return compile_pool.side_by_side(cpu())
+                return compile_pool.side_by_side(cpu_device())
     return contextlib.nullcontext()
 
 

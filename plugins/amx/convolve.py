@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from convdispatch.api import (
-    EPILOGUE,
     OPERANDS,
     Areas,
     ConvProblem,
@@ -27,7 +26,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, uneven
+from convdispatch.api.cpu import PAGE, cdiv, uneven
 
 from .geometry import bands_of, flat_of, merged
 from .instructions import CONFIGURE, product
@@ -52,10 +51,6 @@ _NOTE = 34
 """Numbers that are noted of a panel's block of weights, behind them."""
 _STEPS = 4096
 """Entries of the table of offsets at most."""
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 TAKES = "float32 but for ieee, float16 and bfloat16"
@@ -102,22 +97,22 @@ class TilesKernel:
         # In NCHW a single tap reads whole lines of places as they lie; of several taps all but one begin amid a line.
         self.across = not self.nhwc and geometry.volume == 1
         self.sides = 2 if not self.nhwc and geometry.out_step[2] == 2 and geometry.target.size[2] > 1 else 1
-        self.blocks, self.panels = _ceil(geometry.c, 32), _ceil(geometry.m, 32)
+        self.blocks, self.panels = cdiv(geometry.c, 32), cdiv(geometry.m, 32)
         self.all_rows = geometry.images * flat.rows
         self.rows = min(config["rows"], self.all_rows)
         whole = geometry.pointwise if self.nhwc else self.across and geometry.out_step[2] == 1
         self.in_place = self.vectors and self.nhwc and whole and geometry.c % 32 == 0 and self.rows * flat.pitch >= 32
         self.rounded = self.vectors and whole and not fused(problem)
-        near = 64 * config["panels"] * _ceil(geometry.c, 32) * 32
+        near = 64 * config["panels"] * cdiv(geometry.c, 32) * 32
         self.tall = 8 if self.in_place and near <= _FIRST else 32
-        self.bands = _ceil(self.all_rows, self.rows)
+        self.bands = cdiv(self.all_rows, self.rows)
         self.band_rows = self.rows + flat.beyond
         # An odd number of cache lines a plane, so that rows spread over the cache's sets.
-        self.positions = (_ceil(self.band_rows * flat.pitch + 48, 16) | 1) * 16
+        self.positions = (cdiv(self.band_rows * flat.pitch + 48, 16) | 1) * 16
         self.unit = 4 if self.across else 64 * self.planes
         self.area = 64 if self.in_place else self.positions * 64 * self.planes
-        self.sums_at = _ceil(self.blocks * len(flat.parts) * self.area, 64) * 64
-        self.shares = _ceil(self.panels, config["panels"])
+        self.sums_at = cdiv(self.blocks * len(flat.parts) * self.area, 64) * 64
+        self.shares = cdiv(self.panels, config["panels"])
         self.jobs = geometry.groups * self.bands * self.shares
         self.items = min(self.jobs, config["items"])
         self.taps = [len(taps) for taps in flat.taps]
@@ -125,7 +120,7 @@ class TilesKernel:
         # Where rows read, where those of each phase are written, and where steps begin.
         lists = 8 * (self.band_rows + len(geometry.phases) * self.rows) + 4 * self.steps
         sums = 4 * (self.sides * _SIDE + 1024 * self.scaled)
-        self.slot = _ceil(self.sums_at + sums + lists + 256, PAGE) * PAGE
+        self.slot = cdiv(self.sums_at + sums + lists + 256, PAGE) * PAGE
         self.step_w = 2048 * self.planes
         self.slots_size = self.items * self.slot
         self.notes_at = geometry.groups * self.panels * self.steps * self.step_w
@@ -263,9 +258,6 @@ def fused(problem: ConvProblem) -> bool:
 class Tiles(Solver):
     """Forward and data gradient on a CPU with matrix registers."""
 
-    name = TilesKernel.name
-    exact = True
-    fuses = EPILOGUE
     kernel: type[TilesKernel] = TilesKernel
     takes = TAKES
     planes_of = staticmethod(planes_of)
@@ -296,7 +288,7 @@ class Tiles(Solver):
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Bands and shares by predicted cost."""
         geometry, units = geometry_of(problem), device.compute_units
-        panels = _ceil(geometry.m, 32)
+        panels = cdiv(geometry.m, 32)
         base = {"planes": self.planes_of(problem), "panels": panels, "items": min(4 * units, max(units, 16))}
         most = self.kernel(problem, {**base, "rows": 1}).all_rows
         slots = {rows: self.kernel(problem, {**base, "rows": rows}).slot for rows in bands_of(most)}
@@ -306,7 +298,7 @@ class Tiles(Solver):
             fits = [rows for rows in fits if rows <= -(-most // base["items"])] or fits[:1]
         for rows in fits[-4:]:
             for shares in sorted({1, min(2, panels), min(4, panels), min(panels, 2 * units)}):
-                config = {**base, "rows": rows, "panels": _ceil(panels, shares)}
+                config = {**base, "rows": rows, "panels": cdiv(panels, shares)}
                 found[str(config)] = self.cost(problem, device, config), config
         for _, config in sorted(found.values(), key=lambda each: each[0])[:3]:
             yield config
@@ -334,7 +326,7 @@ def cost_of(kernel: TilesKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
     geometry, flat, costs = kernel.geometry, kernel.flat, kernel.costs
     form = 0 if kernel.nhwc else 2 if kernel.across else 1
-    tiles = geometry.groups * kernel.bands * _ceil(kernel.rows * flat.pitch, 32) * tiles_of(geometry.m, costs.narrow)
+    tiles = geometry.groups * kernel.bands * cdiv(kernel.rows * flat.pitch, 32) * tiles_of(geometry.m, costs.narrow)
     step = costs.step_across if kernel.across else costs.step
     work = step * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps + costs.read * kernel.bands * kernel.packed_size
     split = geometry.groups * kernel.bands * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)

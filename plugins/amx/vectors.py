@@ -57,7 +57,6 @@ class VectorWeightsKernel(WeightsKernel):
 class Vectors(Tiles):
     """Forward and data gradient of bfloat16 on a CPU with AVX512-BF16."""
 
-    name = VectorsKernel.name
     kernel = VectorsKernel
     takes = "bfloat16"
     planes_of = staticmethod(_planes)
@@ -66,7 +65,6 @@ class Vectors(Tiles):
 class VectorWeights(Weights):
     """The weights' gradient of bfloat16 on a CPU with AVX512-BF16."""
 
-    name = "amx.vector_weights"
     kernel = VectorWeightsKernel
     takes = "bfloat16"
     planes_of = staticmethod(_planes)

@@ -20,7 +20,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, uneven
+from convdispatch.api.cpu import PAGE, cdiv, uneven
 
 from .convolve import TAKES, TilesKernel, tiles_of
 from .geometry import bands_of, flat_of, merged
@@ -38,10 +38,6 @@ _NEAR = 4
 """Steps of positions that all taps take before the next ones: so many of x and dy stay in the first cache."""
 _ONCE = 32
 """Taps whose sums stay in a slot at most."""
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 class Costs(NamedTuple):
@@ -81,23 +77,23 @@ class WeightsKernel:
         self.flat = flat = flat_of(geometry)
         self.taps = flat.taps[0]
         self.planes, self.nhwc = config["planes"], problem.layout == "nhwc"
-        self.blocks, self.panels = _ceil(geometry.c, 32), _ceil(geometry.m, 32)
+        self.blocks, self.panels = cdiv(geometry.c, 32), cdiv(geometry.m, 32)
         self.all_rows = geometry.images * flat.rows
         self.rows = min(config["rows"], self.all_rows)
-        self.bands = _ceil(self.all_rows, self.rows)
+        self.bands = cdiv(self.all_rows, self.rows)
         self.band_rows = self.rows + flat.beyond
-        self.steps = _ceil(self.rows * flat.pitch, 32)
+        self.steps = cdiv(self.rows * flat.pitch, 32)
         self.near = _NEAR if len(self.taps) > 1 else self.most_near or self.steps
         self.paired = self.tiles.vectors and self.nhwc and geometry.pointwise
         # Rows of an odd number of cache lines, so that a tile's spread over the cache's sets.
-        self.positions = (_ceil(self.band_rows * flat.pitch + 64, 32) | 1) * 32
-        self.turned = (_ceil(self.rows * flat.pitch + 64, 32) | 1) * 32
+        self.positions = (cdiv(self.band_rows * flat.pitch + 64, 32) | 1) * 32
+        self.turned = (cdiv(self.rows * flat.pitch + 64, 32) | 1) * 32
         areas = Areas(PAGE)
         areas.add(self.blocks * len(flat.parts) * self.planes * 64 * self.positions)
         self.dy_at = areas.add(32 * self.steps * 64 * self.planes)
         self.flat_at = areas.add(64 * self.planes * (self.positions + 64 if self.nhwc else self.turned))
         self.splits = min(config["splits"], self.bands)
-        self.shares = _ceil(self.panels, config["panels"])
+        self.shares = cdiv(self.panels, config["panels"])
         self.jobs = geometry.groups * self.splits * self.shares
         self.items = min(self.jobs, config["items"])
         self.tiles = self.panels * self.blocks * len(self.taps)
@@ -194,9 +190,6 @@ def _sizes(channels: int) -> list[int]:
 class Weights(Solver):
     """The weights' gradient on a CPU with matrix registers."""
 
-    name = "amx.weights"
-    exact = True
-    fuses = frozenset({"accumulate"})
     kernel: type[WeightsKernel] = WeightsKernel
     takes = TAKES
     planes_of = staticmethod(planes_of)
@@ -221,7 +214,7 @@ class Weights(Solver):
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Bands, parts and shares by predicted cost."""
         geometry, units = geometry_of(problem), device.compute_units
-        panels = _ceil(geometry.m, 32)
+        panels = cdiv(geometry.m, 32)
         base = {
             "planes": self.planes_of(problem),
             "panels": panels,
@@ -234,7 +227,7 @@ class Weights(Solver):
         for rows in fits[-3:]:
             for shares in sorted({1, min(units, panels), min(2 * units, panels)}):
                 for splits in (1, units, 2 * units):
-                    config = {**base, "rows": rows, "panels": _ceil(panels, shares), "splits": splits}
+                    config = {**base, "rows": rows, "panels": cdiv(panels, shares), "splits": splits}
                     kernel = self.kernel(problem, config)
                     if splits == 1 or 4 * kernel.area * geometry.groups * splits <= _AREAS:
                         config["splits"] = kernel.splits
@@ -260,9 +253,9 @@ def cost_of(kernel: WeightsKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
     geometry, flat, costs = kernel.geometry, kernel.flat, kernel.costs
     bands, taps = geometry.groups * kernel.bands, len(kernel.taps)
-    tiles = bands * taps * _ceil(geometry.c, 16) / 2 * tiles_of(geometry.m, costs.narrow)
+    tiles = bands * taps * cdiv(geometry.c, 16) / 2 * tiles_of(geometry.m, costs.narrow)
     work = (costs.step_taps if taps > 1 else costs.step) * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps
-    work += costs.round * tiles * _ceil(kernel.steps, kernel.near)
+    work += costs.round * tiles * cdiv(kernel.steps, kernel.near)
     x = bands * kernel.shares * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
     form = kernel.nhwc + kernel.paired
     x *= costs.x_apart if geometry.step[2] > 1 and not kernel.nhwc else costs.x[form]

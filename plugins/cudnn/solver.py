@@ -52,10 +52,6 @@ def _working(problem: ConvProblem, handle: c_void_p, deterministic: bool) -> lis
 class Convolution(Solver):
     """Every engine that the problem's math permits; some add partial sums in an order that changes."""
 
-    name = "cudnn.convolution"
-    deterministic = False
-    predicts = False
-
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """No library, padding of two kinds, tensors that CUDA cannot see, or no engine."""
         if problem.dtype not in DTYPES:
@@ -89,6 +85,3 @@ class Convolution(Solver):
 
 class Deterministic(Convolution):
     """Engines that give the same bits every time."""
-
-    name = "cudnn.deterministic"
-    deterministic = True  # Convolution is not

@@ -3,8 +3,8 @@
     sum[p, n] = bias[n] + sum over taps, c of (x[p, tap, c] - x_zero) w[n, c, tap]
     y[p, n] = saturate(round(multiplier[n] * sum[p, n]) + y_zero)
 
-``direct`` runs on every device. On CPUs ``vnni`` and ``amx`` multiply by inline assembly (``instructions``), and
-``depthwise`` sums channels along vectors. A table of numbers stands in the place of a bias
+``direct`` runs on every device. On CPUs ``vnni``, ``interleaved`` (depthwise) and ``amx`` multiply by inline assembly,
+and ``depthwise`` sums channels along vectors in float32. A table of numbers stands in the place of a bias
 (``convdispatch.api.Quantization``), and convdispatch/quantized.cl says what follows a sum.
 """
 
@@ -21,8 +21,8 @@ __all__ = ["convdispatch_solvers"]
 def convdispatch_solvers() -> list[Solver]:
     """This plugin's solvers."""
 
-    def own(module: str, make: str, name: str, serves: object = None) -> Declared:
-        fuses = {"bias", "residual"}
+    def own(module: str, make: str, name: str, serves: object = None, residual: bool = True) -> Declared:
+        fuses = {"bias", "residual"} if residual else {"bias"}
         return Declared(
             f"{__name__}.{module}", make, name=name, fuses=fuses, exact=True, quantized=True,
             serves=serves,  # type: ignore[arg-type]
@@ -31,6 +31,7 @@ def convdispatch_solvers() -> list[Solver]:
     return [
         own("direct", "Direct", "int8.direct"),
         own("depthwise", "Depthwise", "int8.depthwise", cpus_only),
-        own("tiles", "Vectors", "int8.vnni", serves_vectors),
+        own("interleaved", "Interleaved", "int8.interleaved", serves_vectors, residual=False),
+        own("vectors", "Vectors", "int8.vnni", serves_vectors),
         own("tiles", "Tiles", "int8.amx", serves_tiles),
     ]

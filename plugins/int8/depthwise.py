@@ -26,7 +26,7 @@ from convdispatch.api.cpu import registers, uneven
 from .instructions import byte_finish
 from .probe import require
 from .processor import serves_vectors
-from .tiles import TilesKernel
+from .vectors import PROBED, VectorsKernel
 
 __all__ = ["Depthwise"]
 
@@ -40,11 +40,6 @@ _AFTER = 10
 
 class Depthwise(Solver):
     """Depthwise quantized convolutions in NHWC."""
-
-    name = "int8.depthwise"
-    exact = True
-    quantized = True
-    fuses = frozenset({"bias", "residual"})
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Floats, other layouts and forms of channels."""
@@ -102,7 +97,7 @@ class Depthwise(Solver):
         text += define(COLUMNS=config["columns"], ROWS=config["rows"], BLOCKS=blocks, CHANNEL=1)
         finish = bool(config["finish"])
         if finish:
-            require(context, "int8.vnni", False, TilesKernel)
+            require(context, "int8.vnni", VectorsKernel, PROBED)
         text += define(FINISH=int(finish)) + kernel_text(__package__, "put.cl")
         if finish:
             text += byte_finish("finish", problem.out_dtype if problem.residual else None, 1)

@@ -18,11 +18,6 @@ _WORK = 40.0
 class Direct(Solver):
     """Every quantized problem."""
 
-    name = "int8.direct"
-    exact = True
-    quantized = True
-    fuses = frozenset({"bias", "residual"})
-
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Floats, no images, and more elements than a launch counts."""
         if not problem.quantized:

@@ -7,7 +7,7 @@ in each over ``steps`` of bytes that follow each other.
 
 from __future__ import annotations
 
-__all__ = ["CONFIGURE", "byte_finish", "tile_product", "vector_product"]
+__all__ = ["CONFIGURE", "byte_finish", "tile_product"]
 
 CONFIGURE = """
 // Eight tiles of 16 rows of 64 bytes; the first four hold sums.
@@ -34,20 +34,6 @@ def tile_product(name: str, tiles: tuple[int, int], row: int, steps: int, signed
     return _function(name, begin, inner, end, steps, (64, 2048), f', [row] "r"({row}L), [pitch] "r"(128L)')
 
 
-def vector_product(name: str, positions: int, row: int, steps: int) -> str:
-    """The same by vectors (AVX512-VNNI): ``sums[positions][32] = A B``, 14 positions at most; a step is 4 bytes.
-
-    A is unsigned; B is ``[step][32][4]``.
-    """
-    begin = [f"vpxord %%zmm{i}, %%zmm{i}, %%zmm{i}" for i in range(2 * positions)]
-    inner = ["vmovdqu32 (%[b]), %%zmm28", "vmovdqu32 64(%[b]), %%zmm29"]
-    for i in range(positions):
-        inner.append(f"vpbroadcastd {row * i}(%[t]), %%zmm{30 + i % 2}")
-        inner += [f"vpdpbusd %%zmm{28 + j}, %%zmm{30 + i % 2}, %%zmm{2 * i + j}" for j in range(2)]
-    end = [f"vmovdqu32 %%zmm{2 * i + j}, {128 * i + 64 * j}(%[sums])" for i in range(positions) for j in range(2)]
-    return _function(name, begin, inner, end, steps, (4, 128), "")
-
-
 def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
     """OpenCL function ``name(sums, numbers, to, count, y[, residual])``: what follows ``sums[count][32]``, in bytes.
 
@@ -66,7 +52,7 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
     lines = [f"vbroadcastss {place[word]}, %%zmm{at}" for word, at in held.items()]
     lines += [f"kmovw {place[word]}, %%k{at}" for at, word in enumerate(("mask0", "mask1", "rounds"), 1)]
     lines += [f"vmovdqu32 {64 * j}(%[numbers]), %%zmm{12 + j}" for j in range(4)]  # shifts, then scales
-    lines += ["1:", "mov (%[to]), %[t]", "add $8, %[to]", "test %[t], %[t]", "js 2f"]
+    lines += ["1:", "mov (%[to]), %[t]", "add $8, %[to]", "test %[t], %[t]", "js 3f"]
 
     def both(text: str) -> list[str]:
         """For each half of the channels: ``s`` its sums, ``r`` its residual, ``q`` a third, and its own constants."""
@@ -95,7 +81,7 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
     for step in steps:
         lines += both(step)
     lines += ["add %[y], %[t]", *(f"vpmovdb %%zmm{j}, {16 * j}(%[t]) %{{%%k{1 + j}%}}" for j in range(halves))]
-    lines += ["2:", f"add ${64 * halves}, %[sums]", "dec %[count]", "jnz 1b"]
+    lines += ["3:", f"add ${64 * halves}, %[sums]", "dec %[count]", "jnz 1b"]
     body, more = "\\n".join(lines), ", global const char *residual" if residual is not None else ""
     temporary = ', [u] "=&r"(u)' if residual is not None else ""
     given = ', [residual] "r"(residual)' if residual is not None else ""

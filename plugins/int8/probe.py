@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, Frozen, PluginError, Quantization, proven
@@ -13,17 +14,17 @@ _PROBLEM = ConvProblem(
 )
 
 
-def require(context: Any, name: str, tiles: bool, kernel: Any) -> None:
+def require(context: Any, name: str, kernel: Any, config: Mapping[str, Any]) -> None:
     """Have the context's device prove that its tiles or vectors multiply, unless it has. Raises PluginError.
 
     ``kernel`` is the class whose plan multiplies.
     """
-    failure = proven(__package__, name, context.devices[0], lambda: _answer(context, tiles, kernel))
+    failure = proven(__package__, name, context.devices[0], lambda: _answer(context, kernel, config))
     if failure is not None:
         raise PluginError(failure)
 
 
-def _answer(context: Any, tiles: bool, kernel: Any) -> str | None:
+def _answer(context: Any, kernel: Any, config: Mapping[str, Any]) -> str | None:
     import numpy as np
     import pyopencl as cl
 
@@ -34,7 +35,7 @@ def _answer(context: Any, tiles: bool, kernel: Any) -> str | None:
     table = given.table(problem.oc)
     y = np.zeros(problem.y_shape, np.uint8)
     try:
-        plan = kernel(problem, {"tiles": tiles, "tile": 13, "rows": 5, "panels": 1, "items": 2}).plan(context)
+        plan = kernel(problem, config).plan(context)
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
         buffers = [cl.Buffer(context, flags, hostbuf=each) for each in (x, w, y, table)]
         queue, scratch = cl.CommandQueue(context), cl.Buffer(context, cl.mem_flags.READ_WRITE, plan.workspace_size)

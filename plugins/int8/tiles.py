@@ -1,11 +1,11 @@
-"""``int8.vnni`` and ``int8.amx``: quantized convolutions by tiles of positions and 32 channels, on Intel's CPUs."""
+"""``int8.amx``: quantized convolutions by tiles of 32 positions and 32 channels, in matrix registers."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,14 +25,14 @@ from convdispatch.api import (
 from convdispatch.api.cpu import PAGE, uneven
 
 from .band import Band
-from .instructions import CONFIGURE, byte_finish, tile_product, vector_product
+from .instructions import CONFIGURE, byte_finish, tile_product
 from .probe import require
-from .processor import serves_tiles, serves_vectors
+from .processor import serves_tiles
 
-__all__ = ["Tiles", "Vectors"]
+__all__ = ["Tiles", "TilesKernel"]
 
 _BAND, _MOST_SLOT = 256 << 10, 16 << 20  # bytes of a band: wanted, and at most
-_MOST_ROWS = 14
+_UNIT, _TILE = 64, 32  # bytes of a step, positions of a tile
 _LEAST = 96
 """Positions of a band below which its weights are read too often."""
 
@@ -41,21 +41,9 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-class Costs(NamedTuple):
-    """In operations of the peak, what takes the time of one."""
-
-    step: float
-    """A step of a whole tile."""
-    stored: float
-    """Sixteen elements of y."""
-    scattered: float
-    """One, where channels are not last."""
-    copied: float
-    """A byte of a band."""
-    read: float
-    """A byte of weights, for a band."""
-    packed: float
-    launch: float
+_STEP, _STORED, _SCATTERED, _COPIED, _READ, _PACKED, _LAUNCH = 5200.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5
+"""In operations of the peak, what takes the time of one: a step of a whole tile, sixteen elements of y, one where
+channels are not last, a byte of a band, of weights for a band, of packed weights, a launch."""
 
 
 class TilesKernel:
@@ -63,11 +51,9 @@ class TilesKernel:
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         p = self.problem = problem
-        self.config, self.tiles = config, bool(config["tiles"])
-        self.unit, self.tile = (64, 32) if self.tiles else (4, config["tile"])
-        self.nhwc, signed = p.layout == "nhwc", p.dtype == "int8"
-        self.signed, self.flip = signed and self.tiles, 0x80 if signed and not self.tiles else 0
-        self.in_place = in_place(p, self.tiles, self.tile)
+        self.config, self.unit, self.tile = config, _UNIT, _TILE
+        self.nhwc, self.signed = p.layout == "nhwc", p.dtype == "int8"
+        self.in_place = in_place(p)
         self.band = Band(p, 1 if self.in_place else config["rows"], self.unit)
         self.groups, self.panels = p.g, _ceil(p.oc // p.g, 32)
         if self.in_place:
@@ -97,7 +83,7 @@ class TilesKernel:
         p, band = self.problem, self.band
         text = p.macros() + "#define ONCE __attribute__((opencl_unroll_hint(1)))\n"
         text += define(
-            MATRIX=int(self.tiles), IN_PLACE=int(self.in_place), FLIP=self.flip, TILE=self.tile, ROW=self.row,
+            IN_PLACE=int(self.in_place), FLIP=0, TILE=self.tile, ROW=self.row,
             PIXEL=band.pixel, LINE=band.line, AREA=band.area, HALF_ROWS=band.half_rows, STEP_H=band.step_h,
             SKIP_H=band.skip_h, SKIP_W=band.skip_w, COLUMNS=band.columns, BAND_ROWS=band.band_rows, HALVES=band.halves,
             PLACES=band.places, RUN_TAPS=band.run_taps, TAPS=self.taps, STEPS=self.steps, UNIT=self.unit,
@@ -108,17 +94,14 @@ class TilesKernel:
         )  # fmt: skip
         offsets = [0] if self.in_place else band.offsets
         text += f"constant int OFFSETS[{len(offsets)}] = {{{', '.join(map(str, offsets))}}};\n"
-        if self.tiles:
-            text += CONFIGURE
-            for rows in (1, 2):
-                for columns in (1, 2):
-                    name = f"tile{rows}{columns}"
-                    text += tile_product(name, (rows, columns), self.row, self.steps, self.signed)
-        else:
-            text += vector_product("vectors", self.tile, self.row, self.steps)
+        text += CONFIGURE
+        for rows in (1, 2):
+            for columns in (1, 2):
+                name = f"tile{rows}{columns}"
+                text += tile_product(name, (rows, columns), self.row, self.steps, self.signed)
         if self.finish:
             text += byte_finish("finish", p.out_dtype if p.residual else None)
-        files = ("put.cl", "finish.cl", "tiles.cl") if self.finish else ("put.cl", "tiles.cl")
+        files = ("put.cl", "finish.cl", "band.cl", "tiles.cl") if self.finish else ("put.cl", "band.cl", "tiles.cl")
         return text + "".join(kernel_text(__package__, name) for name in files)
 
     def areas(self) -> tuple[int, int]:
@@ -143,21 +126,24 @@ class TilesKernel:
         return StepPlan(size, [run], self.packed_size, [pack], json.dumps(["int8", *order]))
 
 
-def in_place(p: ConvProblem, tiles: bool, tile: int) -> bool:
+def in_place(p: ConvProblem) -> bool:
     """Whether x's pixels are the positions of a tile, as they lie."""
     one = p.kd == p.kh == p.kw == p.sd == p.sh == p.sw == p.g == 1
     whole = (p.od, p.oh, p.ow) == (p.id, p.ih, p.iw) and p.pd == p.ph == p.pw == 0
-    unit = 64 if tiles else 4
-    taken = tiles or (p.dtype == "uint8")
-    return one and whole and taken and p.layout == "nhwc" and _ceil(p.ic, unit) * unit <= tile * p.ic
+    return one and whole and p.layout == "nhwc" and _ceil(p.ic, _UNIT) * _UNIT <= _TILE * p.ic
 
 
-class _Tiled(Solver):
+class Tiles(Solver):
+    """By matrix registers."""
+
+    name = "int8.amx"
     exact = True
     quantized = True
     fuses = frozenset({"bias", "residual"})
-    tiles: bool
-    costs: Costs
+
+    def serves(self, device: DeviceInfo) -> str | None:
+        """Intel's runtime on a processor with AMX-INT8."""
+        return serves_tiles(device)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Floats, few channels a group, and rows that fit no cache."""
@@ -167,8 +153,7 @@ class _Tiled(Solver):
             return f"1 image or more, got {problem.mb}"
         if problem.depthwise:
             return "more than 1 channel a group, got depthwise"
-        config = {"tiles": self.tiles, "tile": _MOST_ROWS, "rows": 1, "panels": 1, "items": 1}
-        least = TilesKernel(problem, config)
+        least = TilesKernel(problem, {"rows": 1, "panels": 1, "items": 1})
         if least.slot > _MOST_SLOT or least.row * 32 >= 1 << 31:
             return f"rows of {_MOST_SLOT} bytes for all channels of a group at most, got {least.slot}"
         if least.taps > 4096:
@@ -186,15 +171,14 @@ class _Tiled(Solver):
 
     def _config(self, p: ConvProblem, device: DeviceInfo, target: int) -> dict[str, Any]:
         units = device.compute_units
-        config: dict[str, Any] = {"tiles": self.tiles, "tile": _MOST_ROWS, "rows": 1, "panels": 1, "items": 4 * units}
+        config: dict[str, Any] = {"rows": 1, "panels": 1, "items": 4 * units}
         one = TilesKernel(p, config)
         wanted = 4 * units
         if one.in_place:
             total = p.mb * p.od * p.oh * p.ow
             most = max(_LEAST, target // max(1, p.ic))
             rows = min(most, max(_LEAST, _ceil(total, wanted)))
-            tile = 32 if self.tiles else self._tile(min(rows, total))
-            config |= {"tile": tile, "rows": _ceil(min(rows, total), tile) * tile}
+            config["rows"] = _ceil(min(rows, total), _TILE) * _TILE
         else:
             line = one.band.step_h * one.band.line * p.kd
             most = max(1, min(p.oh, target // max(1, line)))
@@ -202,31 +186,24 @@ class _Tiled(Solver):
             fewest = min(most, _ceil(_LEAST, one.band.places))
             rows = max(fewest, min(most, _ceil(p.oh * whole, wanted)))
             config["rows"] = _ceil(p.oh, _ceil(p.oh, rows))
-            band = Band(p, config["rows"], one.unit)
-            config["tile"] = 32 if self.tiles else self._tile(band.positions)
         bands = TilesKernel(p, config).bands
         shares = min(one.panels, max(1, _ceil(2 * units, bands))) if bands < 2 * units else 1
         config["panels"] = _ceil(one.panels, shares)
         return config
 
-    @staticmethod
-    def _tile(positions: int) -> int:
-        """Positions of a tile of vectors: so many that the last tile is nearly full."""
-        return min(range(1, _MOST_ROWS + 1), key=lambda rows: (_ceil(positions, rows) * max(rows + 1.5, 6), -rows))
-
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """By steps of tiles, bytes of bands and weights, and what is stored."""
-        kernel, costs = TilesKernel(problem, config), self.costs
+        kernel = TilesKernel(problem, config)
         tiles = _ceil(kernel.positions, kernel.tile)
         steps = kernel.bands * tiles * kernel.panels * kernel.taps * kernel.steps
-        work = costs.step * steps * (1.0 if self.tiles else (kernel.tile + 1) / (_MOST_ROWS + 1))
+        work = _STEP * steps
         elements = math.prod(problem.y_shape)
-        work += costs.stored * elements / 16 if kernel.nhwc else costs.scattered * elements
-        work += 0 if kernel.in_place else costs.copied * kernel.bands * kernel.shares * kernel.area
-        work += costs.read * kernel.bands * kernel.groups**0 * kernel.panels * kernel.panel
-        work += 0 if problem.constant_weights else costs.packed * kernel.packed_size
+        work += _STORED * elements / 16 if kernel.nhwc else _SCATTERED * elements
+        work += 0 if kernel.in_place else _COPIED * kernel.bands * kernel.shares * kernel.area
+        work += _READ * kernel.bands * kernel.panels * kernel.panel
+        work += 0 if problem.constant_weights else _PACKED * kernel.packed_size
         known = rates(device)
-        return known.launch + (costs.launch + work * uneven(kernel.jobs, device)) / known.flops
+        return known.launch + (_LAUNCH + work * uneven(kernel.jobs, device)) / known.flops
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Slots, and packed weights that are not kept."""
@@ -234,29 +211,5 @@ class _Tiled(Solver):
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile, once the device has proved that it computes."""
-        require(context, self.name, self.tiles, TilesKernel)
+        require(context, self.name, TilesKernel, {"rows": 5, "panels": 1, "items": 2})
         return TilesKernel(problem, config).plan(context)
-
-
-class Tiles(_Tiled):
-    """By matrix registers."""
-
-    name = "int8.amx"
-    tiles = True
-    costs = Costs(5200.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5)
-
-    def serves(self, device: DeviceInfo) -> str | None:
-        """Intel's runtime on a processor with AMX-INT8."""
-        return serves_tiles(device)
-
-
-class Vectors(_Tiled):
-    """By AVX512-VNNI."""
-
-    name = "int8.vnni"
-    tiles = False
-    costs = Costs(900.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5)
-
-    def serves(self, device: DeviceInfo) -> str | None:
-        """Intel's runtime on a processor with AVX512-VNNI."""
-        return serves_vectors(device)

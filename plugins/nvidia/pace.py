@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from convdispatch.api import DeviceInfo, rates
+from convdispatch.api import ConvProblem, DeviceInfo, rates
 
-__all__ = ["COPY", "memory", "pace"]
+__all__ = ["COPY", "memory", "pace", "read_share"]
+
+_SECTOR = 32
+"""Bytes that memory gives at a time."""
 
 _UNIT = 65e12 / 132
 """Float32 operations a second of one multiprocessor of an H200, measured."""
@@ -20,3 +23,14 @@ def pace(device: DeviceInfo) -> float:
 def memory(device: DeviceInfo) -> float:
     """The device's bytes a second of a copy, in the model's seconds: ``COPY`` on an H200."""
     return rates(device).bandwidth * pace(device)
+
+
+def read_share(problem: ConvProblem) -> float:
+    """Of x's pixels, channels last, those that a kernel shorter than its stride reads; all where x is written."""
+    if problem.direction == "bwd_data":
+        return 1.0
+    share = 1.0
+    for axis in "dhw":
+        if axis != "w" or problem.ic * problem.itemsize >= _SECTOR:
+            share *= min(1.0, getattr(problem, "k" + axis) / getattr(problem, "s" + axis))
+    return share

@@ -99,18 +99,26 @@ class Convolution:
         self.handle = self._hint = c_void_p()
         wanted = {name: self._wanted(name, config["data"]) for name in "xwy"}
         attributes = self._attributes()
+        direction = {"fwd": ("x", "w", "y"), "bwd_data": ("dx", "w", "dy"), "bwd_weights": ("x", "dw", "dy")}
+        self.roles = dict(zip("xwy", direction[problem.direction], strict=True))
         try:
             self.handle = self._create(wanted, attributes)
-            while wrong(problem, self.implementation):
+            while wrong(problem, self.implementation, self._channels_last()):
                 self.lib.call("primitive_desc_next_impl", self.handle)
         finally:
             self.lib.call("primitive_attr_destroy", attributes)
             if self._hint:  # the next implementation is made with it, so it lives until one is chosen
                 self.lib.call("primitive_desc_destroy", self._hint)
-        direction = {"fwd": ("x", "w", "y"), "bwd_data": ("dx", "w", "dy"), "bwd_weights": ("x", "dw", "dy")}
-        self.roles = dict(zip("xwy", direction[problem.direction], strict=True))
         self.chosen = {name: self._queried(role) for name, role in self.roles.items()}
         self.scratch = self._queried("scratch")
+
+    def _channels_last(self) -> bool:
+        """Whether the implementation at hand reads images whose channels are last, whoever wanted it so."""
+        return all(
+            self._queried(self.roles[name])
+            == Descriptor.strided(*dims_of(self.problem, name, "nhwc"), self.problem.dtype)
+            for name in "xy"
+        )
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):

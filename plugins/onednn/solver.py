@@ -60,8 +60,6 @@ def _workspace(problem: ConvProblem, data: str) -> int:
 
 
 class _OneDNN(Solver):
-    exact = True
-    predicts = False
     directions: tuple[str, ...] = ()
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -103,13 +101,10 @@ def _shared(problem: ConvProblem) -> ConvProblem:
 class Forward(_OneDNN):
     """Forward convolution with bias, a sum and an activation in the same pass."""
 
-    name = "onednn.forward"
-    fuses = frozenset({"bias", "residual", "activation", "accumulate"})
     directions = ("fwd",)
 
 
 class Gradient(_OneDNN):
     """The gradients with respect to data and weights."""
 
-    name = "onednn.gradient"
     directions = ("bwd_data", "bwd_weights")

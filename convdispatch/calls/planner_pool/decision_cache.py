@@ -18,6 +18,7 @@ from ...device import rates, runtime
 from ...device.cache import artifact_store
 from ...device.programs import template_cache
 from ...device.programs.binary_cache import folder
+from ...selection.planpack.decisions import HOUSES
 from ...selection.plugins.loader import plugins
 from ...selection.plugins.registry import packaged_path, registry_path
 from ...selection.records.perfdb import default_folders
@@ -29,9 +30,7 @@ __all__ = ["DecisionCache"]
 
 _MOST = 8 << 20
 """Bytes of a file after which nothing is added: some 30,000 decisions."""
-_FIELDS = {"solver": str, "config": dict, "source": str}
-_HOUSES = ("api", "device", "selection", "measurement")
-"""Zones whose sources bear on a choice."""
+_FIELDS = {"solver": str, "config": dict, "source": str, "seal": str}
 
 
 class DecisionCache:
@@ -71,14 +70,9 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             key, decision = json.loads(line)
-            solver, config, source = decision["solver"], decision["config"], decision["source"]
-            if (
-                isinstance(key, str)
-                and isinstance(solver, str)
-                and isinstance(config, dict)
-                and isinstance(source, str)
-            ):
-                found[key] = {"solver": solver, "config": config, "source": source}
+            decision = {name: decision[name] for name in _FIELDS}
+            if isinstance(key, str) and all(isinstance(decision[name], kind) for name, kind in _FIELDS.items()):
+                found[key] = decision
     return found
 
 
@@ -86,7 +80,7 @@ def _circumstances(device: cl.Device) -> str:
     """A name for all that a choice follows from."""
     home = __name__.partition(".")[0]
     parts = [json.dumps(artifact_store.identity(device), sort_keys=True)]
-    parts += [template_cache.stamp(f"{home}.{zone}") for zone in _HOUSES]
+    parts += [template_cache.stamp(f"{home}.{zone}") for zone in HOUSES]
     parts.append(json.dumps(plugins().fingerprints, sort_keys=True))
     files = [each for each in (registry_path(), packaged_path()) if each is not None]
     files.append(rates.place(runtime.device_info(device)))

@@ -1,7 +1,7 @@
 """The children that plan problems for one device, and what they answered.
 
 A problem is asked for once and answered by a ``Future``; the one on which most time waits goes first. Children start
-where problems wait, one a processor at most (as ``compiling.compilers`` counts them), and end when nothing has been
+where problems wait, one a processor at most (as ``compile_pool.compilers`` counts them), and end when nothing has been
 asked for a while: on a GPU each holds a context. A child that dies gives its problem back; one that cannot be started,
 or whose plugins are not this process's, is no help, and then the caller plans by itself.
 """
@@ -12,22 +12,20 @@ import contextlib
 import heapq
 import itertools
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...device import runtime
 from ...device.cache import artifact_store
-from ...device.programs.compile_pool import compilers, receive, send
+from ...device.programs.child_process import DeviceChild, receive
+from ...device.programs.compile_pool import compilers
 from ...selection import dispatch
+from ...selection.planpack.decisions import sealed
 from ...selection.plugins.loader import plugins
 from . import progress_line
 from .decision_cache import DecisionCache
@@ -43,7 +41,6 @@ IDLE_S = 20.0
 """Seconds after its last problem at which a child ends."""
 _TRIES = 2
 """Children that may die over one problem."""
-_FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class NoHelp(Exception):
@@ -115,9 +112,10 @@ class PlannerPool:
         """Note what this process chose itself, for processes to come."""
         config = dict(prepared.config)
         decision = {"solver": prepared.solver.name, "config": config, "source": prepared.source}
+        key = artifact_store.decision_key(problem, policy)
         with contextlib.suppress(TypeError, ValueError):  # a configuration that JSON does not hold
             if json.loads(json.dumps(config)) == config:
-                self._choices().put(artifact_store.decision_key(problem, policy), decision)
+                self._choices().put(key, sealed(key, decision, self.device))
 
     def _choices(self) -> DecisionCache:
         found = self._chosen
@@ -230,8 +228,8 @@ class PlannerPool:
                 tables["programs"][key] = binaries[begin : begin + size]
                 begin += size
             tables["texts"].update(said["texts"])
-            decision = {"solver": said["solver"], "config": said["config"], "source": said["source"]}
             key = artifact_store.decision_key(task.problem, task.policy)
+            decision = sealed(key, {name: said[name] for name in ("solver", "config", "source")}, self.device)
             tables["decisions"][key] = decision
             self._choices().put(key, decision)
         with self._changed:
@@ -262,21 +260,11 @@ class PlannerPool:
         self.close(why)
 
 
-class _Child:
-    """``python -m convdispatch.calls.planner_pool.worker`` for a device."""
+class _Child(DeviceChild):
+    """Plans for a device."""
 
     def __init__(self, device: cl.Device) -> None:
-        from ...device.opencl.platforms import address
-
-        home = str(Path(__file__).parents[3])
-        paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.worker", *address(device).split(":")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **_FEW_THREADS, "PYTHONPATH": os.pathsep.join(paths)},
-        )
+        super().__init__(f"{__package__}.worker", device)
         try:
             said, _ = receive(self._process.stdout)  # type: ignore[arg-type]
         except BaseException:
@@ -288,20 +276,9 @@ class _Child:
             raise RuntimeError("it has other solvers than this process, to which plugins were added since")
 
     def plan(self, problem: ConvProblem, policy: Policy, epoch: int, for_cuda: bool) -> tuple[dict[str, Any], bytes]:
-        """What it answers. Raises OSError, EOFError or ValueError for a child that is no help."""
+        """What it answers. Raises as ``ask``."""
         choices = {name: getattr(policy, name) for name in ("solver", "max_error", "workspace_limit", "deterministic")}
-        asked = {"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda}
-        send(self._process.stdin, asked, b"")  # type: ignore[arg-type]
-        return receive(self._process.stdout)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        """End it now."""
-        with contextlib.suppress(OSError):
-            self._process.kill()
-            self._process.wait(10)
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
+        return self.ask({"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda})
 
 
 _lock = threading.Lock()

@@ -31,7 +31,7 @@ def _serve(platform: int, number: int) -> None:
     from ...api.problem import ConvProblem
     from ...device.cache import artifact_store
     from ...device.opencl.platforms import platforms
-    from ...device.programs.compile_pool import receive, send
+    from ...device.programs.child_process import receive, send
     from ...selection import dispatch
     from ...selection.plugins.loader import plugins
 

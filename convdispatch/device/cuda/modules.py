@@ -36,6 +36,8 @@ _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q"}
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _WHOLE_GROUP = 256
 """Work items of a group where the kernel leaves the choice."""
+_MOST_GROUPS = (2**31 - 1, 65535, 65535)
+"""Of a launch, along each axis."""
 SWITCH = "CONVDISPATCH_CUDA_OVERLAP"
 _OVERLAP = os.environ.get(SWITCH, "").strip() != "0"
 _lock = threading.Lock()
@@ -103,19 +105,30 @@ def _letter(dtype: Any) -> str:
 
 
 def _sizes(kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(groups, items of a group), three of each."""
+    """(groups, items of a group), three of each. Raises Unlaunchable for what CUDA does not launch."""
     wide = (*kernel.global_size, 1, 1)[:3]
-    if kernel.local_size is not None:
-        group = (*kernel.local_size, 1, 1)[:3]
-    else:
-        left, chosen = _WHOLE_GROUP, []
-        for size in wide:
-            chosen.append(next(n for n in range(min(left, size), 0, -1) if size % n == 0))
-            left //= chosen[-1]
-        group = tuple(chosen)
+    group = _group_of(wide) if kernel.local_size is None else (*kernel.local_size, 1, 1)[:3]
     if any(size % items for size, items in zip(wide, group, strict=True)):
         raise Unlaunchable(f"{kernel.name} has {wide} work items, which groups of {group} do not divide")
-    return tuple(size // items for size, items in zip(wide, group, strict=True)), group
+    groups = tuple(size // items for size, items in zip(wide, group, strict=True))
+    if any(count > most for count, most in zip(groups, _MOST_GROUPS, strict=True)):
+        raise Unlaunchable(f"{kernel.name} has {groups} work groups, CUDA launches at most {_MOST_GROUPS}")
+    return groups, group
+
+
+def _group_of(wide: tuple[int, ...]) -> tuple[int, ...]:
+    """As many items along the first axis as divide it, but along the others those that the number of groups wants."""
+    left, group = _WHOLE_GROUP, [1, 1, 1]
+    for axis in (1, 2):
+        least = -(-wide[axis] // _MOST_GROUPS[axis])
+        group[axis] = next((n for n in range(least, left + 1) if wide[axis] % n == 0), 1)
+        left //= group[axis]
+    for axis, size in enumerate(wide):
+        more = size // group[axis]
+        factor = next(n for n in range(min(left, more), 0, -1) if more % n == 0)
+        group[axis] *= factor
+        left //= factor
+    return tuple(group)
 
 
 class _Attribute(ctypes.Structure):

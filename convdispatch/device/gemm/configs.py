@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from ...api.cpu import cdiv
 from ...api.device import DeviceInfo
 from .layout import direct
 from .spec import GemmSpec
@@ -38,10 +39,6 @@ _GPU_TILES = (  # bm, bn, bk, tm, tn, ln, stages, percent of the multiply-add pe
 def configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     """Configurations of ``spec`` for ``device``, the default first; JSON values."""
     return cpu_configs(spec, device) if device.type == "cpu" else gpu_configs(spec, device)
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _swap(spec: GemmSpec) -> bool:
@@ -87,7 +84,7 @@ def _tiles(m: int, n: int, k: int, lanes: int, registers: int, scatter: bool) ->
         if nv > 1 and (nv - 1) * lanes >= n:
             break
         whole_n, rest_n = divmod(n, nv * lanes)
-        wide = [(vectors, count) for vectors, count in ((nv, whole_n), (_ceil(rest_n, lanes), 1)) if vectors and count]
+        wide = [(vectors, count) for vectors, count in ((nv, whole_n), (cdiv(rest_n, lanes), 1)) if vectors and count]
         for mr in heights:
             # Several vectors with more sums than three quarters of the registers spill.
             if mr > m or mr * nv + nv + 1 > registers or (nv > 1 and mr * nv > registers * 3 // 4):
@@ -119,27 +116,27 @@ def _cpu_blocks(
 ) -> Iterator[dict[str, Any]]:
     """Blocking, packing and splitting for one register tile; ``spec`` is simplified and swapped."""
     nr = nv * lanes
-    tiles, panels = _ceil(spec.m, mr), _ceil(spec.n, nr)
+    tiles, panels = cdiv(spec.m, mr), cdiv(spec.n, nr)
     narrow = spec.dtype in ("float16", "bfloat16")
     direct_a, direct_b = direct(spec, "a", lanes), direct(spec, "b", lanes)
     want = 8 * device.compute_units
     split = 1
     work = 2 * spec.m * spec.n * spec.k * spec.batch
     if tiles * panels * spec.batch < 4 * device.compute_units and spec.k >= 1024 and work >= _SPLIT_FLOPS:
-        split = min(_ceil(want, tiles * panels * spec.batch), _ceil(spec.k, 512))
-    ks = _ceil(_ceil(spec.k, split), 16) * 16
-    split = _ceil(spec.k, ks)
+        split = min(cdiv(want, tiles * panels * spec.batch), cdiv(spec.k, 512))
+    ks = cdiv(cdiv(spec.k, split), 16) * 16
+    split = cdiv(spec.k, ks)
     kc = _L2 // (nr * spec.accumulator_size) // 16 * 16
     if narrow and split == 1:
         kc = spec.k  # C cannot hold partial sums
     kc = min(kc, spec.k if split == 1 else ks)
-    kc = _ceil(spec.k if split == 1 else ks, _ceil(spec.k if split == 1 else ks, kc))  # equal passes
-    mt = max(1, min(tiles, _ceil(tiles, _ceil(want, panels * spec.batch * split))))
+    kc = cdiv(spec.k if split == 1 else ks, cdiv(spec.k if split == 1 else ks, kc))  # equal passes
+    mt = max(1, min(tiles, cdiv(tiles, cdiv(want, panels * spec.batch * split))))
     flops = 2 * min(spec.m, mt * mr) * min(nr, spec.n) * min(spec.k, ks)
-    wide = max(1, min(panels, _ITEM_FLOPS // flops, panels * spec.batch * split * _ceil(tiles, mt) // want))
+    wide = max(1, min(panels, _ITEM_FLOPS // flops, panels * spec.batch * split * cdiv(tiles, mt) // want))
     deep = 1
     if wide == panels:
-        deep = max(1, min(spec.batch, _ITEM_FLOPS // (flops * panels), spec.batch * split * _ceil(tiles, mt) // want))
+        deep = max(1, min(spec.batch, _ITEM_FLOPS // (flops * panels), spec.batch * split * cdiv(tiles, mt) // want))
     config = {"kind": "cpu", "swap": swap, "lanes": lanes, "mr": mr, "nv": nv, "ku": _unroll(min(mr, spec.m), nv)}
     config |= {"kc": kc, "mt": mt, "np": wide, "bt": deep, "split": split, "ks": ks}
     # Packing pays when an element is read often: B once a tile of rows, A once a panel of columns.
@@ -153,7 +150,7 @@ def _cpu_blocks(
         pack_a, local = "local", local - rows_size
     local_kc = min(depth, min(local, _LOCAL) // (nr * spec.accumulator_size))
     local_kc = 0 if local_kc < min(depth, 64) or (narrow and split == 1 and local_kc < depth) else local_kc
-    local_kc = local_kc and _ceil(depth, _ceil(depth, local_kc))
+    local_kc = local_kc and cdiv(depth, cdiv(depth, local_kc))
     if direct_a and direct_b and not (spec.a_packed or spec.b_packed) and (long := _long_sum(spec, mr, nr, want)):
         yield {**config, **long, "pack_a": False, "pack_b": False}
     if pack_b and local_kc and tiles <= 24:  # a packing pass would cost more than what it feeds
@@ -168,7 +165,7 @@ def _cpu_blocks(
     if direct_b and not spec.b_packed:
         yield {**config, "pack_a": pack_a, "pack_b": not pack_b}
     if not narrow and kc > 512:
-        yield {**config, "pack_a": pack_a, "pack_b": pack_b, "kc": _ceil(kc, _ceil(kc, 384))}
+        yield {**config, "pack_a": pack_a, "pack_b": pack_b, "kc": cdiv(kc, cdiv(kc, 384))}
 
 
 def _long_sum(spec: GemmSpec, mr: int, nr: int, want: int) -> dict[str, int] | None:
@@ -177,16 +174,16 @@ def _long_sum(spec: GemmSpec, mr: int, nr: int, want: int) -> dict[str, int] | N
     An item takes a part of the sum for all columns of C. It reads B from memory once, and a block of A's rows from the
     nearest cache.
     """
-    tiles, size = _ceil(spec.m, mr), spec.accumulator_size
-    sweeps = _ceil(spec.m, _TALL)
+    tiles, size = cdiv(spec.m, mr), spec.accumulator_size
+    sweeps = cdiv(spec.m, _TALL)
     room = _PARTS // (spec.m * spec.n * spec.batch * size)
-    split = min(_ceil(want, sweeps * spec.batch), spec.k // 256, room)
+    split = min(cdiv(want, sweeps * spec.batch), spec.k // 256, room)
     if split < 2 or spec.k < 4 * max(spec.m, spec.n):
         return None
-    mt = _ceil(tiles, sweeps)
-    ks = _ceil(_ceil(spec.k, split), 16) * 16
-    kc = _ceil(ks, _ceil(ks, max(48, _ROWS // (mt * mr * size))))
-    return {"kc": kc, "mt": mt, "np": _ceil(spec.n, nr), "bt": 1, "split": _ceil(spec.k, ks), "ks": ks}
+    mt = cdiv(tiles, sweeps)
+    ks = cdiv(cdiv(spec.k, split), 16) * 16
+    kc = cdiv(ks, cdiv(ks, max(48, _ROWS // (mt * mr * size))))
+    return {"kc": kc, "mt": mt, "np": cdiv(spec.n, nr), "bt": 1, "split": cdiv(spec.k, ks), "ks": ks}
 
 
 # --- GPU -----------------------------------------------------------------------------------------------------------
@@ -218,17 +215,17 @@ def gpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
 
 def _gpu_split(spec: GemmSpec, device: DeviceInfo, tile: dict[str, int]) -> tuple[int, int]:
     """Parts of the sum over k that fill the device when the tiles of C do not."""
-    groups = _ceil(spec.m, tile["bm"]) * _ceil(spec.n, tile["bn"]) * spec.batch
+    groups = cdiv(spec.m, tile["bm"]) * cdiv(spec.n, tile["bn"]) * spec.batch
     split = 1
     if groups < device.compute_units:
         split = max(1, min(2 * device.compute_units // groups, spec.k // 256, 64))
-    ks = _ceil(_ceil(spec.k, split), 16) * 16
-    return _ceil(spec.k, ks), ks
+    ks = cdiv(cdiv(spec.k, split), 16) * 16
+    return cdiv(spec.k, ks), ks
 
 
 def _gpu_cost(spec: GemmSpec, device: DeviceInfo, tile: dict[str, int]) -> float:
     """Multiply-adds that the busiest unit does, those of padding included, and the filling of the pipeline."""
     bm, bn = tile["bm"], tile["bn"]
     split, ks = _gpu_split(spec, device, tile)
-    groups = _ceil(spec.m, bm) * _ceil(spec.n, bn) * spec.batch * split
+    groups = cdiv(spec.m, bm) * cdiv(spec.n, bn) * spec.batch * split
     return max(groups / device.compute_units, 1) * bm * bn * (ks + 32)

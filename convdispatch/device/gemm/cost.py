@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ...api.cpu import cdiv
 from .layout import distinct
 from .prefetch import far_rows
 from .spec import GemmSpec
@@ -46,17 +47,13 @@ def _swapped(spec: GemmSpec, swap: bool) -> GemmSpec:
     return (spec.swapped if swap else spec).simplified
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 @functools.lru_cache(maxsize=4096)
 def _operations(m: int, n: int, k: int, mr: int, nv: int, lanes: int) -> float:
     """Multiply-adds, two each, that a core could do while it computes all tiles of a batch, the edges' among them."""
     total, unrolled = 0.0, max(1, min(4, 8 // (min(mr, m) * nv)))
     (tall, rest_m), (wide, rest_n) = divmod(m, mr), divmod(n, nv * lanes)
     for rows, count_m in ((mr, tall), (rest_m, 1)):
-        for vectors, count_n in ((nv, wide), (_ceil(rest_n, lanes), 1)):
+        for vectors, count_n in ((nv, wide), (cdiv(rest_n, lanes), 1)):
             if rows and vectors:
                 # A step of k: the multiply-adds, the loads beside them, or the four cycles, each of two multiply-adds,
                 # that a sum takes before the next may be added to it; just eight sums take a ninth longer.
@@ -106,8 +103,8 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
     a, b = (count * spec.k * distinct(x.batch, spec.batch)[0] for count, x in ((spec.m, spec.a), (spec.n, spec.b)))
     every_a, every_b, c = (count * spec.batch for count in (spec.m * spec.k, spec.k * spec.n, spec.m * spec.n))
     size, wide = spec.accumulator_size, nv * lanes
-    rows, panels = _ceil(spec.m, mr), _ceil(spec.n, wide)
-    passes, sweeps = _ceil(_ceil(spec.k, split), gemm["kc"]), _ceil(rows, gemm["mt"])
+    rows, panels = cdiv(spec.m, mr), cdiv(spec.n, wide)
+    passes, sweeps = cdiv(cdiv(spec.k, split), gemm["kc"]), cdiv(rows, gemm["mt"])
     packed = 0
     cost = _WORK * spec.batch * _operations(spec.m, spec.n, spec.k, mr, nv, lanes)
     cost += _TILE * rows * panels * spec.batch * split * passes
@@ -122,7 +119,7 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
         each = _ASKED if far_rows(spec, not in_place, nv) else _FAR * (max(1.0, _LINE / (mr * size)) if lines else 1.0)
         # An item whose rows stay in the second-level cache from one of its panels to the next reads them once.
         near = gemm["mt"] * mr * min(gemm["kc"], spec.k) * size <= _KEPT // 2
-        cost += each * (every_a * (_ceil(panels, gemm["np"]) if near else panels) - a)
+        cost += each * (every_a * (cdiv(panels, gemm["np"]) if near else panels) - a)
     if spec.k * (wide if split == 1 else spec.n) * size > _KEPT:
         cost += _FAR * (every_b * sweeps - b)
     if spec.c.col.stride == 1 and c * size > _KEPT:

@@ -1,5 +1,5 @@
-// What the launcher takes of PyTorch and of CUDA's driver: PyTorch's stable C interface by its own headers, the driver
-// by name, so that one build serves every PyTorch from 2.11 on, and machines without CUDA load it too.
+// What the launcher takes of PyTorch and of CUDA's driver: PyTorch's C interfaces by its own headers, the driver by name,
+// so that one build serves every PyTorch from 2.11 on, and machines without CUDA load it too.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -9,27 +9,35 @@
 #ifndef TORCH_TARGET_VERSION
 #define TORCH_TARGET_VERSION 0x020b000000000000ULL
 #endif
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 #include <torch/csrc/stable/c/shim.h>
 
 #include <dlfcn.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <memory>
-#include <stdexcept>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
+
+// How PyTorch is told of an exception that Python holds: its bindings catch what is called so, and raise what it answers
+// with its words. That is a class in Python (`raised`), which gives the exception itself for them. Were it not caught as
+// such, it would be a RuntimeError of the same words.
+namespace torch {
+struct __attribute__((visibility("default"))) PyTorchError : public std::exception {
+  virtual PyObject *python_type() = 0;
+};
+}  // namespace torch
 
 namespace launcher {
 
 // --- CUDA's driver ---------------------------------------------------------------------------------------------------
 
-struct Attribute {  // CUlaunchAttribute
-  unsigned kind, pad, value[16];
-};
+struct Attribute { unsigned kind, pad, value[16]; };  // CUlaunchAttribute
 
 struct Config {  // CUlaunchConfig
   unsigned grid[3], block[3], shared;
@@ -42,31 +50,35 @@ struct Driver {
   int (*current_context)(void **) = nullptr;
   int (*launch)(const Config *, void *, void **, void **) = nullptr;
   AOTITorchError (*current_stream)(int32_t, void **) = nullptr;
+  // PyTorch's own kernels, as its compiled models call them: below the dispatcher, where ours stand.
+  decltype(&aoti_torch_cuda_convolution) forward = nullptr;
+  decltype(&aoti_torch_cuda_convolution_backward) backward = nullptr;
 
   // Why it cannot be used; empty where it can. `library` is CUDA's driver, or what stands for it in tests.
   std::string open(const char *library) {
+    const auto find = [](auto &function, void *library, const char *name) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    };
     void *driver = dlopen(library, RTLD_NOW | RTLD_GLOBAL);
     if (!driver) return std::string(library) + " does not load";
+    current_stream = nullptr;
     find(current_context, driver, "cuCtxGetCurrent");
     find(launch, driver, "cuLaunchKernelEx");
-    find(current_stream, driver, "aoti_torch_get_current_cuda_stream");
-    for (const char *name : {"libtorch_cuda.so", "libtorch_cpu.so"})  // where PyTorch is already
-      if (void *torch = current_stream ? nullptr : dlopen(name, RTLD_NOW | RTLD_NOLOAD))
-        find(current_stream, torch, "aoti_torch_get_current_cuda_stream");
+    for (const char *name : {library, "libtorch_cuda.so", "libtorch_cpu.so"}) {
+      void *each = current_stream ? nullptr : dlopen(name, RTLD_NOW | RTLD_NOLOAD);  // where it is already
+      if (!each) continue;
+      find(current_stream, each, "aoti_torch_get_current_cuda_stream");
+      find(forward, each, "aoti_torch_cuda_convolution");
+      find(backward, each, "aoti_torch_cuda_convolution_backward");
+    }
     if (!current_context || !launch) return std::string(library) + " has no cuLaunchKernelEx";
     return current_stream ? "" : "this PyTorch has no CUDA";
-  }
-
- private:
-  template <typename T>
-  static void find(T &function, void *library, const char *name) {
-    function = reinterpret_cast<T>(dlsym(library, name));
   }
 };
 
 // --- PyTorch's values ------------------------------------------------------------------------------------------------
 
-// An operator's arguments as its boxed kernel gets them: ours to give back. Nothing here throws.
+// An operator's arguments as its boxed kernel gets them: ours to give back.
 class Arguments {
  public:
   Arguments(StableIValue *stack, const char *kinds) : stack_(stack), kinds_(kinds) {}
@@ -74,7 +86,7 @@ class Arguments {
     for (size_t at = 0; kinds_[at]; ++at) {
       switch (kinds_[at]) {
         case 't': aoti_torch_delete_tensor_object(tensor(at)); break;
-        case 'l': torch_delete_list(list(at)); break;
+        case 'l': case 'm': torch_delete_list(list(at)); break;
         case 'T': if (optional(at)) aoti_torch_delete_tensor_object(tensor(at)), discard(optional(at)); break;
         case 'L': if (optional(at)) torch_delete_list(list(at)), discard(optional(at)); break;
       }
@@ -93,15 +105,16 @@ class Arguments {
   StableListHandle list(size_t at) const { return reinterpret_cast<StableListHandle>(value(at)); }
   int64_t integer(size_t at) const { return static_cast<int64_t>(stack_[at]); }
   bool flag(size_t at) const { return stack_[at] & 0xff; }
-  size_t count(size_t at) const {
+  std::vector<int64_t> items(size_t at) const {
     size_t count = 0;
     torch_list_size(list(at), &count);
-    return count;
-  }
-  int64_t item(size_t at, size_t place, bool flag = false) const {
-    StableIValue found = 0;
-    torch_list_get_item(list(at), place, &found);
-    return flag ? found & 0xff : static_cast<int64_t>(found);
+    std::vector<int64_t> found(count);
+    for (size_t place = 0; place < count; ++place) {
+      StableIValue each = 0;
+      torch_list_get_item(list(at), place, &each);
+      found[place] = static_cast<int64_t>(kinds_[at] == 'm' ? each & 0xff : each);
+    }
+    return found;
   }
 
   static StableIValue *optional_of(StableIValue value) {
@@ -123,7 +136,7 @@ class Arguments {
   StableIValue value(size_t at) const { return kinds_[at] >= 'a' ? stack_[at] : *optional(at); }
 
   StableIValue *stack_;
-  const char *kinds_;  // a letter each: tensor, list, bool (f), int; capitals are optional ones
+  const char *kinds_;  // a letter each: tensor, list, list of bool (m), bool (f), int; capitals are optional ones
 };
 
 // What a kernel must know of a tensor; `ok` is false for one that is not dense.
@@ -152,87 +165,32 @@ struct Seen {
   }
 };
 
-// An owned tensor.
-class Owned {
- public:
-  Owned() = default;
-  Owned(Owned &&other) noexcept : handle_(other.release()) {}
-  Owned &operator=(Owned &&other) noexcept {
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  ~Owned() {
-    if (handle_) aoti_torch_delete_tensor_object(handle_);
-  }
-  AtenTensorHandle *put() { return &handle_; }
-  AtenTensorHandle get() const { return handle_; }
-  AtenTensorHandle release() {
-    AtenTensorHandle handle = handle_;
-    handle_ = nullptr;
-    return handle;
-  }
-
- private:
-  AtenTensorHandle handle_ = nullptr;
+struct Delete {
+  void operator()(AtenTensorOpaque *tensor) const { aoti_torch_delete_tensor_object(tensor); }
+  void operator()(PyObject *object) const { Py_DECREF(object); }  // with Python's lock
 };
+using Owned = std::unique_ptr<AtenTensorOpaque, Delete>;
+using Ref = std::unique_ptr<PyObject, Delete>;
+
+// Whether PyTorch's `function` made a tensor, its last argument, which is `out` then.
+template <typename Function, typename... Given>
+bool made(Owned &out, Function function, Given... given) {
+  AtenTensorHandle handle = nullptr;
+  const bool fine = !function(given..., &handle);
+  out.reset(handle);
+  return fine;
+}
+
+inline Ref held(PyObject *borrowed) { return Py_XINCREF(borrowed), Ref(borrowed); }
 
 // --- Python's --------------------------------------------------------------------------------------------------------
 
-class Gil {
- public:
-  Gil() { take(); }
-  ~Gil() { release(); }
-  void take() {
-    state_ = PyGILState_Ensure();
-    held_ = true;
-  }
-  void release() {
-    if (held_) PyGILState_Release(state_);
-    held_ = false;
-  }
-
- private:
-  PyGILState_STATE state_;
-  bool held_ = false;
+struct Gil {
+  PyGILState_STATE state = PyGILState_Ensure();
+  Gil() = default;
+  Gil(const Gil &) = delete;
+  ~Gil() { PyGILState_Release(state); }
 };
-
-class Ref {  // an owned object; to be used with Python's lock
- public:
-  Ref(PyObject *object = nullptr) : object_(object) {}
-  Ref(Ref &&other) noexcept : object_(other.object_) { other.object_ = nullptr; }
-  Ref &operator=(Ref &&other) noexcept {
-    std::swap(object_, other.object_);
-    return *this;
-  }
-  ~Ref() { Py_XDECREF(object_); }
-  static Ref of(PyObject *borrowed) {
-    Py_XINCREF(borrowed);
-    return Ref(borrowed);
-  }
-  PyObject *get() const { return object_; }
-  PyObject *release() {
-    PyObject *object = object_;
-    object_ = nullptr;
-    return object;
-  }
-  explicit operator bool() const { return object_; }
-
- private:
-  PyObject *object_;
-};
-
-}  // namespace launcher
-
-// How PyTorch is told of an exception that Python holds: its bindings catch what is called so, and raise what it answers
-// with its words. That is a class in Python (`raised`), which gives the exception itself for them. Were it not caught as
-// such, it would be a RuntimeError of the same words.
-namespace torch {
-struct __attribute__((visibility("default"))) PyTorchError : public std::exception {
-  virtual PyObject *python_type() = 0;
-};
-}  // namespace torch
-
-namespace launcher {
 
 inline PyObject *raised = nullptr;  // raised.keep(exception) -> words by which raised(words) is that exception
 

@@ -9,41 +9,37 @@ namespace {
 
 TorchLibraryHandle installed = nullptr;
 
-PyObject *fail(const std::string &words) {
-  PyErr_SetString(PyExc_RuntimeError, words.c_str());
-  return nullptr;
-}
+PyObject *fail(const char *words) { return PyErr_Format(PyExc_RuntimeError, "%s", words); }
 
 // open(library, policy, object, handle): take CUDA's driver, and Python's functions. Raises RuntimeError.
 PyObject *open(PyObject *, PyObject *given) {
   const char *library;
-  Words next;
+  Python next = python;
   if (!PyArg_ParseTuple(given, "sOOO", &library, &next.policy, &next.object, &next.handle)) return nullptr;
   const std::string why = driver.open(library);
-  if (!why.empty()) return fail(why);
+  if (!why.empty()) return fail(why.c_str());
   Py_INCREF(given);  // and with it all of them, for good: calls may be under way
-  words = next;
+  python = next;
   Py_RETURN_NONE;
 }
 
-// ask(plain, tracing, inference, grad, switches, forward, backward, raised): what the operators ask of Python.
+// ask(plain, switches, forward, backward, raised): what the operators ask of Python.
 PyObject *ask(PyObject *, PyObject *given) {
-  Gate next;
-  if (!PyArg_ParseTuple(given, "OOOOO!OOO", &next.plain, &next.tracing, &next.inference, &next.grad, &PyTuple_Type,
-                        &next.switches, &next.forward, &next.backward, &raised))
+  Python next = python;
+  if (!PyArg_ParseTuple(given, "OO!OOO", &next.plain, &PyTuple_Type, &next.switches, &next.forward, &next.backward,
+                        &raised))
     return nullptr;
   Py_INCREF(given);
-  next.paused = gate.paused;
-  gate = next;
+  python = next;
   Py_RETURN_NONE;
 }
 
 // install(key): the operators of aten on a dispatch key are these from now on; uninstall() ends it. Raises RuntimeError.
 PyObject *install(PyObject *, PyObject *given) {
-  const char *key;
-  if (!PyArg_ParseTuple(given, "s", &key)) return nullptr;
+  const char *key = PyUnicode_AsUTF8AndSize(given, nullptr);
+  if (!key) return nullptr;
   if (installed) return fail("installed already");
-  if (!gate.forward || !driver.launch) return fail("open() and ask() come before install()");
+  if (!python.forward || !driver.launch) return fail("open() and ask() come before install()");
   if (aoti_torch_library_init_impl("aten", key, __FILE__, __LINE__, &installed) ||
       torch_library_impl(installed, "convolution", convolution, TORCH_TARGET_VERSION) ||
       torch_library_impl(installed, "convolution_backward", convolution_backward, TORCH_TARGET_VERSION))
@@ -58,15 +54,14 @@ PyObject *uninstall(PyObject *, PyObject *) {
 }
 
 // pause(on): all calls are Python's while it is on.
-PyObject *pause(PyObject *, PyObject *given) {
-  int on;
-  if (!PyArg_ParseTuple(given, "p", &on)) return nullptr;
-  gate.paused = on;
+PyObject *pause(PyObject *, PyObject *on) {
+  python.paused = PyObject_IsTrue(on) == 1;
   Py_RETURN_NONE;
 }
 
-// offer(steps, holds, packed, sums) -> whether it was taken: what Python decided for the call that it is asked for just now, a
-// list of (program, sources, result, packs); none for what stays Python's. `holds` is None, or answers whether `packed` still holds the weights.
+// offer(steps, holds, packed, sums) -> whether it was taken: what Python decided for the call that it is asked for just
+// now, a list of (program, sources, result, packs). `holds` is None, or answers for each call whether this still holds,
+// as `packed` weights do. No steps: the call is PyTorch's own kernel's while `holds` says so, and Python's without it.
 PyObject *offer(PyObject *, PyObject *given) {
   PyObject *steps, *holds;
   unsigned long long packed;
@@ -77,39 +72,32 @@ PyObject *offer(PyObject *, PyObject *given) {
   auto made = std::make_shared<Decision>();
   made->sums = sums;
   bool reads_weights = false;
-  const Py_ssize_t count = PySequence_Size(steps);
-  for (Py_ssize_t at = 0; at < count; ++at) {
-    Ref one(PySequence_GetItem(steps, at));
+  const bool taken = each_of(steps, [&](PyObject *one) {
+    Step &step = made->steps.emplace_back();
     PyObject *program, *sources;
     int packs;
-    Step step;
-    if (!one || !PyArg_ParseTuple(one.get(), "OOip", &program, &sources, &step.result, &packs)) return nullptr;
+    if (!PyArg_ParseTuple(one, "OOip", &program, &sources, &step.result, &packs) || !integers(sources, step.sources))
+      return false;
     Shared *shared = program_of(program);
-    std::vector<int64_t> each;
-    if (!shared || !integers(sources, each)) return nullptr;
-    for (int64_t source : each) {
-      if (source < kX || source > kNone) return PyErr_Format(PyExc_ValueError, "no operand is %lld", (long long)source);
-      step.sources.push_back(static_cast<int>(source));
-      reads_weights = reads_weights || source == kW;
-    }
+    if (!shared) return false;
     step.program = *shared;
     step.packs = packs;
-    made->steps.push_back(std::move(step));
-  }
-  if (made->steps.empty() || (holds != Py_None && !missed.inference)) Py_RETURN_FALSE;
+    for (int source : step.sources) {
+      if (source < kX || source > kNone) return PyErr_Format(PyExc_ValueError, "no operand is %d", source), false;
+      reads_weights = reads_weights || source == kW;
+    }
+    return true;
+  });
+  if (!taken) return nullptr;
+  const bool theirs = made->steps.empty(), holding = holds != Py_None;
+  if (theirs ? !holding || !driver.forward || !driver.backward : holding && !missed.inference) Py_RETURN_FALSE;
   if (entries.size() >= kMost) forget_all();
   Entry &entry = entries[missed.key];
-  if (!missed.inference || !reads_weights) {
-    entry.decided = std::move(made);
-  } else {
-    if (entry.weights.size() >= kMost) entry.weights.clear();
-    Weights &weights = entry.weights[missed.weights];
-    weights.decided = std::move(made);
-    weights.holds = holds == Py_None ? Ref() : Ref::of(holds);
-    weights.packed = packed;
-    weights.left = 256;
-    if (holds != Py_None) packed_weights[missed.weights] = 1;
-  }
+  const bool by_weights = missed.inference && (reads_weights || theirs);
+  if (by_weights && entry.weights.size() >= kMost) entry.weights.clear();
+  Known next{std::move(made), holding ? held(holds) : Ref(), packed};
+  std::swap(by_weights ? entry.weights[missed.weights] : entry.known, next);
+  if (by_weights && holding) packed_weights[missed.weights] = 1;
   Py_RETURN_TRUE;
 }
 
@@ -136,16 +124,16 @@ PyObject *counts(PyObject *, PyObject *) {
 PyObject *launches(PyObject *, PyObject *) {
   Ref list(PyList_New(0));
   for (unsigned back = 1; back <= 8 && back <= latest; ++back)
-    if (Ref name = Ref(PyUnicode_FromString(recent[(latest - back) % 8]->c_str()))) PyList_Append(list.get(), name.get());
+    if (Ref name{PyUnicode_FromString(recent[(latest - back) % 8]->c_str())}) PyList_Append(list.get(), name.get());
   return list.release();
 }
 
 PyMethodDef methods[] = {
     {"open", open, METH_VARARGS, nullptr},
     {"ask", ask, METH_VARARGS, nullptr},
-    {"install", install, METH_VARARGS, nullptr},
+    {"install", install, METH_O, nullptr},
     {"uninstall", uninstall, METH_NOARGS, nullptr},
-    {"pause", pause, METH_VARARGS, nullptr},
+    {"pause", pause, METH_O, nullptr},
     {"program", make_program, METH_VARARGS, nullptr},
     {"replay", make_replay, METH_VARARGS, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},

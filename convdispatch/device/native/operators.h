@@ -6,21 +6,15 @@
 
 namespace launcher {
 
-// What bears on a call beside its tensors. Read with Python's lock, as Python itself reads it.
-struct Gate {
-  PyObject *plain = nullptr;  // the only policy that is served
-  PyObject *tracing = nullptr, *inference = nullptr, *grad = nullptr;
-  PyObject *switches = nullptr;  // a tuple of functions whose answers are part of a key
-  PyObject *forward = nullptr, *backward = nullptr;  // the operators in Python
+// What is asked of Python.
+struct Python {
+  PyObject *policy = nullptr, *plain = nullptr;   // answers the policy in force; the only one that is served
+  PyObject *object = nullptr, *handle = nullptr;  // a handle's tensor, and a new handle of a tensor
+  PyObject *switches = nullptr;  // functions whose answers are part of a key: first tracing, then inference mode
+  PyObject *forward = nullptr, *backward = nullptr;  // the operators
   bool paused = false;
 };
-inline Gate gate;
-
-struct Words {
-  PyObject *policy = nullptr;                     // answers the policy in force
-  PyObject *object = nullptr, *handle = nullptr;  // a handle's tensor, and a new handle of a tensor
-};
-inline Words words;
+inline Python python;
 
 enum Source : int { kX, kW, kGrad, kBias, kOut, kNone };
 
@@ -32,21 +26,21 @@ struct Step {
 };
 
 struct Decision {  // free of Python's objects: let go without its lock
-  std::vector<Step> steps;
+  std::vector<Step> steps;  // none where the call is PyTorch's own kernel's
   bool sums = false;  // the third result is PyTorch's sum of the gradient over all axes but the channels'
 };
 using Decided = std::shared_ptr<const Decision>;
 
-struct Weights {
+struct Known {
   Decided decided;
-  Ref holds;  // answers whether the packed form is still that of the weights; none for weights that are not packed
+  Ref holds;  // answers whether it still holds: packed weights, or that a call is PyTorch's
   uint64_t packed = 0;
-  int left = 256;  // calls until Python is asked again whether these became constant
+  int left = 256;  // calls until Python is asked again whether weights became constant
 };
 
 struct Entry {
-  Decided decided;
-  std::unordered_map<uint64_t, Weights> weights;  // in inference mode, where it depends on them: by address
+  Known known;
+  std::unordered_map<uint64_t, Known> weights;  // in inference mode, where it depends on them: by address
 };
 
 inline std::unordered_map<std::string, Entry> entries;
@@ -62,7 +56,7 @@ struct Missed {  // the key that this thread's call did not find
 inline thread_local Missed missed;
 
 inline void forget_all() {
-  entries.clear();
+  std::exchange(entries, {});  // what ends with them may come here again
   packed_weights.clear();
 }
 
@@ -77,44 +71,32 @@ inline int truth(PyObject *function) {
   return found;
 }
 
-// The bits of a key that are no tensor's; -1 where the call is Python's whatever they are.
+// The bits of a key that are no tensor's, read as Python itself reads them; -1 where the call is Python's in any case.
 inline int64_t circumstances() {
-  if (gate.paused || truth(gate.tracing)) return -1;
-  Ref policy(PyObject_CallObject(words.policy, nullptr));
-  if (policy.get() != gate.plain) return PyErr_Clear(), -1;
-  const int inference = truth(gate.inference), grad = truth(gate.grad);
-  if (inference < 0 || grad < 0) return -1;
-  int64_t bits = inference | grad << 1;
-  const Py_ssize_t count = PyTuple_Size(gate.switches);
-  for (Py_ssize_t at = 0; at < count; ++at) {
-    const int on = truth(PyTuple_GetItem(gate.switches, at));
-    if (on < 0) return -1;
-    bits |= static_cast<int64_t>(on) << (at + 2);
+  Ref policy(python.paused ? nullptr : PyObject_CallObject(python.policy, nullptr));
+  if (policy.get() != python.plain) return PyErr_Clear(), -1;
+  int64_t bits = 0;
+  for (Py_ssize_t at = 0, count = PyTuple_Size(python.switches); at < count; ++at) {
+    const int on = truth(PyTuple_GetItem(python.switches, at));
+    if (on < 0 || (on && !at)) return -1;
+    bits |= static_cast<int64_t>(on) << at;
   }
   return bits;
 }
 
-class Key {
- public:
-  void add(int64_t word) { words_[count_ < kWords ? count_++ : (full_ = true, kWords - 1)] = word; }
+struct Key {
+  std::string text;
+
+  void add(int64_t word) { text.append(reinterpret_cast<const char *>(&word), sizeof word); }
   void add(const Seen &seen) {
     add(seen.dims << 48 | static_cast<int64_t>(seen.dtype) << 32 | static_cast<int64_t>(seen.kind & 0xff) << 16 |
         (seen.index & 0xffff));
     for (int64_t axis = 0; axis < seen.dims; ++axis) add(seen.sizes[axis]), add(seen.strides[axis]);
   }
-  void add(const Arguments &given, size_t at, bool flags = false) {
-    const size_t count = given.count(at);
-    add(static_cast<int64_t>(count));
-    for (size_t place = 0; place < count; ++place) add(given.item(at, place, flags));
+  void add(const std::vector<int64_t> &items) {
+    add(static_cast<int64_t>(items.size()));
+    for (int64_t each : items) add(each);
   }
-  bool whole() const { return !full_; }
-  std::string text() const { return {reinterpret_cast<const char *>(words_), count_ * sizeof *words_}; }
-
- private:
-  static constexpr size_t kWords = 128;
-  int64_t words_[kWords];
-  size_t count_ = 0;
-  bool full_ = false;
 };
 
 // A call's tensors by Source, and its key.
@@ -127,6 +109,7 @@ struct Call {
   bool ok = true;
 
   Call(int operation, const Arguments &given, std::initializer_list<int> tensors) : operation(operation), given(given) {
+    key.text.reserve(512);
     key.add(operation);
     seen.reserve(4);
     size_t at = 0;
@@ -142,12 +125,11 @@ struct Call {
       ++at;
     }
     for (; given.kinds()[at]; ++at) switch (given.kinds()[at]) {
-        case 'l': key.add(given, at, operation && at == 10); break;
+        case 'l': case 'm': key.add(given.items(at)); break;
         case 'L': key.add(given.has(at)); break;  // sizes of the bias, which follow from the others
         case 'f': key.add(given.flag(at)); break;
         case 'i': key.add(given.integer(at)); break;
       }
-    ok = key.whole();
   }
 };
 
@@ -158,25 +140,29 @@ inline Decided found(Call &call, uint64_t &packed, Missed &asked) {
   if (bits < 0) return nullptr;
   const uint64_t weights = call.addresses[kW];
   call.key.add(bits);
-  asked = {call.key.text(), weights, static_cast<bool>(bits & 1), true};
+  asked = {std::move(call.key.text), weights, (bits & 2) != 0, true};
   if (!asked.inference && !packed_weights.empty() && packed_weights.erase(weights)) {
     for (auto &each : entries) each.second.weights.erase(weights);  // an optimizer may be about to write
     return nullptr;
   }
   auto at = entries.find(asked.key);
   if (at == entries.end()) return nullptr;
-  if (at->second.decided) return at->second.decided;
-  auto known = at->second.weights.find(weights);
-  if (known == at->second.weights.end()) return nullptr;
-  Decided decided = known->second.decided;
-  if (!known->second.holds) return --known->second.left < 0 ? nullptr : decided;
-  packed = known->second.packed;
-  Ref holds = Ref::of(known->second.holds.get());  // what it runs may change all of this
+  Known *known = &at->second.known;
+  const bool by_weights = !known->decided;
+  if (by_weights) {
+    auto of = at->second.weights.find(weights);
+    if (of == at->second.weights.end()) return nullptr;
+    known = &of->second;
+  }
+  Decided decided = known->decided;
+  packed = known->packed;
+  if (!known->holds) return by_weights && --known->left < 0 ? nullptr : decided;
+  Ref holds = held(known->holds.get());  // what it runs may change all of this
   return truth(holds.get()) == 1 ? decided : nullptr;
 }
 
 inline void count(int operation, const Decision &decided, int by) {
-  calls[operation] += by;
+  if (!decided.steps.empty()) calls[operation] += by;
   for (const Step &step : decided.steps) step.program->count(step.result < 2 ? by : 0);  // sums are no solver's
 }
 
@@ -191,7 +177,7 @@ inline bool summed(AtenTensorHandle grad, int64_t dims, Owned &sums) {
   StableIValue *optional = Arguments::optional_of(reinterpret_cast<StableIValue>(axes));
   StableIValue stack[] = {reinterpret_cast<StableIValue>(self), reinterpret_cast<StableIValue>(optional), 0, 0};
   if (torch_call_dispatcher("aten::sum", "dim_IntList", stack, TORCH_TARGET_VERSION)) return false;
-  *sums.put() = reinterpret_cast<AtenTensorHandle>(stack[0]);
+  sums.reset(reinterpret_cast<AtenTensorHandle>(stack[0]));
   return true;
 }
 
@@ -213,11 +199,8 @@ inline bool launched(const Decision &decided, const Call &call, uint64_t packed,
       if (source == kW && step.packs) {
         address = packed;
       } else if (source == kOut) {
-        void *data = nullptr;
-        if (!program.allocate(made[step.result], lead) ||
-            aoti_torch_get_data_ptr(made[step.result].get(), &data))
-          return false;
-        address = reinterpret_cast<uint64_t>(data);
+        address = program.allocate(made[step.result], lead);
+        if (!address) return false;
       }
       all |= address;
       operands.push_back(address);
@@ -229,28 +212,50 @@ inline bool launched(const Decision &decided, const Call &call, uint64_t packed,
   return true;
 }
 
-inline PyObject *list_of(const Arguments &given, size_t at, bool flags) {
-  const size_t count = given.count(at);
-  Ref made(PyList_New(static_cast<Py_ssize_t>(count)));
-  for (size_t place = 0; made && place < count; ++place) {
-    const int64_t item = given.item(at, place, flags);
-    PyList_SetItem(made.get(), static_cast<Py_ssize_t>(place), flags ? PyBool_FromLong(item) : PyLong_FromLongLong(item));
+// PyTorch's own kernel; false where it fails, which Python then says in python.
+inline bool by_pytorch(int operation, const Arguments &given, Owned *results) {
+  std::vector<int64_t> lists[11];
+  for (size_t at = 3; given.kinds()[at]; ++at)
+    if (std::strchr("lLm", given.kinds()[at]) && given.has(at)) lists[at] = given.items(at);
+  const auto size = [&](int at) { return static_cast<int64_t>(lists[at].size()); };
+  if (!operation) {
+    AtenTensorHandle bias = given.has(2) ? given.tensor(2) : nullptr;
+    return made(results[0], driver.forward, given.tensor(0), given.tensor(1), bias ? &bias : nullptr, lists[3].data(),
+                size(3), lists[4].data(), size(4), lists[5].data(), size(5), given.flag(6), lists[7].data(), size(7),
+                given.integer(8));
   }
-  return made.release();
+  const int64_t *bias = lists[3].data();
+  const std::vector<int32_t> mask(lists[10].begin(), lists[10].end());
+  AtenTensorHandle gradients[3] = {};
+  const bool fine = !driver.backward(
+      given.tensor(0), given.tensor(1), given.tensor(2), given.has(3) ? &bias : nullptr, size(3), lists[4].data(),
+      size(4), lists[5].data(), size(5), lists[6].data(), size(6), given.flag(7), lists[8].data(), size(8),
+      given.integer(9), mask.data(), size(10), &gradients[0], &gradients[1], &gradients[2]);
+  for (int at = 0; at < 3; ++at) results[at].reset(gradients[at]);
+  return fine;
+}
+
+inline PyObject *list_of(const std::vector<int64_t> &items, bool flags) {
+  Ref list(PyList_New(0));
+  for (int64_t each : items) {
+    Ref item(flags ? PyBool_FromLong(each) : PyLong_FromLongLong(each));
+    if (!list || !item || PyList_Append(list.get(), item.get())) return nullptr;
+  }
+  return list.release();
 }
 
 // A tensor's object; the handle stays the caller's.
 inline PyObject *tensor_of(AtenTensorHandle tensor) {
   Ref capsule(PyCapsule_New(tensor, nullptr, nullptr));
-  return capsule ? PyObject_CallFunctionObjArgs(words.object, capsule.get(), nullptr) : nullptr;
+  return capsule ? PyObject_CallFunctionObjArgs(python.object, capsule.get(), nullptr) : nullptr;
 }
 
 inline bool handle_of(PyObject *tensor, Owned &found) {
-  if (tensor == Py_None) return !aoti_torch_new_uninitialized_tensor(found.put());
-  Ref capsule(PyObject_CallFunctionObjArgs(words.handle, tensor, nullptr));
+  if (tensor == Py_None) return made(found, aoti_torch_new_uninitialized_tensor);
+  Ref capsule(PyObject_CallFunctionObjArgs(python.handle, tensor, nullptr));
   void *pointer = capsule ? PyCapsule_GetPointer(capsule.get(), nullptr) : nullptr;
   if (!pointer) return false;
-  *found.put() = static_cast<AtenTensorHandle>(pointer);
+  found.reset(static_cast<AtenTensorHandle>(pointer));
   return true;
 }
 
@@ -260,32 +265,23 @@ inline void by_python(int operation, const Arguments &given, Owned *results, Mis
   Ref arguments(PyTuple_New(static_cast<Py_ssize_t>(count)));
   for (size_t at = 0; at < count; ++at) {
     PyObject *one = nullptr;
-    if (!given.has(at)) {
-      Py_INCREF(Py_None);
-      one = Py_None;
-    } else {
-      switch (given.kinds()[at]) {
-        case 't': case 'T': one = tensor_of(given.tensor(at)); break;
-        case 'l': case 'L': one = list_of(given, at, operation && at == 10); break;
-        case 'f': one = PyBool_FromLong(given.flag(at)); break;
-        case 'i': one = PyLong_FromLongLong(given.integer(at)); break;
-      }
+    switch (given.has(at) ? given.kinds()[at] : 0) {
+      case 't': case 'T': one = tensor_of(given.tensor(at)); break;
+      case 'l': case 'L': case 'm': one = list_of(given.items(at), given.kinds()[at] == 'm'); break;
+      case 'f': one = PyBool_FromLong(given.flag(at)); break;
+      case 'i': one = PyLong_FromLongLong(given.integer(at)); break;
+      default: one = held(Py_None).release();
     }
     if (!one) throw Raised();
     PyTuple_SetItem(arguments.get(), static_cast<Py_ssize_t>(at), one);
   }
   std::swap(missed, asked);  // a call inside this one has a key of its own
-  Ref answer(PyObject_CallObject(operation ? gate.backward : gate.forward, arguments.get()));
+  Ref answer(PyObject_CallObject(operation ? python.backward : python.forward, arguments.get()));
   std::swap(missed, asked);
   if (!answer) throw Raised();
-  if (!operation) {
-    if (!handle_of(answer.get(), results[0])) throw Raised();
-    return;
-  }
-  for (Py_ssize_t at = 0; at < 3; ++at) {
-    Ref each(PySequence_GetItem(answer.get(), at));
-    if (!each || !handle_of(each.get(), results[at])) throw Raised();
-  }
+  if (!operation) answer.reset(PyTuple_Pack(1, answer.get()));
+  int at = 0;
+  if (!each_of(answer.get(), [&](PyObject *each) { return at < 3 && handle_of(each, results[at++]); })) throw Raised();
 }
 
 inline void compute(int operation, StableIValue *stack, const char *kinds, std::initializer_list<int> tensors) {
@@ -293,22 +289,21 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
   {
     Arguments given(stack, kinds);
     Call call(operation, given, tensors);
-    Decided decided;
     Missed asked;
     uint64_t packed = 0;
-    Gil gil;
-    if (call.ok) decided = found(call, packed, asked);
+    std::optional<Gil> gil(std::in_place);
+    const Decided decided = call.ok ? found(call, packed, asked) : nullptr;
     bool done = false;
     if (decided) {
       count(operation, *decided, 1);
-      gil.release();
-      done = launched(*decided, call, packed, results);
-      if (!done) gil.take(), count(operation, *decided, -1);
+      gil.reset();
+      done = decided->steps.empty() ? by_pytorch(operation, given, results) : launched(*decided, call, packed, results);
+      if (!done) gil.emplace(), count(operation, *decided, -1);
     }
     if (!done) by_python(operation, given, results, asked);
   }
   for (int at = 0; at < (operation ? 3 : 1); ++at) {
-    if (!results[at].get()) aoti_torch_new_uninitialized_tensor(results[at].put());
+    if (!results[at]) made(results[at], aoti_torch_new_uninitialized_tensor);
     stack[at] = reinterpret_cast<StableIValue>(results[at].release());
   }
 }
@@ -320,7 +315,7 @@ inline void convolution(StableIValue *stack, uint64_t, uint64_t) {
 
 // grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
 inline void convolution_backward(StableIValue *stack, uint64_t, uint64_t) {
-  compute(1, stack, "tttLlllflil", {kGrad, kX, kW});
+  compute(1, stack, "tttLlllflim", {kGrad, kX, kW});
 }
 
 }  // namespace launcher

@@ -47,7 +47,7 @@ struct Program {
     if (scratch) {
       const int64_t size = static_cast<int64_t>(scratch), step = 1;
       void *begin = nullptr;
-      if (aoti_torch_empty_strided(1, &size, &step, bytes, kind, index, memory.put()) ||
+      if (!made(memory, aoti_torch_empty_strided, 1, &size, &step, bytes, kind, index) ||
           aoti_torch_get_data_ptr(memory.get(), &begin))
         return false;
       for (uint64_t area : areas) operands.push_back(reinterpret_cast<uint64_t>(begin) + area);
@@ -76,9 +76,12 @@ struct Program {
     return !driver.current_context(&found) && found == context;
   }
 
-  bool allocate(Owned &out, const Seen &like) const {
-    return !aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), like.dtype,
-                                     like.kind, like.index, out.put());
+  // The address of the result's memory; 0 where there is none.
+  uint64_t allocate(Owned &out, const Seen &like) const {
+    void *data = nullptr;
+    const bool fine = made(out, aoti_torch_empty_strided, static_cast<int64_t>(sizes.size()), sizes.data(),
+                           strides.data(), like.dtype, like.kind, like.index);
+    return fine && !aoti_torch_get_data_ptr(out.get(), &data) ? reinterpret_cast<uint64_t>(data) : 0;
   }
 };
 
@@ -90,61 +93,60 @@ inline Shared *program_of(PyObject *capsule) {
   return static_cast<Shared *>(PyCapsule_GetPointer(capsule, kProgram));
 }
 
-inline bool integers(PyObject *sequence, std::vector<int64_t> &found) {
+// Whether `take` took each item of a sequence.
+template <typename Take>
+bool each_of(PyObject *sequence, Take take) {
   const Py_ssize_t count = PySequence_Size(sequence);
-  for (Py_ssize_t at = 0; at < count; ++at) {
-    Ref each(PySequence_GetItem(sequence, at));
-    found.push_back(each ? PyLong_AsLongLong(each.get()) : -1);
-    if (PyErr_Occurred()) return false;
-  }
+  for (Py_ssize_t at = 0; at < count; ++at)
+    if (Ref item{PySequence_GetItem(sequence, at)}; !item || !take(item.get())) return false;
   return count >= 0;
 }
 
+template <typename Integer>
+bool integers(PyObject *sequence, std::vector<Integer> &found) {
+  return each_of(sequence, [&](PyObject *item) {
+    found.push_back(static_cast<Integer>(PyLong_AsLongLong(item)));
+    return !PyErr_Occurred();
+  });
+}
+
 // program(name, context, launches, areas, scratch, sizes, strides) -> a capsule; launches are (function, groups and
-// items, overlaps, arguments, [(byte, operand, offset)]).
+// items, overlaps, arguments, [(byte, operand, offset)]). Raises ValueError for more arguments than there is room for.
 inline PyObject *make_program(PyObject *, PyObject *given) {
   const char *name;
   unsigned long long context, scratch;
   PyObject *launches, *areas, *sizes, *strides;
   auto made = std::make_shared<Program>();
-  if (!PyArg_ParseTuple(given, "sKOOKOO", &name, &context, &launches, &areas, &scratch, &sizes, &strides))
+  if (!PyArg_ParseTuple(given, "sKOOKOO", &name, &context, &launches, &areas, &scratch, &sizes, &strides) ||
+      !integers(areas, made->areas) || !integers(sizes, made->sizes) || !integers(strides, made->strides))
     return nullptr;
   made->context = reinterpret_cast<void *>(context);
   made->scratch = scratch;
-  std::vector<int64_t> begins;
-  if (!integers(areas, begins) || !integers(sizes, made->sizes) || !integers(strides, made->strides)) return nullptr;
-  made->areas.assign(begins.begin(), begins.end());
-  const Py_ssize_t count = PySequence_Size(launches);
-  for (Py_ssize_t at = 0; at < count; ++at) {
-    Ref one(PySequence_GetItem(launches, at));
-    Launch launch{};
+  const bool taken = each_of(launches, [&](PyObject *one) {
+    Launch &launch = made->launches.emplace_back();
     unsigned long long function;
-    PyObject *extents, *places;
+    PyObject *places;
     const char *bytes;
     Py_ssize_t size;
-    if (!one || !PyArg_ParseTuple(one.get(), "KOIy#O", &function, &extents, &launch.overlaps, &bytes, &size, &places))
-      return nullptr;
-    std::vector<int64_t> six;
-    if (!integers(extents, six)) return nullptr;
-    if (six.size() != 6 || size > static_cast<Py_ssize_t>(kRoom))
-      return PyErr_Format(PyExc_ValueError, "a launch takes 6 extents and at most %zu bytes of arguments, got %zu and "
-                          "%zd", kRoom, six.size(), size);
-    for (int axis = 0; axis < 3; ++axis)
-      launch.grid[axis] = static_cast<unsigned>(six[axis]), launch.block[axis] = static_cast<unsigned>(six[axis + 3]);
+    if (!PyArg_ParseTuple(one, "K(IIIIII)Iy#O", &function, &launch.grid[0], &launch.grid[1], &launch.grid[2],
+                          &launch.block[0], &launch.block[1], &launch.block[2], &launch.overlaps, &bytes, &size, &places))
+      return false;
+    if (size > static_cast<Py_ssize_t>(kRoom))
+      return PyErr_Format(PyExc_ValueError, "at most %zu bytes of arguments, got %zd", kRoom, size), false;
     launch.function = reinterpret_cast<void *>(function);
     launch.arguments.assign(bytes, bytes + size);
-    const Py_ssize_t slots = PySequence_Size(places);
-    for (Py_ssize_t slot = 0; slot < slots; ++slot) {
-      Ref each(PySequence_GetItem(places, slot));
-      std::vector<int64_t> three;
-      if (!each || !integers(each.get(), three)) return nullptr;
-      if (three.size() != 3 || three[0] < 0 || three[0] + 8 > size)
-        return PyErr_Format(PyExc_ValueError, "an address is (byte, operand, offset) within %zd bytes", size);
-      launch.places.push_back({static_cast<uint32_t>(three[0]), static_cast<uint32_t>(three[1]),
-                               static_cast<uint64_t>(three[2])});
-    }
-    made->launches.push_back(std::move(launch));
-  }
+    return each_of(places, [&](PyObject *each) {
+      unsigned long long offset;
+      Place place;
+      if (!PyArg_ParseTuple(each, "IIK", &place.at, &place.operand, &offset)) return false;
+      if (place.at + 8 > size)
+        return PyErr_Format(PyExc_ValueError, "an address at byte %u of %zd", place.at, size), false;
+      place.offset = offset;
+      launch.places.push_back(place);
+      return true;
+    });
+  });
+  if (!taken) return nullptr;
   made->tally = &*solved.try_emplace(name, 0).first;
   return PyCapsule_New(new Shared(std::move(made)), kProgram, [](PyObject *capsule) { delete program_of(capsule); });
 }

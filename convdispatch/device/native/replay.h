@@ -7,7 +7,7 @@
 namespace launcher {
 
 // A tensor's handle for as long as its object is held: PyTorch tells the address of its implementation (`_cdata`), and a
-// handle points to such an address. `agrees` holds that beside what PyTorch says before anything rests on it.
+// handle points to such an address. `make_replay` holds that beside what PyTorch says before anything rests on it.
 class Borrowed {
  public:
   explicit Borrowed(PyObject *tensor) {
@@ -68,9 +68,8 @@ inline PyObject *again(PyObject *capsule, PyObject *const *given, Py_ssize_t cou
   if (count != 4 || !equal(given[0], call->direction.get()) || !equal(given[2], call->options.get()) ||
       !equal(given[3], call->shape.get()))
     Py_RETURN_NONE;
-  Ref policy(PyObject_CallObject(words.policy, nullptr));
-  if (policy.get() != call->policy.get()) return PyErr_Clear(), Ref::of(Py_None).release();
-  uint64_t at[3];
+  Ref policy(PyObject_CallObject(python.policy, nullptr));
+  if (policy.get() != call->policy.get()) return PyErr_Clear(), held(Py_None).release();
   std::vector<uint64_t> addresses(5, 0);
   PyObject *out = nullptr;
   uint64_t all = 0;
@@ -81,7 +80,7 @@ inline PyObject *again(PyObject *capsule, PyObject *const *given, Py_ssize_t cou
     Seen seen;
     if (Py_TYPE(object) != was.kind || !as_before(*call, was, object, seen)) Py_RETURN_NONE;
     if (place == call->written) out = object;
-    all |= addresses[place] = at[place] = seen.at();
+    all |= addresses[place] = seen.at();
     if (!seen.address) Py_RETURN_NONE;
   }
   const Program &program = *call->program;
@@ -91,18 +90,17 @@ inline PyObject *again(PyObject *capsule, PyObject *const *given, Py_ssize_t cou
   if (!out) {
     Seen like;
     like.dtype = call->dtype, like.kind = call->kind, like.index = call->index;
-    void *data = nullptr;
-    if (call->frozen || !program.allocate(made, like) || aoti_torch_get_data_ptr(made.get(), &data)) Py_RETURN_NONE;
-    all |= addresses[call->written] = at[call->written] = reinterpret_cast<uint64_t>(data);
+    all |= addresses[call->written] = call->frozen ? 0 : program.allocate(made, like);
+    if (!addresses[call->written]) Py_RETURN_NONE;
   }
-  const uint64_t begin = at[call->written], end = begin + call->operands[call->written].bytes;
+  const uint64_t begin = addresses[call->written], end = begin + call->operands[call->written].bytes;
   for (int place = 0; place < 3; ++place)
-    if (place != call->written && begin < at[place] + call->operands[place].bytes && at[place] < end)
+    if (place != call->written && begin < addresses[place] + call->operands[place].bytes && addresses[place] < end)
       Py_RETURN_NONE;  // which the usual way says in words
   if (all % kAlignment) Py_RETURN_NONE;
   program.count(0);
   if (!program.run(stream, addresses, call->kind, call->index)) Py_RETURN_NONE;
-  return out ? Ref::of(out).release() : tensor_of(made.get());
+  return out ? held(out).release() : tensor_of(made.get());
 }
 
 // replay(program, direction, options, shape, policy, frozen, kind, (x, w, y)): `again` for calls like this one, where None
@@ -121,8 +119,8 @@ inline PyObject *make_replay(PyObject *, PyObject *given) {
   if (!shared) return nullptr;
   made->program = *shared;
   made->frozen = frozen;
-  made->direction = Ref::of(direction), made->options = Ref::of(options);
-  made->shape = Ref::of(shape), made->policy = Ref::of(policy);
+  made->direction = held(direction), made->options = held(options);
+  made->shape = held(shape), made->policy = held(policy);
   for (int place = 0; place < 3; ++place) {
     PyObject *object = PyTuple_GetItem(operands, place);
     if (object == Py_None) {

@@ -11,23 +11,20 @@ import contextlib
 import contextvars
 import functools
 import itertools
-import json
 import os
 import queue
-import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from ...api.errors import BuildFailed
 from .. import background
 from ..commands.interface import thread
 from ..planning_lock import locked, unlocked
 from ..startup_profile import current_layer, layer, phase
+from .child_process import DeviceChild
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -39,10 +36,6 @@ MOST = 16
 _HOST_BYTES, _DEVICE_BYTES = 1 << 30, 4 << 30
 """Memory of the host that is free, and of a GPU, for each compiler: a driver and its context, of which a GPU holds half
 a gigabyte, and the net comes after them."""
-_FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Of a child's NumPy, which starts as many as there are processors otherwise, and computes nothing."""
-_HEAD = struct.Struct("<QQ")
-"""Bytes of the JSON part of a message, and of the other."""
 
 
 class _Local(threading.local):
@@ -268,57 +261,17 @@ class _Pool:
         return None
 
 
-class _Child:
-    """``python -m convdispatch.device.compiler`` for a device."""
+class _Child(DeviceChild):
+    """Compiles for a device."""
 
     def __init__(self, device: cl.Device) -> None:
-        from ..opencl.platforms import address
-
-        home = str(Path(__file__).parents[3])
-        paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "convdispatch.device.compiler", *address(device).split(":")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **_FEW_THREADS, "PYTHONPATH": os.pathsep.join(paths)},
-        )
+        super().__init__("convdispatch.device.compiler", device)
 
     def compile(self, text: str | bytes, options: Sequence[str], for_cuda: bool = False) -> bytes:
-        """The binary of a text; of a binary nothing, it is loaded there. Raises BuildFailed, and OSError, EOFError or
-        ValueError for a child that is no help."""
+        """The binary of a text; of a binary nothing, it is loaded there. Raises BuildFailed, and as ``ask``."""
         is_text = isinstance(text, str)
         request = {"options": list(options), "for_cuda": for_cuda, "is_text": is_text}
-        send(self._process.stdin, request, text.encode() if is_text else text)  # type: ignore[arg-type,union-attr]
-        said, binary = receive(self._process.stdout)  # type: ignore[arg-type]
+        said, binary = self.ask(request, text.encode() if is_text else text)  # type: ignore[arg-type,union-attr]
         if said.get("failed"):
             raise BuildFailed(said["failed"], said.get("log", ""))
         return binary
-
-    def close(self) -> None:
-        """End it now."""
-        with contextlib.suppress(OSError):
-            self._process.kill()
-            self._process.wait(10)
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
-
-
-def send(stream: IO[bytes], said: dict[str, Any], content: bytes) -> None:
-    """A message: a JSON object and bytes."""
-    head = json.dumps(said).encode()
-    stream.write(_HEAD.pack(len(head), len(content)) + head + content)
-    stream.flush()
-
-
-def receive(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
-    """The next message. Raises EOFError where there is none."""
-    sizes = stream.read(_HEAD.size)
-    if len(sizes) < _HEAD.size:
-        raise EOFError("the other side has ended")
-    head, size = _HEAD.unpack(sizes)
-    said, content = json.loads(stream.read(head)), stream.read(size)
-    if len(content) < size:
-        raise EOFError("the other side has ended")
-    return said, content

@@ -15,6 +15,7 @@ import numpy as np
 from ...device.tracing import operation
 from ...elementwise import apply
 from ...elementwise.interleaving import interleaved
+from ...nn.quantized import quantize_pixels
 from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 
@@ -150,7 +151,11 @@ class _Relayout:
         return replace(operand, value=self._plain[value])
 
     def _reordered(self, value: Value, axes: tuple[int, ...]) -> Value:
-        node = Node(reorder, (), {"x": value.whole, "axes": axes})
+        maker = value.node
+        if maker is not None and maker.name == "quantize" and axes == _ORDER["nhwc"] and maker.kwargs["x"].is_whole:
+            node = Node(quantize_pixels, (), dict(maker.kwargs), sources=maker.sources)  # reads the numbers themselves
+        else:
+            node = Node(reorder, (), {"x": value.whole, "axes": axes})
         made = Value(tuple(value.shape[a] for a in axes), value.dtype, node)
         node.result = made.whole
         self.new.nodes.append(node)

@@ -85,7 +85,7 @@ class Examination:
         self._right(again, integer, "stale", lambda: ("stale", "with other numbers in the memory before: "))
         self._same(first, again, "stale", "when workspace and output held something else before")
         if not self.problem.quantized and self.problem.activation is None:  # which may cut NaN
-            odd = self._data("nonfinite", 3)
+            odd = self._data("nonfinite", 1)
             self._lost(self._once(odd, FINITE), odd)
         moved = self._once(real, NAN, shift=max(128, self.queue.device.mem_base_addr_align // 8))
         self._right(moved, real, "error", lambda: self._diagnose_reuse(real))

@@ -12,7 +12,7 @@ import numpy as np
 from ...api.activations import ACTIVATIONS, parse_activation
 from ...api.problem import ConvProblem
 from .. import reference
-from ..search.trialdata import error_limit, numpy_dtype, operands_of, random_operands
+from ..search.trialdata import error_limit, numpy_dtype, operand_shapes, operands_of, random_operands
 
 __all__ = ["Data", "allowed", "data_for"]
 
@@ -41,12 +41,13 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
     Kept, as every solver is asked the same: the arrays must not be written to.
     """
     problem = problem.replace(constant_weights=False)
+    if kind == "nonfinite":
+        return _nonfinite(problem, data_for(problem, "integer", seed).operands, seed)
     if kind == "real" or problem.quantized:
         operands = random_operands(problem, seed)
+        expected = _compute(problem, operands)
     else:
-        operands = _integers(problem, seed)
-    if kind == "nonfinite":
-        return _nonfinite(problem, operands, seed)
+        operands, expected = _integers(problem, seed)
     # Of large sums a saturated result tells nothing; and of an error beside a sum of zero, most of its own.
     if problem.activation is not None and ACTIVATIONS[parse_activation(problem.activation)[0]].saturates:
         deviation = float(_compute(problem.replace(activation=None), operands).std())
@@ -55,33 +56,37 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
         operands = {
             name: array if name == unscaled else (array * array.dtype.type(scale)) for name, array in operands.items()
         }
-    return Data(kind, operands, _compute(problem, operands))
+        expected = _compute(problem, operands)
+    return Data(kind, operands, expected)
 
 
-def _nonfinite(problem: ConvProblem, operands: dict[str, np.ndarray], seed: int) -> Data:
+def _nonfinite(problem: ConvProblem, operands: Mapping[str, np.ndarray], seed: int) -> Data:
     """Some of the other tensor's elements are zero, as they are."""
     name = "y" if problem.direction == "bwd_data" else "x"
     odd = operands[name].copy()
     places = np.random.default_rng(seed).choice(odd.size, min(3, odd.size), replace=False)
     odd.reshape(-1)[places] = np.array([np.inf, np.nan, -np.inf][: len(places)], odd.dtype)
-    operands = operands | {name: odd}
+    operands = {**operands, name: odd}
     with np.errstate(all="ignore"):
         return Data("nonfinite", operands, _compute(problem, operands))
 
 
-def _integers(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
+def _integers(problem: ConvProblem, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Operands whose sums are exact, with and without the epilogue, and the result."""
     plain = problem.replace(activation=None, bias=False, residual=False, accumulate=False)
     dtype, density = numpy_dtype(problem), 1.0
     random = np.random.default_rng(seed)
-    shapes = {name: array.shape for name, array in random_operands(problem, 0).items()}
+    shapes = operand_shapes(problem)
     while True:
         made = {
             name: (random.integers(-4, 5, shape) * (random.random(shape) < density)).astype(dtype)
             for name, shape in shapes.items()
         }
-        largest = max(np.abs(_compute(problem, made)).max(initial=0), np.abs(_compute(plain, made)).max(initial=0) + 8)
+        expected = _compute(problem, made)
+        bare = expected if plain == problem else _compute(plain, made)
+        largest = max(np.abs(expected).max(initial=0), np.abs(bare).max(initial=0) + 8)
         if largest <= _EXACT[problem.dtype]:
-            return made
+            return made, expected
         density /= 2
 
 

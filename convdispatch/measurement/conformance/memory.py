@@ -67,19 +67,21 @@ class Guarded:
 
         now = np.empty_like(self._before)
         cl.enqueue_copy(queue, now, self._whole)
-        changed = np.flatnonzero(now != self._before) - self.start
-        outside = changed[(changed < 0) | (changed >= self.size)]
-        if outside.size:
+        end = self.start + self.size
+        if any(now[zone].tobytes() != self._before[zone].tobytes() for zone in (slice(self.start), slice(end, None))):
+            changed = np.flatnonzero(now != self._before) - self.start
+            outside = changed[(changed < 0) | (changed >= self.size)]
             first = int(outside[0])
             where = f"{-first} bytes before its start" if first < 0 else f"at byte {first}"
             raise Fault(check, f"{outside.size} bytes written outside the {what} of {self.size} bytes, first {where}")
-        return now[self.start : self.start + self.size]
+        return now[self.start : end]
 
     def unchanged(self, queue: cl.CommandQueue, what: str) -> None:
         """Raise Fault when a byte inside changed."""
         now = self.read(queue, what, "inputs")
-        places = np.flatnonzero(now != self._before[self.start : self.start + self.size])
-        if places.size:
+        then = self._before[self.start : self.start + self.size]
+        if not np.array_equal(now, then):
+            places = np.flatnonzero(now != then)
             raise Fault("inputs", f"{places.size} bytes of its input {what} were changed, first byte {int(places[0])}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
-from ...device import jsontext, plainfile
+from ...device import declared, jsontext, plainfile
 from .levels import VERSION, held
 from .space import covered
 
@@ -133,7 +133,7 @@ class Report:
             raise InvalidArgument(f"no conformance report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
             kept = {name: value for name, value in values.items() if name not in ("verdict", "levels", "coverage")}
-            return cls(**{**kept, "outcomes": [Outcome(**outcome) for outcome in values["outcomes"]]})
+            return declared.made(cls, kept)
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidArgument(f"a damaged conformance report: {error!r}") from error
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...api.problem import ConvProblem
 from .. import quantized, reference
 
-__all__ = ["error_limit", "numpy_dtype", "operands_of", "random_operands"]
+__all__ = ["error_limit", "numpy_dtype", "operand_shapes", "operands_of", "random_operands"]
 
 BLOCK = 4194301
 """A prime, so that what repeats falls on other channels and pixels each time."""
@@ -65,12 +65,16 @@ def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
     """Standard normal arrays for all that a problem reads, by name; ``initial`` is what the output holds before."""
     if problem.quantized:
         return quantized.random_operands(problem, seed)
+    random = np.random.default_rng(seed)
+    return {name: _normal(random, shape, numpy_dtype(problem)) for name, shape in operand_shapes(problem).items()}
+
+
+def operand_shapes(problem: ConvProblem) -> dict[str, tuple[int, ...]]:
+    """Of all that a problem reads, by name, packed forms aside."""
     shapes = {name: getattr(problem, name + "_shape") for name in "xwy" if name != problem.written}
     shapes |= {"bias": (problem.channels_out,)} if problem.bias else {}
     shapes |= {"residual": problem.out_shape} if problem.residual else {}
-    shapes |= {"initial": problem.out_shape} if problem.accumulate else {}
-    random = np.random.default_rng(seed)
-    return {name: _normal(random, shape, numpy_dtype(problem)) for name, shape in shapes.items()}
+    return shapes | ({"initial": problem.out_shape} if problem.accumulate else {})
 
 
 def _normal(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

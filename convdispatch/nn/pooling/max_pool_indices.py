@@ -9,8 +9,7 @@ import numpy as np
 from ...device.tracing import operation
 from ...elementwise import apply
 from ...tensor import Tensor
-from ..convolution import dense
-from .pooling2d import _launches, _windows
+from .pooling2d import pooled, windows_of
 
 __all__ = ["max_pool_with_places"]
 
@@ -33,24 +32,19 @@ def max_pool_with_places(
 
     With ``column_major`` the pixels of a picture are numbered down its columns. Raises InvalidArgument as max_pool.
     """
-    values = _windows(x, "nchw", kernel, stride, padding, dilation, ceil_mode)
+    values = windows_of(x, "nchw", kernel, stride, padding, dilation, ceil_mode)
     mb, channels, h, w = x.shape
-    shape = (mb, channels, values["oh"], values["ow"])
-    y, given = Tensor.empty(shape, x.dtype, x.queue), dense(x)
-    if not y.size:
+    y, notes, _ = pooled("max", x, values, "nchw", gradients=True, notes=True)
+    shape = y.shape
+    if notes is None:
         return y, Tensor.empty(shape, np.int64, x.queue)
-    key = (x.context, "max", x.dtype.name, mb, channels, False, tuple(sorted(values.items())))
-    launches = _launches(*key, given.offset % 16 == 0, True)
-    notes = Tensor.empty(shape, launches.noted, x.queue)
-    start = np.int64(given.offset // x.dtype.itemsize)
-    launches.noting(x.queue, (given.base_data, start, y.base_data, notes.base_data))
     queue = getattr(x.queue, "queue", x.queue)  # a recording's own queue: constants are there before the net runs
 
     def numbers(count: int, *wide: int) -> Tensor:
         return Tensor.from_numpy(np.arange(count, dtype=np.int64).reshape(wide), queue)
 
     operands: dict[str, Any] = {"note": notes, "plane": numbers(mb * channels, mb, channels, 1, 1)}
-    if launches.noted is np.uint8:
+    if notes.dtype == np.uint8:
         k = {name: values[name] for name in ("sh", "sw", "ph", "pw", "dh", "dw", "kw")}
         text = (
             "q = note % 128; r = oy * {sh} - {ph} + q // {kw} * {dh}; c = ox * {sw} - {pw} + q % {kw} * {dw}; ".format(

@@ -51,7 +51,7 @@ def max_pool(
 
     Raises InvalidArgument for padding above half the kernel where it is no pair, or windows that do not fit.
     """
-    return _pool("max", x, _windows(x, layout, kernel, stride, padding, dilation, ceil_mode), layout)
+    return _pool("max", x, windows_of(x, layout, kernel, stride, padding, dilation, ceil_mode), layout)
 
 
 @operation
@@ -67,7 +67,7 @@ def avg_pool(
     layout: str = "nchw",
 ) -> Tensor:
     """The mean of each window, over the padding's zeros too unless ``count_include_pad`` is False; else as max_pool."""
-    windows = _windows(x, layout, kernel, stride, padding, dilation, ceil_mode)
+    windows = windows_of(x, layout, kernel, stride, padding, dilation, ceil_mode)
     return _pool("average", x, {**windows, "count_pad": int(count_include_pad)}, layout)
 
 
@@ -89,7 +89,7 @@ def lp_pool(
     """
     if not p > 0:
         raise InvalidArgument(f"a norm's p must be above 0, got {p}")
-    windows = _windows(x, layout, kernel, stride, padding, dilation, ceil_mode)
+    windows = windows_of(x, layout, kernel, stride, padding, dilation, ceil_mode)
     powers = apply("square(x)" if p == 2 else f"abs(x) ** {float(p)}", x=x)
     sums = _pool("sum", powers, {**windows, "count_pad": 0}, layout)
     return apply("sqrt(s)" if p == 2 else f"s ** {1 / p}", s=sums)
@@ -137,7 +137,7 @@ def _sizes(x: Tensor, layout: str) -> tuple[int, int, int, int]:
     return mb, c, h, w
 
 
-def _windows(
+def windows_of(
     x: Tensor, layout: str, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> dict[str, int]:
     _, _, *sizes = _sizes(x, layout)
@@ -181,25 +181,10 @@ def _adaptive(x: Tensor, size: tuple[int, int], layout: str) -> dict[str, int]:
 
 
 def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
-    mb, channels, *_ = _sizes(x, layout)
-    size = (values["oh"], values["ow"])
-    shape = (mb, channels, *size) if layout == "nchw" else (mb, *size, channels)
-    must_fit(runtime.device_info(x.queue.device), x.dtype.itemsize, {"x": x.shape, "the result": shape})
-    y = Tensor.empty(shape, x.dtype, x.queue)
-    if not y.size:
-        return y
-    given = dense(x)
     tape = current_tape()
     watched = tape is not None and tape.tracks(x)
-    key = (x.context, kind, x.dtype.name, mb, channels, layout == "nhwc", tuple(sorted(values.items())))
-    launches = _launches(*key, given.offset % 16 == 0, watched)
-    start = np.int64(given.offset // x.dtype.itemsize)
-    places = Tensor.empty(shape, launches.noted, x.queue) if watched and kind == "max" else None
-    if places is None or launches.noting is None:
-        launches.forward(x.queue, (given.base_data, start, y.base_data))
-    else:
-        launches.noting(x.queue, (given.base_data, start, y.base_data, places.base_data))
-    if watched:
+    y, places, key = pooled(kind, x, values, layout, gradients=watched, notes=watched and kind == "max")
+    if watched and y.size:
         x_shape, dtype, queue, mark = x.shape, x.dtype, x.queue, x.mark
 
         def backward(dy: Tensor) -> tuple[Tensor]:
@@ -217,6 +202,29 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
 
         tape.record(y, (x,), backward)
     return y
+
+
+def pooled(
+    kind: str, x: Tensor, values: dict[str, int], layout: str, *, gradients: bool, notes: bool
+) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
+    """The pooling itself: y, where its largest values stood as ``notes``, and what its launches are kept by."""
+    mb, channels, *_ = _sizes(x, layout)
+    size = (values["oh"], values["ow"])
+    shape = (mb, channels, *size) if layout == "nchw" else (mb, *size, channels)
+    must_fit(runtime.device_info(x.queue.device), x.dtype.itemsize, {"x": x.shape, "the result": shape})
+    key = (x.context, kind, x.dtype.name, mb, channels, layout == "nhwc", tuple(sorted(values.items())))
+    y = Tensor.empty(shape, x.dtype, x.queue)
+    if not y.size:
+        return y, None, key
+    given = dense(x)
+    launches = _launches(*key, given.offset % 16 == 0, gradients)
+    memory = (given.base_data, np.int64(given.offset // x.dtype.itemsize), y.base_data)
+    if not notes or launches.noting is None:
+        launches.forward(x.queue, memory)
+        return y, None, key
+    places = Tensor.empty(shape, launches.noted, x.queue)
+    launches.noting(x.queue, (*memory, places.base_data))
+    return y, places, key
 
 
 class _Launches(NamedTuple):

@@ -33,7 +33,8 @@ def _pool(call: Call) -> Any:
     if kind == "lp":
         options["p"] = call.get("p", 2)
     narrow = x.dtype.kind in "iu"
-    if narrow:  # eight bits are exact in float32
+    as_they_are = kind == "max" and len(kernel) == 2 and x.dtype.itemsize == 1 and not any(call.node.output[1:])
+    if narrow and not as_they_are:  # eight bits are exact in float32
         if x.dtype.itemsize > 2:
             raise call.refuse(f"pools {x.dtype.name}, which is not here")
         dtype, x = x.dtype, x.astype(np.float32)
@@ -49,7 +50,7 @@ def _pool(call: Call) -> Any:
             column_major=bool(call.get("storage_order", 0)),
         )  # fmt: skip
     y = functional.pool(kind, x, kernel, strides, pads, dilation=dilations, ceil_mode=ceil, **options)
-    return y.astype(dtype) if narrow else y
+    return y.astype(dtype) if narrow and not as_they_are else y
 
 
 @operator(*_WHOLE)

@@ -158,14 +158,9 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
         return "refused", f"policy(solver={policy.solver!r}) does not name it"
     if policy.deterministic and not solver.deterministic:
         return "refused", "policy(deterministic=True), and this solver is not"
-    reason = registry().erratum(solver.name, problem, device)
-    if reason is None and isinstance(solver, Derived):
-        reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
-    if reason:
-        return "refused", reason
-    failed = quarantined(problem, device, solver.name)
-    if failed:  # it may be one that does not come back
-        return "quarantined", failed
+    aside = set_aside_here(solver, problem, device)
+    if aside:
+        return aside
     answers = query(solver, problem, device)
     reason = answers.refused or error_reason(solver, problem, device, policy)
     if reason:
@@ -178,6 +173,17 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
     except Fault:
         pass
     return ("quarantined", answers.fault) if answers.fault else None
+
+
+def set_aside_here(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> tuple[str, str] | None:
+    """Why a solver must not run here, whatever it answers itself: (status, reason), or None."""
+    reason = registry().erratum(solver.name, problem, device)
+    if reason is None and isinstance(solver, Derived):
+        reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
+    if reason:
+        return "refused", reason
+    failed = quarantined(problem, device, solver.name)
+    return ("quarantined", failed) if failed else None  # it may be one that does not come back
 
 
 class _Ranking:

@@ -68,7 +68,7 @@ class Copy:
             text += "".join(f"#define {name}{number} ({v})\n" for name, v in zip("ETSNBP", values, strict=True))
         program = build(context, text + kernel_text("convdispatch.selection.derivation", "rearrange.cl"))
         last = self.axes[-1].extent
-        size = (self.elements // last,) if rows else (last, self.elements // last)
+        size = (self.elements // last if rows else self.elements,)
         starts = [np.int64(part * self.target_part), np.int64(part * self.source_part)]
         return Launch(program, "rearrange", size, None, ["target", "source", *starts], names=("target", "source"))
 

@@ -7,7 +7,10 @@
 
 kernel void rearrange(global WORD *target, global const WORD *source, const long target_part,
                       const long source_part) {
-  long rest = get_global_id(ROWS ? 0 : 1);
+  long rest = get_global_id(0);
+#if !ROWS
+  const int t5 = rest % E5; rest /= E5;
+#endif
   const int t4 = rest % E4; rest /= E4;
   const int t3 = rest % E3; rest /= E3;
   const int t2 = rest % E2; rest /= E2;
@@ -25,7 +28,6 @@ kernel void rearrange(global WORD *target, global const WORD *source, const long
     target[(long)t5 * T5] = here && INSIDE(5, t5) ? nearest : (WORD)0;
   }
 #else
-  const int t5 = get_global_id(0);
   target[(long)t5 * T5] = here && INSIDE(5, t5) ? source[(long)FROM(5, t5) * S5] : (WORD)0;
 #endif
 }

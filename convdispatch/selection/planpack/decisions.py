@@ -1,7 +1,14 @@
-"""Decisions that a plan pack fixes: found before solvers are ranked, noted where a pack is gathered."""
+"""Decisions that a plan pack fixes: found before solvers are ranked, noted where a pack is gathered.
+
+A decision carries a seal over what it follows from. Where that is unbroken the solver offered its configuration under
+the same sources on the same device, and is only asked whether it serves that still, not for all its configurations.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,17 +17,22 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
+from ...device import runtime
 from ...device.cache import artifact_store
+from ...device.programs import template_cache
 from ..choice import lockfile
-from ..choice.ranking import Candidate, contestants, refusal
+from ..choice.ranking import Candidate, contestants, refusal, set_aside_here
 from ..plugins.loader import plugins
 from ..prepared import Prepared
-from ..solver_query import query
+from ..solver_query import query, serves
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["fixed_by_pack", "note"]
+__all__ = ["HOUSES", "fixed_by_pack", "note", "sealed"]
+
+HOUSES = ("api", "device", "selection", "measurement")
+"""Zones of this package whose sources bear on a choice."""
 
 _said: set[str] = set()
 """Packs of which something did not fit as it was used; each is said once."""
@@ -35,11 +47,15 @@ def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, pol
     )
     if found is None or lockfile.in_force(problem) is not None:
         return None
-    (name, config), pack = (found[0]["solver"], found[0]["config"]), found[1]
-    source = found[0].get("source") or f"plan pack {pack}"
+    decision, pack = found
+    name, config = decision["solver"], decision["config"]
+    source = decision.get("source") or f"plan pack {pack}"
     solver = plugins().solvers.get(name) or contestants(problem, info).get(name)
     if solver is None:
         return _misfit(pack, f"it fixes {name} for {problem}, which no plugin provides")
+    seal = decision.get("seal") and _seal(artifact_store.decision_key(problem, policy), decision, device)
+    if seal and seal == decision["seal"] and serves(solver, info) and set_aside_here(solver, problem, info) is None:
+        return Candidate(solver, config, source)
     refused = refusal(solver, problem, info, policy)
     if refused is not None:
         return _misfit(pack, f"it fixes {name} for {problem}, which refuses: {refused[1]}")
@@ -51,11 +67,38 @@ def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, pol
 def note(prepared: Prepared, device: cl.Device, policy: Policy, compiled: int) -> None:
     """Tell those who gather of a plan. ``compiled`` is how many programs were, which a pack should have held."""
     if policy.selection == Policy():
-        decision: Mapping[str, Any] = {"solver": prepared.solver.name, "config": dict(prepared.config)}
-        artifact_store.note("decisions", str(prepared.problem), lambda: decision, device)
+        key, decision = str(prepared.problem), {"solver": prepared.solver.name, "config": dict(prepared.config)}
+        artifact_store.note("decisions", key, lambda: sealed(key, decision, device), device)
     if compiled and prepared.source.startswith("plan pack "):
         why = f"the kernels of {prepared.solver.name} for {prepared.problem} read otherwise than when it was made"
         _misfit(prepared.source.removeprefix("plan pack "), why)
+
+
+def sealed(key: str, decision: Mapping[str, Any], device: cl.Device) -> dict[str, Any]:
+    """A decision that was made under ``key`` on a device, with its seal; an empty one where JSON does not hold it."""
+    return {**decision, "seal": _seal(key, decision, device)}
+
+
+def _seal(key: str, decision: Mapping[str, Any], device: cl.Device) -> str:
+    try:
+        said = json.dumps([key, decision["solver"], decision["config"]], sort_keys=True)
+    except (TypeError, ValueError):
+        return ""
+    sources = _sources(plugins().provider(decision["solver"]), device)
+    return artifact_store.key_of(said, sources) if sources else ""
+
+
+@functools.lru_cache(maxsize=64)
+def _sources(plugin: str, device: cl.Device) -> str:
+    """The device, and the sources that decide what a plugin's solvers offer; empty where there are none to be read."""
+    loaded = plugins()
+    home, here = getattr(loaded.manager.get_plugin(plugin), "__name__", ""), __name__.partition(".")[0]
+    if not home:
+        return ""
+    stamps = [template_cache.stamp(each) for each in (home, *(f"{here}.{zone}" for zone in HOUSES))]
+    fields = dataclasses.asdict(runtime.device_info(device))
+    known = [{**fields, "extensions": sorted(fields["extensions"])}, artifact_store.identity(device)]
+    return artifact_store.key_of(json.dumps(known, sort_keys=True), loaded.fingerprints.get(plugin, ""), *stamps)
 
 
 def _misfit(pack: str, why: str) -> None:

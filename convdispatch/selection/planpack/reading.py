@@ -111,7 +111,8 @@ class PackFile:
             if not isinstance(decision.get("solver"), str):
                 raise _Wrong(f"the decision for {text[:200]} names no solver")
             config = _mapping(decision.get("config"), f"the configuration for {text[:200]}")
-            self.decisions[str(ConvProblem.parse(text))] = {"solver": decision["solver"], "config": config}
+            found = {"solver": decision["solver"], "config": config, "seal": str(decision.get("seal", ""))}
+            self.decisions[str(ConvProblem.parse(text))] = found
         self.forms = {}
         for key, form in _mapping(manifest.get("forms"), "forms").items():
             form = _mapping(form, "a form")

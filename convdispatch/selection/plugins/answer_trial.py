@@ -2,11 +2,14 @@
 the child with it.
 
 A plugin that neither came with this package nor was verified on this machine is tried at the first problem that it is
-asked about; how that ended is kept by its version and text. ``find --isolate`` tries it at each problem.
+asked about; how that ended is kept by its version and text. ``find --isolate`` tries it at each problem. What it is
+asked here afterwards it answers in a thread of its own (``watched``): where it hangs, the thread alone is lost.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import json
 import os
 import queue
@@ -15,18 +18,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection
+import typing
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...api.device import DeviceInfo
 from ...api.policy import current_policy
 from ...api.problem import ConvProblem
-from . import verdicts
+from ...device.planning_lock import unlocked
+from . import forks, verdicts
 from .loader import plugins
 
-__all__ = ["MARK", "fault", "trial"]
+__all__ = ["MARK", "Hang", "fault", "note_hang", "told", "trial", "watched"]
+
+T = TypeVar("T")
 
 LIMIT_S: float | None = 2.0
 """Seconds in which a solver answers a question, or is at work on it; None tries nobody."""
@@ -41,6 +48,17 @@ MARK = "\x02"
 _CHILD = "from convdispatch.selection.answer_child import serve; serve()"
 """The other end; it imports what asks solvers, which imports this module."""
 _lock = threading.Lock()
+_listeners: list[Callable[[str], None]] = []
+
+
+@contextlib.contextmanager
+def told(listener: Callable[[str], None]) -> Iterator[None]:
+    """Inside the block ``listener`` is told, in words, when a child is asked, which may take a minute, and when not."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -59,8 +77,61 @@ def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
     return known.get(solver)
 
 
+class Hang(Exception):
+    """A solver does not answer; the thread that asked it is left behind."""
+
+
+def watched(solver: str, work: Callable[[], T]) -> T:
+    """What ``work``, a solver's answer, comes to. Raises Hang where that of an unproven one neither ends nor works."""
+    if LIMIT_S is None or plugins().proven(solver):
+        return work()
+    ended: queue.Queue[tuple[T | None, BaseException | None, int]] = queue.Queue()
+    process = os.getpid()
+
+    def run() -> None:
+        answer, raised = None, None
+        try:
+            answer = work()
+        except BaseException as error:
+            raised = error
+        forks.end_fork(process)
+        ended.put((answer, raised, forks.count()))
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name=f"asks {solver}", daemon=True)
+    thread.start()
+    try:
+        with unlocked():
+            answer, raised, forked = _next(ended, process, LIMIT_S, str(thread.native_id))
+    except TimeoutError as error:
+        raise Hang(str(error)) from None
+    forks.note(forked)
+    if raised is not None:
+        raise raised
+    return typing.cast(T, answer)
+
+
+def note_hang(solver: str, what: str) -> None:
+    """Keep how a solver's answer ended here, for the processes that come."""
+    plugin, version = plugins().provider(solver), plugins().fingerprint(solver)
+    with _lock:
+        verdicts.note_answers(plugin, version, {**(verdicts.answers(plugin, version) or {}), solver: what})
+
+
 def trial(plugin: str, problem: ConvProblem, device: DeviceInfo) -> dict[str, str]:
     """By solver, how asking it about a problem ended a child; empty where all answer, in whatever words."""
+    _tell(f"asking the plugin {plugin}, which was not verified here, in a child process: {problem}")
+    try:
+        return _ended_by(plugin, problem, device)
+    finally:
+        _tell(str(problem))
+
+
+def _tell(words: str) -> None:
+    for listener in list(_listeners):
+        listener(words)
+
+
+def _ended_by(plugin: str, problem: ConvProblem, device: DeviceInfo) -> dict[str, str]:
     found: dict[str, str] = {}
     for _ in range(MOST):
         at, how = _try(plugin, problem, device, found)
@@ -114,26 +185,27 @@ def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collect
         child.stdin.close()  # type: ignore[union-attr]
 
 
-def _next(said: queue.Queue[str | None], process: int, limit_s: float) -> str | None:
-    """What the child says next, None when it has ended. Raises TimeoutError where it neither speaks nor works."""
+def _next(said: queue.Queue[T], process: int, limit_s: float, thread: str = "*") -> T:
+    """What a process, or one of its threads, says next. Raises TimeoutError where it neither speaks nor works."""
     began = last = time.monotonic()
-    spent = _work(process)
+    spent = _work(process, thread)
     while True:
         try:
             return said.get(timeout=min(0.1, limit_s))
         except queue.Empty:
-            now, done = time.monotonic(), _work(process)
+            now, done = time.monotonic(), _work(process, thread)
         if done is not None and done != spent and now - began < max(BUSY_S, limit_s):
             spent, last = done, now
         elif now - last > limit_s:
             raise TimeoutError(f"hangs: no answer within {now - began:.0f} s")
 
 
-def _work(process: int) -> Any:
-    """What changes while a process is at work, where that can be known: its threads' time, or that they wait for a
-    processor or a disk."""
+def _work(process: int, thread: str) -> Any:
+    """What changes while threads are at work, where that can be known: their time, or that they wait for a processor or
+    a disk."""
+    tasks = Path(f"/proc/{process}/task")
     try:
-        stats = [stat.read_text().rpartition(")")[2].split() for stat in Path(f"/proc/{process}/task").glob("*/stat")]
+        stats = [stat.read_text().rpartition(")")[2].split() for stat in tasks.glob(f"{thread}/stat")]
     except OSError:
         return None
     if any(words[0] in "RD" for words in stats):
@@ -147,8 +219,9 @@ def _ended(child: subprocess.Popen[str]) -> str:
 
 
 def _listen(stream: Any, said: queue.Queue[str | None]) -> None:
-    for line in stream:
-        _, mark, word = line.partition(MARK)
-        if mark:
-            said.put(word.strip())
+    with stream:
+        for line in stream:
+            _, mark, word = line.partition(MARK)
+            if mark:
+                said.put(word.strip())
     said.put(None)

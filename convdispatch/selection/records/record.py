@@ -187,12 +187,16 @@ class Record:
         times = (self.median_ms, *self.ci_ms, self.p20_ms, self.p80_ms)
         if len(times) != 5 or not all(_number(t) and t > 0 for t in times):
             raise Damaged(f"times must be positive numbers of milliseconds, got {_short(times)}")
+        if self.ci_ms[0] > self.ci_ms[1]:
+            raise Damaged(f"an interval's lower end comes first, got {_short(self.ci_ms)}")
         if not all(_word(text) and text for text in (self.problem, self.device, self.solver)):
             raise Damaged("problem, device and solver must be texts")
         if not is_device_key(self.device):
             raise Damaged(f"a device's key is of small letters, digits and hyphens, got {_short(self.device)}")
         if not isinstance(self.config, Mapping) or not _whole(self.count) or self.count < 1:
             raise Damaged(f"config must be a mapping and count at least 1, got {_short((self.config, self.count))}")
+        if not _finite(self.config):
+            raise Damaged(f"config's numbers must be finite, got {_short(self.config)}")
         then = self.provenance
         texts = (self.device_name, self.conditions, self.created, self.version, self.worker)
         texts += (self.contest, self.doubt, self.inconclusive)
@@ -223,6 +227,15 @@ def is_device_key(text: str) -> bool:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _finite(value: Any) -> bool:
+    """Whether every number of a JSON value is finite: the others cannot be stored again."""
+    if isinstance(value, Mapping):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _whole(value: Any) -> bool:

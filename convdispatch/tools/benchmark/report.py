@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import jsontext, plainfile
+from ...device import declared, jsontext, plainfile
 
 __all__ = [
     "EVIDENCE",
@@ -171,14 +171,9 @@ class Measured:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Measured:
-        """What ``asdict`` wrote."""
-        nested = {
-            "chosen": Choice(**values["chosen"]) if values.get("chosen") else None,
-            "best": Choice(**values["best"]) if values.get("best") else None,
-            "rows": [Row(**{_RENAMED.get(name, name): value for name, value in row.items()}) for row in values["rows"]],
-            "peers": [PeerTime(**time) for time in values["peers"]],
-        }
-        return cls(**{**values, **nested})
+        """What ``asdict`` wrote. Raises TypeError for anything else."""
+        rows = [{_RENAMED.get(name, name): value for name, value in row.items()} for row in values["rows"]]
+        return declared.made(cls, {**values, "rows": rows})
 
 
 @dataclass(frozen=True)
@@ -221,9 +216,9 @@ class Report:
         if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
             raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
-            layers = [Layer(**layer) for layer in values["layers"]]
             measured = {text: Measured.from_json(found) for text, found in values["measured"].items()}
-            return cls(**{**values, "layers": layers, "measured": measured})
+            report = declared.made(cls, {**values, "measured": {}})
+            return replace(report, measured=measured)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error
 

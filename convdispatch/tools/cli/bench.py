@@ -14,6 +14,7 @@ from ..model_file import is_model
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import CONFIGURE, DEVICE, JOBS, configure, processes, read_entries, stderr, stdout
+from .output import shown
 
 __all__ = ["bench"]
 
@@ -110,7 +111,9 @@ def bench(
     from ..benchmark.report import load, load_all
 
     if compare is not None:
-        _compare(*map(load, compare), html_path)
+        old, new = map(load, compare)
+        with shown(" or ".join(map(str, compare))):
+            _compare(old, new, html_path)
         return
     options = {
         "against": [peer.strip() for peer in against.split(",") if peer.strip()],
@@ -148,13 +151,14 @@ def bench(
             keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
         )
         reports = [report]
-    _write(reports, json_path, csv_path, html_path)
-    if trace_path is not None:
-        from ..benchmark.pages.timeline import write_trace
+    if trace_path is not None and len(reports) > 1:
+        raise click.UsageError("--trace draws one kind of device, and the file holds several")
+    with shown(render):
+        _write(reports, json_path, csv_path, html_path)
+        if trace_path is not None:
+            from ..benchmark.pages.timeline import write_trace
 
-        if len(reports) > 1:
-            raise click.UsageError("--trace draws one kind of device, and the file holds several")
-        write_trace(reports[0], trace_path)
+            write_trace(reports[0], trace_path)
 
 
 def _write(reports: list[Any], json_path: Path | None, csv_path: Path | None, html_path: Path | None) -> None:

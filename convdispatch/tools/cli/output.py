@@ -14,7 +14,9 @@ from typing import Any, TextIO
 
 import click
 
-__all__ = ["echo", "give_up", "ours", "reserved", "reserving"]
+from ...api.errors import ConvDispatchError, InvalidArgument
+
+__all__ = ["echo", "give_up", "ours", "reserved", "reserving", "shown"]
 
 _streams: list[TextIO] = []
 
@@ -54,6 +56,18 @@ def give_up() -> None:
         sys.stdout.flush()
         sys.stdout = sys.stderr
         os.dup2(2, 1)
+
+
+@contextlib.contextmanager
+def shown(file: Any) -> Iterator[None]:
+    """Inside the block what stands in ``file``, a report from anywhere, is shown: what cannot be is an InvalidArgument.
+    None is a report of this process."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if file is None or isinstance(error, ConvDispatchError):
+            raise
+        raise InvalidArgument(f"{file} cannot be shown, it is damaged: {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager

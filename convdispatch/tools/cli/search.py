@@ -137,7 +137,7 @@ def _search(
     from ...measurement.find import find as measure
     from ...measurement.find import why_find
     from ...measurement.search.precompile import precompile, precompile_s
-    from ...selection.plugins import verdicts
+    from ...selection.plugins import answer_trial, verdicts
 
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
@@ -146,10 +146,13 @@ def _search(
     if again:
         for problem in problems:
             verdicts.lift(problem)
-    new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
-    known = len(problems) - len(new)
-    with progress(None if quiet else console, "find", len(new), limits["budget_ms"] / 1e3) as step:
+    budget_s, known = limits["budget_ms"] / 1e3, 0
+    shown = progress(None if quiet else console, "find", len(problems), budget_s)
+    with shown as step, answer_trial.told(lambda words: step(words, 0)):
         try:
+            new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
+            known = len(problems) - len(new)
+            step.resize(len(new))
             if new and not rates(info).measured and not switched_off() and info.vendor != "oclgrind":  # a simulator's
                 step("calibrating", 0)
                 _calibrate(chosen)

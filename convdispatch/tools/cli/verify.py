@@ -17,7 +17,7 @@ from ...measurement.conformance.space import describe
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import DEVICE, stderr, stdout
-from .output import echo
+from .output import echo, shown
 
 __all__ = ["verify"]
 
@@ -94,14 +94,16 @@ def verify(
         sys.exit(0 if all(passed) else 1)
     rendered = [] if render is None else load_all(render)
     if len(rendered) > 1:
-        _present(rendered, json_path, html_path)
+        with shown(render):
+            _present(rendered, json_path, html_path)
         sys.exit(0 if all(report.passed for report in rendered) else 1)
     for plugin in plugins if render is None else ("",):
         report = _run(plugin, level, **options) if render is None else rendered[0]
-        _show(report)
-        for path, write in ((json_path, report.write), (html_path, lambda to, report=report: _page(report, to))):
-            if path is not None:
-                write(path if len(plugins) < 2 else path.with_stem(f"{path.stem}-{plugin}"))
+        with shown(render):
+            _show(report)
+            for path, write in ((json_path, report.write), (html_path, lambda to, report=report: _page(report, to))):
+                if path is not None:
+                    write(path if len(plugins) < 2 else path.with_stem(f"{path.stem}-{plugin}"))
         verdicts.append(report.verdict())
         if render is None and report.verdict() == "passed" and not report.selected and not report.unasked:
             _trust(plugin)

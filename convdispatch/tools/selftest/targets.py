@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
+
+from ...api.cpu import flags
 
 __all__ = ["TARGETS", "VARIABLE", "compiling_for", "runnable"]
 
@@ -16,12 +17,7 @@ TARGETS = {"corei7": "sse4_2", "corei7-avx": "avx", "core-avx2": "avx2", "skx": 
 
 def runnable() -> list[str]:
     """Those that this machine can run; none where that cannot be told."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    return [name for name, needs in TARGETS.items() if needs in flags]
+    return [name for name, needs in TARGETS.items() if needs in flags()]
 
 
 @contextlib.contextmanager

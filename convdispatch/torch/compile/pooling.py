@@ -14,13 +14,14 @@ import torch
 from torch import fx, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from ...calls.framework.fallback import Fallback
 from ...device.programs.kernels import Programs
 from ...selection import dispatch
 from ..dispatch.routing import routed, settings_in_force
 from ..eager.planning import FallbackCall
 from ..eager.recorded_launches import launched
 from ..epilogue_chains import has_hooks
-from ..geometry import DTYPES, Fallback
+from ..geometry import DTYPES
 
 __all__ = ["MaxPool2d", "max_pool2d", "place"]
 
@@ -38,7 +39,7 @@ _C: Any = torch._C
 
 
 class _Call:
-    """Max pooling of CUDA tensors like ``x``; raises Left where that is PyTorch's."""
+    """Max pooling of CUDA tensors like ``x``; raises Fallback where that is PyTorch's."""
 
     def __init__(self, x: torch.Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> None:
         if x.layout is not torch.strided or x.ndim != 4 or x.dtype is torch.float64 or x.dtype not in DTYPES:

@@ -1,8 +1,8 @@
 """``aten::convolution`` and its backward on these engines; calls are kept by all that decides them.
 
 ``forward`` and ``backward`` take the operators' own arguments and answer as PyTorch would: dtype, device and memory
-format. They raise Left, with the reason, where the call is PyTorch's own kernel's. A call that was made before costs a
-look-up; ``making`` sees the others.
+format. They raise Fallback, with the reason, where the call is PyTorch's own kernel's. A call that was made before
+costs a look-up; ``eager.planning`` plans the others.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import torch
 
 from ...api.errors import ConvDispatchError
 from ...api.policy import current_policy
+from ...calls.framework import autotune
+from ...calls.framework.fallback import Fallback
 from ...device.programs.kernels import Programs
 from ...selection import dispatch
+from .. import ranks
 from ..eager.bias_gradient import bias_gradient, make_ready
-from ..eager.planning import PLAIN, CallRequest, planned_call
-from ..geometry import Fallback, Geometry
+from ..eager.planning import PLAIN, CallRequest, FallbackCall, planned_call
+from ..geometry import Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
 from ..tiers import Pending
 from ..weights import promise
-from . import autotune, native
+from . import native
 
 __all__ = ["backward", "forward", "fused", "cached_call", "key_of", "watch", "watched"]
 
@@ -58,7 +61,7 @@ def forward(
     groups: int,
     settings: Settings = DEFAULT,
 ) -> torch.Tensor:
-    """``aten::convolution``. Raises Left, InvalidArgument, InvalidProblem."""
+    """``aten::convolution``. Raises Fallback, InvalidArgument, InvalidProblem."""
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
     if transposed and any(output_padding):
         rows = Geometry.of(*geometry).rows(x.ndim - 2)
@@ -144,6 +147,9 @@ def backward(
     if output_mask[1]:
         weights = cached_call("weights", geometry, x, w, grad, None, False, settings)
         parts.append(("weights", weights, 1))
+    for part, call, _ in parts:
+        if isinstance(call, Pending | FallbackCall):  # before the other part runs in vain
+            call(x, w, grad, None, constant if part == "data" else None)
     if data is not None:
         data = data(grad, w, None, None, constant) if transposed else data(None, w, grad, None, constant)
     if weights is not None:
@@ -236,7 +242,7 @@ def cached_call(
         _calls.put(key_of(part, geometry, x, w, grad, bias, constant, settings, after), call)
         _store_last(part, w, facts, call)
     if benchmark() and call.prepared is not None:
-        autotune.consider(call.problem, call.device, chosen, call.prepared)
+        autotune.consider(call.problem, call.device, chosen, call.prepared, ranks.many)
     return call
 
 

@@ -23,7 +23,7 @@ from ..eager.bias_gradient import kernels_of
 from ..eager.cuda_stream import StreamCall
 from ..weights import still
 
-__all__ = ["decline", "forget", "install", "learn", "pause", "runs", "uninstall"]
+__all__ = ["decline", "forget", "install", "learn", "leave", "pause", "runs", "uninstall"]
 
 _X, _W, _GRAD, _BIAS, _OUT, _NONE = range(6)
 """Where an operand of a plan comes from."""
@@ -73,11 +73,11 @@ def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any])
     if found is None:
         return False
     switches = (
+        *(_C._is_tracing, torch.is_inference_mode_enabled, torch.is_grad_enabled),
         *(_C._get_cudnn_allow_tf32, _C._get_deterministic_algorithms),
         *(_C._get_cudnn_deterministic, _C._get_cudnn_benchmark),
     )
-    state = (_C._is_tracing, torch.is_inference_mode_enabled, torch.is_grad_enabled)
-    found.ask(DEFAULT, *state, switches, forward, backward, Raised)
+    found.ask(DEFAULT, switches, forward, backward, Raised)
     try:
         found.install(key)
     except RuntimeError as error:  # of an interface that is not what it was
@@ -118,6 +118,12 @@ def decline() -> None:
     """The call under way stays Python's."""
     if _launcher is not None:
         _launcher.offer(*_PYTHONS)
+
+
+def leave(again: Callable[[], bool]) -> None:
+    """The call under way is PyTorch's own kernel's, and so are those like it for which ``again()`` says so."""
+    if _launcher is not None:
+        _launcher.offer([], again, 0, False)
 
 
 def learn(

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from ...api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPolicy, InvalidProblem
+from ...calls.framework.enabled import Enabled
+from ...calls.framework.fallback import Fallback
 from ...device import runtime
 from .. import counting, ranks
-from ..geometry import Fallback
+from ..captures import watch_captures
 from ..settings import DEFAULT, Settings, checked
-from ..tiers import Compiling, watch_captures
-from . import autotune, engine, native
+from ..tiers import Compiling
+from . import engine, native
 
 __all__ = ["TRACED", "Enabled", "disable", "enable", "original", "routed", "settings_in_force"]
 
@@ -34,19 +36,6 @@ _library: Any = None
 _in_force: Settings | None = None
 
 
-class Enabled:
-    """What ``enable`` answers: in force already; as a context manager, until the block ends."""
-
-    def __init__(self, before: Settings | None) -> None:
-        self._before = before
-
-    def __enter__(self) -> Enabled:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        _set(self._before)
-
-
 def enable(*, math: str | None = None, solver: str | None = None, min_flops: float | None = None) -> Enabled:
     """Compute this process's convolutions here, forward and backward, on CPUs and CUDA devices.
 
@@ -60,9 +49,8 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
     settings, before = checked(math, solver, min_flops), _in_force
     ranks.meet()
     watch_captures()
-    autotune.watch_captures()
     _set(settings)
-    return Enabled(before)
+    return Enabled(lambda: _set(before))
 
 
 def disable() -> None:
@@ -183,6 +171,8 @@ def _declined(error: Exception, operator: str, theirs: Callable[[], Any]) -> Any
         return result
     if isinstance(error, Frozen | InvalidPolicy) or not isinstance(error, Fallback | ConvDispatchError):
         raise error
+    if isinstance(error, Fallback) and error.again is not None:
+        native.leave(functools.partial(error.again, operator))
     if isinstance(error, Compiling):
         counting.compiling()
     else:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ...api.errors import ConvDispatchError, Frozen
+from ...calls.framework.fallback import Fallback
 from ...device.programs.kernels import Programs
 from ...selection import dispatch
 from .. import ranks
-from ..geometry import DTYPES, FORMATS, Fallback
+from ..geometry import DTYPES, FORMATS
 from .recorded_launches import Launched, launched
 
 __all__ = ["bias_gradient", "kernels_of", "make_ready"]

@@ -6,7 +6,6 @@ Workspaces come from PyTorch's caching allocator, so a CUDA graph takes them int
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -14,29 +13,25 @@ import torch
 from ...api.errors import NoDevice
 from ...api.problem import ConvProblem
 from ...calls.arrays.known_libraries import library_of
-from ...calls.cuda_call import rehearse
-from ...device import runtime
+from ...calls.cuda_call import ALIGNMENT, launched, rehearse
+from ...calls.framework.fallback import Fallback
+from ...calls.framework.problem import FrameworkProblem
 from ...device.cuda.ptx import Unlaunchable
 from ...device.cuda.stream import BLOCKED, CudaMemory
-from ...device.cuda_driver import NO_CONTEXT, CudaError
-from ...device.memory.allocator import out_of_memory
 from ...device.programs.ptx_program import for_streams
 from ...measurement import first_sight
 from ...selection import dispatch
 from ...selection.prepared import Constant
 from ..counting import solved
-from ..geometry import Fallback
 
 __all__ = ["CAPTURED", "StreamCall", "device", "stream_of"]
 
-_ALIGNMENT = 16
-"""Bytes that kernels load and copy at once, at most."""
 _numbers = itertools.count()
 CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
 
 
 def stream_of(tensor: torch.Tensor) -> Any:
-    """PyTorch's current stream of a CUDA tensor's device. Raises Left."""
+    """PyTorch's current stream of a CUDA tensor's device. Raises Fallback."""
     library: Any = library_of(torch.Tensor)
     try:
         return library.stream(tensor, tensor.get_device())
@@ -45,27 +40,20 @@ def stream_of(tensor: torch.Tensor) -> Any:
 
 
 def device(tensor: torch.Tensor) -> Any:
-    """The OpenCL device on which a CUDA tensor lies. Raises Left."""
+    """The OpenCL device on which a CUDA tensor lies. Raises Fallback."""
     return stream_of(tensor).device
 
 
-class StreamCall:
+class StreamCall(FrameworkProblem):
     """As ``HostCall``, on the current stream of the tensors' device; returns at once."""
 
     def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> None:
-        self.problem, self.shape, self.form = problem, shape, form
+        stream = stream_of(like)
+        super().__init__(problem, stream.device)
+        self.shape, self.form = shape, form
         self.dtype, self.where, self.number = like.dtype, like.device, like.get_device()
         self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
         self.library: Any = library_of(torch.Tensor)
-        stream = stream_of(like)
-        self.device = stream.device
-        unsupported = runtime.device_info(self.device).supports(problem.dtype)
-        if unsupported:
-            raise Fallback(unsupported)
-        self.written = "xwy".index(problem.written)
-        self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
-        self.read = [place for place in range(3) if place != self.written]
-        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.prepared: Any = None
         self.launches: Any = None
         """The plan's, where launches are all it gives."""
@@ -85,11 +73,6 @@ class StreamCall:
                 self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
                 raise Fallback(f"{self.prepared.solver.name} cannot run on a CUDA stream: {error}") from None
-
-    @property
-    def solver(self) -> str:
-        """What runs."""
-        return "none: nothing to compute" if self.prepared is None else self.prepared.solver.name
 
     def __call__(
         self,
@@ -135,18 +118,14 @@ class StreamCall:
             if not residual.is_contiguous(memory_format=form):
                 return False
             added = residual.data_ptr()
-        if (addresses[0] | addresses[1] | addresses[2] | beside | added) % _ALIGNMENT:
+        if (addresses[0] | addresses[1] | addresses[2] | beside | added) % ALIGNMENT:
             return False
         stream = self.library.stream(given[self.written], self.number)
         if not self.library.is_current(stream):
             return False
         stream.place.recent.append(self.name)
         addresses += (beside, added)
-        try:
-            self.launches.give(stream, addresses)
-        except CudaError as error:
-            if not (out_of_memory(error) or error.status == NO_CONTEXT):
-                raise
+        if not launched(self.launches, stream, addresses):
             return False
         if BLOCKED:
             stream.check()
@@ -188,13 +167,9 @@ class StreamCall:
                 memory = CudaMemory(addresses[1], self.sizes[1], given[1])
                 packed, _ = constant.packed(prepared, stream, memory)  # type: ignore[arg-type]
                 addresses[1] = constant.addresses[self.key] = packed.address  # type: ignore[attr-defined]
-            try:
-                beside = [0 if each is None else each.data_ptr() for each in (bias, residual)]
-                self.launches.give(stream, [*addresses, *beside])
+            beside = [0 if each is None else each.data_ptr() for each in (bias, residual)]
+            if launched(self.launches, stream, [*addresses, *beside]):
                 return
-            except CudaError as error:
-                if not out_of_memory(error):
-                    raise
         operands = [CudaMemory(t.data_ptr(), size, t) for t, size in zip(given, self.sizes, strict=True)]
         extra = [None if t is None else CudaMemory(t.data_ptr(), t.nbytes, t) for t in (bias, residual)]
         dispatch.run(self.problem, prepared, stream, *operands, *extra, None, constant)  # type: ignore[arg-type]
@@ -202,6 +177,6 @@ class StreamCall:
     def _ready(self, tensor: Any, form: Any) -> Any:
         if not tensor.is_contiguous(memory_format=form):
             tensor = tensor.contiguous(memory_format=form)
-        if tensor.data_ptr() % _ALIGNMENT:
+        if tensor.data_ptr() % ALIGNMENT:
             tensor = tensor.clone(memory_format=torch.preserve_format)
         return tensor

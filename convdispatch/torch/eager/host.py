@@ -2,75 +2,40 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...api.errors import NoDevice
 from ...api.problem import ConvProblem
-from ...calls.bound_call import PLACES, Call
-from ...calls.fast_path import host_fast_path, host_queue
+from ...calls.bound_call import Call
+from ...calls.fast_path import host_fast_path
+from ...calls.framework.host import HostProblem, cpu_device
 from ...device import runtime
 from ...device.commands import host_memory
-from ...device.commands.host_memory import HostMemory, HostQueue
+from ...device.commands.host_memory import HostMemory
 from ...measurement import first_sight
-from ...selection import dispatch
 from ...selection.prepared import Constant
-from ...selection.single_thread import prefers_one_thread
 from ..cores import share_cores
 from ..counting import solved
-from ..geometry import Fallback
 
-__all__ = ["HostCall", "device"]
+__all__ = ["HostCall"]
 
 _POOLED = 1 << 16
 
 
-@functools.lru_cache(maxsize=1)
-def device() -> Any:
-    """The OpenCL device that is the CPU: the default one if it is a CPU, else one that shares memory with the host.
-
-    Raises Left, with what to install.
-    """
-    try:
-        chosen = runtime.default_device()
-        found = [chosen] if runtime.device_info(chosen).type == "cpu" else []
-        others = [d for d in runtime.devices() if runtime.device_info(d).type == "cpu"]
-        others = [d for d in others if runtime.device_info(d).vendor != "oclgrind"]
-        for each in [*found, *sorted(others, key=lambda d: not host_memory.has_system_svm(d))]:
-            if runtime.probe(each) is None:
-                return each
-    except NoDevice as error:
-        raise Fallback(f"no OpenCL device: {str(error).splitlines()[0]}") from None
-    raise Fallback("no OpenCL device is the CPU: pip install 'convdispatch[cpu]'")
-
-
-class HostCall:
+class HostCall(HostProblem):
     """``call(x, w, y, bias, constant)`` computes what ``problem`` writes; the tensor in its place is ignored.
 
     ``shape`` is the result's as PyTorch counts, ``form`` the memory format of all tensors.
     """
 
     def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> None:
-        self.problem, self.shape, self.form, self.dtype = problem, shape, form, dtype
-        self.device = device()
+        self.shape, self.form, self.dtype = shape, form, dtype
+        where = cpu_device()
         share_cores()
-        unsupported = runtime.device_info(self.device).supports(problem.dtype)
-        if unsupported:
-            raise Fallback(unsupported)
-        self.places = PLACES[problem.direction]
-        self.written = self.places[2]
-        self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
-        self.read = self.places[:2]
-        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
-        self.shared = host_memory.has_system_svm(self.device)
-        first_sight.seen(self.device)
-        self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(self.device))
-        alone = self.shared and self.prepared is not None and prefers_one_thread(self.prepared)
-        self._queue = host_queue(self.device, alone)
+        first_sight.seen(where)
+        super().__init__(problem, where)
         size = self.sizes[self.written]
         self._pool = host_memory.pool_of(self.device) if self.shared and size >= _POOLED else None
         # None where memory is from the pool, in another order, or of a dtype that NumPy has not.
@@ -98,11 +63,6 @@ class HostCall:
             return made, made.data_ptr()
 
         return host_fast_path(self, address, address, make, of_bias)
-
-    @property
-    def solver(self) -> str:
-        """What runs."""
-        return "none: nothing to compute" if self.prepared is None else self.prepared.solver.name
 
     def result(self) -> torch.Tensor:
         """A new tensor for the result; its memory is used again once nothing holds it."""
@@ -153,21 +113,13 @@ class HostCall:
         return out
 
     def _run(self, given: list[Any], bias: Any, residual: Any, constant: Constant | None) -> None:
-        commands = HostQueue(self._queue())
         at = HostMemory.at
         memory = [at(tensor.data_ptr(), size, tensor) for tensor, size in zip(given, self.sizes, strict=True)]
         if bias is not None:
             bias = at(bias.data_ptr(), bias.nbytes, bias)
         if residual is not None:
             residual = at(residual.data_ptr(), self.sizes[2], residual)
-        prepared: Any = self.prepared
-        try:
-            commands.finish(
-                dispatch.run(self.problem, prepared, commands, *memory, bias, residual, None, constant)  # type: ignore[arg-type]
-            )
-        except BaseException:
-            commands.queue.finish()  # no command may use the tensors' memory any longer
-            raise
+        self._compute(self._queue(), memory, bias, residual, None, constant)
 
     def _run_by_views(self, given: list[Any], bias: Any, residual: Any) -> None:
         """As NumPy's arrays, for a device that takes no pointers of the host's."""

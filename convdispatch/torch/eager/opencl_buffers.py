@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from ...api.problem import ConvProblem
 from ...calls.bound_call import Call
-from ...device import runtime
+from ...calls.framework.problem import FrameworkProblem
 from ...selection.prepared import Constant
 from ..counting import solved
-from ..geometry import Fallback
 from .opencl_tensors import empty_strided, queue, seen
 
 __all__ = ["BufferCall"]
 
 
-class BufferCall:
+class BufferCall(FrameworkProblem):
     """As ``HostCall``, on the queue of the device "opencl"; returns at once."""
 
     def __init__(self, problem: ConvProblem, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.problem = problem.replace(constant_weights=False)
+        super().__init__(problem.replace(constant_weights=False), queue().device)
         self.shape, self.dtype = shape, dtype
         self.stride = torch.empty(shape, device="meta").stride()
-        self.device = queue().device
-        unsupported = runtime.device_info(self.device).supports(problem.dtype)
-        if unsupported:
-            raise Fallback(unsupported)
-        self.written = "xwy".index(problem.written)
-        self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self._call: Any = None
 
     @property
-    def prepared(self) -> Any:
+    def prepared(self) -> Any:  # type: ignore[override]
         """The plan, once it has run."""
         return None if self._call is None else self._call.prepared
-
-    @property
-    def solver(self) -> str:
-        """What runs."""
-        return "none: nothing to compute" if self.prepared is None else self.prepared.solver.name
 
     def __call__(
         self,

@@ -10,11 +10,12 @@ import torch
 from ...api.errors import InvalidArgument, NoSolver
 from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
-from .. import ranks, tiers
-from ..geometry import DTYPES, FORMATS, Fallback, Geometry, format_of, problem_of
+from ...calls.framework.fallback import Fallback
+from ...calls.framework.host import cpu_device
+from .. import counting, ranks, tiers
+from ..geometry import DTYPES, FORMATS, Geometry, format_of, problem_of
 from ..settings import Settings, math_of
 from .host import HostCall
-from .host import device as cpu
 
 __all__ = ["PLAIN", "CallRequest", "FallbackCall", "planned_call"]
 
@@ -51,11 +52,15 @@ class FallbackCall:
         self.reason = reason
 
     def __call__(self, *_: Any) -> Any:
-        raise Fallback(self.reason)
+        raise Fallback(self.reason, again=self._again)
+
+    def _again(self, operator: str) -> bool:
+        counting.left(operator, self.reason)
+        return True
 
 
 def planned_call(request: CallRequest) -> Any:
-    """``call(x, w, y, bias, constant)`` for tensors like those. Raises Left where only this one call is PyTorch's."""
+    """``call(x, w, y, bias, constant)`` for tensors like those. Raises Fallback where this one call is PyTorch's."""
     try:
         call = _call(request)
     except NoSolver as error:
@@ -101,9 +106,9 @@ def _call(request: CallRequest) -> Any:
             return BufferCall(problem, tuple(shape), x.dtype)
         if not x.is_cpu:
             raise Fallback(f"no engine here runs on {x.device.type}")
-        ranks.agree(problem, cpu)
+        ranks.agree(problem, cpu_device)
         build = _under(request, HostCall, problem, shape, form, x.dtype)
-        return tiers.first(cpu(), problem, request.chosen, build, False)
+        return tiers.first(cpu_device(), problem, request.chosen, build, False)
 
 
 def _under(
@@ -148,7 +153,7 @@ def _result_shape(problem: ConvProblem, last: bool) -> tuple[int, ...]:
 
 
 def _check(request: CallRequest) -> None:
-    """Raises Left for what no engine here computes, InvalidArgument for tensors that do not go together."""
+    """Raises Fallback for what no engine here computes, InvalidArgument for tensors that do not go together."""
     x = request.x
     for name, tensor in {"input": x, "weight": request.w, "bias": request.bias, "grad_output": request.grad}.items():
         if tensor is None:

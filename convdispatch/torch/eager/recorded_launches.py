@@ -13,13 +13,13 @@ import torch
 
 from ...api.errors import BuildFailed
 from ...calls.arrays.known_libraries import library_of
+from ...calls.framework.fallback import Fallback
 from ...device import runtime
 from ...device.commands.recording import Recording, Slot
 from ...device.cuda.ptx import Unlaunchable
 from ...device.cuda.stream import BLOCKED
 from ...device.cuda_driver import NO_CONTEXT, CudaError
 from ...device.plans.cuda_launches import Launches
-from ..geometry import Fallback
 from .cuda_stream import CAPTURED, stream_of
 from .planning import FallbackCall
 
@@ -37,7 +37,7 @@ class Launched:
     ) -> None:
         """``enqueue(context)`` answers ``give(commands, *memory)``, which launches and allocates and does nothing else.
 
-        Raises Left where the kernels cannot be had.
+        Raises Fallback where the kernels cannot be had.
         """
         self.name, self.number, self.library = name, like.get_device(), library_of(torch.Tensor)
         stream = stream_of(like)
@@ -54,7 +54,7 @@ class Launched:
         self.launches, self.context = launches, stream.place.cuda.context.value
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Raises Left for memory that begins elsewhere than at a multiple of 16 bytes."""
+        """Raises Fallback for memory that begins elsewhere than at a multiple of 16 bytes."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         if any(address % _ALIGNMENT for address in addresses):
             raise Fallback("a tensor begins at no multiple of 16 bytes", lasting=False)
@@ -80,7 +80,7 @@ class Launched:
 def launched(
     name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Any]
 ) -> Launched | FallbackCall:
-    """As ``Launched``; where each such call is PyTorch's, what says so, to be kept. Raises Left for this one call."""
+    """As ``Launched``; where each such call is PyTorch's, what says so. Raises Fallback for this one call."""
     try:
         return Launched(name, like, sizes, enqueue)
     except Fallback as left:

@@ -14,6 +14,8 @@ from ...api.activations import ACTIVATIONS, Torch
 from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
+from . import aten_norms, aten_shapes  # noqa: F401 (their operators enter the table)
+from .operator_table import OPERATORS, operator
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
 
 __all__ = ["Missing", "net_of"]
@@ -60,7 +62,7 @@ class _Net:
                     self._constants[node] = node.target(*_mapped(node.args, self._constants.get), **node.kwargs)
                 self.integers.note(node, self._constants)
                 continue
-            if name not in _OPERATORS:
+            if name not in OPERATORS:
                 raise Missing(f"{name} has no counterpart here")
             made = node.meta.get("val")
             made = made[0] if isinstance(made, tuple | list) else made
@@ -86,7 +88,7 @@ class _Net:
             elif node.op == "output":
                 return _mapped(node.args[0], known.get)
             elif node not in self._constants:
-                operation = _OPERATORS[str(node.target)]
+                operation = OPERATORS[str(node.target)]
                 known[node] = operation(self, *_mapped(node.args, value), **_mapped(node.kwargs, value))
         raise AssertionError("a graph ends with its output")
 
@@ -110,19 +112,7 @@ def _mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
     return structure
 
 
-_OPERATORS: dict[str, Callable[..., Any]] = {}
-"""By the operator's name; each takes the net first, then the operator's own arguments."""
-
-
-def _operator(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-        _OPERATORS.update(dict.fromkeys(names, function))
-        return function
-
-    return enter
-
-
-@_operator("convdispatch.fused_convolution.default")
+@operator("convdispatch.fused_convolution.default")
 def _fused(net: _Net, x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> Tensor:
     if residual is not None and not isinstance(residual, Tensor):
         raise Missing("a constant is added")
@@ -133,7 +123,7 @@ def _fused(net: _Net, x: Any, w: Any, bias: Any, residual: Any, activation: Any,
     return y if activation is None else functional.activate(y, activation)
 
 
-@_operator("convdispatch.convolution.default", "aten.convolution.default")
+@operator("convdispatch.convolution.default", "aten.convolution.default")
 def _convolution(
     net: _Net, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, g: int
 ) -> Tensor:
@@ -146,48 +136,48 @@ def _convolution(
     return functional.convolution(x, net.put(w), net.put(bias), **geometry)
 
 
-@_operator("aten.addmm.default")
+@operator("aten.addmm.default")
 def _addmm(net: _Net, bias: Any, x: Any, w: Any) -> Tensor:
     if not isinstance(w, torch.Tensor) or not isinstance(bias, torch.Tensor) or bias.ndim != 1:
         raise Missing("a matrix product of two computed tensors")
     return net.integers.product(net, x, w, bias) or functional.linear(x, net.put(w.t().contiguous()), net.put(bias))
 
 
-@_operator("aten.mm.default")
+@operator("aten.mm.default")
 def _mm(net: _Net, x: Any, w: Any) -> Tensor:
     if not isinstance(w, torch.Tensor):
         raise Missing("a matrix product of two computed tensors")
     return net.integers.product(net, x, w, None) or functional.linear(x, net.put(w.t().contiguous()))
 
 
-@_operator("aten.linear.default")
+@operator("aten.linear.default")
 def _linear(net: _Net, x: Any, w: Any, bias: Any = None) -> Tensor:
     if len(x.shape) != 2 or not isinstance(w, torch.Tensor):
         raise Missing("a linear map of more than two axes")
     return net.integers.product(net, x, w, bias) or functional.linear(x, net.put(w), net.put(bias))
 
 
-@_operator("aten._native_batch_norm_legit_no_training.default")
+@operator("aten._native_batch_norm_legit_no_training.default")
 def _batch_norm(net: _Net, x: Any, w: Any, b: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
     given = (torch.ones_like(mean) if w is None else w, torch.zeros_like(mean) if b is None else b, mean, variance)
     return (functional.batch_norm(x, *map(net.put, given), training=False, epsilon=eps),)
 
 
-@_operator("aten.native_batch_norm.default")
+@operator("aten.native_batch_norm.default")
 def _native(net: _Net, x: Any, w: Any, b: Any, mean: Any, variance: Any, training: bool, *rest: float) -> Any:
     if training:
-        raise Missing("a batch norm in training")
+        return aten_norms.of_the_batch(net, x, w, b, mean, variance, *rest)
     return _batch_norm(net, x, w, b, mean, variance, *rest)
 
 
-@_operator("<built-in function getitem>")
+@operator("<built-in function getitem>")
 def _item(net: _Net, values: Any, number: int) -> Any:
-    if number:
+    if number >= len(values):
         raise Missing("more than an operator's first result")
-    return values[0]
+    return values[number]
 
 
-@_operator("aten.max_pool2d_with_indices.default")
+@operator("aten.max_pool2d_with_indices.default")
 def _max_pool(
     net: _Net, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
 ) -> Any:
@@ -195,7 +185,7 @@ def _max_pool(
     return (functional.max_pool(x, kernel, stride, padding, dilation=dilation, ceil_mode=ceil),)
 
 
-@_operator("aten.avg_pool2d.default")
+@operator("aten.avg_pool2d.default")
 def _avg_pool(
     net: _Net,
     x: Any,
@@ -217,12 +207,12 @@ def _pair(values: Any) -> tuple[int, int]:
     return first, rest[0] if rest else first
 
 
-@_operator("aten._adaptive_avg_pool2d.default")
+@operator("aten._adaptive_avg_pool2d.default")
 def _adaptive(net: _Net, x: Any, size: Any) -> Tensor:
     return functional.adaptive_avg_pool(x, _pair(size))
 
 
-@_operator("aten.mean.dim")
+@operator("aten.mean.dim")
 def _mean(net: _Net, x: Any, axes: Any, keepdim: bool = False) -> Tensor:
     axes = tuple(sorted(axis % x.ndim for axis in axes)) if axes else tuple(range(x.ndim))
     if axes == (2, 3) and x.ndim == 4:
@@ -231,7 +221,7 @@ def _mean(net: _Net, x: Any, axes: Any, keepdim: bool = False) -> Tensor:
     return functional.mean(x, axes, keepdims=keepdim)
 
 
-@_operator("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+@operator("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 def _view(net: _Net, x: Any, shape: Any) -> Tensor:
     known = 1
     for size in shape:
@@ -242,29 +232,29 @@ def _view(net: _Net, x: Any, shape: Any) -> Tensor:
     return functional.view(x, tuple(count // known if size == -1 else size for size in shape))
 
 
-@_operator("aten.clone.default", "aten.detach.default", "aten.alias.default", "aten.contiguous.default")
+@operator("aten.clone.default", "aten.detach.default", "aten.alias.default", "aten.contiguous.default")
 def _same(net: _Net, x: Any, memory_format: Any = None) -> Tensor:
     return x
 
 
-@_operator("aten.cat.default")
+@operator("aten.cat.default")
 def _cat(net: _Net, tensors: Any, axis: int = 0) -> Tensor:
     return functional.concatenate([net.put(each) for each in tensors], axis % tensors[0].ndim)
 
 
-@_operator("aten.permute.default")
+@operator("aten.permute.default")
 def _permute(net: _Net, x: Any, axes: Any) -> Tensor:
     return x.transpose(*(axis % x.ndim for axis in axes))
 
 
-@_operator("aten.transpose.int")
+@operator("aten.transpose.int")
 def _transpose(net: _Net, x: Any, one: int, other: int) -> Tensor:
     axes = list(range(x.ndim))
     axes[one], axes[other] = axes[other], axes[one]
     return x.transpose(*axes)
 
 
-@_operator("aten._softmax.default")
+@operator("aten._softmax.default")
 def _softmax(net: _Net, x: Any, axis: int, half_to_float: bool) -> Tensor:
     return functional.softmax(x, axis)
 
@@ -292,10 +282,10 @@ def _activation(name: str, theirs: Torch) -> Callable[..., Tensor]:
     return operation
 
 
-_OPERATORS.update(dict.fromkeys(QUANTIZING, quantize) | dict.fromkeys(DEQUANTIZING, dequantize))
+OPERATORS.update(dict.fromkeys(QUANTIZING, quantize) | dict.fromkeys(DEQUANTIZING, dequantize))
 for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
     for _kind in ("Tensor", "Scalar"):
-        _OPERATORS[f"aten.{_name}.{_kind}"] = _two(f"x {_sign} y")
+        OPERATORS[f"aten.{_name}.{_kind}"] = _two(f"x {_sign} y")
 for _name, _each in ACTIVATIONS.items():
     if _each.torch is not None:
-        _OPERATORS[f"aten.{_each.torch.function}.default"] = _activation(_name, _each.torch)
+        OPERATORS[f"aten.{_each.torch.function}.default"] = _activation(_name, _each.torch)

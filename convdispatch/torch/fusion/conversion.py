@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import operator
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from ..epilogue_chains import Chain, chains, has_hooks
 from ..modules import FUSED, swap
 from .forms import FusedModel
 from .signature import Arguments
+from .tracing import trace
 
 __all__ = ["Fusion", "convert", "fusion"]
 
@@ -131,34 +132,6 @@ def _of_exported(model: Any) -> FusedModel:
     return made
 
 
-class _Proxy(fx.Proxy):
-    """Also ``y += x`` as the write that it is; torch.fx would make it a new tensor, which other names of y lack."""
-
-
-def _in_place(name: str) -> Any:
-    function = getattr(operator, name)
-
-    def write(self: fx.Proxy, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})  # type: ignore[no-any-return]
-
-    return write
-
-
-for _name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "ifloordiv", "imod"):
-    setattr(_Proxy, f"__{_name}__", _in_place(_name))
-
-
-class _Tracer(fx.Tracer):
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        # Hooks must be called with tensors.
-        ours = type(m).__module__.startswith("convdispatch.torch")
-        script = isinstance(m, torch.jit.ScriptModule)
-        return script or ours or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
-
-
 def _fused(module: nn.Module) -> nn.Module:
     """A traced form of a module, or itself with such children."""
     if type(module) in FUSED and not has_hooks(module):
@@ -201,44 +174,55 @@ def _untraceable(module: nn.Module) -> str | None:
 
 def _with_arguments(module: nn.Module) -> FusedModel:
     arguments = Arguments(module, _of_layers)
-    made = _rewritten(module, _traced(module, arguments.defaults), arguments.layers)
-    made.meta["attributes"] = {name: value for name, value in vars(module).items() if name[0] != "_" and _simple(value)}
+    made = _rewritten(module, trace(module, arguments.defaults), arguments.layers)
+    made.meta["attributes"] = _attributes(module)
     if arguments.defaults:
         for conv, _, layer in arguments.layers:  # nothing reads the weights from before
             conv._parameters = layer._parameters
-        made.meta["arguments"] = arguments
+        made.meta |= {"arguments": arguments, "unused": _unused(module, made, arguments.layers)}
+        made.hold_unused()
     return made
 
 
+def _unused(root: nn.Module, made: FusedModel, layers: list[tuple[Any, Any, Any]]) -> dict[str, nn.Module]:
+    """Parts that only other arguments ask for, with their own weights; the fused model holds them as its own."""
+    found, held = {}, dict(made.named_modules())
+    known = {id(part) for layer in layers for part in layer} | set(map(id, held.values()))
+    for name, part in root.named_modules():
+        if id(part) not in known and name not in held and (part._parameters or part._buffers):
+            found[name] = part.requires_grad_(False) if swap(part) else part
+    return found
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Numbers, texts and the like that a model may read of this part: attributes, its class's, and properties."""
+    kinds = [kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.nn.")]
+    found = {name: value for kind in reversed(kinds) for name, value in vars(kind).items()} | vars(module)
+    found = {name: value for name, value in found.items() if name[:2] != "__" and not isinstance(value, list)}
+    for name, value in found.items():
+        if isinstance(value, property):
+            with contextlib.suppress(Exception):  # whatever its code raises: then nobody reads it
+                found[name] = getattr(module, name)
+    return {name: value for name, value in found.items() if _simple(value)}
+
+
 def _simple(value: Any) -> bool:
-    """Whether an attribute is a number, a text or the like, or a tuple of such, which models read of their parts."""
-    if isinstance(value, tuple):
+    """Whether an attribute is a number, a text or the like, or a tuple or a property's new list of such."""
+    if isinstance(value, tuple | list):
         return all(map(_simple, value))
     return value is None or isinstance(value, bool | int | float | str | torch.dtype)
 
 
-def _of_layers(root: nn.Module, concrete: dict[str, Any], layers: list[tuple[Any, Any, Any]]) -> FusedModel:
-    return _rewritten(root, _traced(root, concrete), layers, of_these=True)
-
-
-def _traced(module: nn.Module, concrete: dict[str, Any]) -> fx.Graph:
-    """Raises whatever the model's code does with proxies; ValueError for numbers that are drawn or made in it."""
-    tracer = _Tracer()
-    graph = tracer.trace(module, concrete_args=concrete or None)
-    for node in list(graph.nodes):
-        # torch.fx's own check of an argument that is None cannot be read from a file: it ends all later traces.
-        if node.op == "call_function" and getattr(node.target, "__name__", "") == "_assert_is_none":
-            with graph.inserting_before(node):
-                graph.call_function(
-                    torch._assert, (graph.call_function(operator.eq, (node.args[0], None)), node.args[1])
-                )
-            graph.erase_node(node)
-    for node in graph.nodes:
-        if isinstance(node.type, str):  # an annotation that was not evaluated, which torch.fx cannot save
-            node.type = None
-        if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
-            raise ValueError("its forward makes tensors of its own, which tracing would keep as constants")
-    return graph
+def _of_layers(
+    root: nn.Module,
+    concrete: dict[str, Any],
+    layers: list[tuple[Any, Any, Any]],
+    tensors: dict[str, torch.Tensor] | None = None,
+) -> FusedModel:
+    for _, norm, layer in layers:  # the model may have got another type since: what was folded is still told by it
+        if norm is not None:
+            norm.to(layer.weight.dtype)
+    return _rewritten(root, trace(root, concrete, tensors), layers, of_these=True)
 
 
 def _rewritten(
@@ -246,14 +230,18 @@ def _rewritten(
 ) -> FusedModel:
     """The graph with its chains as layers; raises ValueError where there is none.
 
-    Layers that are made are added to ``layers``; with ``of_these`` all are such, and ValueError is raised for others.
+    Layers that are made are added to ``layers``; with ``of_these`` none is made: those serve, other convolutions stay,
+    and ValueError is raised where one of those would have to take in another batch norm.
     """
     modules = dict(root.named_modules(remove_duplicate=False))
     attributes: dict[str, Any] = {}
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
     words = []
+    known = {id(conv) for conv, _, _ in layers}
     for chain in list(chains(graph, modules, FUSED)):
         name = str(chain.convolution.target)
+        if of_these and id(modules[name]) not in known:
+            continue
         if calls[name] > 1:  # a shared layer: each call has its own batch norm
             number = next(n for n in range(len(calls) + 1) if f"{name}_{n}" not in {*attributes, *modules})
             name = f"{name}_{number}"
@@ -270,7 +258,7 @@ def _rewritten(
     for node in graph.nodes:
         if node.op == "call_module" and node.target not in attributes:
             inner = modules[str(node.target)]
-            attributes[str(node.target)] = _fused(inner) if _holds_layers(inner) else inner
+            attributes[str(node.target)] = _fused(inner) if _holds_layers(inner) and not of_these else inner
         elif node.op == "get_attr":
             attributes[str(node.target)] = _attribute(root, str(node.target))
     if not words and not any(isinstance(each, FusedModel) for each in attributes.values()):
@@ -304,7 +292,7 @@ def _again(layers: list[tuple[Any, Any, Any]], conv: Any, norm: Any, activation:
     for each, its_norm, layer in layers:
         if each is conv and its_norm is norm:
             made = copy.copy(layer)  # the same parameters
-            made.activation = activation
+            made.takes_in(activation)
             return made  # type: ignore[no-any-return]
     raise ValueError("a batch norm that was folded would stay, or another be folded")
 
@@ -325,6 +313,6 @@ def _layer(conv: Any, norm: Any, activation: str | None) -> nn.Module:
         "weight": nn.Parameter(weight, requires_grad=False),
         "bias": None if bias is None else nn.Parameter(bias, requires_grad=False),
     }
-    made.activation = activation
+    made.takes_in(activation)
     made.training = False
     return made  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ made where a call is plain inference, and holds as long as every layer and weigh
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +16,14 @@ from torch import fx
 
 from ...api.errors import ConvDispatchError
 from ...api.policy import policy
+from ...calls.framework.fallback import Fallback
+from ...calls.framework.host import cpu_device
 from ...device import runtime
 from .. import counting, ranks
 from ..data_reads import Reads
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
-from ..eager.host import device
-from ..geometry import DTYPES, Fallback
+from ..geometry import DTYPES
 from ..sampled import Sample
 from ..settings import DEFAULT, math_of, policy_of, switches
 
@@ -53,7 +55,17 @@ class FusedModel(fx.GraphModule):
             attributes = self.__dict__.get("meta", {}).get("attributes", {})
             if name not in attributes:
                 raise
-            return attributes[name]
+            return copy.copy(attributes[name])
+
+    def hold_unused(self) -> None:
+        """Let parts of the model that was fused be its own too where its graph needs none of them."""
+        for name, part in self.meta.get("unused", {}).items():
+            self.add_submodule(name, part)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        made = super().__deepcopy__(memo)
+        made.hold_unused()
+        return made
 
     def recompile(self) -> Any:
         """As GraphModule's; forms of the old graph go."""
@@ -82,7 +94,7 @@ class FusedModel(fx.GraphModule):
         # The class of the model from before, by which other arguments are traced, may not be there where it is read.
         return _revived, (
             *super().__reduce__(),
-            {name: each for name, each in self.meta.items() if name != "arguments"},
+            {name: each for name, each in self.meta.items() if name not in ("arguments", "unused")},
         )
 
 
@@ -149,7 +161,7 @@ class Forms:
         from .aten import Missing, net_of
 
         try:
-            queue = runtime.queue(device())
+            queue = runtime.queue(cpu_device())
             shapes = [tuple(x.shape) for x in inputs]
             net = net_of(lambda *given: self._model.forward(*given), inputs, queue, math)
             with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):

@@ -20,8 +20,6 @@ class Tiled(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Strides, kernels of one tap, one channel a group, what no transform of at most 64 points holds."""
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
         if problem.dtype not in ("float32", "float16", "bfloat16"):
             return f"float32, float16 and bfloat16 only, got {problem.dtype}"
         reason = unsuited(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Solver, StepPlan, gpus_only
+from convdispatch.api import ConvProblem, DeviceInfo, Solver, StepPlan
 
 from ..tiling import unsuited
 from .choice import fitting, layouts, seconds
@@ -22,11 +22,7 @@ class Spectra(Solver):
     """Stride 1, 1-D and 2-D, every direction, group, dilation and padding, on devices with local memory."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """CPUs, which have kernels of their own; strides; single taps; float64, for the transforms' constants."""
-        return gpus_only(device) or self.limits(problem, device)
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``rejects`` says beyond the kind of device."""
+        """Strides; single taps; float64, for the transforms' constants."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if problem.dtype == "float64":

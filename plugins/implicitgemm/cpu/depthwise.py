@@ -33,8 +33,6 @@ class Depthwise(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but one channel a group."""
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
         if problem.direction == "bwd_weights":
             return "forward and bwd_data only, got bwd_weights"
         if not problem.ic == problem.oc == problem.g:

@@ -19,6 +19,7 @@ from convdispatch.api import (
     kernel_text,
     storage_macros,
 )
+from convdispatch.api.cpu import cdiv
 
 from .passes import Pass
 
@@ -29,40 +30,36 @@ _NEAR = 32 * 1024  # bytes of the rows and weights that a tile of NHWC meets aga
 _LEAST_ROWS = 4  # of a band: its neighbours read some of its rows again
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 class Bands:
     """How a band's source rows lie in a slot, zeros round them (planes.cl.mako)."""
 
     def __init__(self, p: Pass, config: Mapping[str, Any]) -> None:
         self.p, self.config = p, config
         self.lanes, self.size = config["lanes"], 8 if p.dtype == "float64" else 4
-        self.ct = _ceil(p.groups, self.lanes) * self.lanes
+        self.ct = cdiv(p.groups, self.lanes) * self.lanes
         self.width = (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
         self.halo = (p.taps[1] - 1) * p.spread[1] + 1
-        self.wp = _ceil(self.width, p.step[2])
+        self.wp = cdiv(self.width, p.step[2])
         self.cb = self._channels() if p.nhwc else 1
         per_row = self.width * self.cb if p.nhwc else self.wp * p.step[2]
         fitting = (config["slot"] // (p.taps[0] * per_row * self.size) - self.halo) // p.step[1] + 1
         self.rows = max(1, min(p.places[1], max(fitting, min(4, p.places[1]))))
-        self.rows = _ceil(p.places[1], _ceil(p.places[1], self.rows))
+        self.rows = cdiv(p.places[1], cdiv(p.places[1], self.rows))
         rows = (self.rows - 1) * p.step[1] + self.halo
-        self.prows = _ceil(rows, p.step[1])
+        self.prows = cdiv(rows, p.step[1])
         # Vectors may run a tile beyond the last place: the parts keep room for that.
         self.over = (_VECTORS + 1) * self.lanes
         self.part = p.taps[0] * self.prows * self.wp + self.over
         slot_x = p.taps[0] * rows * self.width * self.cb + self.lanes if p.nhwc else self.part * p.step[1] * p.step[2]
-        self.slot_x = _ceil(slot_x, 16) * 16
+        self.slot_x = cdiv(slot_x, 16) * 16
 
     def _channels(self) -> int:
         """NHWC channels at a time: all of them, copied in whole rows, unless that leaves too few jobs."""
         p, asked = self.p, self.config["cb"]
         if asked:
             return min(asked, p.groups)
-        few = _ceil(16, max(1, p.images * p.places[0] * _ceil(p.places[1], 8)))
-        return min(p.groups, _ceil(_ceil(p.groups, few), self.lanes) * self.lanes)
+        few = cdiv(16, max(1, p.images * p.places[0] * cdiv(p.places[1], 8)))
+        return min(p.groups, cdiv(cdiv(p.groups, few), self.lanes) * self.lanes)
 
 
 class DepthwiseKernel:
@@ -75,7 +72,7 @@ class DepthwiseKernel:
     def __init__(self, p: Pass, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.p, self.problem, self.config = p, problem, config
         self.lanes, self.size = config["lanes"], 8 if p.dtype == "float64" else 4
-        self.ct = _ceil(p.groups, self.lanes) * self.lanes
+        self.ct = cdiv(p.groups, self.lanes) * self.lanes
         self.packed_size = self.ct * p.volume * self.size
 
     @property
@@ -88,11 +85,7 @@ class DepthwiseKernel:
         p = self.p
         text = storage_macros(p.dtype) + epilogue_macros(self.problem)
         text += define(V=f"{DTYPES[p.dtype].accumulator}{self.lanes}", LANES=self.lanes)
-        for prefix, triple in (
-            ("X", p.source), ("Y", p.places), ("Z", p.target), ("T", p.taps), ("S", p.step), ("D", p.spread),
-            ("U", p.stride),
-        ):  # fmt: skip
-            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += p.macros("XYZTSDU")
         text += define(IMAGES=p.images, G=p.groups, ITEMS=self.items, CT=self.ct, WG=math.prod(p.kernel))
         text += define(EMPTY=int(p.empty), KH_=p.kernel[1], KW_=p.kernel[2], INTER=int(p.nhwc))
         return text + define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", p.w_step, strict=True)})
@@ -134,8 +127,8 @@ class PlaneKernel(DepthwiseKernel):
     def __init__(self, p: Pass, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(p, problem, config)
         self.bands = b = Bands(p, config)
-        self.slot = _ceil(b.slot_x + b.rows * b.wp + b.over, 16) * 16
-        self.items = min(p.images * p.places[0] * _ceil(p.places[1], b.rows) * p.groups, config["items"])
+        self.slot = cdiv(b.slot_x + b.rows * b.wp + b.over, 16) * 16
+        self.items = min(p.images * p.places[0] * cdiv(p.places[1], b.rows) * p.groups, config["items"])
 
     def text(self) -> str:
         """The program."""
@@ -143,7 +136,7 @@ class PlaneKernel(DepthwiseKernel):
         text = self._macros() + define(R=b.rows, SLOT=f"{self.slot}L", SLOT_X=b.slot_x, WP=b.wp, PART=b.part)
         flat = (b.rows - 1) * b.wp + p.places[2]
         return text + define(PROWS=b.prows) + self._text(
-            inter=False, vectors=min(_VECTORS, _ceil(flat, self.lanes)), dense=p.stride[2] == 1, taps_h=p.taps[1],
+            inter=False, vectors=min(_VECTORS, cdiv(flat, self.lanes)), dense=p.stride[2] == 1, taps_h=p.taps[1],
             step_h=p.step[1], spread_h=p.spread[1],
         )  # fmt: skip
 
@@ -156,17 +149,17 @@ class RowKernel(DepthwiseKernel):
     def __init__(self, p: Pass, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(p, problem, config)
         width = p.places[2]
-        places = _ceil(width, _ceil(width, config["p"]))
+        places = cdiv(width, cdiv(width, config["p"]))
         self.widths = [places, width % places] if width % places else [places]
         # A tile goes down a band's rows. What it reads again at the next row stays near while it has few channels.
         columns = (places - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
         near = _NEAR // (self.size * (columns * p.taps[0] * p.taps[1] + p.volume))
         most = config["cb"] or max(self.lanes, near // self.lanes * self.lanes)
-        self.cb = _ceil(_ceil(p.groups, _ceil(p.groups, most)), self.lanes) * self.lanes
-        self.chunks = _ceil(p.groups, self.cb)
-        bands = _ceil(config["items"], p.images * p.places[0] * self.chunks)
-        self.rows = min(p.places[1], max(_LEAST_ROWS, _ceil(p.places[1], bands)))
-        self.bands = _ceil(p.places[1], self.rows)
+        self.cb = cdiv(cdiv(p.groups, cdiv(p.groups, most)), self.lanes) * self.lanes
+        self.chunks = cdiv(p.groups, self.cb)
+        bands = cdiv(config["items"], p.images * p.places[0] * self.chunks)
+        self.rows = min(p.places[1], max(_LEAST_ROWS, cdiv(p.places[1], bands)))
+        self.bands = cdiv(p.places[1], self.rows)
         self.items = min(p.images * p.places[0] * self.bands * self.chunks, config["items"])
 
     def text(self) -> str:

@@ -23,7 +23,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, uneven
+from convdispatch.api.cpu import PAGE, cdiv, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .depthwise_kernels import Bands
@@ -40,10 +40,6 @@ _WORK, _LAUNCHES, _COPIED, _RESULT = 2.25, 8e6, 70.0, 670.0
 _LAUNCH, _LANE, _ELEMENT, _APART, _ADDED = 4.8e6, 1.8, 12.0, 27.0, 450.0
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _pass(problem: ConvProblem) -> Pass:
     return passes(problem.replace(direction="fwd", accumulate=False))[0]
 
@@ -58,14 +54,14 @@ class _Kernel:
         # The taps of all rows at once while their sums fit the registers, else row by row.
         whole = p.taps[1] * p.taps[2] <= config["sums"] and (p.taps[0] == 1 or not p.nhwc)
         self.tile_rows = p.taps[1] if whole else 1
-        self.bands = p.images * p.places[0] * _ceil(p.places[1], f.rows)
-        self.chunks = _ceil(p.groups, f.cb) if p.nhwc else min(p.groups, config["chunks"])
+        self.bands = p.images * p.places[0] * cdiv(p.places[1], f.rows)
+        self.chunks = cdiv(p.groups, f.cb) if p.nhwc else min(p.groups, config["chunks"])
         self.parts = max(1, min(self.bands, config["parts"] // self.chunks))
         if p.nhwc:
             self.gradient = f.rows * p.places[2] * f.cb + f.lanes
         else:
             self.gradient = f.rows * f.wp + f.lanes
-        self.slot = _ceil(f.slot_x + self.gradient + (0 if p.nhwc else p.volume * f.lanes), 16) * 16
+        self.slot = cdiv(f.slot_x + self.gradient + (0 if p.nhwc else p.volume * f.lanes), 16) * 16
         areas = Areas(PAGE)
         areas.add(self.parts * p.volume * f.ct * f.size)
         self.slots_at = areas.add(self.parts * self.chunks * self.slot * f.size)
@@ -75,8 +71,7 @@ class _Kernel:
         """The program."""
         p, f = self.p, self.forward
         text = storage_macros(p.dtype) + define(V=f"{DTYPES[p.dtype].accumulator}{f.lanes}", LANES=f.lanes)
-        for prefix, triple in (("X", p.source), ("Y", p.places), ("T", p.taps), ("S", p.step), ("D", p.spread)):
-            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += p.macros()
         text += define(IMAGES=p.images, G=p.groups, R=f.rows, CB=f.cb, CHUNKS=self.chunks, PARTS=self.parts, CT=f.ct)
         text += define(SLOT=f"{self.slot}L", SLOT_X=f.slot_x, GRADIENT=self.gradient, WP=f.wp, PART=f.part)
         text += define(PROWS=f.prows, ADD=int(self.problem.accumulate))
@@ -104,8 +99,6 @@ class DepthwiseWeights(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but the weights' gradient of one channel a group."""
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         if not problem.ic == problem.oc == problem.g:

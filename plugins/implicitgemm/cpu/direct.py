@@ -25,7 +25,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE
+from convdispatch.api.cpu import PAGE, cdiv
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
@@ -37,10 +37,6 @@ __all__ = ["Direct", "PassKernel"]
 _PACKED, _LAUNCH = (155.0, 60.0), 4e6
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 class PassKernel:
     """One pass under one configuration: its sizes, its text, its launches."""
 
@@ -50,19 +46,19 @@ class PassKernel:
         self.size = 8 if p.dtype == "float64" else 4
         self.nvl = config["nv"] * self.lanes
         self.cb = config["cb"]
-        self.ncb = _ceil(p.c, self.cb)
-        self.blocks = _ceil(p.n, self.nvl)
+        self.ncb = cdiv(p.c, self.cb)
+        self.blocks = cdiv(p.n, self.nvl)
         rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
         self.width = (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
         # Pitches of an odd number of cache lines, so that rows and columns spread over the cache's sets.
-        self.cp = self.cb if self.cb < 32 else _ceil(self.cb - 16, 32) * 32 + 16
-        self.wp = self.width if self.width < 32 else _ceil(self.width - 16, 32) * 32 + 16
+        self.cp = self.cb if self.cb < 32 else cdiv(self.cb - 16, 32) * 32 + 16
+        self.wp = self.width if self.width < 32 else cdiv(self.width - 16, 32) * 32 + 16
         line = self.width * self.cp if self.inter else self.wp * self.cb
         self.slot_block = p.taps[0] * rows * line
-        self.slot_x = _ceil(self.ncb * self.slot_block, 16) * 16
+        self.slot_x = cdiv(self.ncb * self.slot_block, 16) * 16
         self.straight = straight(p, self.cb)
         sums = 0 if self.straight else config["rows"] * p.places[2] * self.nvl
-        self.slot = _ceil(self.slot_x + sums, 1024) * 1024 + 80
+        self.slot = cdiv(self.slot_x + sums, 1024) * 1024 + 80
         self.wblock = p.c * p.volume * self.nvl
         self.packed_size = p.groups * self.blocks * self.wblock * self.size
         self.slots_size = config["items"] * config["parts"] * self.slot * self.size
@@ -72,11 +68,7 @@ class PassKernel:
         p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
         text = storage_macros(p.dtype) + epilogue_macros(self.problem)
         text += define(V=f"{acc}{self.lanes}", LANES=self.lanes, NVL=self.nvl, NV=config["nv"])
-        for prefix, triple in (
-            ("X", p.source), ("Y", p.places), ("Z", p.target), ("T", p.taps), ("S", p.step), ("D", p.spread),
-            ("U", p.stride),
-        ):  # fmt: skip
-            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += p.macros("XYZTSDU")
         text += define(IMAGES=p.images, G=p.groups, C=p.c, N=p.n, CB=self.cb, NCB=self.ncb)
         text += define(NB=self.blocks, R=config["rows"], PR=config["pr"], PC=config["pc"], ITEMS=config["items"])
         text += define(PARTS=config["parts"], CP=self.cp, WP=self.wp, SLOT=f"{self.slot}L", SLOT_X=self.slot_x)
@@ -117,7 +109,7 @@ class PassKernel:
     def packer(self, context: Any, offset: int, into: str = "workspace") -> Launch:
         """Packs w into operand ``into`` from byte ``offset`` on."""
         program = build(context, self.text())
-        sizes = (_ceil(self.p.c, self.pack_c), self.p.groups * self.blocks, 1)
+        sizes = (cdiv(self.p.c, self.pack_c), self.p.groups * self.blocks, 1)
         first = [np.int32(f) for f in self.p.w_first]
         arguments = ["w", into, np.int64(offset // self.size), *first]
         return Launch(program, "pack", sizes, (1, 1, 1), arguments, names=OPERANDS)
@@ -147,8 +139,6 @@ class Direct(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but a forward convolution or data gradient on a CPU."""
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
         if problem.direction == "bwd_weights":
             return "forward and bwd_data only, got bwd_weights"
         if problem.mb < 1:

@@ -23,7 +23,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, registers
+from convdispatch.api.cpu import PAGE, cdiv, registers
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
@@ -37,10 +37,6 @@ _SLOT, _MOST_SLOT = 192 * 1024, 1 << 20  # bytes of a band's rows of x and dy: w
 _WORK, _ACROSS, _STAGED, _RESULT, _LAUNCH = 1.8, 7200.0, 18.0, 150.0, 4e6
 _APART = 150.0
 """Of an element copied one by one, as every third and further of a row are."""
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _widths(p: Pass) -> list[int]:
@@ -63,19 +59,19 @@ class FlatKernel:
         self.rows = rows = config["rows"]
         height = (rows - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
         width = (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
-        self.wp, self.prows = _ceil(width, p.step[2]), _ceil(height, p.step[1])
+        self.wp, self.prows = cdiv(width, p.step[2]), cdiv(height, p.step[1])
         self.part = p.taps[0] * self.prows * self.wp
-        self.plane = (_ceil(self.part * p.step[1] * p.step[2], 16) | 1) * 16
-        self.dy = (_ceil(rows * self.wp + self.lanes, 16) | 1) * 16
-        self.slot_x = _ceil(p.c * self.plane + self.wp + 2 * self.lanes, 16) * 16
-        self.slot = _ceil(self.slot_x + p.n * self.dy, 1024) * 1024 + 80
-        self.bands = _ceil(p.places[1], rows)
-        self.vectors = _ceil((rows - 1) * self.wp + p.places[2], self.lanes)
+        self.plane = (cdiv(self.part * p.step[1] * p.step[2], 16) | 1) * 16
+        self.dy = (cdiv(rows * self.wp + self.lanes, 16) | 1) * 16
+        self.slot_x = cdiv(p.c * self.plane + self.wp + 2 * self.lanes, 16) * 16
+        self.slot = cdiv(self.slot_x + p.n * self.dy, 1024) * 1024 + 80
+        self.bands = cdiv(p.places[1], rows)
+        self.vectors = cdiv((rows - 1) * self.wp + p.places[2], self.lanes)
         self.parts = min(config["parts"], p.images * p.places[0] * self.bands)
         self.items = min(config["items"], p.groups * self.parts)
-        self.blocks = _ceil(p.n, self.mn), _ceil(p.c, self.jc), p.taps[2] // self.jw
+        self.blocks = cdiv(p.n, self.mn), cdiv(p.c, self.jc), p.taps[2] // self.jw
         self.tiles = math.prod(self.blocks) * p.taps[0] * p.taps[1]
-        self.sums = _ceil(self.mn * self.jc * self.jw, self.lanes) * self.lanes
+        self.sums = cdiv(self.mn * self.jc * self.jw, self.lanes) * self.lanes
         areas = Areas(PAGE)
         areas.add(self.parts * p.groups * self.tiles * self.sums * self.size)
         self.slots_at = areas.add(self.items * self.slot * self.size)
@@ -85,8 +81,7 @@ class FlatKernel:
         """The program."""
         p, acc = self.p, DTYPES[self.p.dtype].accumulator
         text = storage_macros(p.dtype) + define(V=f"{acc}{self.lanes}", LANES=self.lanes)
-        for prefix, triple in (("X", p.source), ("Y", p.places), ("T", p.taps), ("S", p.step), ("D", p.spread)):
-            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += p.macros()
         text += define(IMAGES=p.images, GROUPS=p.groups, G=p.groups * p.c, C=p.c, N=p.n, R=self.rows, CB=1)
         text += define(WP=self.wp, PROWS=self.prows, PART=self.part, PLANE=self.plane, DY=self.dy)
         text += define(MN=self.mn, JC=self.jc, JW=self.jw, NBN=self.blocks[0], NBC=self.blocks[1], NBT=self.blocks[2])
@@ -128,8 +123,6 @@ class FlatWeights(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but few channels a group, a short kernel and rows that fit a slot."""
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         if problem.layout != "nchw":
@@ -153,19 +146,19 @@ class FlatWeights(Solver):
         lanes, room = lanes_of(device, problem.dtype), registers(device) * 3 // 4
         p = passes(problem.replace(direction="fwd", accumulate=False))[0]
         base = {"lanes": lanes, "items": 8 * device.compute_units}
-        heights = sorted({_ceil(p.places[1], count) for count in range(1, p.places[1] + 1)}, reverse=True)
+        heights = sorted({cdiv(p.places[1], count) for count in range(1, p.places[1] + 1)}, reverse=True)
         found: dict[tuple[int, ...], tuple[float, dict[str, Any]]] = {}
         for jw in _widths(p):
             for jc in range(1, min(p.c, 6) + 1):
                 mn = min(p.n, room // (jc * jw))
                 if not mn or jc * jw > 8:
                     continue
-                mn = _ceil(p.n, _ceil(p.n, mn))
+                mn = cdiv(p.n, cdiv(p.n, mn))
                 for rows in heights[:16]:
                     config = {**base, "mn": mn, "jc": jc, "jw": jw, "rows": rows, "parts": 1}
-                    bands = p.images * p.places[0] * _ceil(p.places[1], rows)
+                    bands = p.images * p.places[0] * cdiv(p.places[1], rows)
                     if p.groups < 2 * device.compute_units:
-                        config["parts"] = min(bands, _ceil(4 * device.compute_units, p.groups))
+                        config["parts"] = min(bands, cdiv(4 * device.compute_units, p.groups))
                     kernel = FlatKernel(problem, config)
                     if rows > heights[-1] and kernel.slot * kernel.size > _SLOT:
                         continue

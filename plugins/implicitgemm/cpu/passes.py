@@ -14,7 +14,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem, TensorLayout, geometry_of
+from convdispatch.api import ConvProblem, TensorLayout, define, geometry_of
 
 __all__ = ["Pass", "passes"]
 
@@ -67,6 +67,12 @@ class Pass:
         """Operations, two a multiply-add."""
         pixels = self.images * math.prod(self.places)
         return 0 if self.empty else 2 * pixels * self.groups * self.n * self.c * self.volume
+
+    def macros(self, names: str = "XYTSD") -> str:
+        """Sizes along (d, h, w): of the source X, places Y, target Z and taps T; steps S, spreads D and strides U."""
+        sizes = {"X": self.source, "Y": self.places, "Z": self.target, "T": self.taps}
+        sizes |= {"S": self.step, "D": self.spread, "U": self.stride}
+        return "".join(define(**dict(zip((f"{name}{axis}" for axis in "DHW"), sizes[name]))) for name in names)
 
     @property
     def dense(self) -> bool:

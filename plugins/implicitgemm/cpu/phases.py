@@ -26,7 +26,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, registers
+from convdispatch.api.cpu import PAGE, cdiv, registers
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import passes
@@ -39,10 +39,6 @@ _SLOT, _MOST_SLOT = 256 * 1024, 2 << 20  # bytes of a band's source rows: wanted
 _WORK, _STAGED, _STORED, _PACKED, _FAR, _KEPT, _LAUNCH = 0.97, 12.0, 15.0, 120.0, 600.0, 6 << 20, 4e6
 _DENSE = 1.2
 """What one phase alone takes beside this count: without a stride, many channels are read for few places."""
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 class Part(NamedTuple):
@@ -79,13 +75,13 @@ class PhasesKernel:
         self.rows = min(config["rows"], self.height)
         self.slot_rows = self.rows + reach[0]
         flat = (self.rows - 1) * self.wp + self.width
-        self.vectors = max(_ceil(flat, self.lanes), config["nv"])
+        self.vectors = max(cdiv(flat, self.lanes), config["nv"])
         # An odd number of vectors, so that channels spread over the cache's sets.
-        self.plane = (_ceil(self.slot_rows * self.wp, 16) | 1) * 16
+        self.plane = (cdiv(self.slot_rows * self.wp, 16) | 1) * 16
         self.sums = self.vectors * self.lanes
         self.slot_x = p.c * self.plane + self.vectors * self.lanes + reach[1] + 80
-        self.slot = _ceil(self.slot_x + len(found) * self.mr * self.sums + self.lanes, 1024) * 1024 + 80
-        self.blocks, self.bands = _ceil(p.n, self.mr), _ceil(self.height, self.rows)
+        self.slot = cdiv(self.slot_x + len(found) * self.mr * self.sums + self.lanes, 1024) * 1024 + 80
+        self.blocks, self.bands = cdiv(p.n, self.mr), cdiv(self.height, self.rows)
         self.jobs = p.images * p.groups * self.bands * self.blocks
         self.items = min(self.jobs, config["items"])
         self.wblock = p.c * self.mr * sum(each.volume for each in live)
@@ -140,7 +136,7 @@ class PhasesKernel:
         at = 0 if constant else areas.add(self.packed_size) // self.size
         source, target = ("x", "y") if self.problem.direction == "fwd" else ("y", "x")
         extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
-        sizes = (self.p.groups * self.blocks, _ceil(self.p.c, self.pack_c), 1)
+        sizes = (self.p.groups * self.blocks, cdiv(self.p.c, self.pack_c), 1)
         arguments = ["w", "workspace", np.int64(at)]
         pack = Launch(program, "pack", sizes, (1, 1, 1), arguments, names=OPERANDS)
         arguments = [source, "w" if constant else "workspace", np.int64(at), "workspace", target, *extras]
@@ -154,7 +150,7 @@ class PhasesKernel:
         """Operations of the peak: tiles, what is copied and written, launches, and packing."""
         p, nv = self.p, self.config["nv"]
         step = max(self.mr * nv, 2 * nv + self.mr, 8) + 1
-        tiles = p.images * p.groups * self.bands * self.blocks * _ceil(self.vectors, nv)
+        tiles = p.images * p.groups * self.bands * self.blocks * cdiv(self.vectors, nv)
         work = 2 * self.lanes * step * tiles * (self.wblock // self.mr)
         again = min(self.blocks, max(1.0, self.items / (p.images * p.groups * self.bands)))
         staged = p.images * p.groups * p.c * self.bands * self.slot_rows * self.wp * again
@@ -171,8 +167,6 @@ class Phases(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but an NCHW data gradient in one or two dimensions whose rows fit a slot."""
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
         if problem.direction != "bwd_data":
             return f"bwd_data only, got {problem.direction}"
         if problem.layout != "nchw":
@@ -198,7 +192,7 @@ class Phases(Solver):
         lanes, room = lanes_of(device, problem.dtype), registers(device)
         base = {"lanes": lanes, "items": 4 * device.compute_units}
         height = PhasesKernel(problem, {**base, "mr": 1, "nv": 1, "rows": 1}).height
-        bands = sorted({_ceil(height, count) for count in range(1, height + 1)}, reverse=True)
+        bands = sorted({cdiv(height, count) for count in range(1, height + 1)}, reverse=True)
         found: dict[tuple[int, int], tuple[float, dict[str, Any]]] = {}
         for nv in range(1, 5):
             for mr in range(1, min(problem.ic // problem.g, 16) + 1):

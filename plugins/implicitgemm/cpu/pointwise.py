@@ -118,8 +118,6 @@ class Pointwise(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but a plain matrix product on a CPU."""
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
         kernel = (problem.kd, problem.kh, problem.kw)
         if kernel != (1, 1, 1):
             return "1x1 only, got " + "x".join(map(str, kernel[3 - problem.ndim :]))

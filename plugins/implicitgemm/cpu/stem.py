@@ -23,8 +23,8 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
+from convdispatch.api.cpu import cdiv, registers
 from convdispatch.api.cpu import lanes as lanes_of
-from convdispatch.api.cpu import registers
 
 from .passes import Pass, passes
 from .places import Read, cover, moved, name, runs_of
@@ -43,10 +43,6 @@ _APART = 150.0
 """Of an element copied one by one, as every third and further of a row are."""
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 class StemKernel:
     """One configuration, worked out without compiling."""
 
@@ -57,12 +53,12 @@ class StemKernel:
         rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
         width = (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
         # A pitch of an odd number of half cache lines, so that rows spread over the cache's sets.
-        self.wp = _ceil(_ceil(width, p.step[2]), 16) * 16 + 8
-        self.prows = _ceil(rows, p.step[1])
+        self.wp = cdiv(cdiv(width, p.step[2]), 16) * 16 + 8
+        self.prows = cdiv(rows, p.step[1])
         self.part = p.taps[0] * self.prows * self.wp
         self.plane = self.part * p.step[1] * p.step[2]
-        self.slot = _ceil(p.c * self.plane, 16) * 16 + 80
-        work = p.images * p.groups * p.places[0] * _ceil(p.places[1], config["rows"])
+        self.slot = cdiv(p.c * self.plane, 16) * 16 + 80
+        work = p.images * p.groups * p.places[0] * cdiv(p.places[1], config["rows"])
         self.items = min(work, config["items"])
         self.workspace_size = self.items * self.slot * self.size
 
@@ -82,10 +78,9 @@ class StemKernel:
         p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
         text = storage_macros(p.dtype) + epilogue_macros(self.problem)
         text += define(V=f"{acc}{self.lanes}", LANES=self.lanes)
-        for prefix, triple in (("X", p.source), ("Y", p.places), ("T", p.taps), ("S", p.step), ("D", p.spread)):
-            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += p.macros()
         text += define(IMAGES=p.images, GROUPS=p.groups, G=p.groups * p.c, C=p.c, N=p.n, R=config["rows"])
-        return text + define(MR=config["mr"], BLOCKS=_ceil(p.n, config["mr"]), ITEMS=self.items)
+        return text + define(MR=config["mr"], BLOCKS=cdiv(p.n, config["mr"]), ITEMS=self.items)
 
     def text(self) -> str:
         """The program."""
@@ -156,7 +151,7 @@ class RowsKernel(StemKernel):
         rest = p.n % config["mr"]
         text = self._macros() + define(KEPT=f"{'long' if acc == 'double' else 'int'}{self.lanes}")
         text += define(**{"P" + axis: f"({pad})" for axis, pad in zip("DHW", p.pad, strict=True)})
-        text += define(BANDS=_ceil(p.places[1], config["rows"]))
+        text += define(BANDS=cdiv(p.places[1], config["rows"]))
         return text + kernel_text(
             __package__, "stem_rows.cl.mako", tiles=tiles, calls=calls, moved=moved, name=name,
             heights=[config["mr"], rest] if rest else [config["mr"]], bias=self.problem.bias,
@@ -175,8 +170,6 @@ class Stem(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but few channels, a short kernel and rows of a vector or more."""
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
         if problem.direction != "fwd":
             return f"forward only, got {problem.direction}"
         if problem.layout != "nchw":
@@ -227,7 +220,7 @@ class Stem(Solver):
         def step(rows: int, vectors: int) -> float:
             return max(rows * vectors, 2 * vectors + rows, 8) + 1 if rows and vectors else 0.0
 
-        whole, rest = divmod(_ceil(problem.ow, lanes), nv)
+        whole, rest = divmod(cdiv(problem.ow, lanes), nv)
         n = problem.oc // problem.g
         return sum(
             times * (whole * step(rows, nv) + step(rows, rest)) for rows, times in ((mr, n // mr), (n % mr, 1)) if rows

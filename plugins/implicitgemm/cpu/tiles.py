@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from convdispatch.api import DeviceInfo
+from convdispatch.api.cpu import cdiv, registers, uneven
 from convdispatch.api.cpu import lanes as lanes_of
-from convdispatch.api.cpu import registers, uneven
 
 from .passes import Pass
 
@@ -33,16 +33,12 @@ _STREAMED, _KEPT = 65.0, 6 << 20
 _LOAD = 1.15  # cycles of a load beside multiply-adds: tiles of one vector load as often as they multiply
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _taps(p: Pass, axis: int, start: int, count: int) -> int:
     """Taps along an axis that read more than zeros for ``count`` places from ``start`` on: what the kernel runs."""
     taps, step, spread, size = p.taps[axis], p.step[axis], p.spread[axis], p.source[axis]
     first = start * step - p.pad[axis]
     last = first + (count - 1) * step
-    begin = 0 if last >= 0 else _ceil(-last, spread)
+    begin = 0 if last >= 0 else cdiv(-last, spread)
     end = 0 if first >= size else min(taps, (size - 1 - first) // spread + 1)
     return max(0, end - begin)
 
@@ -57,7 +53,7 @@ def tile_cycles(p: Pass, nv: int, pr: int, pc: int, lanes: int) -> float:
         sums = pr * min(pc, width - column)
         tap = max(sums * nv, _LOAD * (sums + nv), 4) + 0.4 * nv + 0.6
         steps += _taps(p, 2, column, min(pc, width - column)) * tap
-    return rows * steps * p.taps[0] * _ceil(p.n, nv * lanes)
+    return rows * steps * p.taps[0] * cdiv(p.n, nv * lanes)
 
 
 def tiles(p: Pass, device: DeviceInfo) -> Iterator[tuple[float, int, int, int]]:
@@ -83,18 +79,18 @@ def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: in
     row_bytes = p.c * p.taps[0] * ((width - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1) * size
     extra = (p.taps[1] - 1) * p.spread[1] + 1
     rows = max(1, (_SLOT // max(1, row_bytes) - extra) // p.step[1] + 1)
-    rows = max(rows, _ceil(_PLACES, width))
+    rows = max(rows, cdiv(_PLACES, width))
     outer = p.images * p.groups * p.places[0]
     want = 8 * device.compute_units
-    rows = min(rows, max(_ceil(_PLACES, width), height * outer // want), height)
-    rows = _ceil(_ceil(height, _ceil(height, rows)), pr) * pr
-    bands = outer * _ceil(height, rows)
-    blocks = _ceil(p.n, nv * lanes)
+    rows = min(rows, max(cdiv(_PLACES, width), height * outer // want), height)
+    rows = cdiv(cdiv(height, cdiv(height, rows)), pr) * pr
+    bands = outer * cdiv(height, rows)
+    blocks = cdiv(p.n, nv * lanes)
     parts = max(1, min(blocks, 4 * device.compute_units // bands))
     # Sums that wait between blocks are stored and read once more: weights in four times the room cost less than that.
     each = nv * lanes * p.volume * size
     cb = p.c if p.c * each <= (4 if straight(p, p.c) else 1) * weights else max(1, weights // each)
-    cb = _ceil(p.c, _ceil(p.c, cb))
+    cb = cdiv(p.c, cdiv(p.c, cb))
     return {"nv": nv, "pr": pr, "pc": pc, "rows": rows, "cb": cb, "items": min(bands, _ITEMS), "parts": parts}
 
 

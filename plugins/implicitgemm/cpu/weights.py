@@ -23,7 +23,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, registers, uneven
+from convdispatch.api.cpu import PAGE, cdiv, registers, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
@@ -44,10 +44,6 @@ _WAYS = 12  # lines of one place that the first-level cache holds
 _AREAS = 8 << 20  # bytes of all parts of dw
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 class WeightsKernel:
     """One configuration, worked out without compiling."""
 
@@ -56,14 +52,14 @@ class WeightsKernel:
         self.p = p = passes(problem.replace(direction="fwd", accumulate=False))[0]
         self.lanes, self.size = config["lanes"], 8 if p.dtype == "float64" else 4
         self.nvl = config["nv"] * self.lanes
-        self.blocks = _ceil(p.n, self.nvl)
+        self.blocks = cdiv(p.n, self.nvl)
         rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
         self.width = source_width(p)
-        self.cp = p.c if p.c < 32 else _ceil(p.c - 16, 32) * 32 + 16
-        self.wp = self.width if self.width < 32 else _ceil(self.width - 16, 32) * 32 + 16
+        self.cp = p.c if p.c < 32 else cdiv(p.c - 16, 32) * 32 + 16
+        self.wp = self.width if self.width < 32 else cdiv(self.width - 16, 32) * 32 + 16
         line = self.width * self.cp if p.nhwc else self.wp * p.c
-        self.slot_x = _ceil(p.taps[0] * rows * line, 16) * 16
-        self.slot = _ceil(self.slot_x + config["rows"] * p.places[2] * self.nvl, 1024) * 1024 + 80
+        self.slot_x = cdiv(p.taps[0] * rows * line, 16) * 16
+        self.slot = cdiv(self.slot_x + config["rows"] * p.places[2] * self.nvl, 1024) * 1024 + 80
         areas = Areas(PAGE)
         areas.add(config["parts"] * p.groups * self.blocks * p.volume * p.c * self.nvl * self.size)
         self.slots_at = areas.add(config["parts"] * config["chunks"] * self.slot * self.size)
@@ -74,8 +70,7 @@ class WeightsKernel:
         p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
         text = storage_macros(p.dtype)
         text += define(V=f"{acc}{self.lanes}", LANES=self.lanes, NVL=self.nvl, NV=config["nv"])
-        for prefix, triple in (("X", p.source), ("Y", p.places), ("T", p.taps), ("S", p.step), ("D", p.spread)):
-            text += define(**{prefix + axis: value for axis, value in zip("DHW", triple, strict=True)})
+        text += p.macros()
         text += define(IMAGES=p.images, G=p.groups, C=p.c, N=p.n, CB=p.c, NCB=1, NB=self.blocks, R=config["rows"])
         text += define(JC=config["jc"], JW=config["jw"], PARTS=config["parts"], CHUNKS=config["chunks"])
         text += define(CP=self.cp, WP=self.wp, SLOT=f"{self.slot}L", SLOT_X=self.slot_x, INTER=int(p.nhwc))
@@ -114,7 +109,7 @@ def _cycles(p: Pass, nv: int, jc: int, jw: int, lanes: int) -> float:
         sums = channels * jw
         return max(sums * nv, sums + nv, 4) + 0.5 * nv + 0.6 if channels else 0.0
 
-    return (p.c // jc * step(jc) + step(p.c % jc)) * (p.taps[2] // jw) * _ceil(p.n, nv * lanes)
+    return (p.c // jc * step(jc) + step(p.c % jc)) * (p.taps[2] // jw) * cdiv(p.n, nv * lanes)
 
 
 def _tiles(p: Pass, device: Any) -> Iterator[tuple[float, int, int, int]]:
@@ -134,32 +129,32 @@ def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> Iterator[dict[
     height, width = p.places[1:]
     row_bytes = p.c * p.taps[0] * source_width(p) * size
     extra = (p.taps[1] - 1) * p.spread[1] + 1
-    rows = max(1, (_SLOT // row_bytes - extra) // p.step[1] + 1, _ceil(128, width))
-    rows = min(rows, max(_ceil(128, width), _GRADIENT // (width * nv * lanes * size)), height)
-    rows = _ceil(height, _ceil(height, rows))
-    bands = p.images * p.places[0] * _ceil(height, rows)
-    blocks = _ceil(p.n, nv * lanes)
+    rows = max(1, (_SLOT // row_bytes - extra) // p.step[1] + 1, cdiv(128, width))
+    rows = min(rows, max(cdiv(128, width), _GRADIENT // (width * nv * lanes * size)), height)
+    rows = cdiv(height, cdiv(height, rows))
+    bands = p.images * p.places[0] * cdiv(height, rows)
+    blocks = cdiv(p.n, nv * lanes)
     area = p.groups * blocks * p.volume * p.c * nv * lanes * size
     parts = max(1, min(bands, 8 * device.compute_units, _AREAS // area))
     parts -= parts % device.compute_units if parts > device.compute_units else 0  # even shares
     for count in sorted({parts, max(1, parts // 4), 1}, reverse=True):
-        chunks = max(1, min(p.groups * blocks, _ceil(4 * device.compute_units, count)))
+        chunks = max(1, min(p.groups * blocks, cdiv(4 * device.compute_units, count)))
         yield {"lanes": lanes, "nv": nv, "jc": jc, "jw": jw, "rows": rows, "parts": count, "chunks": chunks}
 
 
 def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo) -> float:
     """Operations of the peak that a configuration's time amounts to."""
     lanes, groups, nvl = config["lanes"], p.groups, config["nv"] * config["lanes"]
-    places, blocks, area = p.images * groups * math.prod(p.places), _ceil(p.n, nvl), p.c * p.volume
+    places, blocks, area = p.images * groups * math.prod(p.places), cdiv(p.n, nvl), p.c * p.volume
     cycles = _cycles(p, config["nv"], config["jc"], config["jw"], lanes)
     work = _WORK * 2 * lanes * cycles * p.taps[0] * p.taps[1] * places
     again = max(1.0, config["chunks"] / groups)  # items that share a group each copy its x
     work += places * (_SOURCE * p.c * again + _DY * blocks * nvl)
     size = 8 if p.dtype == "float64" else 4
     if config["rows"] * p.places[2] * nvl * size > _NEAR:  # every tile reads a band's dy from beyond the second cache
-        sweeps = _ceil(p.c, config["jc"]) * (p.volume // config["jw"])
+        sweeps = cdiv(p.c, config["jc"]) * (p.volume // config["jw"])
         work += _AGAIN * places * blocks * nvl * sweeps
-    bands = p.images * p.places[0] * _ceil(p.places[1], config["rows"])
+    bands = p.images * p.places[0] * cdiv(p.places[1], config["rows"])
     work += _TILE * bands * groups * area * blocks * nvl
     work *= uneven(config["parts"] * config["chunks"], device)
     # A vector of sums is written across rows of w, which share few places of the caches where they lie pages apart.
@@ -173,8 +168,6 @@ class Weights(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but a weights' gradient on a CPU."""
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         if problem.mb < 1:

@@ -15,7 +15,6 @@ from convdispatch.api import (
     Solver,
     StepPlan,
     build,
-    gpus_only,
     kernel_text,
     rates,
 )
@@ -57,11 +56,7 @@ class Depthwise(Solver):
     """Forward and data gradient of layers whose channels each have one kernel."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """CPUs, the weights' gradient, and layers that are not depthwise."""
-        return gpus_only(device) or self.limits(problem, device)
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``rejects`` says beyond the kind of device."""
+        """The weights' gradient, and layers that are not depthwise."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got the weights' gradient"
         return limits(problem, device)

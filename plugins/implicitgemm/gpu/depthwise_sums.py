@@ -16,7 +16,6 @@ from convdispatch.api import (
     Solver,
     StepPlan,
     build,
-    gpus_only,
     kernel_text,
     rates,
 )
@@ -106,11 +105,7 @@ class DepthwiseSums(Solver):
     """The weights' gradient of layers whose channels each have one kernel."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """CPUs, other directions, and layers that are not depthwise."""
-        return gpus_only(device) or self.limits(problem, device)
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``rejects`` says beyond the kind of device."""
+        """Other directions, and layers that are not depthwise."""
         if problem.direction != "bwd_weights":
             return "the weights' gradient only, got another direction"
         return limits(problem, device)

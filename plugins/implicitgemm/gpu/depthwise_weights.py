@@ -18,7 +18,6 @@ from convdispatch.api import (
     StepPlan,
     build,
     geometry_of,
-    gpus_only,
     kernel_text,
     rates,
 )
@@ -101,11 +100,7 @@ class DepthwiseWeights(Solver):
     """The weights' gradient of depthwise layers, with any number of filters a channel that registers hold."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """CPUs, other directions, groups of several channels, large kernels."""
-        return gpus_only(device) or self.limits(problem, device)
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``rejects`` says beyond the kind of device."""
+        """Other directions, groups of several channels, large kernels."""
         if problem.direction != "bwd_weights":
             return "the weights' gradient only, got another direction"
         if problem.mb < 1:

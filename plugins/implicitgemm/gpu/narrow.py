@@ -19,7 +19,6 @@ from convdispatch.api import (
     StepPlan,
     build,
     geometry_of,
-    gpus_only,
     kernel_text,
     rates,
 )
@@ -33,8 +32,9 @@ _ROWS = (8, 4, 2, 1)
 _MOST_SUMS = 96  # sums of an item: beyond, registers run out
 _MOST_STEPS = 1600  # multiply-adds a channel that are written out
 _ITEMS = 128
-_ENOUGH = 24
-"""Work items of a multiprocessor below which each takes its own time: 364 took eleven times the device's share."""
+_ALONE = 2000.0
+"""Operations of a multiprocessor's peak in the time of an item's multiply-add, which waits for the one before it where
+few items run beside it: nine problems of 3 to 62 items a multiprocessor, 1.3 apart, on an H100."""
 _APART = 800.0  # operations in the time of a load whose neighbours' values lie in other sectors of 32 bytes
 
 
@@ -178,11 +178,7 @@ class Narrow(Solver):
     """Forward and data gradient of groups with few output channels: depthwise layers, gradients of pictures."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """CPUs, the weights' gradient, wide groups, and kernels too large to write out."""
-        return gpus_only(device) or self.limits(problem, device)
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``rejects`` says beyond the kind of device."""
+        """The weights' gradient, wide groups, and kernels too large to write out."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got the weights' gradient"
         if problem.mb < 1:
@@ -235,8 +231,8 @@ class Narrow(Solver):
         # A stride leaves gaps between neighbouring items' results, which other phases fill.
         total += math.prod(problem.out_shape) * (min(geo.out_step[2], 32 // size) - 1) * size / 32 * SECTOR
         launches, known = 1 if problem.constant_weights else 2, rates(device)
-        total /= min(1.0, product.work_items * len(product.sets) / (_ENOUGH * device.compute_units))
-        return total / (SUSTAINED * known.flops) + launches * known.launch
+        alone = geo.c * product.steps * _ALONE * max(1, device.compute_units)
+        return max(total / SUSTAINED, alone) / known.flops + launches * known.launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Solver, gpus_only
+from convdispatch.api import ConvProblem, DeviceInfo, Solver
 
 from .choice import choices, fits, seconds
 from .plan import TiledPlan, packed_bytes
@@ -19,11 +19,7 @@ class Tiled(Solver):
     """Every direction, rank, group, stride, dilation, padding, layout and dtype, on devices with local memory."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """CPUs, which have no use for local memory, and problems with nothing to compute."""
-        return gpus_only(device) or self.limits(problem, device)
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``rejects`` says beyond the kind of device."""
+        """Problems with nothing to compute, and devices with too little local memory."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         reason = device.supports(problem.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
+from convdispatch.api import ConvProblem, DeviceInfo, Solver
 
 from ..configured import MOST_BYTES
 from ..pace import memory, pace
@@ -23,18 +23,12 @@ _PLACES = 2**31 - 2**16  # places along an axis, with room for a tile's overhang
 class Direct(Solver):
     """Products of float32 matrices where they lie, all directions of convolutions with 1x1 kernels."""
 
-    name = "nvidia.direct"
-    exact = True
-    fuses = EPILOGUE
-
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Devices without the instructions, kernels that are not 1x1."""
         return self.limits(problem, device) or refusal(device, "direct")
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
-        if device.vendor != "nvidia" or device.type != "gpu":
-            return f"nvidia gpus only, got {device.vendor} {device.type}"
         if problem.dtype != "float32":
             return f"float32 only, got {problem.dtype}"
         if problem.mb < 1:

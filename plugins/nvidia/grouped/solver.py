@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
+from convdispatch.api import ConvProblem, DeviceInfo, Solver
 
 from ..pace import memory, pace
 from ..probe import refusal, require
@@ -24,19 +24,12 @@ _PHASES = 16  # a program has a body for each
 class Grouped(Solver):
     """All directions, 16-bit, channels last, where a slab of channels reads few others."""
 
-    name = "nvidia.grouped"
-    deterministic = True
-    exact = True
-    fuses = EPILOGUE
-
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Devices without the instructions, other dtypes and layouts."""
         return self.limits(problem, device) or refusal(device, "grouped")
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
-        if device.vendor != "nvidia" or device.type != "gpu":
-            return f"nvidia gpus only, got {device.vendor} {device.type}"
         if problem.dtype not in ("float16", "bfloat16"):
             return f"float16 and bfloat16 only, got {problem.dtype}"
         if problem.layout != "nhwc":

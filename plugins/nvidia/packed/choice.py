@@ -26,7 +26,7 @@ from ..configured import fitting, many
 from ..formats import FORMATS, formats
 from ..geometry import product_geometry, window
 from ..hopper import LOCAL_LIMIT
-from ..pace import COPY
+from ..pace import COPY, read_share
 from .tile import Tile
 from .tiling import Tiling
 
@@ -130,7 +130,10 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
     multiplied, moved = cycles / _CLOCK, (packed + weights + written) / (_MEMORY * copy)
     if tiling.format.name == "native":
         apart = {tiling.problem.written, *(source.name for source in tiling.sources)}
-        read = sum(math.prod(getattr(tiling.problem, name + "_shape")) for name in "xwy" if name not in apart)
+        sizes = {name: math.prod(getattr(tiling.problem, name + "_shape")) for name in "xwy" if name not in apart}
+        if "x" in sizes:
+            sizes["x"] *= read_share(tiling.problem)
+        read = sum(sizes.values())
         moved = moved + itemsize * read / (_MEMORY * copy)
         total = (multiplied**_HIDDEN + moved**_HIDDEN) ** (1 / _HIDDEN) + _LAUNCH
     else:

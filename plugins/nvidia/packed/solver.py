@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import EPILOGUE, ConvProblem, DeviceInfo, Solver
+from convdispatch.api import ConvProblem, DeviceInfo, Solver
 
 from ..configured import MOST_BYTES
 from ..formats import formats
@@ -25,11 +25,8 @@ _LEAST = 4  # channels of a group
 class TensorCores(Solver):
     """Implicit GEMM on tensor cores, all directions; ``engine`` is the instruction that multiplies."""
 
-    exact = True
-    fuses = EPILOGUE
-
     def __init__(self, engine: str) -> None:
-        self.engine, self.name = engine, f"nvidia.{engine}"
+        self.engine = engine
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Devices without the instruction, shapes that leave tensor cores idle."""
@@ -37,8 +34,6 @@ class TensorCores(Solver):
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
-        if device.vendor != "nvidia" or device.type != "gpu":
-            return f"nvidia gpus only, got {device.vendor} {device.type}"
         if not formats(problem):
             return f"float32, float16 and bfloat16 only, got {problem.dtype}"
         if problem.mb < 1:

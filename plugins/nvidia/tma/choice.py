@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from convdispatch.api import ConvProblem
 
 from ..hopper import LOCAL_LIMIT
-from ..pace import COPY
+from ..pace import COPY, read_share
 from .fold import folded, folds
 from .gather import gathered, gathers
 from .tiling import TmaTile, TmaTiling
@@ -70,7 +70,9 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
         product = phase.slices / t.split * slice_of * (1 + _SHARED * (t.resident - 1))
         cycles += tiles * (product + each / t.resident)
         begin = end
-    moved = size * sum(math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
+    moved = size * (
+        math.prod(problem.x_shape) * read_share(problem) + sum(map(math.prod, (problem.w_shape, problem.y_shape)))
+    )
     both = (cycles / _CLOCK) ** _HIDDEN + (moved / (_MEMORY * copy)) ** _HIDDEN
     total = both ** (1 / _HIDDEN) + _START
     if tiling.weights_bytes and not problem.constant_weights:

@@ -30,7 +30,6 @@ class Tma(TensorCores):
 
     def __init__(self) -> None:
         super().__init__("wgmma")
-        self.name = "nvidia.tma"
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What the copy engine cannot gather, and devices without one."""
@@ -38,8 +37,6 @@ class Tma(TensorCores):
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
-        if device.vendor != "nvidia" or device.type != "gpu":
-            return f"nvidia gpus only, got {device.vendor} {device.type}"
         if problem.dtype == "float32":
             if problem.math not in ("tf32", "fast"):
                 return f"float32 for math tf32 and fast only, got {problem.math}"

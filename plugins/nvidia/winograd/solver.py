@@ -31,16 +31,11 @@ class Winograd(TensorCores):
     above 1e32.
     """
 
-    exact = False
-
     def __init__(self) -> None:
         super().__init__("wgmma")
-        self.name = "nvidia.winograd"
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What ``rejects`` says before it asks the device."""
-        if device.vendor != "nvidia" or device.type != "gpu":
-            return f"nvidia gpus only, got {device.vendor} {device.type}"
         if problem.dtype != "float32":
             return f"float32 only, got {problem.dtype}"
         if problem.math != "float32":

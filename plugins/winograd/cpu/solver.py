@@ -26,8 +26,6 @@ class Winograd(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Other kernels, strides, dilations; errors beyond the math mode; what the transforms would not pay for."""
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
         if problem.ndim > 2:
             return f"1-D and 2-D only, got {problem.ndim}-D"
         kernel = (problem.kh, problem.kw)

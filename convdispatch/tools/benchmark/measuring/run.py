@@ -174,7 +174,8 @@ def _resumed(path: Path | None, report: Report, settings: Mapping[str, Any]) -> 
     if path is None or not path.exists():
         return {}
     earlier = load(path)
-    then, today = earlier.environment["device"]["key"], report.environment["device"]["key"]
+    seen, today = earlier.environment.get("device"), report.environment["device"]["key"]
+    then = seen.get("key") if isinstance(seen, dict) else None
     if then != today:
         raise InvalidArgument(f"{path} was measured on {then}, this device is {today}: name another file")
     wanted = {layer.problem for layer in report.layers}

@@ -1,4 +1,4 @@
-"""``torch.backends.cudnn.benchmark = True``: what could compute a problem is measured in the background.
+"""What could compute a problem is measured in the background, as ``torch.backends.cudnn.benchmark`` asks for.
 
 A child process measures, one problem at a time, each within ``PROBLEM_MS`` and all within ``TOTAL_MS`` a process, and
 only while no calls come: it begins after ``QUIET_S`` without any, and is ended by the next one. A problem that calls
@@ -9,17 +9,14 @@ rivals; one that is clearly faster is compiled here and taken by the next call. 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import queue
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.policy import Policy, policy
@@ -34,9 +31,8 @@ from ...selection.plugins import verdicts
 from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import Record, choice_text
-from ..counting import counters
 
-__all__ = ["PROBLEM_MS", "TOTAL_MS", "consider", "drain", "watch_captures"]
+__all__ = ["PROBLEM_MS", "TOTAL_MS", "calls_elsewhere", "capture_begins", "capture_ends", "consider", "drain"]
 
 PROBLEM_MS = 1000.0
 TOTAL_MS = float(os.environ.get("CONVDISPATCH_TORCH_FIND_MS", "60000"))
@@ -68,12 +64,18 @@ _spent = 0.0
 _busy = 0
 _last = 0.0
 """When the last call came (``time.monotonic``)."""
+_count: Callable[[], Any] = int
 _counted: Any = None
 _thread: threading.Thread | None = None
 
 
-def consider(problem: ConvProblem, device: Any, chosen: Policy, prepared: Prepared) -> None:
-    """A call was made: nothing is measured now, but this problem some time, if it was not asked for before."""
+def consider(
+    problem: ConvProblem, device: Any, chosen: Policy, prepared: Prepared, unless: Callable[[], bool] = bool
+) -> None:
+    """A call was made: nothing is measured now, but this problem some time, if it was not asked for before.
+
+    ``unless()`` keeps a new problem from it: what one rank of several measures, others would not run.
+    """
     global _thread, _busy, _last
     _last = time.monotonic()
     key = (problem, device, chosen)
@@ -83,9 +85,7 @@ def consider(problem: ConvProblem, device: Any, chosen: Policy, prepared: Prepar
         if key in _asked:
             return
         _asked.add(key)
-        from .. import ranks
-
-        if ranks.many():  # what one rank measures, others would not run
+        if unless():
             return
         _busy += 1
         _waiting.put(_Wanted(problem, device, chosen, choice_text(prepared.solver.name, prepared.config)))
@@ -102,34 +102,26 @@ def drain(timeout: float) -> bool:
     return not _busy
 
 
-def watch_captures() -> None:
-    """From now on a CUDA graph's capture begins once no plan is being made here, and none is until it has ended."""
-    graph: Any = torch.cuda.CUDAGraph
-    begin, end = graph.capture_begin, graph.capture_end
-    if getattr(begin, "keeps_plans_out", False):
-        return
+def capture_begins() -> None:
+    """The commands of a stream are being captured: nothing is measured, and no plan is made, until all captures end.
 
-    @functools.wraps(begin)
-    def capture_begin(self: Any, *arguments: Any, **named: Any) -> Any:
-        global _capturing
-        with _switching:
-            _capturing += 1
-        try:
-            return begin(self, *arguments, **named)
-        except BaseException:
-            _capturing -= 1
-            raise
+    Waits for a plan that is being made.
+    """
+    global _capturing
+    with _switching:
+        _capturing += 1
 
-    @functools.wraps(end)
-    def capture_end(self: Any, *arguments: Any, **named: Any) -> Any:
-        global _capturing
-        try:
-            return end(self, *arguments, **named)
-        finally:
-            _capturing = max(0, _capturing - 1)
 
-    capture_begin.keeps_plans_out = True  # type: ignore[attr-defined]
-    graph.capture_begin, graph.capture_end = capture_begin, capture_end
+def capture_ends() -> None:
+    """After ``capture_begins``."""
+    global _capturing
+    _capturing = max(0, _capturing - 1)
+
+
+def calls_elsewhere(count: Callable[[], Any]) -> None:
+    """From now on a call has come when what ``count()`` answers has changed, too."""
+    global _count
+    _count = count
 
 
 # --- the thread ------------------------------------------------------------------------------------------------------
@@ -211,8 +203,7 @@ def _out_of_captures() -> Iterator[None]:
 def _last_call() -> float:
     """When the last call came that was seen; calls of the native path are seen by their count alone."""
     global _last, _counted
-    counts = counters()
-    found = counts["ours"], counts["left"], counts["compiling"]
+    found = _count()
     if found != _counted:
         _counted, _last = found, max(_last, time.monotonic())
     return _last

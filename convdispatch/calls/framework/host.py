@@ -1,0 +1,65 @@
+"""One problem on the CPU for a framework: kernels take its memory, and the result is there when the call returns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import pyopencl as cl
+
+from ...api.errors import NoDevice
+from ...api.problem import ConvProblem
+from ...device import runtime
+from ...device.commands import host_memory
+from ...device.commands.host_memory import HostMemory, HostQueue
+from ...selection import dispatch
+from ...selection.single_thread import prefers_one_thread
+from ..fast_path import host_queue
+from .fallback import Fallback
+from .problem import FrameworkProblem
+
+__all__ = ["HostProblem", "cpu_device"]
+
+
+@functools.lru_cache(maxsize=2)
+def cpu_device(pointers: bool = False) -> cl.Device:
+    """The OpenCL device that is the CPU, and takes ``pointers``: the default one if it does, else one that shares
+    memory with the host.
+
+    Raises Fallback, with what to install.
+    """
+    shares = host_memory.has_system_svm
+    try:
+        default, found = runtime.default_device(), []
+        for each in runtime.devices():
+            info = runtime.device_info(each)
+            if info.type == "cpu" and (each == default or info.vendor != "oclgrind"):
+                found.append(each)
+        for each in sorted(found, key=lambda d: (d != default, not shares(d))):
+            if (shares(each) or not pointers) and runtime.probe(each) is None:
+                return each
+    except NoDevice as error:
+        raise Fallback(f"no OpenCL device: {str(error).splitlines()[0]}") from None
+    what = "is the CPU and takes pointers" if pointers else "is the CPU"
+    raise Fallback(f"no OpenCL device {what}: pip install 'convdispatch[cpu]'")
+
+
+class HostProblem(FrameworkProblem):
+    """A problem, prepared on the CPU unless it is empty."""
+
+    def __init__(self, problem: ConvProblem, device: cl.Device) -> None:
+        super().__init__(problem, device)
+        self.shared = host_memory.has_system_svm(device)
+        self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(device))
+        alone = self.shared and self.prepared is not None and prefers_one_thread(self.prepared)
+        self._queue = host_queue(device, alone)
+
+    def _compute(self, queue: Any, operands: Sequence[HostMemory], *beside: Any) -> None:
+        """Run on x, w, y and what ``dispatch.run`` takes beside them; waits."""
+        commands = HostQueue(queue)
+        try:
+            commands.finish(dispatch.run(self.problem, self.prepared, commands, *operands, *beside))
+        except BaseException:
+            queue.finish()  # no command may use the framework's memory any longer
+            raise

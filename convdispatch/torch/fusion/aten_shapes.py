@@ -1,0 +1,106 @@
+"""ATen's parts, pads and enlargements of tensors as ours: parts are views, others a kernel over tables of places."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...elementwise import sample
+from ...tensor import Tensor
+from .operator_table import operator
+from .quantized import Missing
+
+
+def _part(x: Any, axis: int, key: Any) -> Tensor:
+    return x[(*(slice(None),) * (axis % x.ndim), key)]  # type: ignore[no-any-return]
+
+
+@operator("aten.split.Tensor")
+def _split(net: Any, x: Any, size: int, axis: int = 0) -> list[Tensor]:
+    return [_part(x, axis, slice(start, start + size)) for start in range(0, x.shape[axis], size)]
+
+
+@operator("aten.split_with_sizes.default")
+def _split_with_sizes(net: Any, x: Any, sizes: Sequence[int], axis: int = 0) -> list[Tensor]:
+    starts = itertools.pairwise(itertools.accumulate(sizes, initial=0))
+    return [_part(x, axis, slice(start, end)) for start, end in starts]
+
+
+@operator("aten.slice.Tensor")
+def _slice(net: Any, x: Any, axis: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    return _part(x, axis, slice(start, end, step))
+
+
+@operator("aten.select.int")
+def _select(net: Any, x: Any, axis: int, place: int) -> Tensor:
+    return _part(x, axis, place)
+
+
+@operator("aten.as_strided_.default")
+def _same_places(net: Any, x: Any, shape: Sequence[int], strides: Sequence[int], offset: Any = None) -> Tensor:
+    """What means over channels-last pictures end with: strides of axes of one place alone change."""
+    steps = list(itertools.accumulate(x.shape[:0:-1], lambda step, size: step * size, initial=1))[::-1]
+    alike = all(size == 1 or mine == step for size, mine, step in zip(x.shape, strides, steps))
+    if tuple(shape) != x.shape or not alike or offset:
+        raise Missing("a tensor seen with other strides")
+    return x  # type: ignore[no-any-return]
+
+
+@operator("aten.unsqueeze.default")
+def _unsqueeze(net: Any, x: Any, axis: int) -> Tensor:
+    return x[(*(slice(None),) * (axis % (x.ndim + 1)), None)]  # type: ignore[no-any-return]
+
+
+@operator("aten.squeeze.dim", "aten.squeeze.dims")
+def _squeeze(net: Any, x: Any, axes: Any) -> Tensor:
+    gone = {axis % x.ndim for axis in (axes if isinstance(axes, list | tuple) else (axes,))}
+    return x[tuple(0 if axis in gone and size == 1 else slice(None) for axis, size in enumerate(x.shape))]  # type: ignore[no-any-return]
+
+
+@operator("aten.expand.default")
+def _expand(net: Any, x: Any, shape: Sequence[int], implicit: bool = False) -> Tensor:
+    known = (1,) * (len(shape) - x.ndim) + x.shape
+    return x.expand(*(old if new == -1 else new for new, old in zip(shape, known, strict=True)))  # type: ignore[no-any-return]
+
+
+@operator("aten.constant_pad_nd.default")
+def _pad(net: Any, x: Any, pads: Sequence[int], value: float = 0.0) -> Tensor:
+    tables = {}
+    for place, (near, far) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        axis = x.ndim - 1 - place
+        at = np.arange(-near, x.shape[axis] + far)
+        if near or far:
+            tables[axis] = np.where((at >= 0) & (at < x.shape[axis]), at, -1), None
+    return sample(x, tables, float(value)) if tables else x
+
+
+@operator("aten.upsample_nearest1d.default", "aten.upsample_nearest2d.default", "aten.upsample_nearest3d.default")
+def _nearest(net: Any, x: Any, sizes: Sequence[int], *scales: Any) -> Tensor:
+    """As PyTorch's "nearest": the place before, by the scale that was given or else by the sizes."""
+    tables = {}
+    for axis, (new, scale) in enumerate(zip(sizes, scales or [None] * len(sizes), strict=True), 2):
+        step = np.float32(x.shape[axis] / new) if scale is None else np.float32(1 / scale)
+        at = np.floor(np.arange(new, dtype=np.float32) * step).astype(np.int64)
+        tables[axis] = np.minimum(at, x.shape[axis] - 1), None
+    return sample(x, tables)
+
+
+@operator("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", "aten.upsample_trilinear3d.default")
+def _linear(net: Any, x: Any, sizes: Sequence[int], corners: bool, *scales: Any) -> Tensor:
+    tables = {}
+    for axis, (new, scale) in enumerate(zip(sizes, scales or [None] * len(sizes), strict=True), 2):
+        old, at = x.shape[axis], np.arange(new, dtype=np.float64)
+        if corners:
+            at = at * (old - 1) / (new - 1) if new > 1 else at * 0
+        else:
+            at = np.maximum((at + 0.5) * (old / new if scale is None else 1 / scale) - 0.5, 0)
+        low = np.minimum(np.floor(at).astype(np.int64), old - 1)
+        share = at - low
+        places = np.stack([low, np.minimum(low + 1, old - 1)], 1)
+        tables[axis] = places, np.stack([1 - share, share], 1)
+    if not x.size:
+        raise Missing("an enlargement of nothing")
+    return sample(x, tables)

@@ -1,0 +1,120 @@
+"""A model's graph by torch.fx, with what torch.fx gets wrong without a word: writes in place, questions for types."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import operator
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..epilogue_chains import has_hooks
+
+__all__ = ["trace"]
+
+
+class _Proxy(fx.Proxy):
+    """Also ``y += x`` as the write that it is; torch.fx would make it a new tensor, which other names of y lack."""
+
+
+def _in_place(name: str) -> Any:
+    function = getattr(operator, name)
+
+    def write(self: fx.Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})  # type: ignore[no-any-return]
+
+    return write
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "ifloordiv", "imod"):
+    setattr(_Proxy, f"__{_name}__", _in_place(_name))
+
+
+class _Sized(_Proxy):
+    """An argument whose sizes are known, for code that decides by them."""
+
+    def __init__(self, node: fx.Node, tracer: Any, value: torch.Tensor) -> None:
+        super().__init__(node, tracer)
+        self.shape, self.ndim, self.dtype, self.device = value.shape, value.ndim, value.dtype, value.device
+        self.size, self.dim, self.numel = value.size, value.dim, value.numel
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, tensors: dict[str, torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self._tensors = tensors or {}
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        if node.op == "placeholder" and node.target in self._tensors:
+            return _Sized(node, self, self._tensors[str(node.target)])
+        return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        # Hooks must be called with tensors.
+        ours = type(m).__module__.startswith("convdispatch.torch")
+        script = isinstance(m, torch.jit.ScriptModule)
+        return script or ours or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+_ASKING = threading.RLock()
+
+
+def _isinstance(value: Any, kind: Any) -> bool:
+    """As Python's; torch.fx's answer for a proxy, that it is no tensor, would send it the other way."""
+    if isinstance(value, fx.Proxy) and isinstance(kind, type | tuple) and _has_tensor(kind):
+        raise fx.proxy.TraceError("it asks whether an argument is a tensor, which is not known before it is called")
+    return builtins.isinstance(value, kind)
+
+
+def _has_tensor(kind: Any) -> bool:
+    return any(map(_has_tensor, kind)) if isinstance(kind, tuple) else kind is torch.Tensor
+
+
+@contextlib.contextmanager
+def _asked(root: nn.Module) -> Iterator[None]:
+    """While it lasts, the modules in which the parts' classes are written ask ``_isinstance``; one thread at a time."""
+    homes = {type(part).__module__ for part in root.modules()}
+    own = {home for home in homes if not home.startswith(("torch.nn.", "convdispatch."))}
+    places = [vars(sys.modules[home]) for home in {*own, "torch._jit_internal"} if home in sys.modules]
+    with _ASKING:
+        places, is_tensor = [place for place in places if "isinstance" not in place], torch.is_tensor
+        for place in places:
+            place["isinstance"] = _isinstance
+        torch.is_tensor = lambda value: _isinstance(value, torch.Tensor)
+        try:
+            yield
+        finally:
+            torch.is_tensor = is_tensor
+            for place in places:
+                place.pop("isinstance", None)
+
+
+def trace(module: nn.Module, concrete: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> fx.Graph:
+    """The graph of ``module`` with ``concrete`` values of arguments.
+
+    Raises whatever the model's code does with proxies; ValueError for numbers that are drawn or made in it; TraceError
+    where it asks whether something is a tensor, which proxies cannot tell. Of arguments in ``tensors`` the sizes are
+    those, and hold for the graph.
+    """
+    tracer = _Tracer(tensors)
+    with _asked(module):
+        graph = tracer.trace(module, concrete_args=concrete or None)
+    for node in list(graph.nodes):
+        # torch.fx's own check of an argument that is None cannot be read from a file: it ends all later traces.
+        if node.op == "call_function" and getattr(node.target, "__name__", "") == "_assert_is_none":
+            with graph.inserting_before(node):
+                graph.call_function(
+                    torch._assert, (graph.call_function(operator.eq, (node.args[0], None)), node.args[1])
+                )
+            graph.erase_node(node)
+    for node in graph.nodes:
+        if isinstance(node.type, str):  # an annotation that was not evaluated, which torch.fx cannot save
+            node.type = None
+        if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
+            raise ValueError("its forward makes tensors of its own, which tracing would keep as constants")
+    return graph

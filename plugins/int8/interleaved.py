@@ -1,0 +1,200 @@
+"""``int8.interleaved``: depthwise, channels last, by AVX512-VNNI, which sums the bytes of four lines of x at once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import (
+    OPERANDS,
+    Areas,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    build,
+    define,
+    kernel_text,
+    rates,
+)
+from convdispatch.api.cpu import PAGE, uneven
+
+from .interleaved_code import Product, depthwise_columns, interleave
+from .probe import require
+from .processor import serves_vectors
+from .vector_code import NUMBERS, number_macros
+from .vectors import PROBED, VectorsKernel
+
+__all__ = ["Interleaved"]
+
+_ACROSS = 4
+"""Columns at once: their sums of two rows, and weights, are all registers."""
+_MOST_SLOT = 16 << 20
+_SHORT = 1 << 20
+"""Elements of y below which what work items begin with weighs more than that they share evenly."""
+_CYCLE, _LAUNCH = 64.0, 3e5
+"""In operations of the peak, a unit's cycle and the launch."""
+
+
+class InterleavedKernel:
+    """One configuration, worked out without compiling."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        p = self.problem = problem
+        self.tall, self.size = config["rows"], p.oc // config["shares"]
+        taps = list(itertools.product(range(p.kd), range(p.kh)))
+        self.lines = sorted(
+            {(d * p.dd, row * p.sh + h * p.dh) for d, h in taps for row in range(self.tall)}
+        )  # fmt: skip
+        self.groups = -(-len(self.lines) // 4)
+        self.phase = p.ow + (p.kw - 1) * p.dw // p.sw
+        self.pitch = 4 * self.size
+        self.products: list[Product] = []
+        self.vectors: list[list[int]] = []
+        """Of each vector of weights the taps of four lines, or -1."""
+        for group, row in itertools.product(range(self.groups), range(self.tall)):
+            mine = [-1] * 4
+            for tap, (d, h) in enumerate(taps):
+                line = self.lines.index((d * p.dd, row * p.sh + h * p.dh))
+                if line // 4 == group:
+                    mine[line % 4] = tap
+            for j in range(p.kw if max(mine) >= 0 else 0):
+                place = (group * p.sw + j * p.dw % p.sw) * self.phase + j * p.dw // p.sw
+                self.products.append(Product(place * self.pitch, len(self.vectors), row))
+                self.vectors.append([tap if tap < 0 else tap * p.kw + j for tap in mine])
+        self.high = -(-p.oh // self.tall)
+        self.jobs = p.mb * p.od * self.high * config["shares"]
+        self.items = min(self.jobs, config["items"])
+        self.w_sums = p.oc // 16 * len(self.vectors) * 64
+        self.packed_size = self.w_sums + 4 * p.oc
+        self.parts = Areas(64)
+        self.parts.add(self.groups * p.sw * self.phase * self.pitch + 64)
+        sizes = (p.iw * p.ic + 64, p.ow * p.oc, 8 * self.size, 4 * NUMBERS["sums"])
+        self.places = [self.parts.add(size) for size in sizes]
+        self.slot = -(-self.parts.size // PAGE) * PAGE
+
+    def columns(self) -> tuple[list[int], list[int]]:
+        """For each remainder of the stride, the columns of the slot that begin and end within x."""
+        p = self.problem
+        begin = [min(self.phase, max(0, -(-(p.pw - each) // p.sw))) for each in range(p.sw)]
+        stop = [min(self.phase, max(0, -(-(p.iw + p.pw - each) // p.sw))) for each in range(p.sw)]
+        return begin, [max(pair) for pair in zip(begin, stop, strict=True)]
+
+    def text(self) -> str:
+        """The program."""
+        p, (begin, stop) = self.problem, self.columns()
+        one_run = p.sw == 1 and self.size == p.ic and begin[0] < stop[0]
+        text = p.macros() + "#define ONCE __attribute__((opencl_unroll_hint(1)))\n" + number_macros()
+        zeros, spare, shifts, numbers = self.places
+        text += define(
+            FLIP=0x80 if p.dtype == "int8" else 0, LINES=len(self.lines), GROUPS=self.groups, TALL=self.tall,
+            HIGH=self.high, SIZE=self.size, SHARES=p.oc // self.size, PHASE=self.phase, ACROSS=_ACROSS,
+            REST=p.ow % _ACROSS, VECTORS=len(self.vectors), W_SUMS=f"{self.w_sums}L", JOBS=f"{self.jobs}L",
+            ITEMS=f"{self.items}L", SLOT=f"{self.slot}L", ZEROS=f"{zeros}L", SPARE_AT=f"{spare}L",
+            SHIFTS_AT=f"{shifts}L", NUMBERS_AT=f"{numbers}L", CHANNEL=1, ONE_RUN=int(one_run),
+        )  # fmt: skip
+        tables = {
+            "LINE_D": [d for d, _ in self.lines], "LINE_H": [h for _, h in self.lines], "BEGIN": begin, "STOP": stop,
+            "TAP": list(itertools.chain(*self.vectors)),
+        }  # fmt: skip
+        for name, values in tables.items():
+            text += f"constant int {name}[{len(values)}] = {{{', '.join(map(str, values))}}};\n"
+        run = (stop[0] - begin[0]) * p.ic if one_run else self.size
+        text += interleave("interleave", run, run if one_run else p.sw * p.ic, p.dtype == "int8")
+        for name, columns in (("whole", _ACROSS if p.ow >= _ACROSS else 0), ("rest", p.ow % _ACROSS)):
+            if columns:
+                given = self.products, self.pitch, p.oc, str(p.out_dtype)
+                text += depthwise_columns(name, columns, self.tall, *given)
+        return text + "".join(kernel_text(__package__, name) for name in ("put.cl", "numbers.cl", "interleaved.cl"))
+
+    def areas(self) -> tuple[int, int]:
+        """(bytes of workspace, where packed weights begin): slots first."""
+        areas = Areas(PAGE)
+        areas.add(self.items * self.slot)
+        place = 0 if self.problem.constant_weights else areas.add(self.packed_size)
+        return areas.size, place
+
+
+class Interleaved(Solver):
+    """Depthwise quantized convolutions in NHWC whose y is of bytes."""
+
+    name = "int8.interleaved"
+    exact = True
+    quantized = True
+    fuses = frozenset({"bias"})
+
+    def serves(self, device: DeviceInfo) -> str | None:
+        """Intel's runtime on a processor with AVX512-VNNI."""
+        return serves_vectors(device)
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Floats, other layouts, forms of channels and results, and lines that fit no cache."""
+        p = problem
+        if not p.quantized:
+            return f"quantized problems only, got {p.dtype}"
+        if not p.depthwise or p.oc != p.ic:
+            return f"depthwise only, got {p.ic} and {p.oc} channels in {p.g} groups"
+        if p.layout != "nhwc" or p.oc % 16:
+            return f"channels last, a multiple of 16 only, got {p.oc} in {p.layout}"
+        if p.out_itemsize != 1 or p.residual:
+            return f"y of 8 bits without a residual only, got {p.out_dtype}{' and one' if p.residual else ''}"
+        if p.mb < 1:
+            return f"1 image or more, got {p.mb}"
+        if p.kd * p.kh > 32 or p.kw > 16:
+            return f"32 lines of 16 taps at most, got {p.kd * p.kh} of {p.kw}"
+        least = InterleavedKernel(p, {"rows": 2, "shares": 1, "items": 1})
+        if least.slot > _MOST_SLOT:
+            return f"lines of {_MOST_SLOT} bytes at most, got {least.slot}"
+        return None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+        """One or two rows at once, the cheaper first; channels shared where that evens jobs out."""
+        items = device.compute_units if math.prod(problem.y_shape) < _SHORT else 4 * device.compute_units
+        rows = sorted((1, 2) if problem.oh > 1 else (1,), key=lambda rows: self._cycles(problem, rows))
+        for each in rows:
+            shares = 1
+            while shares < 4 and problem.oc % (32 * shares) == 0:
+                jobs = InterleavedKernel(problem, {"rows": each, "shares": shares, "items": items}).jobs
+                if uneven(jobs, device) < 1.05:
+                    break
+                shares *= 2
+            yield {"rows": each, "shares": shares, "items": items}
+
+    @staticmethod
+    def _cycles(p: ConvProblem, rows: int) -> float:
+        """Of sixteen elements of y: products, interleaved columns and what follows sums."""
+        kernel = InterleavedKernel(p, {"rows": rows, "shares": 1, "items": 1})
+        return (len(kernel.products) / rows + 4.0 * kernel.groups * p.sw / rows + 7) / 2 * kernel.high * rows / p.oh
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
+        """By cycles."""
+        known, kernel = rates(device), InterleavedKernel(problem, config)
+        work = _CYCLE * self._cycles(problem, config["rows"]) * math.prod(problem.y_shape) / 16
+        work += 0 if problem.constant_weights else 100 * kernel.packed_size
+        return known.launch + (_LAUNCH + work * uneven(kernel.jobs, device)) / known.flops
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
+        """Slots, and packed weights that are not kept."""
+        return InterleavedKernel(problem, config).areas()[0]
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """Compile, once the device has proved that it computes."""
+        require(context, "int8.vnni", VectorsKernel, PROBED)
+        kernel = InterleavedKernel(problem, config)
+        program, (size, place) = build(context, kernel.text()), kernel.areas()
+        weights = "w" if problem.constant_weights else "workspace"
+        arguments = ["x", weights, np.int64(place), "y", "bias", "workspace"]
+        run = Launch(program, "conv", (kernel.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
+        pack = Launch(
+            program, "pack", (problem.oc // 16, 16, 1), (1, 16, 1), ["w", "workspace", np.int64(place)], names=OPERANDS
+        )
+        if not problem.constant_weights:
+            return StepPlan(size, [pack, run])
+        key = json.dumps(["int8.interleaved", *problem.w_shape, kernel.vectors])
+        return StepPlan(size, [run], kernel.packed_size, [pack], key)

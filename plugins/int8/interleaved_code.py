@@ -1,0 +1,126 @@
+"""AVX512-VNNI for depthwise sums as OpenCL text: four lines of x become one of words, whose bytes are summed at once.
+
+Functions are nothing but their assembly, as in ``vector_code``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .vector_code import at, finished, packed
+
+__all__ = ["Product", "depthwise_columns", "interleave"]
+
+_MOST_WEIGHTS = 18
+"""Vectors of weights that stay in registers."""
+
+
+class Product(NamedTuple):
+    """A vector of words, ``place`` bytes from the first column's, times a vector of weights, summed for a row of y."""
+
+    place: int
+    weights: int
+    row: int
+
+
+def interleave(name: str, size: int, step: int, flip: bool) -> str:
+    """OpenCL function ``name(a, b, c, d, to, count)``: ``to[count][size][4]``, the bytes of four lines.
+
+    ``size`` bytes follow each other, a multiple of 16; ``step`` bytes further are the next. With ``flip`` signed bytes
+    become unsigned ones.
+    """
+    whole, tail = divmod(size, 64)
+    lines = []
+    if flip:  # 0x80 in every byte
+        lines += [
+            "vpternlogd $255, %%zmm31, %%zmm31, %%zmm31",
+            "vpabsb %%zmm31, %%zmm31",
+            "vpsllw $7, %%zmm31, %%zmm31",
+        ]
+    if tail:
+        lines += [f"mov ${(1 << tail) - 1}, %[k]", "kmovq %[k], %%k1"]
+
+    def chunk(masks: str, vectors: int) -> list[str]:
+        made = [f"vmovdqu8 (%[{line}]), %%zmm{i}{masks}" for i, line in enumerate("abcd")]
+        made += [f"vpxord %%zmm31, %%zmm{i}, %%zmm{i}" for i in range(4)] if flip else []
+        for word, pairs in (
+            ("bw", ((4, 0, 1), (6, 2, 3))),  # pairs of bytes
+            ("wd", ((0, 4, 6), (2, 5, 7))),  # words: of each lane's first, second, third and last four columns
+        ):
+            for to, first, second in pairs:
+                made += [
+                    f"vpunpck{half}{word} %%zmm{second}, %%zmm{first}, %%zmm{to + i}" for i, half in enumerate("lh")
+                ]
+        for to, word in ((4, 0x44), (5, 0xEE)):  # a lane after the other
+            made += [f"vshufi32x4 ${word}, %%zmm{2 * i + 1}, %%zmm{2 * i}, %%zmm{to + 2 * i}" for i in range(2)]
+        for i, (source, word) in enumerate(((4, 0x88), (4, 0xDD), (5, 0x88), (5, 0xDD))):
+            made.append(f"vshufi32x4 ${word}, %%zmm{source + 2}, %%zmm{source}, %%zmm{i}")
+        return made + [f"vmovdqu32 %%zmm{i}, {64 * i}(%[to])" for i in range(vectors)]
+
+    lines.append("1:")
+    if whole:
+        lines += [f"mov ${whole}, %[k]", "2:", *chunk("", 4), *(f"add $64, %[{each}]" for each in "abcd")]
+        lines += ["add $256, %[to]", "dec %[k]", "jnz 2b"]
+    if tail:
+        lines += [*chunk(" %{%%k1%}%{z%}", tail // 16), f"add ${4 * tail}, %[to]"]
+    lines += [f"add ${step - 64 * whole}, %[{each}]" for each in "abcd"]
+    body = "\\n".join([*lines, "dec %[count]", "jnz 1b"])
+    pointers = ", ".join(f"global const uchar *{each}" for each in "abcd")
+    outputs = ", ".join(f'[{each}] "+r"({each})' for each in ("a", "b", "c", "d", "to", "count"))
+    return f"""
+__attribute__((noinline))
+void {name}({pointers}, global uchar *to, long count) {{
+  long k;
+  __asm__ volatile("{body}"
+                   : {outputs}, [k] "=&r"(k)
+                   :
+                   : "memory");
+}}
+"""
+
+
+def depthwise_columns(
+    name: str, columns: int, rows: int, products: Sequence[Product], pitch: int, channels: int, out: str
+) -> str:
+    """OpenCL function ``name(v, w, shifts, numbers, y0, y1, count)``: bytes of y of sixteen channels.
+
+    ``columns``, at most 4, of one or two rows at a time, ``count`` times: ``pitch`` bytes of words and ``channels``
+    bytes of y from column to column. ``shifts`` is shift[16] and scale[16].
+    """
+    sums = range(columns * rows)
+    kept = len({each.weights for each in products}) <= _MOST_WEIGHTS
+    lines = (
+        [f"vmovdqu32 {64 * w}(%[w]), %%zmm{8 + w}" for w in sorted({each.weights for each in products})] if kept else []
+    )
+    lines += [f"vmovdqu32 {at('order')}, %%zmm31", "1:"]
+    lines += [f"vmovdqu32 (%[shifts]), %%zmm{z}" for z in sums]
+    used: dict[int, list[tuple[int, int]]] = {}
+    for each in products:
+        for column in range(columns):
+            used.setdefault(each.place + column * pitch, []).append((rows * column + each.row, each.weights))
+    for i, (place, found) in enumerate(sorted(used.items())):
+        lines.append(f"vmovdqu32 {place}(%[v]), %%zmm{26 + i % 2}")
+        for z, w in found:
+            lines.append(f"vpdpbusd {f'%%zmm{8 + w}' if kept else f'{64 * w}(%[w])'}, %%zmm{26 + i % 2}, %%zmm{z}")
+    lines += finished(sums, ["64(%[shifts])" for _ in sums], None)
+    for row in range(rows):
+        four = [rows * min(column, columns - 1) + row for column in range(4)]
+        four = four if columns > 2 else four[:2] * 2
+        lines += packed(four, 31, out == "int8")
+        lines.append(f"vmovdqu %%xmm{four[0]}, (%[y{row}])")
+        for i in range(1, columns):
+            lines.append(f"vextracti32x4 ${i}, %%zmm{four[0]}, {i * channels}(%[y{row}])")
+    moved = {"v": columns * pitch, "y0": columns * channels, "y1": columns * channels}
+    lines += [f"add ${size}, %[{each}]" for each, size in moved.items()]
+    body = "\\n".join([*lines, "dec %[count]", "jnz 1b"])
+    return f"""
+__attribute__((noinline))
+void {name}(global const uchar *v, global const uchar *w, global const int *shifts, global const int *numbers,
+            global char *y0, global char *y1, long count) {{
+  __asm__ volatile("{body}"
+                   : [v] "+r"(v), [y0] "+r"(y0), [y1] "+r"(y1), [count] "+r"(count)
+                   : [w] "r"(w), [shifts] "r"(shifts), [numbers] "r"(numbers)
+                   : "memory");
+}}
+"""

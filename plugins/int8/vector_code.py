@@ -1,0 +1,158 @@
+"""AVX512-VNNI as OpenCL text: sums of products that become bytes before they leave the registers.
+
+A function is nothing but its assembly, as in ``instructions``. ``numbers`` is memory that holds what all channels share
+(``vectors.cl`` fills it), ``channels`` holds shift[32] and scale[32] of a panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["NUMBERS", "Tile", "at", "finished", "number_macros", "packed", "vector_tile"]
+
+NUMBERS = {
+    "zero": 0, "order": 16, "low": 32, "high": 33, "sum_low": 34, "sum_high": 35, "sum_scale": 36, "r_zero": 37,
+    "r_scale": 38, "y_scale": 39, "inverse": 40, "bounded": 42, "rounds": 44, "slow": 46, "sums": 64,
+}  # fmt: skip
+"""Words of ``numbers``: a vector of y's zero point in 16 bits, in which order packing four vectors of sums leaves their
+words, single numbers, and memory for sums."""
+
+
+class Tile(NamedTuple):
+    """Positions of a tile: bytes of A and of y before each; and how many channels its panel has, at most 32."""
+
+    a: tuple[int, ...]
+    y: tuple[int, ...]
+    channels: int = 32
+
+    @property
+    def halves(self) -> int:
+        """Vectors of sums a position."""
+        return 2 if self.channels > 16 else 1
+
+
+def number_macros() -> str:
+    """``NUMBER_word`` for the kernel that fills ``numbers``."""
+    return "".join(f"#define NUMBER_{name} {place}\n" for name, place in NUMBERS.items())
+
+
+def at(word: str, more: int = 0) -> str:
+    """The operand of a word of ``numbers``."""
+    return f"{4 * NUMBERS[word] + more}(%[numbers])"
+
+
+def _one(word: str) -> str:
+    return f"{at(word)}%{{1to16%}}"
+
+
+def finished(sums: Sequence[int], scales: Sequence[str], residual: Sequence[str] | None) -> list[str]:
+    """Vectors of whole sums, times their scale and within bounds, as whole numbers before y's zero point.
+
+    ``residual`` says how each vector's is loaded into ``@R``; registers 28 to 31 are free then. The quotient by y's
+    scale is exact by Markstein's step: a product with the reciprocal, and its error times that.
+    """
+    lines = []
+    for z, scale in zip(sums, scales, strict=True):
+        lines += [f"vcvtdq2ps %%zmm{z}, %%zmm{z}", f"vmulps {scale}, %%zmm{z}, %%zmm{z}"]
+    steps = (
+        "vcvtdq2ps @R, @R", f"vsubps {_one('r_zero')}, @R, @R", f"vmulps {_one('r_scale')}, @R, @R",
+        "vrndscaleps $8, @S, @S %{%%k3%}", f"vmaxps {_one('sum_low')}, @S, @S", f"vminps {_one('sum_high')}, @S, @S",
+        f"vmulps {_one('sum_scale')}, @S, @S", "vaddps @R, @S, @S", f"vmulps {_one('inverse')}, @S, @Q",
+        f"vfnmadd231ps {_one('y_scale')}, @Q, @S", f"vfmadd132ps {_one('inverse')}, @Q, @S",
+    )  # fmt: skip
+    if residual is not None:
+        for first in range(0, len(sums), 2):
+            pair = list(zip(sums[first : first + 2], residual[first : first + 2], strict=True))
+            for step in range(-1, len(steps)):
+                for i, (z, load) in enumerate(pair):
+                    text = (load if step < 0 else steps[step]).replace("@S", f"%%zmm{z}")
+                    lines.append(text.replace("@R", f"%%zmm{28 + i}").replace("@Q", f"%%zmm{30 + i}"))
+    lines += [f"testq $1, {at('bounded')}", "jz 3f"]
+    for word, operand in (("vmaxps", "low"), ("vminps", "high")):
+        lines += [f"{word} {_one(operand)}, %%zmm{z}, %%zmm{z}" for z in sums]
+    return [*lines, "3:", *(f"vcvtps2dq %%zmm{z}, %%zmm{z}" for z in sums)]
+
+
+def packed(four: Sequence[int], order: int, signed: bool) -> list[str]:
+    """The bytes of four vectors of whole numbers, with y's zero point and saturated, one after the other in the first.
+
+    The last two may be the first two. ``order`` is the register that holds the order of words.
+    """
+    lines = []
+    for a, b in (four[:2],) if four[2] == four[0] else (four[:2], four[2:]):
+        lines += [f"vpackssdw %%zmm{b}, %%zmm{a}, %%zmm{a}", f"vpaddsw {at('zero')}, %%zmm{a}, %%zmm{a}"]
+    word, a = "vpacksswb" if signed else "vpackuswb", four[0]
+    return [*lines, f"{word} %%zmm{four[2]}, %%zmm{a}, %%zmm{a}", f"vpermd %%zmm{a}, %%zmm{order}, %%zmm{a}"]
+
+
+def _as_bytes(tile: Tile, signed: bool, residual: str | None) -> list[str]:
+    """Sums in registers to bytes of y."""
+    halves, places, ragged = tile.halves, len(tile.a), tile.channels % 16 != 0
+    sums = range(halves * places)
+    lines, masks, loads = [], ["", ""], None
+    if ragged:
+        lines += [f"mov ${(1 << tile.channels) - 1}, %[k]", "kmovq %[k], %%k1", "shr $16, %[k]", "kmovq %[k], %%k2"]
+        masks = [" %{%%k1%}", " %{%%k2%}"]
+    if residual is not None:
+        lines += [f"testq $1, {at('slow')}", "jz 4f"]
+        lines += [f"vmovdqu32 %%zmm{z}, {at('sums', 128 * (z // halves) + 64 * (z % halves))}" for z in sums]
+        lines += ["jmp 9f", "4:", f"kmovw {at('rounds')}, %%k3"]
+        wide, kept = "vpmovsxbd" if residual == "int8" else "vpmovzxbd", ["%{z%}" if each else "" for each in masks]
+        loads = [
+            f"{wide} {tile.y[z // halves] + 16 * (z % halves)}(%[residual]), @R{masks[z % halves]}{kept[z % halves]}"
+            for z in sums
+        ]
+    lines += finished(sums, [f"{128 + 64 * (z % halves)}(%[channels])" for z in sums], loads)
+    lines.append(f"vmovdqu32 {at('order')}, %%zmm31")
+    per, word, short = (2, "vextracti64x4", "ymm") if halves == 2 else (4, "vextracti32x4", "xmm")
+    for first in range(0, places, per):
+        group = [min(first + i, places - 1) for i in range(per)]
+        four = [halves * p + j for p in group for j in range(halves)]
+        lines += packed(four, 31, signed)
+        for i, place in enumerate(range(first, min(first + per, places))):
+            to, whole = f"{tile.y[place]}(%[y])", f"%%zmm{four[0]}"
+            if i and not ragged:
+                lines.append(f"{word} ${i}, {whole}, {to}")
+                continue
+            lines += [f"{word} ${i}, {whole}, %%{short}30"] if i else []
+            lines.append(f"vmovdqu8 %%{short}{30 if i else four[0]}, {to}{masks[0]}")
+    return [*lines, "9:"] if residual is not None else lines
+
+
+def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: str | None) -> str:
+    """OpenCL function ``name(a, b, offsets, taps, channels, numbers, y[, residual])``; with ``out`` None, ``name(a, b,
+    offsets, taps, sums)``, which leaves sums in memory, 32 a position.
+
+    A is unsigned; B is ``[step][32][4]``; a step is 4 bytes. At most 14 positions. ``out`` and ``residual`` are
+    ``"int8"`` or ``"uint8"``.
+    """
+    halves = tile.halves
+    sums = [(p, j, f"%%zmm{halves * p + j}") for p in range(len(tile.a)) for j in range(halves)]
+    begin = [f"vpxord {z}, {z}, {z}" if out is None else f"vmovdqu32 {64 * j}(%[channels]), {z}" for _, j, z in sums]
+    lines = [*begin, "1:", "movslq (%[offsets]), %[t]", "add %[a], %[t]", "add $4, %[offsets]", f"mov ${steps}, %[k]"]
+    lines += ["2:", *(f"vmovdqu32 {64 * j}(%[b]), %%zmm{28 + j}" for j in range(halves))]
+    for p, place in enumerate(tile.a):
+        lines.append(f"vpbroadcastd {place}(%[t]), %%zmm{30 + p % 2}")
+        lines += [f"vpdpbusd %%zmm{28 + j}, %%zmm{30 + p % 2}, %%zmm{halves * p + j}" for j in range(halves)]
+    lines += ["add $4, %[t]", "add $128, %[b]", "dec %[k]", "jnz 2b", "dec %[taps]", "jnz 1b"]
+    if out is None:
+        lines += [f"vmovdqu32 {z}, {128 * p + 64 * j}(%[sums])" for p, j, z in sums]
+        given, more = '[sums] "r"(sums)', "global int *sums"
+    else:
+        lines += _as_bytes(tile, out == "int8", residual)
+        given = '[channels] "r"(channels), [numbers] "r"(numbers), [y] "r"(y)'
+        more = "global const int *channels, global int *numbers, global char *y"
+        if residual is not None:
+            given, more = given + ', [residual] "r"(residual)', more + ", global const char *residual"
+    body = "\\n".join(lines)
+    return f"""
+__attribute__((noinline))
+void {name}(global const uchar *a, global const uchar *b, constant int *offsets, long taps, {more}) {{
+  long t, k;
+  __asm__ volatile("{body}"
+                   : [b] "+r"(b), [offsets] "+r"(offsets), [taps] "+r"(taps), [t] "=&r"(t), [k] "=&r"(k)
+                   : [a] "r"(a), {given}
+                   : "memory");
+}}
+"""

@@ -1,0 +1,101 @@
+"""PyTorch's operators around convolutions in inference forms: parts, pads, enlargements, norms, matrices."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+from torch_checks import error  # noqa: E402 (torch is asked for first)
+
+import convdispatch.torch as ct  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+
+
+class Net(nn.Module):
+    def __init__(self, body, ndim=2, **layers):
+        super().__init__()
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1]
+        self.body, self.conv, self.last = body, conv(4, 8, 3, padding=1), conv(8, 4, 1)
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def parts(m, x):
+    y = m.conv(x)
+    first, middle, _ = y.split([1, 5, 2], 1)
+    y = torch.cat(y.split(3, 1)[::-1], 1)
+    wide = y[:, 2].unsqueeze(1).expand(-1, 5, -1, -1) * middle + first
+    return m.last(torch.cat([wide, y[:, :3]], 1)[:, :, 1:-1, ::2])
+
+
+def shuffled(m, x):
+    y = m.conv(x).view(2, 2, 4, 9, 7).transpose(1, 2).reshape(2, 8, 9, 7)
+    return m.last(F.pad(y, (1, 2, 0, -1), value=0.5)) + x[:, :, :8, :1].squeeze(3).unsqueeze(-1)
+
+
+def nearest(m, x):
+    y = m.conv(x)
+    y = m.last(F.interpolate(y, scale_factor=1.7)) + F.interpolate(F.interpolate(x, scale_factor=2), size=(15, 11))
+    return F.interpolate(y, size=(4, 23))
+
+
+def linear(m, x):
+    y = F.interpolate(m.conv(x), scale_factor=2, mode="bilinear")
+    y = F.interpolate(y, size=(5, 20), mode="bilinear", align_corners=True)
+    return m.last(F.interpolate(y, scale_factor=(1.3, 0.4), mode="bilinear"))
+
+
+def in_space(m, x):
+    y = F.max_pool3d(m.prelu(m.instance(m.conv(x))), 3, 2, 1)
+    return m.last(F.interpolate(m.group(y), scale_factor=2, mode="trilinear"))
+
+
+NETS = {
+    "parts": lambda: Net(parts),
+    "shuffled": lambda: Net(shuffled),
+    "nearest": lambda: Net(nearest),
+    "linear": lambda: Net(linear),
+    "group norm": lambda: Net(lambda m, x: m.last(F.silu(m.norm(m.conv(x)))), norm=nn.GroupNorm(4, 8)),
+    "layer norm": lambda: Net(
+        lambda m, x: F.adaptive_avg_pool2d(m.last(m.norm(m.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)), 1),
+        norm=nn.LayerNorm(8),
+    ),
+    "instance norm": lambda: Net(lambda m, x: m.last(m.norm(m.conv(x))), norm=nn.InstanceNorm2d(8)),
+    "products": lambda: Net(
+        lambda m, x: (lambda y: torch.bmm(y, y.transpose(1, 2)))(m.conv(x).flatten(2)),
+    ),
+    "3-D": lambda: Net(
+        in_space, 3, prelu=nn.PReLU(8), group=nn.GroupNorm(2, 8), instance=nn.InstanceNorm3d(8, affine=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_operators_in_a_form(name):
+    torch.manual_seed(0)
+    net = NETS[name]().eval()
+    for weight in net.parameters():
+        weight.data = torch.randn(weight.shape)
+    x = torch.randn(2, 4, *((5, 6, 4) if name == "3-D" else (9, 7)))
+    fused = ct.convert(net, fuse=True)
+    with torch.no_grad():
+        got = fused(x)
+        assert got.shape == net(x).shape
+        assert error(got, copy.deepcopy(net).double()(x.double())) < 1e-5
+    (form,) = ct.fusion(fused).forms.values()
+    assert "commands" in form, form
+
+
+def test_a_norm_that_keeps_what_it_is_given_has_no_form():
+    norm = nn.BatchNorm2d(8)
+    net = Net(lambda m, x: m.last(F.batch_norm(m.conv(x), m.norm.running_mean, m.norm.running_var, training=True)))
+    net.norm = norm
+    fused, x = ct.convert(net.eval(), fuse=True), torch.randn(2, 4, 9, 7)
+    with torch.no_grad():
+        assert error(fused(x), net(x)) < 1e-5
+    assert "in training" in next(iter(ct.fusion(fused).forms.values()))
