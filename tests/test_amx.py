@@ -24,7 +24,7 @@ from convdispatch_amx.convolve import Tiles
 from convdispatch_amx.splits import PRODUCTS, planes_of
 
 from convdispatch import ConvProblem
-from convdispatch.api import define, kernel_text, storage_macros
+from convdispatch.api import cpu, define, kernel_text, storage_macros
 from convdispatch.api.device import DeviceInfo
 from convdispatch.device import runtime
 from convdispatch.selection.plugins.loader import plugins
@@ -123,13 +123,14 @@ def machine(monkeypatch):
     """``machine(flags, system, machine, granted)``: why such a one has no matrix registers."""
 
     def ask(flags="amx_tile amx_bf16 avx512f", system="Linux", name="x86_64", granted=0):
-        monkeypatch.setattr(processor.platform, "system", lambda: system)
-        monkeypatch.setattr(processor.platform, "machine", lambda: name)
-        monkeypatch.setattr(processor, "_flags", lambda: frozenset(flags.split()))
+        monkeypatch.setattr(cpu.platform, "system", lambda: system)
+        monkeypatch.setattr(cpu.platform, "machine", lambda: name)
+        monkeypatch.setattr(cpu, "flags", lambda: frozenset(flags.split()))
         library = types.SimpleNamespace(syscall=lambda *words: granted if words == (158, 0x1023, 18) else -2)
-        monkeypatch.setattr(processor.ctypes, "CDLL", lambda *_, **__: library)
+        monkeypatch.setattr(cpu.ctypes, "CDLL", lambda *_, **__: library)
         ctypes.set_errno(22)
-        return processor.missing.__wrapped__()
+        monkeypatch.setattr(processor, "lacking", cpu.lacking.__wrapped__)
+        return processor.missing()
 
     return ask
 
@@ -148,10 +149,10 @@ def test_missing(machine):
 def test_flags_are_read(monkeypatch, tmp_path):
     listed = tmp_path / "cpuinfo"
     listed.write_text("processor : 0\nflags\t\t: fpu amx_tile amx_bf16\n\nprocessor : 1\nflags : fpu\n")
-    monkeypatch.setattr(processor, "Path", lambda _: listed)
-    assert processor._flags() == {"fpu", "amx_tile", "amx_bf16"}
-    monkeypatch.setattr(processor, "Path", lambda _: tmp_path / "nothing")
-    assert processor._flags() == frozenset()
+    monkeypatch.setattr(cpu, "Path", lambda _: listed)
+    assert cpu.flags() == {"fpu", "amx_tile", "amx_bf16"}
+    monkeypatch.setattr(cpu, "Path", lambda _: tmp_path / "nothing")
+    assert cpu.flags() == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from as_amx import cpu_of, native, plain_c, run_configs
 from checking import call, check, make_operands
-from convdispatch_amx import convolve, instructions, probe, weights
+from convdispatch_amx import convolve, instructions, probe
 from plans import table_cases
 
 import convdispatch
@@ -26,8 +26,9 @@ from convdispatch.device import runtime
 from convdispatch.device.programs import kernels
 from convdispatch.measurement import reference
 from convdispatch.measurement.search.families import draw, entering, families, family_limit, plane_errors
+from convdispatch.selection.plugins.loader import plugins
 
-TILES, WEIGHTS = convolve.Tiles(), weights.Weights()
+TILES, WEIGHTS = (plugins().solvers[name].solver for name in ("amx.tiles", "amx.weights"))
 LAYOUTS = ("nchw", "nhwc")
 
 

@@ -24,6 +24,7 @@ from test_amx_kernels import BANDS, EPILOGUES, SHAPES, ways
 
 import convdispatch
 from convdispatch import ConvProblem, Solver
+from convdispatch.api import cpu as api_cpu
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
@@ -31,7 +32,7 @@ from convdispatch.device.programs import kernels
 from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
-VECTORS, WEIGHTS = vectors.Vectors(), vectors.VectorWeights()
+VECTORS, WEIGHTS = (plugins().solvers[name].solver for name in ("amx.vectors", "amx.vector_weights"))
 CPU = DeviceInfo("a CPU", "intel", "cpu", "", simd_width=16, compute_units=4)
 
 
@@ -82,11 +83,12 @@ def run(queue, cpu, problem: ConvProblem, *changes: dict, **options) -> float:
     ],
 )
 def test_missing(monkeypatch, flags, system, words):
-    monkeypatch.setattr(processor.platform, "system", lambda: system)
-    monkeypatch.setattr(processor.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(processor, "_flags", lambda: frozenset(flags.split()))
-    monkeypatch.setattr(processor.ctypes, "CDLL", lambda *_, **__: pytest.fail("no leave is needed"))
-    assert processor.missing.__wrapped__(True) == words
+    monkeypatch.setattr(api_cpu.platform, "system", lambda: system)
+    monkeypatch.setattr(api_cpu.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(api_cpu, "flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr(api_cpu.ctypes, "CDLL", lambda *_, **__: pytest.fail("no leave is needed"))
+    monkeypatch.setattr(processor, "lacking", api_cpu.lacking.__wrapped__)
+    assert processor.missing(True) == words
 
 
 @pytest.mark.parametrize(

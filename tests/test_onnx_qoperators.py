@@ -115,7 +115,8 @@ def test_pools_and_joins(dtype):
 @pytest.mark.parametrize("across", [0, 1])
 def test_a_linear_map(across):
     random = np.random.default_rng(1)
-    x, w = random.integers(0, 256, (3, 40)).astype(np.uint8), random.integers(-128, 128, (40, 24)).astype(np.int8)
+    x = random.integers(0, 256, (3, 40)).astype(np.uint8)
+    w = random.integers(-64, 64, (40, 24)).astype(np.int8)  # without VNNI onnxruntime's pairs of products saturate
     w = np.ascontiguousarray(w.T) if across else w
     scales = random.uniform(0.001, 0.01, 24).astype(np.float32)
     bias, zeros = random.integers(-3000, 3000, 24).astype(np.int32), np.zeros(24, np.int8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import io
 
@@ -133,6 +134,32 @@ def test_what_only_another_argument_asks_for_is_kept():
         fused.get_submodule("gate.0").weight.data.mul_(2)
         model.gate[0].weight.data.mul_(2)
         assert error(fused(x, skip), model(x, skip)) < 1e-5
+
+
+class Answer(collections.OrderedDict):
+    """As transformers' ModelOutput: a place asks for the value there."""
+
+    def __getitem__(self, key):
+        return list(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
+
+
+class Answering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
+
+    def forward(self, x):
+        return Answer(y=self.conv(x))
+
+
+def test_an_answer_of_a_kind_of_its_own_stays_one():
+    model, x = Answering().eval(), torch.randn(2, 8, 9, 9)
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        got = fused(x)
+        assert type(got) is Answer
+        assert error(got[0], model(x)[0]) < 1e-5
+    assert ct.fusion(fused).fused == ("conv.0 + conv.1",)
 
 
 @pytest.mark.parametrize("ask", ["isinstance", "torch.jit", "is_tensor"])

@@ -54,6 +54,11 @@ class _Tracer(fx.Tracer):
             return _Sized(node, self, self._tensors[str(node.target)])
         return _Proxy(node, self)
 
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, dict) and type(a) is not dict:  # it would become a plain one, as transformers' ModelOutput
+            raise fx.proxy.TraceError(f"it makes a {type(a).__name__}, which torch.fx does not keep")
+        return super().create_arg(a)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # Hooks must be called with tensors.
         ours = type(m).__module__.startswith("convdispatch.torch")
