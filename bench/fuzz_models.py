@@ -117,6 +117,28 @@ def _layer(rng: random.Random, ndim: int, channels: int) -> tuple[nn.Module, int
     return Gate(adaptive(1), conv(channels, channels, 1)), channels
 
 
+def _tie(rng: random.Random, layers: list[nn.Module]) -> None:
+    """Layers share their weights, as a module or as a parameter of views."""
+    by_shape: dict[Any, list[nn.Module]] = {}
+    for layer in nn.ModuleList(layers).modules():
+        if isinstance(layer, OF[1][:2] + OF[2][:2] + OF[3][:2]):
+            by_shape.setdefault((type(layer), layer.weight.shape), []).append(layer)
+    for same in by_shape.values():
+        for other in same[1:]:
+            other.weight = same[0].weight
+        if len(same) == 1 and rng.random() < 0.5:  # weights that start inside of a larger tensor
+            (layer,) = same
+            wide = torch.cat([layer.weight.detach().flatten()[:4], layer.weight.detach().flatten()])
+            layer.weight = nn.Parameter(wide[4:].view(layer.weight.shape))  # type: ignore[arg-type]
+
+
+def _keeps_shape(layer: nn.Module, x: torch.Tensor) -> bool:
+    try:
+        return bool(layer(x).shape == x.shape)
+    except RuntimeError:  # its own input had another shape
+        return False
+
+
 def made(rng: random.Random) -> Any:
     """A model of 3 to 8 layers that takes its own ``shape``."""
     ndim = rng.choice([1, 2, 2, 2, 2, 2, 2, 3])
@@ -138,6 +160,10 @@ def made(rng: random.Random) -> Any:
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             nn.init.uniform_(layer.running_mean, -0.5, 0.5)
             nn.init.uniform_(layer.running_var, 0.5, 1.5)
+    if rng.random() < 0.2:
+        _tie(rng, layers)
+    if rng.random() < 0.1 and _keeps_shape(layers[-1], x):
+        layers.append(layers[-1])
     model: Any = Model(*layers) if rng.random() < 0.7 else Plain(layers)
     model.shape = shape
     return model.train(rng.random() < 0.4)

@@ -277,7 +277,7 @@ def test_product(queue, device, planes, listed, lined, tiles, goes_on):
         assert one.tobytes() == other.tobytes(), "the stand-in rounds otherwise than the processor"
 
 
-@pytest.mark.parametrize("line", ["tdpbssd %%tmm6, %%tmm4, %%tmm0", "nop"])
+@pytest.mark.parametrize("line", ["tdpfp16ps %%tmm6, %%tmm4, %%tmm0", "nop"])
 def test_unknown_instructions_do_not_pass(line):
     with pytest.raises(AssertionError, match="does not know"):
         translated(f'__asm__ volatile("{line}" ::: "memory");')

@@ -268,6 +268,13 @@ def test_what_it_rejects():
     assert SOLVER.rejects(ConvProblem(mb=0), CPU) == "1 image or more, got 0"
     no_double = DeviceInfo("small", "arm", "gpu", "mali")
     assert "float64" in SOLVER.rejects(ConvProblem(dtype="float64"), no_double)
+    assert SOLVER.rejects(ConvProblem(), no_double) == "work groups of 64 items or more, got 1"
+    least = DeviceInfo("least", "arm", "gpu", "mali", max_work_group_size=64, max_work_item_sizes=(64, 1, 1),
+                       local_mem_size=9216, fp64=True)  # fmt: skip
+    for changes in ({}, {"dtype": "float64"}, {"direction": "bwd_data"}, {"direction": "bwd_weights"}):
+        problem = ConvProblem(mb=2, ic=16, oc=16, ih=8, iw=8, kh=3, kw=3).replace(**changes)
+        assert SOLVER.rejects(problem, least) is None
+        assert list(SOLVER.configs(problem, least))
 
 
 @pytest.mark.parametrize("repeats", [1, 3])

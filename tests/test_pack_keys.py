@@ -47,6 +47,8 @@ GEOMETRIES = [
 class Emulated(TensorCores):
     """Packs as on a Hopper GPU, in plain C; what reads the packed form is left out."""
 
+    name = "nvidia.emulated"
+
     def rejects(self, problem, device):
         return self.limits(problem, HOPPER)
 
@@ -68,6 +70,8 @@ class _Packer(NvidiaPlan):
 
 class EmulatedWinograd(Winograd):
     """The same for ``nvidia.winograd``."""
+
+    name = "nvidia.emulated_winograd"
 
     def rejects(self, problem, device):
         return self.limits(problem, HOPPER)

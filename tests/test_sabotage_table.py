@@ -83,7 +83,7 @@ KINDS = {
         "must return workspace_size",
     ),
     "event_that_is_a_wait": (
-        "class Done:\n    pass\nPlan.enqueue = lambda self, *a, **k: Done()", "failed as it ran: "
+        "class Done:\n    pass\nPlan.enqueue = lambda self, *a, **k: Done()", "enqueue must return an event"
     ),
     "enqueue_of_another_form": ("Plan.enqueue = lambda self, queue: None", "failed as it ran: "),
     "frees_its_own_plan": (

@@ -74,7 +74,15 @@ def _turned(p, model):
         p.data = p.data.transpose(0, 1)
 
 
+def _few(p, model):
+    """Single elements, far from one another."""
+    if p.ndim == 4 and p.shape[2] == 3:
+        for place in ((3, 5, 1, 1), (9, 2, 0, 2), (17, 7, 2, 0), (28, 1, 1, 2)):
+            p.data[place] += 3.0
+
+
 WRITES = {
+    "few": _few,
     "clamp": _clamp,
     "clamp of one value": _clamp_few,
     "sub": lambda p, model: p.data.sub_(0.01),
@@ -107,7 +115,7 @@ def test_a_write_between_two_calls(write, mode, frozen):
             assert right(model, x)
 
 
-@pytest.mark.parametrize("write", ["clamp", "sub", "new", "copy", "load", "mean of models", "numpy"])
+@pytest.mark.parametrize("write", ["few", "clamp", "sub", "new", "copy", "load", "mean of models", "numpy"])
 def test_a_write_to_a_fused_model(write):
     model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 1)).eval()
     fused, x = ct.convert(model, fuse=True), torch.randn(2, 8, 9, 9)
@@ -123,6 +131,35 @@ def test_a_write_to_a_fused_model(write):
                 WRITES[write](p, fused)
             check()
             check()
+
+
+@pytest.mark.parametrize("place", range(0, 9216, 1999))
+def test_a_write_to_one_element(place):
+    """As whoever ablates a model writes it; a sample of the memory misses it ten times of eleven."""
+    model, x = net(True), torch.randn(2, 8, 9, 9)
+    for value in (9.0, 0.0):
+        assert right(model, x)
+        model[2].weight.data.view(-1)[place] = value
+    assert right(model, x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parameters_can_be_swapped(mode):
+    """PyTorch refuses tensors that have a weak reference; modules swap theirs where torch.__future__ asks for it."""
+    model, x = net(True), torch.randn(2, 8, 9, 9)
+    with MODES[mode]():
+        assert right(model, x)
+    for p in model.parameters():
+        torch.utils.swap_tensors(p, nn.Parameter(p.detach() * 1.5, requires_grad=False))
+    with MODES[mode]():
+        assert right(model, x)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.bfloat16().float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    with MODES[mode]():
+        assert right(model, x)
 
 
 def test_clipping_of_a_critic_between_its_steps():

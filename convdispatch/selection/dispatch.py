@@ -6,7 +6,6 @@ Who is chosen stands in ``ranking``.
 from __future__ import annotations
 
 import functools
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -44,7 +43,7 @@ from .layer_chain import call_state
 from .planpack import decisions, from_environment
 from .plugins import faults, verdicts
 from .plugins.loader import plugins
-from .prepared import Constant, Prepared
+from .prepared import Constant, Prepared, no_event
 from .solver_query import checked_plan, guarded, planned_as
 from .visible_problem import visible_problem
 
@@ -341,11 +340,6 @@ def _lacked(
         raise error
     lacked(problem, device, solver, size, error)
     quarantine(problem, device, solver, f"no memory: {words(error)}", policy, error)
-
-
-def no_event(prepared: Prepared, found: Any) -> PluginError:
-    """For a plan that answers something else than an event."""
-    return PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(found)}")
 
 
 def _tunes(policy: Policy) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import reprlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from .plugins.loader import plugins
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Constant", "Prepared", "constant", "enqueue_plan"]
+__all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event"]
 
 _tokens = itertools.count(1)
 
@@ -305,6 +306,11 @@ class Prepared:
         return enqueue_plan(self._seen, self.plan, queue, x, w, y, scratch, wait_for, bias, residual)
 
 
+def no_event(prepared: Prepared, found: Any) -> PluginError:
+    """For a plan that answers something else than an event."""
+    return PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(found)}")
+
+
 class _Epilogue:
     """What the solver does not fuse, as one pass over the written tensor after the convolution."""
 
@@ -343,4 +349,6 @@ class _Epilogue:
         if self.accumulates:
             operands[self._written] = runtime.allocate(queue, self._bytes)
         event = prepared._enqueue_plan(queue, *operands.values(), scratch, bias, residual, wait_for)
+        if not hasattr(event, "wait"):  # before this pass waits for it
+            raise no_event(prepared, event)
         return self._launch(queue, (out, operands[self._written], bias, residual), [event])

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["Reads"]
+__all__ = ["Reads", "unwatch"]
 
 _reads: dict[int, int] = {}
 """By the id of a parameter that is watched: how often its ``.data`` was read."""
 _aliases: dict[int, Any] = {}
 """By the same: what was handed out last, held weakly. While somebody has it, it may be written any time."""
+_finalizers: dict[int, Any] = {}
+"""By the same: what forgets it when it goes."""
 _DATA: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
 
 
@@ -36,6 +38,15 @@ def _replace(parameter: torch.Tensor, data: torch.Tensor) -> None:
 def _forget(key: int) -> None:
     _reads.pop(key, None)
     _aliases.pop(key, None)
+    _finalizers.pop(key, None)
+
+
+def unwatch(parameter: torch.Tensor) -> None:
+    """Hold nothing of the parameter any more, not even weakly; what is asked of it next answers that it was read."""
+    finalizer = _finalizers.get(id(parameter))
+    if finalizer is not None:
+        finalizer.detach()
+        _forget(id(parameter))
 
 
 class Reads:
@@ -48,7 +59,7 @@ class Reads:
             torch.nn.Parameter.data = property(_read, _replace, doc=_DATA.__doc__)  # type: ignore[assignment,misc]
         self._key = id(parameter)
         if self._key not in _reads:
-            weakref.finalize(parameter, _forget, self._key)
+            _finalizers[self._key] = weakref.finalize(parameter, _forget, self._key)
         self._seen = _reads.setdefault(self._key, 0)
 
     def since(self) -> bool:

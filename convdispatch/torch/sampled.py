@@ -1,7 +1,7 @@
 """Whether a tensor on the CPU still holds its values, by a sample of its memory: about 0.5 µs a look.
 
-For writes that PyTorch's version counter does not see, those through ``p.data``. What a training loop writes that way
-is found for certain:
+For writes that neither PyTorch's version counter nor a read of a parameter's ``.data`` (``data_reads``) tells: those
+of a view that somebody keeps, NumPy's say. What a training loop writes that way is found for certain:
 
 - all values, as a decay, a mean of models, a step of an optimizer or new values write them;
 - what a bound changes (``clamp_``): the greatest and the least value are in the sample;

@@ -1,13 +1,14 @@
 """Which weights are constant, and until when: their packed forms are kept with the tensor while its values hold.
 
-PyTorch's version counter and the tensor's address tell most writes. ``p.data`` has a counter of its own, so what is
-written through it is found on CPUs by a sample of the memory (``sampled``). On CUDA, where reading would wait for the
-device, a parameter of which ``.data`` was read may have been written (``data_reads``), and fewer weights are taken for
+PyTorch's version counter and the tensor's address tell most writes. ``p.data`` has a counter of its own, so a parameter
+of which it was read may have been written (``data_reads``). What else has the memory, NumPy's views say, is found on
+CPUs by a sample of it (``sampled``). On CUDA, where reading would wait for the device, fewer weights are taken for
 constant.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from ..selection.prepared import Constant
-from .data_reads import Reads
+from .data_reads import Reads, unwatch
 from .sampled import Sample
 
 __all__ = ["promise", "still"]
@@ -41,16 +42,16 @@ class _Seen:
         self.sample: Sample | None = None
         # A weak reference holds the number, not the memory, so that no other storage can have the same one.
         self.storage = tensor.untyped_storage()._weak_ref() if tensor.is_cuda else 0
-        self.reads = Reads(tensor) if tensor.is_cuda and isinstance(tensor, torch.nn.Parameter) else None
+        self.reads = Reads(tensor) if isinstance(tensor, torch.nn.Parameter) else None
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has the memory, and as far as can be told the values, that it had."""
         if self.version != tensor._version or self.address != tensor.data_ptr() or self.stride != tensor.stride():
             return False
-        if self.sample is not None:
-            return self.sample.holds()
         if self.reads is not None and self.reads.since():
             return False
+        if self.sample is not None:
+            return self.sample.holds()
         return not self.storage or self.storage == tensor.untyped_storage()._cdata
 
     def pack(self, tensor: torch.Tensor) -> Constant | None:
@@ -65,6 +66,26 @@ class _Seen:
 
 
 _seen: dict[int, _Seen] = {}
+
+
+def _forget_before_swaps() -> None:
+    """From now on ``torch.utils.swap_tensors`` finds no weak reference of ours: it refuses tensors that have one.
+
+    Modules call it for every parameter that they move or load, where ``torch.__future__`` asks them to.
+    """
+    swap = torch.utils.swap_tensors
+    if hasattr(swap, "forgets_weights"):
+        return
+
+    @functools.wraps(swap)
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        for tensor in (t1, t2):
+            _seen.pop(id(tensor), None)
+            unwatch(tensor)
+        swap(t1, t2)
+
+    swap_tensors.forgets_weights = True  # type: ignore[attr-defined]
+    torch.utils.swap_tensors = swap_tensors
 
 
 def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
@@ -90,6 +111,7 @@ def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
     key = id(weight)
     seen = _seen.get(key)
     if seen is None or seen.tensor() is not weight:
+        _forget_before_swaps()
         seen = _seen[key] = _Seen(weight, lambda _: _seen.pop(key, None))
         return seen.pack(weight) if isinstance(weight, torch.nn.Parameter) else None
     if not seen.holds(weight):

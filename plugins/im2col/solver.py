@@ -17,6 +17,9 @@ __all__ = ["Im2col"]
 _CPU_CAPS = (8 << 20, 2 << 20, 1 << 19, 1 << 16)
 _GPU_CAPS = (1 << 30, 256 << 20, 32 << 20, 1 << 20)
 
+_ITEMS, _LOCAL = 64, 9216
+"""What the least tile of a GPU's product takes, of float64."""
+
 _METHODS = {
     "lower": product.WindowProduct,
     "flipped": product.WindowProduct,
@@ -38,7 +41,14 @@ class Im2col(Solver):
         """Only what the device cannot store, and what has nothing to compute."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        return device.supports(problem.dtype)
+        if why := device.supports(problem.dtype):
+            return why
+        items = min(device.max_work_group_size, device.max_work_item_sizes[0])
+        if device.type != "cpu" and items < _ITEMS:
+            return f"work groups of {_ITEMS} items or more, got {items}"
+        if device.type != "cpu" and device.local_mem_size < _LOCAL:
+            return f"{_LOCAL} bytes of local memory or more, got {device.local_mem_size}"
+        return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """The best method's choices under the default cap first, then smaller caps; the last is the floor."""

@@ -2,10 +2,9 @@
 
     Y = AT ((G g GT) * (BT d B)) A      tile by tile, the products summed over the channels in between
 
-Intermediates are larger than results: by up to 158 (root mean square) for the tiles that ``"float32"`` admits, in
-weights' gradients by up to 245. Operands of 1e16 each, or of a product of 1e32, overflow nowhere in sums of up to 1e5
-terms; beyond, infinities come before a direct sum's, for F(6, 3) from 3e38 / (241 sqrt(terms)) on (see
-docs/use/accuracy.md).
+Intermediates are larger than results, by up to 11 (root mean square) for the tiles that ``"float32"`` admits, up to 30
+in weights' gradients, as powers of two go from the data's transform to the results'. Infinities come at most a factor
+of ten before a direct sum's (see docs/use/accuracy.md).
 
 Each kind of device has a room of its own, ``cpu`` and ``gpu``; ``transforms`` makes the matrices, ``program`` prints
 products with them.

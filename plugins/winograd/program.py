@@ -71,6 +71,16 @@ def _dyadic(value: Fraction) -> bool:
     return value.denominator & (value.denominator - 1) == 0
 
 
+def _outside(form: Form) -> Fraction:
+    """The factor outside of a form's sum: many of 1 are left within, then many that a float holds exactly."""
+
+    def quality(by: Fraction) -> tuple[int, int, bool]:
+        found = [abs(value / by) for value in form.values()]
+        return found.count(Fraction(1)), sum(_dyadic(value) for value in found), abs(by) == 1
+
+    return max(form.values(), key=quality)
+
+
 class _Writer:
     def __init__(self, type_: str, dtype: str, prefix: str, indent: str) -> None:
         self.type, self.dtype, self.prefix, self.indent = type_, dtype, prefix, indent
@@ -113,23 +123,19 @@ class _Writer:
                 odd = {name: value for name, value in first.items() if second[name] == -value}
                 if len(even) + len(odd) < len(first) or not even or not odd:
                     continue
-                shared, factor = self._scaled(even)
-                scaled = self._scaled(odd)
+                outside = _outside(even), _outside(odd)
+                if len(even) > 1 and all(abs(factor) != 1 for factor in outside):
+                    outside = Fraction(1), outside[1]  # once inside, not once for each form
+                shared, factor = self._scaled(even, outside[0])
+                scaled = self._scaled(odd, outside[1])
                 for k, sign in ((i, 1), (j, -1)):
                     result[k] = {shared: factor}, scaled, sign
         return [found or (form, None, 1) for found, form in zip(result, forms, strict=True)]
 
-    def _scaled(self, form: Form) -> tuple[str, Fraction]:
+    def _scaled(self, form: Form, factor: Fraction) -> tuple[str, Fraction]:
         """A value and a factor whose product is the form."""
         if len(form) == 1:
             return next(iter(form.items()))
-
-        def quality(by: Fraction) -> tuple[int, int, bool]:
-            """Many factors of 1, then many that a float holds exactly."""
-            found = [abs(value / by) for value in form.values()]
-            return found.count(Fraction(1)), sum(_dyadic(value) for value in found), abs(by) == 1
-
-        factor = max(form.values(), key=quality)
         return self._temporary({name: value / factor for name, value in form.items()}), factor
 
     def _temporary(self, form: Form) -> str:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
-__all__ = ["Matrix", "Transform", "default_points", "transform"]
+__all__ = ["Matrix", "Transform", "default_points", "in_range", "transform"]
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -92,35 +92,45 @@ def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None, once: 
     norms = [math.prod((p - q for q in finite if q != p), start=Fraction(1)) for p in finite] + [Fraction(1)]
     g, a = _powers(finite, r), _powers(finite, m)
     if once == "g":
-        lowered = [_lowered(row) for row in a]
+        lowered = [_power(row) for row in a]
         g = [[value * power / norm for value in row] for row, power, norm in zip(g, lowered, norms, strict=True)]
         a = [[value / power for value in row] for row, power in zip(a, lowered, strict=True)]
     else:
-        raised = [_raised(row, alpha) for row in g]
+        raised = [_power(row) for row in g]
         g = [[value / power for value in row] for row, power in zip(g, raised, strict=True)]
         a = [[value * power / norm for value in row] for row, power, norm in zip(a, raised, norms, strict=True)]
     at = [list(column) for column in zip(*a, strict=True)]
     return Transform(m, r, finite, _freeze(at), _freeze(g), _freeze(bt))
 
 
-def _lowered(row: list[Fraction]) -> Fraction:
-    """The power of two that leaves ``at`` for ``g``: below a row's largest value from 16 on.
+def _power(row: list[Fraction]) -> Fraction:
+    """The power of two that a row of a point's powers leaves for the other matrix, which takes the divisions.
 
-    Products of transformed tiles would be that much smaller than the results otherwise, in two dimensions its square,
-    and subnormal long before these are.
+    Near the row's norm, rather below it, from 3 on; less is not worth an operation. Products of transformed tiles would
+    be that much smaller than the results otherwise, in two dimensions its square, and subnormal long before these are;
+    or, in the weights' gradient, that much larger, and infinite.
     """
-    most = math.floor(math.log2(max(map(abs, row))))
-    return Fraction(2**most if most >= 4 else 1)
+    norm = math.hypot(*map(float, row))
+    return Fraction(2 ** math.floor(math.log2(1.25 * norm)) if norm >= 3 else 1)
 
 
-def _raised(row: list[Fraction], alpha: int) -> Fraction:
-    """The power of two that leaves ``g`` for ``at``: below a row's largest value from 8 on; of 9 near its norm.
+def in_range(along_h: Transform, along_w: Transform) -> tuple[Transform, Transform]:
+    """Both axes' transforms with a power of two moved from the last of the data to the last of the results.
 
-    Products of transformed tiles then stay near the results' size, and overflow hardly before these do; below it is
-    not worth an operation.
+    ``bt`` makes elements larger by far, and products of them would overflow long before the results do. The power is as
+    large as keeps transformed elements above those of the data, so that none is subnormal that was not. Small tiles,
+    and those of one dimension, grow by less than 10 times a direct sum's terms as they are.
     """
-    most, norm = math.floor(math.log2(max(map(abs, row)))), math.hypot(*map(float, row))
-    return Fraction(2**most if most >= 3 else 2 ** round(math.log2(norm)) if norm >= 3 and alpha > 8 else 1)
+    if min(along_h.alpha, along_w.alpha) < 7:
+        return along_h, along_w
+    least = [min(math.hypot(*map(float, row)) for row in each.bt) for each in (along_h, along_w)]
+    power = Fraction(2 ** math.floor(math.log2(math.prod(least))))
+    scaled = replace(along_w, bt=_times(along_w.bt, 1 / power), at=_times(along_w.at, power))
+    return along_h, scaled
+
+
+def _times(matrix: Matrix, factor: Fraction) -> Matrix:
+    return tuple(tuple(value * factor for value in row) for row in matrix)
 
 
 def _monic(roots: tuple[Fraction, ...] | list[Fraction], size: int) -> list[Fraction]:

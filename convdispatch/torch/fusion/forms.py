@@ -20,6 +20,7 @@ from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import cpu_device
 from ...device import runtime
 from .. import counting, ranks
+from ..data_reads import Reads
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..geometry import DTYPES
@@ -202,7 +203,8 @@ class _State:
         # Tensors made in inference mode do not count the writes to them.
         self._unseen = any(tensor.is_inference() for _, _, tensor in held)
         self._held = [] if self._unseen else [(*each, each[2]._version, each[2].data_ptr()) for each in held]
-        # Writes through .data are not counted either.
+        # Writes through .data are not counted either, nor those of other views of the memory.
+        self._reads = [] if self._unseen else [Reads(t) for _, _, t in held if isinstance(t, torch.nn.Parameter)]
         self._samples = [] if self._unseen else [s for s in (Sample.of(tensor) for _, _, tensor in held) if s]
         self._tensors = [tensor for _, _, tensor in held]
 
@@ -214,7 +216,7 @@ class _State:
         for table, name, tensor, version, address in self._held:
             if table.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
                 return False
-        return all(sample.holds() for sample in self._samples)
+        return not any(reads.since() for reads in self._reads) and all(sample.holds() for sample in self._samples)
 
     def disturbed(self) -> bool:
         """Whether layers must be called one by one: in training, for hooks, or as writes to weights are not seen."""

@@ -49,6 +49,10 @@ def _function(name: str, parameters: str, body: str) -> str:
     return f"inline void {name}({parameters}) {{\n{body}}}\n\n"
 
 
+def _scaled(value: str, power: float) -> str:
+    return value if power == 1 else f"{power!r}f * ({value})"
+
+
 def _zeros(to: _Place, ks: Iterable[int]) -> str:
     return "".join(f"  {to.write(f'i{k}', '(V)(0.0f)')}\n" for k in ks)
 
@@ -60,12 +64,19 @@ def _ahead(place: _Place, count: int, write: bool) -> str:
 
 
 def forward_functions(
-    g: Geometry, name: str, given: tuple[int, ...], stride: int, conjugate: bool, stream: bool = False
+    g: Geometry,
+    name: str,
+    given: tuple[int, ...],
+    stride: int,
+    conjugate: bool,
+    stream: bool = False,
+    power: float = 1.0,
 ) -> str:
     """``<name>_line`` (line to slot) and, as needed, ``_edge``, ``_middle`` and ``_column``.
 
     ``given``: elements along d, h, w that may differ from 0. ``stride``: floats from frequency to frequency of the
-    spectrum. ``conjugate``: the spectrum's conjugate is what is written. ``stream``: it is written past the caches.
+    spectrum. ``conjugate``: the spectrum's conjugate is what is written, ``power``: so many times it, ``stream``: past
+    the caches.
     """
     sizes, order, lanes = g.tiling.sizes, g.order, g.lanes
     n = sizes[order[0]]
@@ -81,7 +92,8 @@ def forward_functions(
         return value[1:] if value.startswith("-") else "-" + value
 
     def write(output: str, value: str) -> str:
-        return to.write(output, signed(output, value))
+        value = signed(output, value)
+        return to.write(output, _scaled(value, power) if len(order) == 1 else value)
 
     body = codelet(n, "real_forward", given=given[order[0]]).text(lambda j: f"line[{j}]", write)
     if not g.edges:
@@ -101,12 +113,16 @@ def forward_functions(
         slot = _Place("t", pair, lanes)
     last = order[-1]
     parameters = "local const float *restrict t, global float *restrict s"
-    body = codelet(sizes[last], way, given=given[last]).text(slot.read, spectrum.write)
+
+    def scaled(output: str, value: str) -> str:
+        return spectrum.write(output, _scaled(value, power))
+
+    body = codelet(sizes[last], way, given=given[last]).text(slot.read, scaled)
     text += _function(f"{name}_column", parameters, ("" if stream else _ahead(spectrum, sizes[last], True)) + body)
     if g.edges:
 
         def conjugated(output: str, value: str) -> str:
-            return spectrum.write(output, signed(output, value))
+            return scaled(output, signed(output, value))
 
         m = sizes[last]
         body = codelet(m, "real_forward", given=given[last]).text(slot.read, conjugated)
@@ -141,7 +157,7 @@ def inverse_functions(g: Geometry, name: str, wanted: tuple[tuple[int, ...], ...
     parameters = "global const float *restrict s, local float *restrict t"
 
     def write(output: str, value: str) -> str:
-        return slot.write(kept(output), value)
+        return slot.write(kept(output), _scaled(value, g.taken_out[1]))
 
     body = codelet(sizes[last], "inverse", wanted=wanted[last]).text(spectrum.read, write)
     text += _function(f"{name}_column", parameters, _ahead(spectrum, sizes[last], False) + body)

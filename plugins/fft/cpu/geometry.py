@@ -95,6 +95,19 @@ class Geometry:
         n = self.tiling.sizes[self.order[0]]
         return () if len(self.order) != 2 else (0, n // 2) if n % 2 == 0 else (0,)
 
+    @property
+    def taken_out(self) -> tuple[float, float]:
+        """Powers of two by which x's spectra are multiplied, and what the inverse's first pass gives.
+
+        Transforms make numbers larger by the root of their points; so no sum of a weights' gradient overflows much
+        before the result does. The other directions have the whole scale in the kernel's spectra.
+        """
+        if not self.weights_gradient:
+            return 1.0, 1.0
+        sizes = self.tiling.sizes
+        first = sizes[self.order[-1]] if len(self.order) > 1 else 1
+        return 2.0 ** -((math.prod(sizes).bit_length() - 1) // 2), 2.0 ** -(first.bit_length() - 1)
+
     def column(self, k: int) -> int:
         """Place of the first frequency of those whose frequency along the real axis is ``k``."""
         if not self.edges:

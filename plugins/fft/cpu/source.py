@@ -123,7 +123,9 @@ def _forward(
         "depth": len(g.order),
         "passes": _passes(g, name, given, False),
     }
-    return forward_functions(g, name, given, stride, conjugate) + kernel_text(__package__, "forward.cl.mako", **values)
+    power = g.taken_out[0] if name == "source" else 1.0
+    functions = forward_functions(g, name, given, stride, conjugate, power=power)
+    return functions + kernel_text(__package__, "forward.cl.mako", **values)
 
 
 def _weights(p: ConvProblem, lane: str) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -219,7 +221,8 @@ def _gradient(g: Geometry) -> str:
     macros |= _panel(g, g.result_blocks, g.result_rows, g.result_stride, g.taps)
     macros |= _numbered("K", _along(g, g.taps)) | _numbered("A", _along(g, strides))
     macros |= _numbered("N", _along(g, g.tiling.sizes))
-    macros |= {"N": g.d if g.along_oc else g.n, "SCALE": f"{g.tiling.scale:.9g}f"}
+    scale = g.tiling.scale / math.prod(g.taken_out)
+    macros |= {"N": g.d if g.along_oc else g.n, "SCALE": f"{scale!r}f"}
     values = {
         "macros": _define(macros),
         "depth": len(g.order),

@@ -112,6 +112,15 @@ class Transform:
         """Rows of half a spectrum."""
         return half(self.columns.size)
 
+    @property
+    def taken_out(self) -> tuple[float, float]:
+        """Powers of two by which the data's spectra are multiplied, and what the inverse's first pass gives.
+
+        Transforms make numbers larger by the root of their points; so no sum overflows much before the result does.
+        """
+        points = self.columns.data.given * self.rows.data.given
+        return 2.0 ** -((points.bit_length() - 1) // 2), 2.0 ** -(self.rows.size.bit_length() - 1)
+
     def own_conjugate(self, row: int) -> bool:
         """Whether a row of the spectrum is the transform of real values: half of it says all."""
         return row == 0 or 2 * row == self.columns.size

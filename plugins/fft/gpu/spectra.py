@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -193,7 +194,8 @@ class Forward(_Pass):
         def place(k: int) -> str:
             return ("if (whole) " if 2 * k > self.row_size else "") + f"to[{k * self.frequency_stride}L]"
 
-        return code.text(_parts(_holes(self.rows_span)), _pairs(place), real="ACC", indent="    ")
+        store = _pairs(place, power=1.0 if self.other else self.transform.taken_out[0])
+        return code.text(_parts(_holes(self.rows_span)), store, real="ACC", indent="    ")
 
 
 class Inverse(_Pass):
@@ -234,7 +236,8 @@ class Inverse(_Pass):
         wanted = self.transform.rows.wanted
         code = codelet(self.row_size, "inverse", wanted=wanted)
         places = {k: j for j, k in enumerate(wanted)}
-        return code.text(_parts(_plain), _pairs(lambda k: f"to[{places[k]}]"), real="ACC", indent="    ")
+        store = _pairs(lambda k: f"to[{places[k]}]", power=self.transform.taken_out[1])
+        return code.text(_parts(_plain), store, real="ACC", indent="    ")
 
     @property
     def column_code(self) -> str:
@@ -256,7 +259,7 @@ class Inverse(_Pass):
     def scale(self) -> float:
         """What results are multiplied with."""
         columns = codelet(self.transform.columns.size, "real_inverse", wanted=self.transform.columns.wanted)
-        return 1.0 / (columns.gain * self.row_size)
+        return 1.0 / (columns.gain * self.row_size * math.prod(self.transform.taken_out))
 
 
 def slots_of(width: int, height: int, total: int, local: int) -> int:
@@ -305,11 +308,12 @@ def _parts(read: Callable) -> Callable:
     return part
 
 
-def _pairs(place: Callable[[int], str], lone: tuple[int, ...] = ()) -> Callable:
-    """Stores pairs: a real part waits for its imaginary one, except those that are ``lone``."""
+def _pairs(place: Callable[[int], str], lone: tuple[int, ...] = (), power: float = 1.0) -> Callable:
+    """Stores pairs times ``power``: a real part waits for its imaginary one, except those that are ``lone``."""
 
     def store(name: str, value: str) -> str:
         part, k = name[0], int(name[1:])
+        value = value if power == 1 else f"{power!r}f * ({value})"
         if part == "i":
             return f"{place(k)} = (PAIR)(out{k}, {value});"
         return f"{place(k)} = (PAIR)({value}, 0);" if k in lone else f"const ACC out{k} = {value};"

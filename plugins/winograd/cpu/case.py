@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
-from ..transforms import Transform, transform
+from ..transforms import Transform, in_range, transform
 
 __all__ = ["Case", "Pair", "summed"]
 
@@ -105,7 +105,7 @@ class Case:
                 return transform(1, 1)
             return transform(taps, self.m, None, "at") if self.weights else transform(self.m, taps)
 
-        return one(self.taps[0]), one(self.taps[1])
+        return in_range(one(self.taps[0]), one(self.taps[1]))
 
     @property
     def tile(self) -> Pair:

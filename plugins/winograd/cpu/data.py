@@ -244,7 +244,7 @@ class DataKernel:
         p = self.case.problem
         if p.constant_weights:
             what = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, self.config["nv"], self.case.lanes]
-            key = "winograd cpu " + json.dumps(what)
+            key = "winograd cpu 2 " + json.dumps(what)  # the number tells transforms of other powers of two apart
             steps = self.steps(context, "w", 0)
             return StepPlan(self.slots_size, steps, self.packed_size, [self.packer(context, 0)], key)
         packing = [self.packer(context, self.slots_size)] if self.packed_blocks == self.blocks else []

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem, TensorLayout
 
-from ..transforms import Matrix, Transform, transform
+from ..transforms import Matrix, Transform, in_range, transform
 
 __all__ = ["Pair", "TileGeometry"]
 
@@ -116,8 +116,8 @@ class TileGeometry:
     def transforms(self) -> tuple[Transform, Transform]:
         """F(m, r) along h and w; for the weights' gradient F(r, m), whose inverse runs once."""
         if self.weights:
-            return tuple(transform(r, m, once="at") for m, r in zip(self.tile, self.taps, strict=True))
-        return tuple(transform(m, r) for m, r in zip(self.tile, self.taps, strict=True))
+            return in_range(*(transform(r, m, once="at") for m, r in zip(self.tile, self.taps, strict=True)))
+        return in_range(*(transform(m, r) for m, r in zip(self.tile, self.taps, strict=True)))
 
     def matrices(self, name: str) -> tuple[Matrix, Matrix]:
         """``bt``, ``g`` or ``at`` along h and w."""

@@ -60,10 +60,10 @@ def passes(context: Any, geometry: TileGeometry, config: Mapping[str, Any]) -> S
 
 
 def pack_key(geometry: TileGeometry) -> str:
-    """Equal for plans that read the same transformed weights."""
+    """Equal for plans that read the same transformed weights; 2 tells transforms of other powers of two apart."""
     problem = geometry.problem
     return repr(
-        ("winograd.gpu", geometry.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g)
+        ("winograd.gpu 2", geometry.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g)
     )
 
 
