@@ -59,7 +59,7 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        if isinstance(a, dict) and type(a) not in _DICTIONARIES:  # it would become a plain one, as transformers' ModelOutput
+        if isinstance(a, dict) and type(a) not in _DICTIONARIES:  # transformers' ModelOutput would be a plain one
             raise fx.proxy.TraceError(f"it makes a {type(a).__name__}, which torch.fx does not keep")
         return super().create_arg(a)
 
