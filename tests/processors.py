@@ -74,6 +74,8 @@ def _forget() -> None:
 
 
 DESCRIBED = "instructions of a processor that is described, and is not there"
+absent: frozenset[str] = frozenset()
+"""The flags of these, in a process that ``become`` changed."""
 
 
 def become(name: str) -> None:
@@ -85,6 +87,7 @@ def become(name: str) -> None:
     from convdispatch_amx import probe as amx_probe
     from convdispatch_int8 import probe as int8_probe
 
+    global absent
     _, flags, target, isa = PROCESSORS[name]
     if target:  # caches know the device alone, not the target that it compiles for
         os.environ |= {
@@ -93,7 +96,7 @@ def become(name: str) -> None:
             "CONVDISPATCH_KERNEL_CACHE": "off",
         }
     os.environ["ONEDNN_MAX_CPU_ISA"] = isa
-    lacking = flags - cpu.flags()
+    absent = lacking = flags - cpu.flags()
     _describe(pytest.MonkeyPatch(), flags)
 
     def described_only(*_: object, **__: object) -> None:
