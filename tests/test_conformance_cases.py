@@ -34,7 +34,7 @@ PROPERTIES = {
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.name)
 def test_every_pair_stands_in_some_case(block):
-    """Counted anew from the letters: what no row holds, no row could."""
+    """Counted anew from the letters: what no row holds, no row could, and that is two large sizes at once."""
     held = {pair for row in block.array.rows for pair in pairs_of(row)}
     names = list(block.letters)
     every = {
@@ -43,7 +43,7 @@ def test_every_pair_stands_in_some_case(block):
         for v, u in itertools.product(block.letters[a], block.letters[b])
     }
     assert every == held | set(block.array.impossible)
-    assert not block.array.impossible
+    assert all(one * other > 1000 for (_, one), (_, other) in block.array.impossible), "its images would be large"
     assert len(held) == block.array.pairs
     assert all(problem_of(row) is not None for row in block.array.rows)
 

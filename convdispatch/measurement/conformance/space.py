@@ -29,7 +29,7 @@ FORMS: dict[str, dict[str, Sequence[int]]] = {
 """Channels: of a group where there are groups. A multiplier is a depthwise convolution of several filters a channel."""
 _AXES: dict[int, dict[str, Sequence[int]]] = {
     1: {"mb": (1, 3, 67), "iw": (9, 16, 33, 131), "kw": (1, 3, 4), "sw": (1, 2, 3), "dw": (1, 2), "pw": (0, 1, 3)},
-    2: {"mb": (1, 2, 67), "ih": (7, 10, 13), "iw": (6, 14, 103), "kh": (1, 2, 3, 5), "kw": (1, 2, 3, 5)}
+    2: {"mb": (1, 2, 67), "ih": (7, 10, 13), "iw": (6, 14, 99), "kh": (1, 2, 3, 5), "kw": (1, 2, 3, 5)}
     | {"sh": (1, 2, 3), "sw": (1, 2, 3), "dh": (1, 2), "dw": (1, 3), "ph": (0, 1, 2), "pw": (0, 1, 2)},
     3: {"mb": (1, 2, 66), "id": (3, 4), "ih": (5, 6), "iw": (4, 7, 99), "kd": (1, 2, 3), "kh": (1, 2, 3), "kw": (1, 3)}
     | {"sd": (1, 2), "sh": (1, 2), "sw": (1, 2), "dd": (1, 2), "dh": (1, 2), "dw": (1, 2)}
