@@ -89,7 +89,8 @@ class Progress:
         left = self.remaining_s
         if left is None:
             return "what remains is not known yet"
-        overdue = self.done < self.total and round(left) == 0
+        # A step that ends within the second is not late: nothing is left to wait for.
+        overdue = self.done < self.total and round(left) == 0 and self._clock() - self._last >= 1
         return "it takes longer than expected" if overdue else f"about {duration(left)} left"
 
 
