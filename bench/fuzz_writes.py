@@ -59,7 +59,12 @@ def _set(p: torch.Tensor) -> None:
 def _swap(program: Any) -> None:
     for p in list(program.model.parameters()):
         other = nn.Parameter(p.detach() * 0.9, requires_grad=p.requires_grad)
-        torch.utils.swap_tensors(p, other)
+        try:
+            torch.utils.swap_tensors(p, other)
+        except RuntimeError as error:  # PyTorch's own, where a recorder's fake tensors refer to the parameter
+            if "weakref" not in str(error):
+                raise
+            p.data = other.data
 
 
 def _mean(program: Any) -> None:
@@ -109,7 +114,8 @@ def _prune(program: Any) -> None:
     """The weights become a new parameter of the same name. (While a mask is kept PyTorch refuses copies.)"""
     models = [program.model] if program.kind == "fused" else [program.model, program.pristine]
     for layer in (layer for model in models for layer in model.modules()):
-        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and "weight" in layer._parameters:
+        own = isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and "weight" in layer._parameters
+        if own and layer.weight.is_contiguous():  # PyTorch prunes no others
             prune.l1_unstructured(layer, "weight", 0.3)
             prune.remove(layer, "weight")
 

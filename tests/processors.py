@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import pyopencl as cl
 import pytest
 
 from convdispatch.api import cpu
@@ -76,6 +77,8 @@ def _forget() -> None:
 DESCRIBED = "instructions of a processor that is described, and is not there"
 absent: frozenset[str] = frozenset()
 """The flags of these, in a process that ``become`` changed."""
+became: str | None = None
+"""The name under which it did."""
 
 
 def become(name: str) -> None:
@@ -87,7 +90,8 @@ def become(name: str) -> None:
     from convdispatch_amx import probe as amx_probe
     from convdispatch_int8 import probe as int8_probe
 
-    global absent
+    global absent, became
+    became = name
     _, flags, target, isa = PROCESSORS[name]
     if target:  # caches know the device alone, not the target that it compiles for
         os.environ |= {
@@ -95,6 +99,7 @@ def become(name: str) -> None:
             "PYOPENCL_NO_CACHE": "1",
             "CONVDISPATCH_KERNEL_CACHE": "off",
         }
+        cl._PYOPENCL_NO_CACHE = True  # which read its variable when it was imported
     os.environ["ONEDNN_MAX_CPU_ISA"] = isa
     absent = lacking = flags - cpu.flags()
     _describe(pytest.MonkeyPatch(), flags)
