@@ -41,6 +41,8 @@ from convdispatch.torch import functional
 LIMIT, GRADIENTS, NARROW = 3e-4, 3e-3, 6e-2
 """Relative errors, in norm: of results, of gradients, of what autocast computes in bfloat16. What is stale, frozen or
 dropped is off by more; what is not is allowed ten times eager PyTorch's own error too."""
+WRONG = 0.3
+"""An error of eager PyTorch's own beyond which it says nothing of ours."""
 STATE = Path(__file__).parent / ".fuzz_torch"
 """The seed that a run is at; one with ``--first N`` has ``.fuzz_torch-N``, so that several go side by side."""
 
@@ -242,8 +244,8 @@ class Program:
             with ct.enable() if self.random.random() < 0.5 else contextlib.nullcontext():
                 WRITES[write](self)
         except Exception:
-            try:  # a batch norm in training takes no single value
-                self.twin(torch.float32)(self.data())
+            try:  # a batch norm in training takes no single value; a result that is overwritten has no gradient
+                self.twin(torch.float32)(self.data()).sum().backward()
             except Exception:
                 return None
             raise
@@ -273,10 +275,12 @@ class Program:
         for name, value in expected.items():
             limit = LIMIT if name == "result" else GRADIENTS
             limit = NARROW * (1 if name == "result" else 5) if narrow else limit
-            limit = max(limit, 10 * error(eager[name], value)) if name in eager else limit
+            own = error(eager[name], value) if name in eager else 0.0
+            if not own <= WRONG:  # PyTorch's bfloat16 gradients of 3-D kernels on 2x2x2 places are, on some processors
+                continue
+            limit = max(limit, 10 * own)
             found = error(got[name], value) if name in got else float("inf")
             if not found <= limit:
-                own = error(eager[name], value) if name in eager else 0.0
                 return f"{name}: error {found:.3g}, allowed {limit:.3g}, eager {own:.3g}, {self.kind}"
         return None
 
