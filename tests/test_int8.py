@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from as_amx import cpu_of, plain_c
-from convdispatch_int8.tiles import Tiles
 
 from convdispatch import ConvProblem, Quantization, conv, policy
 from convdispatch.api import DeviceInfo
@@ -79,7 +78,7 @@ MATRIX = [
 @pytest.mark.parametrize("text", MATRIX)
 def test_matrix_registers_bits_are_the_references(queue, monkeypatch, text):
     """``int8.amx``, whose instructions are plain C where the processor has none."""
-    cpu, problem, chosen = cpu_of(queue.device), ConvProblem.parse(text), Tiles()
+    cpu, problem, chosen = cpu_of(queue.device), ConvProblem.parse(text), plugins().solvers["int8.amx"].solver
     assert chosen.rejects(problem, cpu) is None
     config = next(iter(chosen.configs(problem, cpu)))
     with plain_c(monkeypatch):

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from convdispatch.api import (
-    OPERANDS,
     Areas,
     ConvProblem,
     DeviceInfo,
-    Launch,
     Solver,
     StepPlan,
-    build,
     define,
     kernel_text,
     rates,
@@ -26,8 +20,8 @@ from convdispatch.api import (
 from convdispatch.api.cpu import PAGE, uneven
 
 from .interleaved_code import Product, depthwise_columns, interleave
+from .packed_kernel import PackedKernel
 from .probe import require
-from .processor import serves_vectors
 from .vector_code import NUMBERS, number_macros
 from .vectors import PROBED, VectorsKernel
 
@@ -42,7 +36,7 @@ _CYCLE, _LAUNCH = 64.0, 3e5
 """In operations of the peak, a unit's cycle and the launch."""
 
 
-class InterleavedKernel:
+class InterleavedKernel(PackedKernel):
     """One configuration, worked out without compiling."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
@@ -113,25 +107,21 @@ class InterleavedKernel:
                 text += depthwise_columns(name, columns, self.tall, *given)
         return text + "".join(kernel_text(__package__, name) for name in ("put.cl", "numbers.cl", "interleaved.cl"))
 
-    def areas(self) -> tuple[int, int]:
-        """(bytes of workspace, where packed weights begin): slots first."""
-        areas = Areas(PAGE)
-        areas.add(self.items * self.slot)
-        place = 0 if self.problem.constant_weights else areas.add(self.packed_size)
-        return areas.size, place
+    @property
+    def packing(self) -> tuple[int, int, int]:
+        """A vector of channels is a group."""
+        return self.problem.oc // 16, 16, 1
+
+    packing_group = 1, 16, 1
+
+    @property
+    def pack_key(self) -> list[Any]:
+        """The taps of every vector."""
+        return ["int8.interleaved", *self.problem.w_shape, self.vectors]
 
 
 class Interleaved(Solver):
     """Depthwise quantized convolutions in NHWC whose y is of bytes."""
-
-    name = "int8.interleaved"
-    exact = True
-    quantized = True
-    fuses = frozenset({"bias"})
-
-    def serves(self, device: DeviceInfo) -> str | None:
-        """Intel's runtime on a processor with AVX512-VNNI."""
-        return serves_vectors(device)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Floats, other layouts, forms of channels and results, and lines that fit no cache."""
@@ -186,15 +176,4 @@ class Interleaved(Solver):
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile, once the device has proved that it computes."""
         require(context, "int8.vnni", VectorsKernel, PROBED)
-        kernel = InterleavedKernel(problem, config)
-        program, (size, place) = build(context, kernel.text()), kernel.areas()
-        weights = "w" if problem.constant_weights else "workspace"
-        arguments = ["x", weights, np.int64(place), "y", "bias", "workspace"]
-        run = Launch(program, "conv", (kernel.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
-        pack = Launch(
-            program, "pack", (problem.oc // 16, 16, 1), (1, 16, 1), ["w", "workspace", np.int64(place)], names=OPERANDS
-        )
-        if not problem.constant_weights:
-            return StepPlan(size, [pack, run])
-        key = json.dumps(["int8.interleaved", *problem.w_shape, kernel.vectors])
-        return StepPlan(size, [run], kernel.packed_size, [pack], key)
+        return InterleavedKernel(problem, config).plan(context)

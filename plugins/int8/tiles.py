@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from convdispatch.api import (
-    OPERANDS,
-    Areas,
     ConvProblem,
     DeviceInfo,
-    Launch,
     Solver,
     StepPlan,
-    build,
     define,
     kernel_text,
     rates,
 )
-from convdispatch.api.cpu import PAGE, uneven
+from convdispatch.api.cpu import PAGE, cdiv, uneven
 
 from .band import Band
 from .instructions import CONFIGURE, byte_finish, tile_product
+from .packed_kernel import PackedKernel
 from .probe import require
-from .processor import serves_tiles
 
 __all__ = ["Tiles", "TilesKernel"]
 
@@ -37,16 +30,12 @@ _LEAST = 96
 """Positions of a band below which its weights are read too often."""
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 _STEP, _STORED, _SCATTERED, _COPIED, _READ, _PACKED, _LAUNCH = 5200.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5
 """In operations of the peak, what takes the time of one: a step of a whole tile, sixteen elements of y, one where
 channels are not last, a byte of a band, of weights for a band, of packed weights, a launch."""
 
 
-class TilesKernel:
+class TilesKernel(PackedKernel):
     """One configuration, worked out without compiling."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
@@ -55,26 +44,26 @@ class TilesKernel:
         self.nhwc, self.signed = p.layout == "nhwc", p.dtype == "int8"
         self.in_place = in_place(p)
         self.band = Band(p, 1 if self.in_place else config["rows"], self.unit)
-        self.groups, self.panels = p.g, _ceil(p.oc // p.g, 32)
+        self.groups, self.panels = p.g, cdiv(p.oc // p.g, 32)
         if self.in_place:
             total = p.mb * p.od * p.oh * p.ow
-            self.rows, self.row, self.steps = min(config["rows"], total), p.ic, _ceil(p.ic, self.unit)
-            self.parts, self.bands = _ceil(total, self.rows), _ceil(total, self.rows)
+            self.rows, self.row, self.steps = min(config["rows"], total), p.ic, cdiv(p.ic, self.unit)
+            self.parts, self.bands = cdiv(total, self.rows), cdiv(total, self.rows)
             self.positions, area = self.rows, self.tile * p.ic + self.steps * self.unit
         else:
             self.rows, self.row, self.steps = config["rows"], self.band.row, self.band.steps
-            self.parts = _ceil(p.oh, self.rows)
+            self.parts = cdiv(p.oh, self.rows)
             self.bands = self.parts * p.mb * p.od * p.g
             self.positions, area = self.band.positions, self.band.size(self.tile)
         self.taps = 1 if self.in_place else self.band.taps
         self.panel = self.taps * self.steps * self.unit * 32
-        self.shares = _ceil(self.panels, config["panels"])
+        self.shares = cdiv(self.panels, config["panels"])
         self.jobs = self.bands * self.shares
         self.items = min(self.jobs, config["items"])
         self.area = area
-        self.sums_at = _ceil(area, 64) * 64
+        self.sums_at = cdiv(area, 64) * 64
         self.finish = self.nhwc and p.out_itemsize == 1
-        self.slot = _ceil(self.sums_at + 128 * (self.tile + 3) + 8 * self.positions, PAGE) * PAGE
+        self.slot = cdiv(self.sums_at + 128 * (self.tile + 3) + 8 * self.positions, PAGE) * PAGE
         self.w_sums = self.groups * self.panels * self.panel
         self.packed_size = self.w_sums + 128 * self.groups * self.panels
 
@@ -104,46 +93,29 @@ class TilesKernel:
         files = ("put.cl", "finish.cl", "band.cl", "tiles.cl") if self.finish else ("put.cl", "band.cl", "tiles.cl")
         return text + "".join(kernel_text(__package__, name) for name in files)
 
-    def areas(self) -> tuple[int, int]:
-        """(bytes of workspace, where packed weights begin): slots first."""
-        areas = Areas(PAGE)
-        areas.add(self.items * self.slot)
-        place = 0 if self.problem.constant_weights else areas.add(self.packed_size)
-        return areas.size, place
+    @property
+    def packing(self) -> tuple[int, int, int]:
+        """A panel of 32 channels is a group."""
+        return self.panels, self.groups, 32
 
-    def plan(self, context: Any) -> StepPlan:
-        """Compile."""
-        problem, program = self.problem, build(context, self.text())
-        (size, place), weights = self.areas(), "w" if self.problem.constant_weights else "workspace"
-        extras = ["bias", *(["residual"] if problem.residual else [])]
-        arguments = ["x", weights, np.int64(place), "y", *extras, "workspace"]
-        run = Launch(program, "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
-        items = self.panels, self.groups, 32
-        pack = Launch(program, "pack", items, (1, 1, 32), ["w", "workspace", np.int64(place)], names=OPERANDS)
-        if not problem.constant_weights:
-            return StepPlan(size, [pack, run])
-        order = [problem.w_shape, problem.g, problem.layout, self.unit, self.steps, self.taps]
-        return StepPlan(size, [run], self.packed_size, [pack], json.dumps(["int8", *order]))
+    packing_group = 1, 1, 32
+
+    @property
+    def pack_key(self) -> list[Any]:
+        """Shapes and the form of a panel."""
+        p = self.problem
+        return ["int8", p.w_shape, p.g, p.layout, self.unit, self.steps, self.taps]
 
 
 def in_place(p: ConvProblem) -> bool:
     """Whether x's pixels are the positions of a tile, as they lie."""
     one = p.kd == p.kh == p.kw == p.sd == p.sh == p.sw == p.g == 1
     whole = (p.od, p.oh, p.ow) == (p.id, p.ih, p.iw) and p.pd == p.ph == p.pw == 0
-    return one and whole and p.layout == "nhwc" and _ceil(p.ic, _UNIT) * _UNIT <= _TILE * p.ic
+    return one and whole and p.layout == "nhwc" and cdiv(p.ic, _UNIT) * _UNIT <= _TILE * p.ic
 
 
 class Tiles(Solver):
     """By matrix registers."""
-
-    name = "int8.amx"
-    exact = True
-    quantized = True
-    fuses = frozenset({"bias", "residual"})
-
-    def serves(self, device: DeviceInfo) -> str | None:
-        """Intel's runtime on a processor with AMX-INT8."""
-        return serves_tiles(device)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Floats, few channels a group, and rows that fit no cache."""
@@ -177,24 +149,24 @@ class Tiles(Solver):
         if one.in_place:
             total = p.mb * p.od * p.oh * p.ow
             most = max(_LEAST, target // max(1, p.ic))
-            rows = min(most, max(_LEAST, _ceil(total, wanted)))
-            config["rows"] = _ceil(min(rows, total), _TILE) * _TILE
+            rows = min(most, max(_LEAST, cdiv(total, wanted)))
+            config["rows"] = cdiv(min(rows, total), _TILE) * _TILE
         else:
             line = one.band.step_h * one.band.line * p.kd
             most = max(1, min(p.oh, target // max(1, line)))
             whole = p.mb * p.od * p.g
-            fewest = min(most, _ceil(_LEAST, one.band.places))
-            rows = max(fewest, min(most, _ceil(p.oh * whole, wanted)))
-            config["rows"] = _ceil(p.oh, _ceil(p.oh, rows))
+            fewest = min(most, cdiv(_LEAST, one.band.places))
+            rows = max(fewest, min(most, cdiv(p.oh * whole, wanted)))
+            config["rows"] = cdiv(p.oh, cdiv(p.oh, rows))
         bands = TilesKernel(p, config).bands
-        shares = min(one.panels, max(1, _ceil(2 * units, bands))) if bands < 2 * units else 1
-        config["panels"] = _ceil(one.panels, shares)
+        shares = min(one.panels, max(1, cdiv(2 * units, bands))) if bands < 2 * units else 1
+        config["panels"] = cdiv(one.panels, shares)
         return config
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """By steps of tiles, bytes of bands and weights, and what is stored."""
         kernel = TilesKernel(problem, config)
-        tiles = _ceil(kernel.positions, kernel.tile)
+        tiles = cdiv(kernel.positions, kernel.tile)
         steps = kernel.bands * tiles * kernel.panels * kernel.taps * kernel.steps
         work = _STEP * steps
         elements = math.prod(problem.y_shape)

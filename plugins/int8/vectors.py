@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from convdispatch.api import (
-    OPERANDS,
-    Areas,
     ConvProblem,
     DeviceInfo,
-    Launch,
     Solver,
     StepPlan,
-    build,
     define,
     kernel_text,
     rates,
 )
-from convdispatch.api.cpu import PAGE, uneven
+from convdispatch.api.cpu import PAGE, cdiv, uneven
 
 from .band import Band
+from .packed_kernel import PackedKernel
 from .probe import require
-from .processor import serves_vectors
 from .vector_code import NUMBERS, Tile, number_macros, vector_tile
 
 __all__ = ["PROBED", "Vectors", "VectorsKernel"]
@@ -50,11 +43,7 @@ PROBED = {"rows": 5, "panels": 1, "items": 2}
 """The configuration by which a device proves that it computes."""
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-class VectorsKernel:
+class VectorsKernel(PackedKernel):
     """One configuration, worked out without compiling."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
@@ -63,7 +52,7 @@ class VectorsKernel:
         self.flip = 0x80 if p.dtype == "int8" else 0
         self.in_place, self.flat = where_it_lies(p)
         self.band = Band(p, 1 if self.in_place else config["rows"], 4)
-        self.groups, self.panels = p.g, _ceil(p.oc // p.g, 32)
+        self.groups, self.panels = p.g, cdiv(p.oc // p.g, 32)
         self.last = p.oc // p.g - 32 * (self.panels - 1)
         self.down, self.across = tile_of(p)
         if self.in_place:
@@ -73,19 +62,19 @@ class VectorsKernel:
             self.steps, self.taps, self.offsets = self.band.steps, self.band.taps, self.band.offsets
             self.a_row, self.a_column, area = self.band.line, self.band.row, self.band.size(1)
         height = p.mb * p.od * p.oh * p.ow if self.flat else p.oh
-        self.rows = min(config["rows"], _ceil(height, self.unit) * self.unit)
-        self.parts = _ceil(height, self.rows)
+        self.rows = min(config["rows"], cdiv(height, self.unit) * self.unit)
+        self.parts = cdiv(height, self.rows)
         self.bands = self.parts * p.g * (1 if self.flat else p.mb * p.od)
         self.positions = self.rows * (1 if self.flat else p.ow)
         self.panel = self.taps * self.steps * 4 * 32
-        self.shares = _ceil(self.panels, config["panels"])
+        self.shares = cdiv(self.panels, config["panels"])
         self.jobs = self.bands * self.shares
         self.items = min(self.jobs, config["items"])
         self.area = area
         self.finish = self.nhwc and p.out_itemsize == 1
-        self.numbers_at = _ceil(area, 64) * 64
+        self.numbers_at = cdiv(area, 64) * 64
         words = NUMBERS["sums"] + 32 * self.down * self.across + 64 * config["panels"]
-        self.slot = _ceil(self.numbers_at + 4 * words, PAGE) * PAGE
+        self.slot = cdiv(self.numbers_at + 4 * words, PAGE) * PAGE
         self.w_sums = self.groups * self.panels * self.panel
         self.packed_size = self.w_sums + 128 * self.groups * self.panels
 
@@ -142,26 +131,18 @@ class VectorsKernel:
             return self.rows * self.problem.ow  # all: weights are read once a job
         return max(1, _NEAR // (self.down * self.across * (self.a_column + self.problem.oc)))
 
-    def areas(self) -> tuple[int, int]:
-        """(bytes of workspace, where packed weights begin): slots first."""
-        areas = Areas(PAGE)
-        areas.add(self.items * self.slot)
-        place = 0 if self.problem.constant_weights else areas.add(self.packed_size)
-        return areas.size, place
+    @property
+    def packing(self) -> tuple[int, int, int]:
+        """A panel of 32 channels is a group."""
+        return self.panels, self.groups, 32
 
-    def plan(self, context: Any) -> StepPlan:
-        """Compile."""
-        problem, program = self.problem, build(context, self.text())
-        (size, place), weights = self.areas(), "w" if self.problem.constant_weights else "workspace"
-        extras = ["bias", *(["residual"] if problem.residual else [])]
-        arguments = ["x", weights, np.int64(place), "y", *extras, "workspace"]
-        run = Launch(program, "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
-        items = self.panels, self.groups, 32
-        pack = Launch(program, "pack", items, (1, 1, 32), ["w", "workspace", np.int64(place)], names=OPERANDS)
-        if not problem.constant_weights:
-            return StepPlan(size, [pack, run])
-        order = [problem.w_shape, problem.g, problem.layout, self.band.pixel, self.steps, self.taps]
-        return StepPlan(size, [run], self.packed_size, [pack], json.dumps(["int8.vnni", *order]))
+    packing_group = 1, 1, 32
+
+    @property
+    def pack_key(self) -> list[Any]:
+        """Shapes and the form of a panel."""
+        p = self.problem
+        return ["int8.vnni", p.w_shape, p.g, p.layout, self.band.pixel, self.steps, self.taps]
 
 
 def where_it_lies(p: ConvProblem) -> tuple[bool, bool]:
@@ -177,21 +158,12 @@ def tile_of(p: ConvProblem) -> tuple[int, int]:
     if where_it_lies(p)[1]:
         return 1, min(_MOST, p.mb * p.od * p.oh * p.ow)
     if p.ow > _MOST:
-        return 1, _ceil(p.ow, _ceil(p.ow, _MOST))
+        return 1, cdiv(p.ow, cdiv(p.ow, _MOST))
     return min(p.oh, _MOST // p.ow), p.ow
 
 
 class Vectors(Solver):
     """By AVX512-VNNI."""
-
-    name = "int8.vnni"
-    exact = True
-    quantized = True
-    fuses = frozenset({"bias", "residual"})
-
-    def serves(self, device: DeviceInfo) -> str | None:
-        """Intel's runtime on a processor with AVX512-VNNI."""
-        return serves_vectors(device)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Floats, one channel a group, and rows that fit no cache."""
@@ -228,23 +200,23 @@ class Vectors(Solver):
         if one.flat:
             height, others, line, least = p.mb * p.od * p.oh * p.ow, p.g, p.ic, _LEAST
         else:
-            height, others, least = p.oh, p.mb * p.od * p.g, _ceil(_LEAST, p.ow)
+            height, others, least = p.oh, p.mb * p.od * p.g, cdiv(_LEAST, p.ow)
             line = p.sh * p.iw * p.ic if one.in_place else one.band.step_h * one.band.line * p.kd
         most = max(1, min(height, target // max(1, line)))
-        low, high = (_ceil(rows, one.unit) for rows in (min(most, least), most))
-        wanted = _ceil(_ceil(height * others, 4 * units), one.unit)
+        low, high = (cdiv(rows, one.unit) for rows in (min(most, least), most))
+        wanted = cdiv(cdiv(height * others, 4 * units), one.unit)
 
         def shared(tiles: int) -> tuple[int, int]:
             """(jobs, panels of one): the panels of few bands are shared."""
-            bands = _ceil(height, tiles * one.unit) * others
-            shares = 1 if bands >= 2 * units else min(one.panels, _ceil(2 * units, bands))
-            panels = _ceil(one.panels, shares)
-            return bands * _ceil(one.panels, panels), panels
+            bands = cdiv(height, tiles * one.unit) * others
+            shares = 1 if bands >= 2 * units else min(one.panels, cdiv(2 * units, bands))
+            panels = cdiv(one.panels, shares)
+            return bands * cdiv(one.panels, panels), panels
 
         def work(tiles: int) -> tuple[int, int, int]:
             """What the busiest unit computes, how often bands are made, how far their rows are from those wanted."""
             jobs, panels = shared(tiles)
-            return _ceil(jobs, units) * tiles * panels, one.panels // panels, abs(tiles - wanted)
+            return cdiv(jobs, units) * tiles * panels, one.panels // panels, abs(tiles - wanted)
 
         best = min(range(low, high + 1), key=work)
         return config | {"rows": best * one.unit, "panels": shared(best)[1]}
@@ -253,7 +225,7 @@ class Vectors(Solver):
         """By steps of tiles, bytes of bands and weights, and what is stored."""
         kernel, elements = VectorsKernel(problem, config), math.prod(problem.y_shape)
         size = kernel.down * kernel.across
-        steps = kernel.bands * _ceil(kernel.positions, size) * kernel.panels * kernel.taps * kernel.steps
+        steps = kernel.bands * cdiv(kernel.positions, size) * kernel.panels * kernel.taps * kernel.steps
         work = _STEP * steps * (size + 1) / (_MOST + 1)
         work += _STORED * elements / 16 if kernel.nhwc else _SCATTERED * elements
         work += 0 if kernel.in_place else _COPIED * kernel.bands * kernel.shares * kernel.area
