@@ -64,6 +64,7 @@ CALLED void copy${size}(local uchar *memory, uint base, uint to, global const vo
     ((local uint *)(memory + to))[i] = !aligned ? 0xffffffffu : exists ? ((global const uint *)from)[i] : 0;
 }
 % endfor
+#define prefetch_line(at)
 #define copies_commit()
 #define COPIES_WAIT(left)
 % endif

@@ -46,6 +46,11 @@ inline uint cvt_tf32_f32(float v) {
   return u;
 }
 % endif
+% if "copies" in groups or "bulk" in groups:
+
+// The line of the cache at an address is fetched, and nobody waits.
+inline void prefetch_line(global const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+% endif
 % if "copies" in groups:
 
 // --- copies from global to local memory, without registers and without waiting
@@ -176,9 +181,6 @@ ${copier("copy_box3", "tile", 3, 0)}\
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(map, base + (to), c, w, h, n, ow, oh, bar)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box2(map, base + (to), c0, c1, bar)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box3(map, base + (to), c0, c1, c2, bar)
-
-// The line of the cache at an address is fetched, and nobody waits.
-inline void prefetch_line(global const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // --- between lanes: v of the lane whose number differs from this one's in the bits of ``with``
 inline float shuffle_xor(float v, int with) {

@@ -18,6 +18,7 @@ hopper = t.engine == "wgmma"
 size, unit, out_unit, step = p.out_itemsize, tiling.unit, tiling.out_unit, tiling.rows_at_once
 vector = {16: "uint4", 8: "uint2", 4: "uint", 2: "ushort", 1: "uchar"}[out_unit]
 units = t.bn * size // out_unit
+lines = -(-t.bn * size // 128)
 beside = f"(local {vector} *)(memory + r * {tiling.out_row} + b)"
 three = p.id > 1 or p.od > 1 or p.kd > 1
 whole = tiling.k % t.bk == 0
@@ -30,7 +31,13 @@ turn = "(lane / 2 % 4)" if t.bk == 64 else "(lane % 8)"
 #define SBO ${8 * t.bk}
 #define B_LBO LBO
 #define B_SBO SBO
-#define FINISH(to, s) STORE_OUT(to, 0, finish_sum(table, (int)((uint)(s) + offset), multiplier, RESIDUAL ? LOAD_OUT(to, 0) : 0))
+#define FINISH(s, e) finish_sum(table, (int)((uint)(s) + offset##e), multiplier##e, RESIDUAL ? LOAD_OUT(to, e) : 0)
+// Two neighbouring channels of a place.
+#if OUT_BYTES
+#define FINISH2(s0, s1) *(local ushort *)to = (uchar)FINISH(s0, 0) | (ushort)(uchar)FINISH(s1, 1) << 8
+#else
+#define FINISH2(s0, s1) STORE_OUT(to, 0, FINISH(s0, 0)); STORE_OUT(to, 1, FINISH(s1, 1))
+#endif
 <%def name="piece(slice, at, number)">\
       {
         const int k = ${slice} * ${t.bk} + chunk * 16 + ${number * unit};
@@ -70,6 +77,8 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
   local uint4 area[${tiling.local_bytes // 16}] __attribute__((aligned(1024)));
   SCRATCH(${t.items});
   local uchar *memory = (local uchar *)area;
+  local uint *offsets = (local uint *)(memory + ${tiling.numbers_at});
+  local float *multipliers = (local float *)(offsets + ${t.bn});
   const uint base = LOCAL_BASE(memory);
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int tile = get_group_id(0);
@@ -111,6 +120,22 @@ ${copies(s, s * tiling.stage_bytes)}\
 % endif
   copies_commit();
 % endfor
+  // What each channel needs after its sums, while the first copies are on their way.
+  {
+    global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
+    for (int i = tid; i < ${t.bn}; i += ${t.items}) {
+      const int channel = group * ${tiling.n} + min(n0 + i, ${tiling.n - 1});
+      offsets[i] = (uint)BIASES(table)[channel] - (uint)X_ZERO(table) * (uint)sums_of_w[group * ${tiling.rows} + n0 + i];
+      multipliers[i] = MULTIPLIERS(table)[channel];
+    }
+% if p.residual:
+    for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
+      const int r = i / ${lines}, b = i % ${lines} * 128;
+      if (m0 + r < ${tiling.places} & n0 * ${size} + b < ${tiling.n * size})
+        prefetch_line((global const uchar *)residual + ((long)(m0 + r) * OC + group * ${tiling.n} + n0) * ${size} + b);
+    }
+% endif
+  }
   uint at = 0, next = ${t.ahead * tiling.stage_bytes};
   for (int slice = 0; slice < ${tiling.slices}; ++slice) {
     COPIES_WAIT(${t.ahead - 1});
@@ -171,25 +196,23 @@ ${each_unit(beside, f"(global const {vector} *)((global const uchar *)residual +
   barrier(CLK_LOCAL_MEM_FENCE);
 % endif
   // --- what follows the sums: four lanes hold eight neighbouring channels, two each
-  {
-    global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
-    const int x_zero = X_ZERO(table);
 % for j in range(t.frag_n):
-% for e in range(2):
-    {
-      const int n = n0 + n_warp + ${j * 8 + e} + lane % 4 * 2, channel = group * ${tiling.n} + min(n, ${tiling.n - 1});
-      const uint offset = (uint)BIASES(table)[channel] - (uint)x_zero * (uint)sums_of_w[group * ${tiling.rows} + n];
-      const float multiplier = MULTIPLIERS(table)[channel];
-      local OUT *to = (local OUT *)(memory + (m_warp + lane / 4) * ${tiling.out_row}) + n_warp + ${j * 8 + e} + lane % 4 * 2;
+  {
+    const int n = n_warp + ${j * 8} + lane % 4 * 2;
+    const uint offset0 = offsets[n], offset1 = offsets[n + 1];
+    const float multiplier0 = multipliers[n], multiplier1 = multipliers[n + 1];
+    local uchar *from = memory + (m_warp + lane / 4) * ${tiling.out_row} + n * ${size};
 % for i in range(t.frag_m):
 % for half in range(2):
-      FINISH(to + ${(i * 16 + half * 8) * tiling.out_row // size}, sum[${(i * t.frag_n + j) * 4 + half * 2 + e}]);
-% endfor
-% endfor
+<% s0 = (i * t.frag_n + j) * 4 + half * 2 %>\
+    {
+      local OUT *to = (local OUT *)(from + ${(i * 16 + half * 8) * tiling.out_row});
+      FINISH2(sum[${s0}], sum[${s0 + 1}]);
     }
 % endfor
 % endfor
   }
+% endfor
   barrier(CLK_LOCAL_MEM_FENCE);
 ${each_unit(f"(global {vector} *)((global uchar *)y + byte)", beside)}\
 }

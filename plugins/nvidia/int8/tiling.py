@@ -166,9 +166,14 @@ class Int8Tiling:
         return math.gcd(self.n * self.problem.out_itemsize, _CHUNK)
 
     @property
-    def local_bytes(self) -> int:
-        """Stages, and then y's tile in their place."""
+    def numbers_at(self) -> int:
+        """Bytes before the tile's offsets and multipliers: stages, and then y's tile in their place."""
         return max(self.tile.stages * self.stage_bytes, self.tile.bm * self.out_row)
+
+    @property
+    def local_bytes(self) -> int:
+        """Of a work group."""
+        return self.numbers_at + 8 * self.tile.bn
 
     @functools.cached_property
     def inside(self) -> bool:
