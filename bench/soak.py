@@ -41,6 +41,7 @@ from convdispatch import ConvProblem, policy, runtime
 from convdispatch.api.activations import ACTIVATIONS
 from convdispatch.api.errors import ConvDispatchError, ConvDispatchWarning, InvalidProblem
 from convdispatch.api.policy import current_policy
+from convdispatch.calls import call_cache  # noqa: F401 (a cache that is there is bounded)
 from convdispatch.device.programs import kernels
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.data import Data, allowed, data_for
