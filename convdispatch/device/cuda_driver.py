@@ -121,6 +121,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDriverGetVersion": (POINTER(c_int),),
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
     "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
+    "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
     "cuMemsetD8Async": (_Address, c_uint, c_size_t, c_void_p),
     "cuMemsetD16Async": (_Address, c_uint, c_size_t, c_void_p),

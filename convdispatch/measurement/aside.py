@@ -17,7 +17,6 @@ from ..api.results import Results
 from ..selection.plugins.loader import plugins
 from ..selection.records.record import LEAST_SAMPLES, choice_text
 from .child import answer, questions
-from .search import Search
 
 __all__ = ["BETTER", "MODULE", "disturbance", "worth"]
 
