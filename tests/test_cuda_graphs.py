@@ -116,7 +116,7 @@ def test_a_captured_function_runs_beside_its_queue(fake, queue, monkeypatch):
     """The bridge orders a graph with the queue; here it is the queue itself."""
     from convdispatch.device.replay import program
 
-    capture = importlib.import_module("convdispatch.nn.capture")  # the function has the module's name
+    capture = importlib.import_module("convdispatch.nn.capturing")
     _, library = fake
     order = []
 
