@@ -29,7 +29,7 @@ ZONES = {
         icd
         imports
         machine_code
-        memory
+        memory*
         platforms*
         process_end
         proven_checks
