@@ -5,7 +5,6 @@ Needs a C++17 compiler, Python's headers and PyTorch's, which its wheel brings. 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -14,7 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-__all__ = ["NAME", "Unbuildable", "build", "command", "sources"]
+__all__ = ["NAME", "Unbuildable", "build", "command"]
 
 NAME = "_launcher.abi3.so"
 _HERE = Path(__file__).resolve().parent
@@ -36,12 +35,6 @@ def _torch() -> Path:
     raise Unbuildable(f"no PyTorch with {_HEADER} (2.11 or later) in {', '.join(map(str, places))}")
 
 
-def sources() -> str:
-    """What stands for the sources that are here, so that a module of others is not used; empty where none are."""
-    texts = [path.read_bytes() for path in sorted(_HERE.iterdir()) if path.suffix in (".h", ".cpp")]
-    return hashlib.sha256(b"".join(texts)).hexdigest()[:16] if texts else ""
-
-
 def command(target: Path) -> list[str]:
     """The compiler's command line. Raises Unbuildable."""
     if sys.platform != "linux":
@@ -57,7 +50,6 @@ def command(target: Path) -> list[str]:
     # The libraries that are loaded already serve it: their folder is no part of the module.
     libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-ldl"]
     includes = [f"-I{torch / 'include'}", f"-I{headers}"]
-    flags.append(f'-DCONVDISPATCH_SOURCES="{sources()}"')
     return [compiler, *flags, *includes, str(_HERE / "launcher.cpp"), "-o", str(target), *libraries]
 
 

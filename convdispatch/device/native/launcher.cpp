@@ -129,11 +129,16 @@ PyObject *launches(PyObject *, PyObject *) {
 }
 
 PyMethodDef methods[] = {
-    {"open", open, METH_VARARGS, nullptr}, {"ask", ask, METH_VARARGS, nullptr},
-    {"install", install, METH_O, nullptr}, {"uninstall", uninstall, METH_NOARGS, nullptr},
-    {"pause", pause, METH_O, nullptr}, {"program", make_program, METH_VARARGS, nullptr},
-    {"replay", make_replay, METH_VARARGS, nullptr}, {"offer", offer, METH_VARARGS, nullptr},
-    {"forget", forget, METH_NOARGS, nullptr}, {"counts", counts, METH_NOARGS, nullptr},
+    {"open", open, METH_VARARGS, nullptr},
+    {"ask", ask, METH_VARARGS, nullptr},
+    {"install", install, METH_O, nullptr},
+    {"uninstall", uninstall, METH_NOARGS, nullptr},
+    {"pause", pause, METH_O, nullptr},
+    {"program", make_program, METH_VARARGS, nullptr},
+    {"replay", make_replay, METH_VARARGS, nullptr},
+    {"offer", offer, METH_VARARGS, nullptr},
+    {"forget", forget, METH_NOARGS, nullptr},
+    {"counts", counts, METH_NOARGS, nullptr},
     {"launches", launches, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -143,8 +148,4 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_launcher", nullptr, -1, metho
 }  // namespace
 }  // namespace launcher
 
-PyMODINIT_FUNC PyInit__launcher() {
-  PyObject *module = PyModule_Create(&launcher::definition);
-  if (module) PyModule_AddStringConstant(module, "sources", CONVDISPATCH_SOURCES);  // what it was built from
-  return module;
-}
+PyMODINIT_FUNC PyInit__launcher() { return PyModule_Create(&launcher::definition); }

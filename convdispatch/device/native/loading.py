@@ -14,7 +14,6 @@ import sys
 from typing import Any
 
 from ...api.policy import ask_policy
-from . import build
 
 __all__ = ["DRIVER", "SWITCH", "last", "launcher", "unavailable"]
 
@@ -34,15 +33,11 @@ def _loaded() -> tuple[Any, str | None]:
     if version < _LEAST:
         return None, f"needs PyTorch {'.'.join(map(str, _LEAST))} or later, got {torch.__version__}"
     try:
-        module = importlib.import_module(f"{__package__}._launcher")
+        return importlib.import_module(f"{__package__}._launcher"), None
     except ImportError as error:
         if error.name == f"{__package__}._launcher" or "No module named" in str(error):
             return None, "it is not built: python -m convdispatch.device.native.build says why, or builds it"
         return None, f"it does not load: {str(error).splitlines()[0]}"
-    here = build.sources()  # none where a wheel has been installed
-    if here and getattr(module, "sources", None) != here:
-        return None, "it was built from other sources: python -m convdispatch.device.native.build builds it anew"
-    return module, None
 
 
 def launcher() -> Any:

@@ -86,7 +86,6 @@ struct Program {
 };
 
 using Shared = std::shared_ptr<const Program>;
-
 inline const char *const kProgram = "convdispatch.device.native.program";
 
 inline Shared *program_of(PyObject *capsule) {
