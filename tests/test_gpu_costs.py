@@ -1,5 +1,5 @@
 """What GPU solvers predict beside what an H200 took: drawn problems of ``bench/regret.py``, in CUDA graphs, each solver
-with its own first configuration. Where few work groups run, where results are all that is moved, and where launches are.
+with its own first configuration: where few work groups run, where results are all that moves, and where launches are.
 """
 
 from __future__ import annotations
