@@ -19,6 +19,9 @@ __all__ = ["Unsteady", "calibrate"]
 UNSTEADY = 1.5
 """Times that slow samples may take of the quick ones, on a device without other work."""
 
+SHARED = 0.7
+"""Of a CPU's processors, what a process has at least where nobody else works; samples under steady load are alike."""
+
 _NOTHING = "kernel void nothing(global int *p) { if (get_global_id(0) == 12345) *p = 1; }"
 _CHAIN, _SAMPLES = 200, 9
 
@@ -30,15 +33,17 @@ class Unsteady(Exception):
 def calibrate(device: cl.Device, steady: bool = False) -> DeviceRates:
     """Measure and keep a device's rates. Raises BuildFailed where no kernel runs, OSError where nothing can be kept,
     and with ``steady`` Unsteady where samples differ too much."""
-    roof = measure_roof(device, "float32", matrix=False)
+    roof, info = measure_roof(device, "float32", matrix=False), runtime.device_info(device)
     for name, peak in (("multiply-adds", roof.flops), ("copies", roof.bandwidth)):
         if steady and peak.spread > UNSTEADY:
             raise Unsteady(f"the device had other work: {name} took {peak.spread:.2f} times as long as at other times")
+        if steady and info.type == "cpu" and peak.cores < SHARED * info.compute_units:
+            had = f"{peak.cores:.1f} of its {info.compute_units} processors"
+            raise Unsteady(f"the device had other work: {name} had {had}")
     # What an OpenCL queue of NVIDIA's takes is its host's time, 5 to 8 us by the host, and most launches go to streams.
-    nvidia = runtime.device_info(device).vendor == "nvidia"
-    launch = STREAM_LAUNCH if nvidia else _launch_seconds(device)
+    launch = STREAM_LAUNCH if info.vendor == "nvidia" else _launch_seconds(device)
     found = DeviceRates(roof.flops.rate, roof.bandwidth.rate, launch, measured=True)
-    keep(runtime.device_info(device), found)
+    keep(info, found)
     return found
 
 
