@@ -9,7 +9,8 @@ configuration that it would run unmeasured; those that predict nothing (vendors'
 unmeasured) only with ``--vendors``. All are looked at, those within ``NEAR`` of the best and the chosen one then race
 in interleaved rounds over operands that take turns. On ``cuda`` a side is a CUDA graph of calls on PyTorch's tensors;
 processes compile side by side, and one at a time measures. ``--compile`` compiles only, so that a later run measures
-alone. Rates are estimates, where ``CONVDISPATCH_RATES`` names no folder. Runs go on where the last one ended, in the file that ``--into`` names; ``--seconds`` bounds a run.
+alone. Rates are estimates where ``CONVDISPATCH_RATES`` names no folder. Runs go on where the last one ended, in the
+file that ``--into`` names; ``--seconds`` bounds a run.
 
 Printed: chosen over best (geometric mean, 95th percentile, worst), the worst problems, and by solver how its
 predictions stood to its times beside all the others', and whom its cost put ahead or behind wrongly, at what price.
