@@ -38,6 +38,9 @@ def _estimates(monkeypatch):
     ("fft.gpu", "bwd_data_f32_mb1ic24ih1iw232oc830kh1kw3ph0pw1", {**_SMALL, "th": 1, "tw": 10}, 0.0777),
     ("fft.gpu", "fwd_f32_mb1ic640ih1iw224oc64kh1kw9ph0pw4", {**_SMALL, "th": 1, "tw": 16}, 0.0621),
     ("fft.gpu", "fwd_f32_mb1ic544ih24iw24oc32kh3kw3ph1pw1", {**_SMALL, "th": 8, "tw": 8}, 0.0507),
+    # Few channels of a group, channels last: their lines stay in the first cache.
+    ("implicitgemm.tiled_narrow", "fwd_f32_nhwc_g32mb64ic96ih15iw15oc32kh3kw3", {"rows": 2}, 0.00809),
+    ("implicitgemm.tiled_narrow", "bwd_data_f16_nhwc_g8mb64ic24ih90iw90oc192kh3kw3ph1pw1", {"rows": 8}, 0.723),
     # Launches, little else.
     ("fft.gpu", "bwd_data_f16_nhwc_mb4ic63ih7iw7oc8kh9kw9ph4pw4", {**_FFT, "bm": 64, "bn": 16, "th": 12, "tw": 12},
      0.00564),
