@@ -118,9 +118,9 @@ def _out_of_order(queue: cl.CommandQueue) -> bool:
     return bool(queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
-def rooms(found: Convolution) -> tuple[dict[str, int], int]:
+def rooms(problem: ConvProblem, found: Convolution) -> tuple[dict[str, int], int]:
     """Where what is reordered, and the library's scratch memory, begin in the workspace; and its size, in bytes."""
-    problem, areas, starts = found.problem, Areas(), {}
+    areas, starts = Areas(), {}
     for name in "xwy":
         packed = name == "w" and problem.constant_weights and problem.written != "w"
         if not packed and found.user[name] != found.chosen[name]:
@@ -140,10 +140,9 @@ class OneDNNPlan:
     recordable = False
     packed_size = 0
 
-    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        found = Convolution(problem, config)
+    def __init__(self, problem: ConvProblem, found: Convolution) -> None:
         work = _Work()
-        starts, self.workspace_size = rooms(found)
+        starts, self.workspace_size = rooms(problem, found)
         self._packer = None
         user, chosen, written = found.user, found.chosen, problem.written
         memories: dict[int, c_void_p] = {}

@@ -11,7 +11,7 @@ from convdispatch.api.activations import onednn_eltwise
 
 from .library import OneDNNError, missing
 from .plan import OneDNNPlan, rooms
-from .primitive import DTYPES, Convolution
+from .primitive import DTYPES, Convolution, convolution
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -40,23 +40,22 @@ def _choices(problem: ConvProblem) -> tuple[tuple[dict[str, Any], ...], str]:
     found: list[tuple[dict[str, Any], Convolution]] = []
     reference, refused = "", ""
     for data in dict.fromkeys(_layouts(problem)):
-        config = {"data": data}
         try:
-            made = Convolution(problem, config)
+            made = convolution(problem, data)
         except OneDNNError as error:
             refused = refused or str(error)
             continue
         if made.implementation.startswith("ref"):
             reference = made.implementation
         elif not any(made.same(other) for _, other in found):
-            found.append((config, made))
+            found.append(({"data": data}, made))
     why = f"only the reference code {reference}" if reference else f"no implementation ({refused})"
     return tuple(config for config, _ in found), why
 
 
 @functools.lru_cache(maxsize=1024)
 def _workspace(problem: ConvProblem, data: str) -> int:
-    return rooms(Convolution(problem, {"data": data}))[1]
+    return rooms(problem, convolution(_shared(problem), data))[1]
 
 
 class _OneDNN(Solver):
@@ -90,9 +89,10 @@ class _OneDNN(Solver):
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> OneDNNPlan:
         """The primitive and its reorders; the library generates their code now."""
-        return OneDNNPlan(problem, config)
+        return OneDNNPlan(problem, convolution(_shared(problem), config["data"]))
 
 
+@functools.lru_cache(maxsize=1024)
 def _shared(problem: ConvProblem) -> ConvProblem:
     """The problem without what changes nothing about the library's answer, so that more of them share it."""
     return problem.replace(constant_weights=False, math="float32")
