@@ -142,7 +142,7 @@ ZONES = {
         int8
         nvidia*
         oclgrind
-        onednn
+        onednn*
         targets*
         vendor_*
         winograd_*

@@ -22,6 +22,8 @@ __all__ = ["OneDNNPlan"]
 
 _ARGUMENT = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
 _FROM, _TO = 1, 17
+_TIMES = 8
+"""A description is made anew so often, while other threads make primitives."""
 
 
 class _Argument(ctypes.Structure):
@@ -45,9 +47,8 @@ class _Work:
         self._places.append((made, operand, offset))
         return made
 
-    def run(self, descriptor: c_void_p, arguments: Mapping[int, c_void_p]) -> None:
-        """A primitive of a descriptor with its memory, by argument number."""
-        primitive = self._lib.make("primitive_create", descriptor)
+    def run(self, primitive: c_void_p, arguments: Mapping[int, c_void_p]) -> None:
+        """A primitive with its memory, by argument number."""
         pairs = (_Argument * len(arguments))(*((number, memory) for number, memory in arguments.items()))
         self._primitives.append((primitive, pairs))
 
@@ -55,7 +56,7 @@ class _Work:
         """From one layout to another."""
         engine = self._lib.engine
         descriptor = self._lib.make("reorder_primitive_desc_create", source.handle, engine, target.handle, engine, None)
-        self.run(descriptor, {_FROM: origin, _TO: destination})
+        self.run(self._lib.make("primitive_create", descriptor), {_FROM: origin, _TO: destination})
         self._lib.call("primitive_desc_destroy", descriptor)
 
     def calls(self) -> list[Call]:
@@ -118,9 +119,9 @@ def _out_of_order(queue: cl.CommandQueue) -> bool:
     return bool(queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
-def rooms(problem: ConvProblem, found: Convolution) -> tuple[dict[str, int], int]:
+def rooms(found: Convolution) -> tuple[dict[str, int], int]:
     """Where what is reordered, and the library's scratch memory, begin in the workspace; and its size, in bytes."""
-    areas, starts = Areas(), {}
+    problem, areas, starts = found.problem, Areas(), {}
     for name in "xwy":
         packed = name == "w" and problem.constant_weights and problem.written != "w"
         if not packed and found.user[name] != found.chosen[name]:
@@ -128,6 +129,16 @@ def rooms(problem: ConvProblem, found: Convolution) -> tuple[dict[str, int], int
     if found.scratch.size:
         starts["scratch"] = areas.add(found.scratch.size)
     return starts, areas.size
+
+
+def _made(problem: ConvProblem, config: Mapping[str, Any]) -> tuple[Convolution, c_void_p]:
+    """The description, and its primitive."""
+    for _ in range(_TIMES):
+        found = Convolution(problem, config)
+        primitive = found.primitive()
+        if primitive is not None:
+            return found, primitive
+    raise ConvDispatchError(f"oneDNN: another implementation than {found.implementation}, which it describes, was made")
 
 
 class OneDNNPlan:
@@ -140,9 +151,10 @@ class OneDNNPlan:
     recordable = False
     packed_size = 0
 
-    def __init__(self, problem: ConvProblem, found: Convolution) -> None:
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        found, primitive = _made(problem, config)
         work = _Work()
-        starts, self.workspace_size = rooms(problem, found)
+        starts, self.workspace_size = rooms(found)
         self._packer = None
         user, chosen, written = found.user, found.chosen, problem.written
         memories: dict[int, c_void_p] = {}
@@ -175,7 +187,7 @@ class OneDNNPlan:
             memories[_ARGUMENT["scratch"]] = work.memory(found.scratch, "workspace", starts["scratch"])
         for move in before:
             work.reorder(*move)
-        work.run(found.handle, memories)
+        work.run(primitive, memories)
         for move in after:
             work.reorder(*move)
         self.implementation = found.implementation

@@ -6,7 +6,7 @@ the scratch memory are attributes.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
 from ctypes import byref, c_char_p, c_int64, c_void_p
 from typing import Any
 
@@ -16,7 +16,7 @@ from convdispatch.api.activations import onednn_eltwise
 from .errata import wrong
 from .library import library
 
-__all__ = ["DTYPES", "Convolution", "Descriptor", "convolution", "dims_of"]
+__all__ = ["DTYPES", "Convolution", "Descriptor", "dims_of"]
 
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 """Numbers of ``dnnl_data_type_t``."""
@@ -88,16 +88,16 @@ def dims_of(problem: ConvProblem, name: str, layout: str | None = None) -> tuple
 class Convolution:
     """The primitive descriptor of one problem in one configuration, with the layouts it chose.
 
-    ``data``: ``any`` leaves the layouts of images to the library, ``plain`` keeps the caller's, ``nhwc``,
+    ``config["data"]``: ``any`` leaves the layouts of images to the library, ``plain`` keeps the caller's, ``nhwc``,
     ``blocked`` and ``blocked8`` (sixteen and eight channels together) ask for one; weights are always the library's
     choice. Implementations that are known to be wrong are passed over. Raises OneDNNError when there is none.
     """
 
-    def __init__(self, problem: ConvProblem, data: str) -> None:
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.lib = problem, library()
         self.user = {name: Descriptor.strided(*dims_of(problem, name), problem.dtype) for name in "xwy"}
         self.handle = self._hint = c_void_p()
-        wanted = {name: self._wanted(name, data) for name in "xwy"}
+        wanted = {name: self._wanted(name, config["data"]) for name in "xwy"}
         attributes = self._attributes()
         direction = {"fwd": ("x", "w", "y"), "bwd_data": ("dx", "w", "dy"), "bwd_weights": ("x", "dw", "dy")}
         self.roles = dict(zip("xwy", direction[problem.direction], strict=True))
@@ -127,8 +127,24 @@ class Convolution:
     @property
     def implementation(self) -> str:
         """The library's name for what runs, as in ``jit:avx512_core``."""
+        return self._named(self.handle)
+
+    def primitive(self) -> c_void_p | None:
+        """What computes it, to be destroyed by the caller; None where that is another implementation.
+
+        The library keeps primitives, and takes layouts for one that differ in steps of axes of length 1 alone: where
+        such a one was made since this was described, that is what it answers with. Described anew, it is that one.
+        """
+        made, described = self.lib.make("primitive_create", self.handle), c_void_p()
+        self.lib.call("primitive_get_primitive_desc", made, byref(described))
+        if self._named(described) == self.implementation:
+            return made
+        self.lib.call("primitive_destroy", made)
+        return None
+
+    def _named(self, descriptor: c_void_p) -> str:
         text = c_char_p()
-        self.lib.call("primitive_desc_query", self.handle, _IMPLEMENTATION, 0, byref(text))
+        self.lib.call("primitive_desc_query", descriptor, _IMPLEMENTATION, 0, byref(text))
         return (text.value or b"").decode()
 
     def same(self, other: Convolution) -> bool:
@@ -213,9 +229,3 @@ class Convolution:
     def _queried(self, role: str) -> Descriptor:
         found = self.lib.handle.dnnl_primitive_desc_query_md(self.handle, _QUERY[role], 0)
         return Descriptor(self.lib.make("memory_desc_clone", found))
-
-
-@functools.lru_cache(maxsize=256)
-def convolution(problem: ConvProblem, data: str) -> Convolution:
-    """The same for whoever asks: what is refused, chosen, measured and planned is described once."""
-    return Convolution(problem, data)

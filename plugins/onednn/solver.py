@@ -11,7 +11,7 @@ from convdispatch.api.activations import onednn_eltwise
 
 from .library import OneDNNError, missing
 from .plan import OneDNNPlan, rooms
-from .primitive import DTYPES, Convolution, convolution
+from .primitive import DTYPES, Convolution
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -40,22 +40,23 @@ def _choices(problem: ConvProblem) -> tuple[tuple[dict[str, Any], ...], str]:
     found: list[tuple[dict[str, Any], Convolution]] = []
     reference, refused = "", ""
     for data in dict.fromkeys(_layouts(problem)):
+        config = {"data": data}
         try:
-            made = convolution(problem, data)
+            made = Convolution(problem, config)
         except OneDNNError as error:
             refused = refused or str(error)
             continue
         if made.implementation.startswith("ref"):
             reference = made.implementation
         elif not any(made.same(other) for _, other in found):
-            found.append(({"data": data}, made))
+            found.append((config, made))
     why = f"only the reference code {reference}" if reference else f"no implementation ({refused})"
     return tuple(config for config, _ in found), why
 
 
 @functools.lru_cache(maxsize=1024)
 def _workspace(problem: ConvProblem, data: str) -> int:
-    return rooms(problem, convolution(_shared(problem), data))[1]
+    return rooms(Convolution(problem, {"data": data}))[1]
 
 
 class _OneDNN(Solver):
@@ -89,7 +90,7 @@ class _OneDNN(Solver):
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> OneDNNPlan:
         """The primitive and its reorders; the library generates their code now."""
-        return OneDNNPlan(problem, convolution(_shared(problem), config["data"]))
+        return OneDNNPlan(problem, config)
 
 
 @functools.lru_cache(maxsize=1024)
