@@ -29,8 +29,10 @@ ROWS = (
     "resnet50-infer-float16",
     "efficientnet_b0-infer-float16",
 )
-BATCH, SIZE = 32, 224
+BATCH, SIZE, CLASSES = 32, 224, 1000
 STEADY = 0.95
+SETTLED_S = 3.0
+"""A process runs on so long once everything is planned."""
 
 
 def build():
@@ -71,7 +73,7 @@ def child(mode: str, seconds: float) -> None:
     model, x = build()
     wait = torch.cuda.synchronize if x.is_cuda else (lambda: None)
     casting = torch.autocast(x.device.type, torch.bfloat16) if form == "autocast" else contextlib.nullcontext()
-    target = torch.randint(0, 1000, (len(x),), device=x.device)
+    target = torch.randint(0, CLASSES, (len(x),), device=x.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4) if what == "train" else None
     wait()
     begin, noting, ready = time.perf_counter(), contextlib.nullcontext(), 0.0
@@ -96,7 +98,7 @@ def child(mode: str, seconds: float) -> None:
             optimizer.step()
         wait()
 
-    ends, settled, final = [], None, 3.0 if mode == "torch" else seconds
+    ends, settled, final = [], None, SETTLED_S if mode == "torch" else seconds
     with noting as notes:
         step()
     ends.append(time.perf_counter() - begin)
@@ -108,7 +110,7 @@ def child(mode: str, seconds: float) -> None:
 
             if not tiers.pending() and len(ends) > 2:
                 settled = ends[-1]
-                final = min(final, settled + 3.0)
+                final = min(final, settled + SETTLED_S)
         if ends[-1] > final:
             break
     times = [b - a for a, b in zip([0.0, *ends], ends)]
@@ -166,11 +168,22 @@ def packed(row: str, arguments: argparse.Namespace, caches: Path) -> Path:
     return target
 
 
+def told(row: str, mode: str, got: dict, plain: dict) -> str:
+    """What a child found, beside PyTorch's."""
+    return (
+        f"{row:32} {mode:5} first {got['first']:6.2f} s, {got['first'] - plain['first']:+.2f} above PyTorch's; 95 % "
+        f"after {got['full']:5.1f} s; planned {got['settled'] or -1:5.1f} s; step {1e3 * got['last']:7.2f} ms, "
+        f"PyTorch {1e3 * plain['last']:7.2f}; {got['programs']} programs, {got['planned aside']} aside; "
+        f"ours {got['ours']} compiling {got['compiling']} left {got['left']}; "
+        f"peak {got.get('peak MiB', 0)} MiB for {plain.get('peak MiB', 0)}; {got['phases']}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--modes", default="cold,warm,pack")
+    parser.add_argument("--modes", default="cold,warm,pack", help="``torch`` runs in any case")
     parser.add_argument("--seconds", type=float, default=30.0, help="the longest that a process runs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child")
@@ -185,6 +198,8 @@ def main() -> None:
             plain = run("torch", row, arguments, Path(folder) / "none")
             found[row] = {"torch": plain}
             for mode in arguments.modes.split(","):
+                if mode == "torch":
+                    continue
                 try:
                     pack = packed(row, arguments, caches) if mode == "pack" else None
                     got = run(mode, row, arguments, other if mode == "pack" else caches, pack)
@@ -192,15 +207,7 @@ def main() -> None:
                     print(f"{row} {mode}: {str(error)[-500:]}", flush=True)
                     continue
                 found[row][mode] = got
-                above = got["first"] - plain["first"]
-                print(
-                    f"{row:32} {mode:5} first {got['first']:6.2f} s, {above:+.2f} above PyTorch's; 95 % after "
-                    f"{got['full']:5.1f} s; planned {got['settled'] or -1:5.1f} s; step {1e3 * got['last']:7.2f} ms, "
-                    f"PyTorch {1e3 * plain['last']:7.2f}; {got['programs']} programs, {got['planned aside']} aside; "
-                    f"ours {got['ours']} compiling {got['compiling']} left {got['left']}; "
-                    f"peak {got.get('peak MiB', 0)} MiB for {plain.get('peak MiB', 0)}; {got['phases']}",
-                    flush=True,
-                )
+                print(told(row, mode, got, plain), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))
 

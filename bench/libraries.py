@@ -1,7 +1,7 @@
 """The libraries people use, unchanged, in PyTorch: results, calls left, times, memory of each model.
 
 ``python bench/libraries.py [--library L] [--only TEXT] [--device cpu] [--rows FILE] [--no-train] [--no-time]
-[--compile] [--table]``
+[--jobs N] [--compile] [--table]``
 
 Each model is made by its own library (``library_models.py``) and runs in a process of its own with a time limit:
 plain, under ``enable()``, as ``convert(model, fuse=True)``, and with ``--compile`` by ``torch.compile`` plain and under
@@ -9,7 +9,8 @@ plain, under ``enable()``, as ``convert(model, fuse=True)``, and with ``--compil
 this was ever imported; the other sides in turns after it. Errors are against the same model in float64. A
 row of JSON is added to ``--rows`` for each; models that have a row are left out, so a run goes on where it ended, and
 with ``--again`` a model's later row adds to its earlier. With ``--no-time`` results and counts alone are taken, which
-asks for no quiet machine. What a package lacks is said.
+asks for no quiet machine: ``--jobs`` of them run side by side. On a GPU ``libraries_gpu.py`` takes the times. What a
+package lacks is said.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
     # PyTorch alone first: enable() lets its threads sleep between operators, and in this process that stays.
     alone = timed({"plain": forward}, device) if times else {}
     alone_train = _training(None, net, args, kwargs, tensors_of, device, times) if train else {}
-    exact = _exact(net, args, kwargs, tensors_of)
+    exact = exact_answer(net, args, kwargs, tensors_of)
     plain = forward()
     reference = plain if exact is None else exact
     row["error_plain"] = None if exact is None else error(plain, exact)
@@ -77,11 +79,10 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
             row["first_fused_s"] = time.perf_counter() - begin
             row["forms"], row["untraced"] = list(ct.fusion(fused).forms.values()), ct.fusion(fused).left
         except Exception as failure:
-            fused, row["fused"] = None, f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
-        said = sorted(
+            fused, row["fused"] = None, told_of(failure)
+        row["warnings"] = sorted(
             {str(each.message).splitlines()[0][:200] for each in caught if "ConvDispatch" in each.category.__name__}
         )
-        row["warnings"] = said
 
         def enabled() -> None:
             with ct.enable():
@@ -110,6 +111,11 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
     return row
 
 
+def told_of(failure: Exception) -> str:
+    """An error in a line."""
+    return f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0][:200]}"
+
+
 def settle(net: Any, args: Any, kwargs: Any) -> None:
     """Give batch norms the statistics of their inputs: deep nets of new ones answer their last bias alone."""
     import torch
@@ -134,7 +140,7 @@ def convolutions(net: Any) -> int:
     return sum(isinstance(each, torch.nn.modules.conv._ConvNd) for each in net.modules())
 
 
-def _exact(net: Any, args: Any, kwargs: Any, tensors_of: Any) -> Any:
+def exact_answer(net: Any, args: Any, kwargs: Any, tensors_of: Any) -> Any:
     """What the model answers in float64; None where it does not run so."""
     import torch
 
@@ -174,7 +180,7 @@ def _training(
         try:
             return {"gradients": step(), "ms": timed({"plain": step}, device) if times else {}}
         except Exception as failure:
-            return {"train": f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"}
+            return {"train": told_of(failure)}
     if "train" in alone:
         return {"train": alone["train"]}
     ct.reset_counters()
@@ -208,7 +214,7 @@ def timed(sides: dict[str, Callable[[], Any]], device: str) -> dict[str, float]:
             run()
             samples[name] = []
         except Exception as failure:
-            print(f"{name}: {type(failure).__name__}: {str(failure).splitlines()[0][:200]}", file=sys.stderr)
+            print(f"{name}: {told_of(failure)}", file=sys.stderr)
     for _ in range(ROUNDS):
         for name, found in samples.items():
             until, least = time.perf_counter() + SECONDS / ROUNDS, math.inf
@@ -225,7 +231,7 @@ def timed(sides: dict[str, Callable[[], Any]], device: str) -> dict[str, float]:
 def run(library: str, name: str, given: Any) -> dict[str, Any]:
     """A model's row, by a child."""
     words = [sys.executable, __file__, "--work", library, name, "--device", given.device]
-    words += ["--no-train"] * given.no_train + ["--compile"] * given.compile
+    words += ["--no-train"] * given.no_train + ["--compile"] * given.compile + ["--no-time"] * given.no_time
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=given.limit)
     except subprocess.TimeoutExpired:
@@ -242,13 +248,14 @@ def told(row: dict[str, Any]) -> str:
     head = f"{row['library']:12.12} {row['model']:32.32}"
     if "failed" in row:
         return f"{head} {row['failed']}"
-    ms, train = row["ms"], row.get("train_ms", {})
-    parts = [f"{side} {ms['plain'] / ms[side]:.2f}" for side in ms if side != "plain"]
+    ms, train = row.get("ms", {}), row.get("train_ms", {})
+    parts = [f"{ms['plain']:8.1f} ms"] if ms else []
+    parts += [f"{side} {ms['plain'] / ms[side]:.2f}" for side in ms if side != "plain"]
     parts += [f"step {train['plain'] / train['enable']:.2f}"] if "enable" in train else []
     errors = [row.get(key) for key in ("error_plain", "error", "error_fused", "train_error")]
     shown = " ".join("-" if each is None else f"{each:.0e}" for each in errors)
     left, ours = (row["counters"][key] for key in ("left", "ours"))
-    return f"{head} {ms['plain']:8.1f} ms  {'  '.join(parts)}  errors {shown}  left {left} of {left + ours}"
+    return f"{head} {'  '.join(parts)}  errors {shown}  left {left} of {left + ours}"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -259,7 +266,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         if "failed" in row:
             lines.append(f"| {row['library']} | {row['model']} | {row['failed'].replace('|', '/')} | | | | | | |")
             continue
-        ms, train = row["ms"], row.get("train_ms", {})
+        ms, train = row.get("ms", {}), row.get("train_ms", {})
         found = {side: ms["plain"] / ms[side] for side in ("enable", "fused") if side in ms}
         found |= {"step": train["plain"] / train["enable"]} if "enable" in train else {}
         for side, ratio in found.items():
@@ -269,6 +276,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {row['library']} | {row['model']} | {row['convolutions']} | {row['counters']['left']} | {shown} | "
             f"{ms['plain']:.1f} | {' | '.join(cells)} |"
+            if ms
+            else f" | {' | '.join(cells)} |"
         )
     mean = [
         f"{math.exp(sum(map(math.log, each)) / len(each)):.2f}, least {min(each):.2f}" if each else ""
@@ -285,13 +294,18 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=Path("libraries.jsonl"))
     parser.add_argument("--limit", type=float, default=240, help="seconds for a model")
     parser.add_argument("--no-train", action="store_true")
+    parser.add_argument("--no-time", action="store_true", help="results and counts alone")
+    parser.add_argument("--jobs", type=int, default=1, help="models side by side, with --no-time")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--again", action="store_true", help="models that have a row, too")
     parser.add_argument("--table", action="store_true", help="print the rows as Markdown, run nothing")
     parser.add_argument("--work", nargs=2)
     given = parser.parse_args()
     if given.work:
-        print(json.dumps(work(*given.work, given.device, not given.no_train, given.compile)), flush=True)
+        print(
+            json.dumps(work(*given.work, given.device, not given.no_train, given.compile, not given.no_time)),
+            flush=True,
+        )
         return
     kept = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
     latest = {(row["library"], row["model"], row["device"]): row for row in kept}
@@ -300,19 +314,28 @@ def main() -> None:
         return
     from library_models import LIBRARIES
 
-    for library, models in LIBRARIES.items():
-        if given.library and library not in given.library:
-            continue
-        if importlib.util.find_spec(library) is None:
-            print(f"{library} is not installed: pip install {library}")
-            continue
-        for name in models:
-            if given.only not in name or ((library, name, given.device) in latest and not given.again):
+    if given.jobs > 1 and not given.no_time:
+        parser.error("--jobs goes with --no-time: models that run side by side have no times")
+
+    def one(library: str, name: str) -> None:
+        row = {"library": library, "model": name, "device": given.device} | run(library, name, given)
+        if "failed" not in row:  # what an earlier run measured and this one did not stays
+            row = latest.get((library, name, given.device), {}) | row
+            row.pop("failed", None)
+        with given.rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(told(row), flush=True)
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for library, models in LIBRARIES.items():
+            if given.library and library not in given.library:
                 continue
-            row = {"library": library, "model": name, "device": given.device} | run(library, name, given)
-            with given.rows.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            print(told(row), flush=True)
+            if importlib.util.find_spec(library) is None:
+                print(f"{library} is not installed: pip install {library}")
+                continue
+            for name in models:
+                if given.only in name and ((library, name, given.device) not in latest or given.again):
+                    pool.submit(one, library, name)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
     python bench/soak.py --minutes 10 --jobs 14 --device nvidia   # fourteen processes on one device, seeds 0 to 13
     python bench/soak.py --problem fwd_f32_mb1ic3ih8iw8oc4kh3kw3   # one problem again, as a failure names it
     python bench/soak.py --minutes 30 --problems 100000 --state soak.json   # pieces, until all are done
+    python bench/soak.py --minutes 30 --kept 4   # caches so small that they are full at once: what grows then leaks
 
 Each problem follows from the seed and its number alone, so a run that ended, or was killed, goes on behind the last
 number in its state.
@@ -18,6 +19,7 @@ The exit status is 1 where a result was wrong, a call failed, or one of the thre
 from __future__ import annotations
 
 import collections
+import ctypes
 import dataclasses
 import faulthandler
 import fnmatch
@@ -40,6 +42,8 @@ from convdispatch import ConvProblem, policy, runtime
 from convdispatch.api.activations import ACTIVATIONS
 from convdispatch.api.errors import ConvDispatchError, ConvDispatchWarning, InvalidProblem
 from convdispatch.api.policy import current_policy
+from convdispatch.calls import call_cache  # noqa: F401 (a cache that is there is bounded)
+from convdispatch.device.programs import kernels
 from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.data import Data, allowed, data_for
 from convdispatch.measurement.search.trialdata import operands_of
@@ -55,6 +59,8 @@ HANGS_S = 3600
 """Seconds after which a problem is taken to hang; a machine that others share may stop a process for minutes."""
 WARM = 0.25
 """Share of the time after which memory is first noted: caches are full by then, or bounded ones nearly so."""
+GROWTH_MIB = 48
+"""What may come while caches are full: what Python keeps of thousands of problems, and the heap's gaps."""
 LATE = 0.75
 """Share of the time after which the least that is held counts: what a single problem holds for a moment is no leak."""
 
@@ -201,6 +207,7 @@ def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, only: str
     if not solvers:
         return
     data = data_for(problem, kind, count.problems)
+    data_for.cache_clear()  # no problem comes twice
     count.problems += 1
     for name, solver in solvers.items():
         try:
@@ -225,6 +232,21 @@ def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, only: str
                 f"{problem} {name} {kind}, {where}, data of seed {count.problems - 1}: {share:.3g} times"
             )
             print(f"WRONG {count.wrong[-1]} the error allowed", flush=True)
+
+
+def keep_at_most(count: int) -> None:
+    """Bound every cache of programs, and of what holds programs, to twice so many values; oneDNN's likewise."""
+    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = str(count)
+    for cache in (kernels._programs, *kernels._holders):
+        for line in (cache._probation, cache._protected):
+            line.bounds = line.bounds._replace(count=count)
+
+
+def let_go(device: Any) -> None:
+    """Give back what waits for its next use: blocks of the pools, and free memory that glibc keeps."""
+    runtime.release_memory(device)
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def held() -> dict[str, int]:
@@ -268,6 +290,7 @@ def together(jobs: int, seed: int, options: list[str], out: Path | None) -> int:
 @click.option(
     "--state", type=click.Path(path_type=Path, dir_okay=False), help="Go on where this file says, and keep it."
 )
+@click.option("--kept", default=None, type=int, help="Programs and plans that stay cached, and no memory.")
 @click.option("--most-mib", default=2048, show_default=True, help="Resident memory that counts as a leak.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write what it came to there, as JSON.")
 def main(
@@ -279,19 +302,23 @@ def main(
     solver: str,
     problems: int | None,
     state: Path | None,
+    kept: int | None,
     most_mib: int,
     out: Path | None,
 ) -> None:
     """Run for so many minutes, or once over the problems named; see the module's text."""
     if jobs > 1:
-        sys.exit(together(jobs, seed, ["--minutes", str(minutes), "--solver", solver, "--most-mib", str(most_mib)]
-                          + (["--device", device] if device else []), out))  # fmt: skip
+        options = {"minutes": minutes, "solver": solver, "most-mib": most_mib, "kept": kept, "device": device}
+        given = [word for name, value in options.items() if value for word in ("--" + name, str(value))]
+        sys.exit(together(jobs, seed, given, out))
     faulthandler.enable()
     warnings.simplefilter("error", ConvDispatchWarning)
     warnings.filterwarnings("ignore", message="performance database")
     queue, count = runtime.queue(runtime.find_device(device)), Count.resumed(state)
     piece = {"first": count.drawn, "seconds": 0, "held": []}
     count.pieces.append(piece)
+    if kept:
+        keep_at_most(kept)
     began, told, early, late = time.monotonic(), 0.0, None, None
     most = held()
     print(f"{runtime.device_info(queue.device)}; seed {seed}; {minutes:g} minutes; {held()}", flush=True)
@@ -312,6 +339,8 @@ def main(
             print(problem, kind, flush=True)
         soak(problem, kind, queue, on_device, solver, count)
         faulthandler.cancel_dump_traceback_later()
+        if kept:
+            let_go(queue.device)
         now = held()
         most = {name: max(most[name], now[name]) for name in now}
         if early is None and spent > WARM * 60 * minutes:
@@ -333,6 +362,7 @@ def main(
     grown = [
         f"{name} {early[name]} to {late[name]}" for name in ("descriptors", "threads") if late[name] > early[name] + 8
     ]
+    grown += [f"MiB {early['MiB']} to {late['MiB']}"] if kept and late["MiB"] > early["MiB"] + GROWTH_MIB else []
     grown += [f"MiB {most['MiB']}, above {most_mib}"] if most["MiB"] > most_mib else []
     said = {**dataclasses.asdict(count), "seconds": round(time.monotonic() - began), "seed": seed, "grown": grown}
     said |= {"device": str(runtime.device_info(queue.device)), "early": early, "late": late, "most": most}

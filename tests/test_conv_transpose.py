@@ -129,7 +129,8 @@ def test_arrays_on_a_device(queue, full, case, kind, layout):
 
 
 @pytest.mark.parametrize("case", BEYOND)
-def test_gradients_as_pytorch(queue, case):
+@pytest.mark.parametrize("followed", [False, True], ids=["alone", "followed"])
+def test_gradients_as_pytorch(queue, case, followed):
     torch = pytest.importorskip("torch", reason="torch is not installed (extra: peers)")
     from convdispatch.nn import Tape
     from convdispatch.nn.convolution import transposed_convolution
@@ -141,12 +142,20 @@ def test_gradients_as_pytorch(queue, case):
     theirs = [torch.from_numpy(array).requires_grad_() for array in (x, w)]
     function = getattr(torch.nn.functional, f"conv_transpose{len(kernel)}d")
     expected = function(*theirs, None, stride, padding, output_padding, groups, dilation)
+    after = {}
+    if followed:
+        added = random.standard_normal(expected.shape)
+        theirs.append(torch.from_numpy(added).requires_grad_())
+        expected = torch.nn.functional.silu(expected + theirs[2])
     dy = random.standard_normal(expected.shape)
     expected.backward(torch.from_numpy(dy))
     ours = [Parameter(Tensor.from_numpy(array, queue)) for array in (x, w)]
+    if followed:
+        after = {"residual": Parameter(Tensor.from_numpy(added, queue)), "activation": "silu"}
     with Tape() as tape:
         y = transposed_convolution(*ours, stride=stride, padding=padding, output_padding=output_padding,
-                                   dilation=dilation, groups=groups)  # fmt: skip
+                                   dilation=dilation, groups=groups, **after)  # fmt: skip
+    ours += [after["residual"]] if followed else []
     tape.backward(y, Tensor.from_numpy(dy, queue))
     np.testing.assert_allclose(y.numpy(), expected.detach().numpy(), rtol=1e-10, atol=1e-10)
     for mine, other in zip(ours, theirs, strict=True):

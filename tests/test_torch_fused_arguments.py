@@ -208,3 +208,72 @@ def test_a_copy_has_all_and_a_file_the_defaults():
     with pytest.raises((AssertionError, TypeError)):
         loaded(x, 1.0, torch.ones(1))
     torch.fx.symbolic_trace(nn.ReLU())  # what was read leaves torch.fx as it was
+
+
+def test_answers_may_be_inputs_and_lie_in_any_structure():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2, 1)
+
+        def forward(self, x, y):
+            first = torch.relu(self.one(x))
+            return {"levels": [x, first, (self.two(first), first)], "size": 7, "none": None, "other": y}
+
+    model, x, y = Encoder().eval(), torch.randn(1, 3, 6, 6), torch.randn(2)
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        wanted, got = model(x, y), fused(x, y)
+    assert "2 convolutions" in str(fused.forms.found()), fused.forms.found()
+    assert type(got) is dict
+    assert list(got) == list(wanted)
+    assert (got["size"], got["none"]) == (7, None)
+    assert type(got["levels"]) is list
+    assert got["levels"][0] is x
+    assert got["other"] is y
+    assert got["levels"][1] is got["levels"][2][1], "what is answered twice is one tensor"
+    pairs = zip((got["levels"][1], got["levels"][2][0]), (wanted["levels"][1], wanted["levels"][2][0]), strict=True)
+    assert all(error(one, other.double()) < 1e-5 for one, other in pairs)
+
+
+def test_what_writes_to_an_input_or_answers_a_constant_runs_by_layers():
+    class Writes(nn.Module):
+        def __init__(self, constant):
+            super().__init__()
+            self.conv, self.constant = nn.Conv2d(3, 3, 1), constant
+            self.register_buffer("table", torch.ones(3))
+
+        def forward(self, x):
+            return (self.conv(x), self.table) if self.constant else (self.conv(x), x.add_(1))
+
+    for constant in (True, False):
+        model, x = Writes(constant).eval(), torch.randn(1, 3, 4, 4)
+        fused = ct.convert(copy.deepcopy(model), fuse=True)
+        with torch.no_grad():
+            one, other = x.clone(), x.clone()
+            wanted, got = model(one), fused(other)
+        assert all(error(g, w.double()) < 1e-5 for g, w in zip(got, wanted, strict=True))
+        assert other.equal(one)
+        assert "convolutions" not in str(fused.forms.found()), fused.forms.found()
+
+
+def test_a_list_of_tensors_is_given_to_a_form():
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, levels):
+            return [F.relu(self.two(F.interpolate(self.one(levels[1]), scale_factor=2) + levels[0])), levels[0]]
+
+    model, fine, coarse = Decoder().eval(), torch.randn(1, 4, 6, 6), torch.randn(1, 3, 3, 3)
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        for kind in (list, tuple):
+            got, same = fused(kind([fine, coarse]))
+            assert error(got, model.double()([fine.double(), coarse.double()])[0]) < 1e-5
+            assert same is fine
+            model.float()
+    assert len(fused.forms.found()) == 1, "shapes are told once"
+    assert len(fused.forms._made) == 2, "a list and a tuple are two structures"
+    assert all("2 convolutions" in words for words in fused.forms.found().values())

@@ -29,7 +29,7 @@ ZONES = {
         icd
         imports
         machine_code
-        memory
+        memory*
         platforms*
         process_end
         proven_checks
@@ -143,7 +143,7 @@ ZONES = {
         int8
         nvidia*
         oclgrind
-        onednn
+        onednn*
         targets*
         vendor_*
         winograd_*

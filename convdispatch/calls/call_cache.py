@@ -11,25 +11,23 @@ from ..selection import dispatch
 
 __all__ = ["REPLAYS", "CALLS", "LAST", "cached_call", "cache_replay"]
 
-CALLS = Programs()
 LAST: dict[int, Any] = {}
 """By the second operand's id, its last call, whose ``key`` is what decided it. Nothing rests on the id."""
 REPLAYS: dict[int, Callable[..., Any]] = {}
 """By the same, the call that was made twice in a row; see ``replay``."""
 _MOST = 256
-dispatch.on_forget(CALLS.drop)
-dispatch.on_forget(LAST.clear)
-dispatch.on_forget(REPLAYS.clear)
 
 
-def _after_fork() -> None:
-    """In a forked child calls ask whether they can be made."""
+def _let_go() -> None:
     LAST.clear()
     REPLAYS.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+CALLS = Programs(_let_go)
+dispatch.on_forget(CALLS.drop)
+dispatch.on_forget(_let_go)
+if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they can be made
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def cached_call(key: Any, second: Any) -> Any:

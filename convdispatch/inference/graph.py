@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..calls.arguments import transposed_shape
 from ..device.tracing import map_structure
 from ..tensor import Tensor
 from .weights import Aside
@@ -15,7 +16,7 @@ from .weights import Aside
 __all__ = ["CONVOLUTIONS", "Graph", "Node", "Ref", "Value", "is_planned", "map_operands", "operands"]
 
 
-CONVOLUTIONS = ("convolution", "quantized_convolution")
+CONVOLUTIONS = ("convolution", "quantized_convolution", "transposed_convolution")
 
 
 @dataclass(eq=False)
@@ -89,7 +90,18 @@ class Node:
 
 def is_planned(node: Node) -> bool:
     """A convolution with constant weights, which is planned and packed when the net is lowered."""
-    return node.name in CONVOLUTIONS and isinstance(node.kwargs["w"], Tensor)
+    return node.name in CONVOLUTIONS and isinstance(node.kwargs["w"], Tensor) and not _is_lengthened(node)
+
+
+def _is_lengthened(node: Node) -> bool:
+    """Whether a transposed convolution is made of two operations, the first of which appends zeros to its input."""
+    if node.name != "transposed_convolution" or not node.kwargs.get("output_padding"):
+        return False
+    x, w, given = node.kwargs["x"], node.kwargs["w"], _GEOMETRY | node.kwargs
+    return any(transposed_shape(x.shape, w.shape, **{name: given[name] for name in _GEOMETRY})[2])
+
+
+_GEOMETRY = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..api.quantization import Table
-from ..calls.arguments import describe
+from ..calls.arguments import describe, transposed_shape
 from ..calls.quantized import quantized_problem
 from ..device.commands.recording import Recording, Slot
 from ..device.tracing import tracing
@@ -81,7 +81,11 @@ def problem_of(node: Node) -> ConvProblem:
         return _quantized_problem(node, isinstance(given["w"], Tensor))
     flags = {name: given.get(name) is not None for name in ("bias", "residual")}
     options = {name: _hashable(given[name]) for name in _OPTIONS if name in given}
-    return _described(x.shape, given["w"].shape, (x.value if isinstance(x, Ref) else x).dtype.name, **flags, **options)
+    dtype = (x.value if isinstance(x, Ref) else x).dtype.name
+    if node.name == TRANSPOSED:
+        options["output_padding"] = _hashable(given.get("output_padding", 0))
+        return _described_transposed(x.shape, given["w"].shape, dtype, **flags, **options)
+    return _described(x.shape, given["w"].shape, dtype, **flags, **options)
 
 
 def _quantized_problem(node: Node, constant_weights: bool) -> ConvProblem:
@@ -94,7 +98,7 @@ def _quantized_problem(node: Node, constant_weights: bool) -> ConvProblem:
     return problem.replace(constant_weights=True) if constant_weights else problem
 
 
-QUANTIZED = "quantized_convolution"
+QUANTIZED, TRANSPOSED = "quantized_convolution", "transposed_convolution"
 _OPTIONS = ("stride", "padding", "dilation", "groups", "layout", "math", "activation")
 
 
@@ -105,8 +109,21 @@ def _hashable(option: Any) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _described(x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: str, **given: Any) -> ConvProblem:
     """One problem for layers alike, however often they are asked."""
-    options: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
-    return describe("fwd", x_shape, w_shape, None, dtype, **options | given, constant_weights=True)
+    return describe("fwd", x_shape, w_shape, None, dtype, **_DENSE | given, constant_weights=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def _described_transposed(
+    x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: str, output_padding: Any, **given: Any
+) -> ConvProblem:
+    """The data gradient that a transposed convolution is."""
+    geometry = {name: (_DENSE | given)[name] for name in _DENSE}
+    shape, pads, _ = transposed_shape(x_shape, w_shape, output_padding=output_padding, **geometry)
+    options = _DENSE | given | {"padding": tuple(pads)}
+    return describe("bwd_data", shape, w_shape, x_shape, dtype, **options, constant_weights=True)
+
+
+_DENSE: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}
 
 
 class _Lowering:
@@ -206,7 +223,9 @@ class _Lowering:
             if name == "residual" or node.name != QUANTIZED
         ]
         extras = [self._table(node, problem), *extras] if node.name == QUANTIZED else extras
-        prepared.enqueue(recording, self._start(x), weights, self._start(y), *extras)  # type: ignore[arg-type]
+        read, written = self._start(x), self._start(y)
+        x, y = (written, read) if problem.direction == "bwd_data" else (read, written)
+        prepared.enqueue(recording, x, weights, y, *extras)  # type: ignore[arg-type]
         return LoweredNode(node.name, problem, prepared)
 
     def _table(self, node: Node, problem: ConvProblem) -> Any:

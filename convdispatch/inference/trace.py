@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..calls.arguments import describe
+from ..calls.arguments import describe, transposed_shape
 from ..calls.quantized import quantized_problem
 from ..device.commands.recording import Recording, Slot
 from ..device.tracing import bound, source, tracing
@@ -128,6 +128,13 @@ def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...]
     return problem.y_shape, given["x"].dtype
 
 
+def _transposed_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
+    given = bound(function, args, kwargs).arguments
+    options = _DENSE | {"output_padding": 0}
+    options = {name: given.get(name, value) for name, value in options.items()}
+    return transposed_shape(given["x"].shape, given["w"].shape, **options)[0], given["x"].dtype
+
+
 def _quantized_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
     given = bound(function, args, kwargs).arguments
     names = ("stride", "padding", "dilation", "groups", "layout")
@@ -156,6 +163,7 @@ def _like_first(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...],
 
 _RULES: dict[str, Callable[..., Any]] = {
     "convolution": _convolution,
+    "transposed_convolution": _transposed_convolution,
     "quantized_convolution": _quantized_convolution,
     "quantize": _in_dtype,
     "dequantize": _in_dtype,

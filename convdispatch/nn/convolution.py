@@ -178,11 +178,23 @@ def transposed_convolution(
     output_padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
+    activation: str | None = None,
+    residual: Tensor | None = None,
     layout: str = "nchw",
     math: str = "float32",
 ) -> Tensor:
-    """``conv_transpose()`` on the tape; arguments, results and errors are its."""
-    x, w, bias = cast(x, w, bias)
+    """``conv_transpose()`` on the tape; arguments, results and errors are its.
+
+    Where gradients are recorded, the sum with ``residual`` and the activation are kernels of their own.
+    """
+    x, w, bias, residual = cast(x, w, bias, residual)
+    tape = current_tape()
+    watched = tape is not None and any(isinstance(t, Tensor) and tape.tracks(t) for t in (x, w, bias, residual))
+    if watched and (activation is not None or residual is not None):
+        options = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
+        y = transposed_convolution(x, w, bias, **options, groups=groups, layout=layout, math=math)
+        y = y if residual is None else apply("x + y", x=y, y=residual)
+        return y if activation is None else activate(y, activation)
     options = {"stride": stride, "dilation": dilation, "groups": groups, "layout": layout}
     _, pads, rows = transposed_shape(x.shape, w.shape, padding=padding, output_padding=output_padding, **options)
     options["math"] = math
@@ -194,12 +206,14 @@ def transposed_convolution(
         extra = per_axis("output_padding", output_padding, len(rows), 0)
         steps = per_axis("stride", stride, len(rows), 1)
         left = tuple(size - more * step for size, more, step in zip(extra, rows, steps, strict=True))
-        return transposed_convolution(x, w, bias, padding=padding, output_padding=left, **options)
-    tape = current_tape()
+        after = {"activation": activation, "residual": residual}
+        return transposed_convolution(x, w, bias, padding=padding, output_padding=left, **after, **options)
     given = dense(x)
+    options |= {"activation": activation, "residual": dense(residual)}
     y = conv_transpose(given, w, bias, padding=padding, output_padding=output_padding, **options)
-    if tape is None or not any(isinstance(t, Tensor) and tape.tracks(t) for t in (x, w, bias)):
+    if not watched:
         return y
+    del options["activation"], options["residual"]
     options["padding"] = tuple(pads)
     needs_x, needs_w, needs_bias = tape.tracks(x), isinstance(w, Tensor) and tape.tracks(w), tape.tracks(bias)
     held = given if needs_w else None

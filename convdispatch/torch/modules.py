@@ -9,6 +9,7 @@ from torch import nn
 
 from ..api.activations import ACTIVATIONS, gradient_of_result, parse_activation
 from . import functional
+from .compile.fused_operator import unfused
 from .epilogue_chains import MODULES, has_hooks
 
 __all__ = ["FUSED", "Sequential", "swap"]
@@ -195,13 +196,58 @@ class FusedConv3d(_Fused, nn.Conv3d):
     """``nn.Conv3d`` with what follows it."""
 
 
+class _FusedTransposed(_Fused):
+    """As ``_Fused``; layer by layer the sum and the activation follow as PyTorch's, in forms in the same pass."""
+
+    def forward(self, input: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045
+        """TorchScript reads the first branch."""
+        if torch.jit.is_scripting():
+            y = self._plain(input)
+            if residual is not None:
+                y = y + residual
+            return self.after(y)
+        else:  # noqa: RET505
+            return unfused(_ConvTranspose._by_operator(self, input, None), residual, self.activation)
+
+
+class FusedConvTranspose1d(_FusedTransposed, nn.ConvTranspose1d):
+    """``nn.ConvTranspose1d`` with what follows it."""
+
+    def _plain(self, input: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.padding, tuple)  # TorchScript's type of it
+        extra = self.output_padding
+        return F.conv_transpose1d(
+            input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+        )
+
+
+class FusedConvTranspose2d(_FusedTransposed, nn.ConvTranspose2d):
+    """``nn.ConvTranspose2d`` with what follows it."""
+
+    def _plain(self, input: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.padding, tuple)
+        extra = self.output_padding
+        return F.conv_transpose2d(
+            input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+        )
+
+
+class FusedConvTranspose3d(_FusedTransposed, nn.ConvTranspose3d):
+    """``nn.ConvTranspose3d`` with what follows it."""
+
+    def _plain(self, input: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.padding, tuple)
+        extra = self.output_padding
+        return F.conv_transpose3d(
+            input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+        )
+
+
 FUSED: dict[type, type] = {}
 """By the kind of layer: the kind that takes in what follows it."""
-for _plain, _ours, _kind in (
-    (nn.Conv1d, Conv1d, FusedConv1d),
-    (nn.Conv2d, Conv2d, FusedConv2d),
-    (nn.Conv3d, Conv3d, FusedConv3d),
-):
+for _kind in (FusedConv1d, FusedConv2d, FusedConv3d, FusedConvTranspose1d, FusedConvTranspose2d, FusedConvTranspose3d):
+    _plain = _kind.__mro__[_kind.__mro__.index(_Fused) + 1]
+    _ours = _OURS[_plain]
     FUSED[_plain] = FUSED[_ours] = _kind
 
 

@@ -73,10 +73,18 @@ class Bounded:
     """Values by key. ``probation`` bounds those asked for once, ``protected`` those that came back; each is made by one
     thread.
 
-    No lock is held while a value is made: other keys are served meanwhile.
+    No lock is held while a value is made: other keys are served meanwhile. ``evicted()`` is called, outside of all
+    locks, when values went for others: whoever holds some beside this lets go of them then, or no bound would hold.
     """
 
-    def __init__(self, probation: Bounds, protected: Bounds, remembered: int = 8192) -> None:
+    def __init__(
+        self,
+        probation: Bounds,
+        protected: Bounds,
+        remembered: int = 8192,
+        evicted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._evicted = evicted
         self._probation, self._protected = _Line(probation, False), _Line(protected, True)
         self._all: dict[Hashable, _Entry] = {}
         """What both lines hold: a value is found by one look-up."""
@@ -109,14 +117,16 @@ class Bounded:
             entry = self._all[key] = _Entry(value, nbytes, next(self._turns))
             if key in self._protected or self._left.pop(hash(key), self) is None:
                 self._probation.discard(key)
-                for gone in self._protected.put(key, entry):
-                    del self._all[gone]
+                went = self._protected.put(key, entry)
             else:
-                for gone in self._probation.put(key, entry):
-                    del self._all[gone]
-                    self._left[hash(gone)] = None
+                went = self._probation.put(key, entry)
+                self._left.update(dict.fromkeys(map(hash, went)))
                 while len(self._left) > self._remembered:
                     self._left.popitem(last=False)
+            for gone in went:
+                del self._all[gone]
+        if went:
+            self._evicted()
 
     def make(self, key: Hashable, make: Callable[[], tuple[Any, int]]) -> Any:
         """The value, or else the first of what ``make()`` answers, which is kept; the second is its size in bytes.

@@ -214,10 +214,10 @@ def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
 
 class Programs(Bounded):
-    """Keeps what holds programs, such as plans, within the bounds of programs themselves."""
+    """Keeps what holds programs, such as plans, within the bounds of programs themselves; ``evicted`` as there."""
 
-    def __init__(self) -> None:
-        super().__init__(_PROBATION, _PROTECTED)
+    def __init__(self, evicted: Callable[[], None] = lambda: None) -> None:
+        super().__init__(_PROBATION, _PROTECTED, evicted=evicted)
         _holders.add(self)
 
     def make(self, key: Hashable, make: Callable[[], Any]) -> Any:

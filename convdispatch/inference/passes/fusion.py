@@ -24,7 +24,7 @@ from .quantization import to_integers
 
 __all__ = ["fuse"]
 
-CONVOLUTION, LINEAR, BATCH_NORM = "convolution", "linear", "batch_norm"
+CONVOLUTION, TRANSPOSED, LINEAR, BATCH_NORM = "convolution", "transposed_convolution", "linear", "batch_norm"
 
 
 def fuse(graph: Graph) -> Graph:
@@ -78,7 +78,7 @@ def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int]) -> bool:
         return False
     producer, options = changed
     # The convolution moves to where its follower stood: what it takes in may have been computed in between.
-    fused = Node(functional.convolution, (), {**producer.kwargs, **options}, sources=producer.sources + node.sources)
+    fused = Node(producer.function, (), {**producer.kwargs, **options}, sources=producer.sources + node.sources)
     value = node.result.value
     value.node, value.shape = fused, producer.result.value.shape
     fused.result = value.whole
@@ -93,7 +93,8 @@ def _producer(uses: dict[Value, int], ref: Any, *, free_of: tuple[str, ...]) -> 
     if not isinstance(ref, Ref) or not ref.is_flat or uses.get(ref.value) != 1:
         return None
     node: Node | None = ref.value.node
-    if node is None or node.name != CONVOLUTION or any(node.kwargs.get(option) is not None for option in free_of):
+    kinds = (CONVOLUTION, TRANSPOSED)
+    if node is None or node.name not in kinds or any(node.kwargs.get(option) is not None for option in free_of):
         return None
     return node
 
@@ -113,9 +114,23 @@ def _fold(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[
         return None  # computed by the net itself
     parts = [given[name].numpy() for name in names]
     factor, shift = functional.folding(*parts, given.get("epsilon", 1e-5), None if bias is None else bias.numpy())
-    weights = _scaled(graph, w, factor.reshape(-1, *[1] * (w.ndim - 1)))
+    weights = _scaled(graph, w, _along_results(producer, factor, w.shape))
     options = {"w": weights, "bias": Tensor.from_numpy(shift.astype(w.dtype), w.queue)}
     return producer, options | {name: given.get(name) for name in ("activation", "residual")}
+
+
+def _along_results(producer: Node, factor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A factor of each result's channel as it broadcasts along weights of ``shape``.
+
+    Those of a transposed convolution are ``[ic, oc/groups, ...]``: a group's channels meet the group's rows.
+    """
+    if producer.name != TRANSPOSED:
+        return factor.reshape(-1, *[1] * (len(shape) - 1))
+    groups, rows = producer.kwargs.get("groups", 1), shape[0]
+    each = np.repeat(factor.reshape(groups, -1), rows // groups, axis=0)
+    spatial = [1] * (len(shape) - 2)
+    last = producer.kwargs.get("layout", "nchw") == "nhwc"
+    return each.reshape(rows, *spatial, -1) if last else each.reshape(rows, -1, *spatial)
 
 
 def _scaled(graph: Graph, w: Tensor, factor: np.ndarray) -> Tensor:

@@ -30,16 +30,22 @@ from . import native
 
 __all__ = ["backward", "forward", "fused", "cached_call", "key_of", "watch", "watched"]
 
-_calls = Programs()
 _MOST = 256
 _last: dict[str, dict[int, tuple[Any, Any]]] = {"forward": {}, "data": {}, "weights": {}}
 """By part and the weights' id: (what decided their last call, that call). Nothing rests on the id."""
 
 
-def _forget() -> None:
-    _calls.drop()
+def _let_go() -> None:
     for known in _last.values():
         known.clear()
+
+
+_calls = Programs(_let_go)
+
+
+def _forget() -> None:
+    _calls.drop()
+    _let_go()
     native.forget()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ...api.activations import ACTIVATIONS, Torch
 from ...elementwise import apply
@@ -21,19 +22,28 @@ from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequanti
 __all__ = ["Missing", "net_of"]
 
 
-def net_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], queue: Any, math: str) -> Callable[..., Any]:
+def net_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], queue: Any, math: str) -> _Net:
     """What takes ours' tensors of the inputs' shapes and computes what ``model`` does, for ``inference.build``.
 
-    Nothing is computed: the model runs on PyTorch's fake tensors, so nothing of it can depend on values.
+    It answers the tensors that are computed, as a tuple; ``whole`` makes of them what the model answers, in whatever
+    structure, where inputs may be too, and numbers. Nothing is computed: the model runs on PyTorch's fake tensors, so
+    nothing of it can depend on values.
     Raises Missing, and whatever the model raises.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    pure = torch.func.functionalize(model, remove="mutations")
+    structure: list[Any] = []
+
+    def flat(*given: torch.Tensor) -> list[Any]:
+        leaves, spec = tree_flatten(model(*given))
+        structure[:] = [spec]
+        return leaves
+
+    pure = torch.func.functionalize(flat, remove="mutations")
     with torch.no_grad():
         traced = make_fx(pure, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     traced.graph.eliminate_dead_code()
-    net = _Net(traced, queue, math)
+    net = _Net(traced, queue, math, structure[0])
     net.check(inputs[0].dtype)
     return net
 
@@ -41,15 +51,20 @@ def net_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], queue: Any
 class _Net:
     training = False
 
-    def __init__(self, traced: torch.fx.GraphModule, queue: Any, math: str) -> None:
+    def __init__(self, traced: torch.fx.GraphModule, queue: Any, math: str, structure: TreeSpec) -> None:
         self.graph, self.root, self.queue, self.math = traced.graph, traced, queue, math
+        self._structure = structure
+        self._answers = list(traced.graph.output_node().args[0])
+        """What the model answers, flat: nodes, or what is no tensor."""
+        self._given = [node for node in traced.graph.nodes if node.op == "placeholder"]
+        computed = (a for a in self._answers if isinstance(a, torch.fx.Node) and a not in self._given)
+        self._computed = {node: place for place, node in enumerate(dict.fromkeys(computed))}
         self._constants: dict[Any, torch.Tensor] = {}
         self._moved: dict[int, tuple[torch.Tensor, Tensor]] = {}
         self.integers = Known()
 
     def check(self, dtype: torch.dtype) -> None:
         """Raises Missing for an operator, a type or an answer that is not there; works out constants."""
-        given = [node for node in self.graph.nodes if node.op == "placeholder"]
         for node in self.graph.nodes:
             if node.op == "get_attr":
                 self._constants[node] = getattr(self.root, str(node.target))
@@ -70,10 +85,8 @@ class _Net:
                 continue
             if not isinstance(made, torch.Tensor) or made.dtype != dtype:
                 raise Missing(f"{name} makes something else than {dtype}")
-        answers = self.graph.output_node().args[0]
-        for each in answers if isinstance(answers, list | tuple) else (answers,):
-            if not isinstance(each, torch.fx.Node) or each in self._constants or each in given:
-                raise Missing("the model answers something else than tensors that it computes")
+        if not self._computed or any(each in self._constants for each in self._computed):
+            raise Missing("the model answers no tensor that it computes, or one that is the same for all inputs")
 
     def __call__(self, *tensors: Tensor) -> Any:
         known: dict[Any, Any] = {}
@@ -86,11 +99,21 @@ class _Net:
             if node.op == "placeholder":
                 known[node] = next(feeds)
             elif node.op == "output":
-                return _mapped(node.args[0], known.get)
+                return tuple(known[each] for each in self._computed)
             elif node not in self._constants:
                 operation = OPERATORS[str(node.target)]
                 known[node] = operation(self, *_mapped(node.args, value), **_mapped(node.kwargs, value))
         raise AssertionError("a graph ends with its output")
+
+    def whole(self, computed: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        """What the model answers, of what is computed and the inputs; an answer that is an input is that very one."""
+
+        def value(answer: Any) -> Any:
+            if not isinstance(answer, torch.fx.Node):
+                return answer
+            return computed[self._computed[answer]] if answer in self._computed else inputs[self._given.index(answer)]
+
+        return tree_unflatten([value(each) for each in self._answers], self._structure)
 
     def put(self, constant: Any) -> Any:
         """A constant on the device, once; a tensor of ours, or no tensor, as it is."""

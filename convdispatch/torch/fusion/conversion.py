@@ -297,6 +297,15 @@ def _again(layers: list[tuple[Any, Any, Any]], conv: Any, norm: Any, activation:
     raise ValueError("a batch norm that was folded would stay, or another be folded")
 
 
+def _along_results(conv: Any, factor: torch.Tensor) -> torch.Tensor:
+    """A factor of each result's channel as it broadcasts along the weights; transposed: ``[ic, oc/groups, ...]``."""
+    spatial = [1] * (conv.weight.ndim - 2)
+    if not conv.transposed:
+        return factor.reshape(-1, 1, *spatial)
+    each = factor.reshape(conv.groups, -1).repeat_interleave(conv.in_channels // conv.groups, 0)
+    return each.reshape(conv.in_channels, -1, *spatial)
+
+
 def _layer(conv: Any, norm: Any, activation: str | None) -> nn.Module:
     """A fused layer: the convolution's, with a batch norm's factors in its weights, worked out in float64."""
     made = copy.copy(conv)
@@ -307,7 +316,7 @@ def _layer(conv: Any, norm: Any, activation: str | None) -> nn.Module:
         factor = factor if norm.weight is None else factor * norm.weight.double()
         shift = -norm.running_mean.double() if bias is None else bias.double() - norm.running_mean.double()
         shift = shift * factor if norm.bias is None else shift * factor + norm.bias.double()
-        weight = (weight.double() * factor.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
+        weight = (weight.double() * _along_results(conv, factor)).to(weight.dtype)
         bias = shift.to(weight.dtype)
     made._parameters = {
         "weight": nn.Parameter(weight, requires_grad=False),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ...api.errors import ConvDispatchError
 from ...api.policy import policy
@@ -127,7 +128,8 @@ class Forms:
 
     def find(self, inputs: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The form for inputs like these, made now where it is new; None where the model runs layer by layer."""
-        if not inputs or _watched() or not all(map(_plain, inputs)):
+        leaves, spec = _flat(inputs)
+        if not leaves or _watched() or not all(map(_plain, leaves)):
             return None
         state = self._state
         if state is None or not state.holds():
@@ -137,15 +139,15 @@ class Forms:
             if state is not None:  # weights that change at each call are worth no form
                 return None
             state = self._state
-        if state.disturbed() or (torch.is_grad_enabled() and (state.learns() or any(x.requires_grad for x in inputs))):
+        if state.disturbed() or (torch.is_grad_enabled() and (state.learns() or any(x.requires_grad for x in leaves))):
             return None
         settings = settings_in_force() or DEFAULT
         if settings.min_flops is not None:
             return None
         switched = switches(False)
         chosen = policy_of(settings, switched)
-        math = math_of(settings, switched, DTYPES[inputs[0].dtype])
-        key = (tuple((x.shape, x.dtype) for x in inputs), math, chosen)
+        math = math_of(settings, switched, DTYPES[leaves[0].dtype])
+        key = (tuple((x.shape, x.dtype) for x in leaves), spec, math, chosen)
         made = self._made.get(key)
         if made is None:
             with self._lock:
@@ -153,23 +155,27 @@ class Forms:
                 if made is None:
                     if len(self._made) >= FORMS:
                         return None
-                    made = self._made[key] = self._make(inputs, math, chosen)
+                    made = self._made[key] = self._make(leaves, spec, math, chosen)
         return None if isinstance(made, str) else made
 
-    def _make(self, inputs: tuple[Any, ...], math: str, chosen: Any) -> Any:
+    def _make(self, inputs: Sequence[Any], spec: TreeSpec | None, math: str, chosen: Any) -> Any:
         from ... import inference
         from .aten import Missing, net_of
 
         try:
             queue = runtime.queue(cpu_device())
             shapes = [tuple(x.shape) for x in inputs]
-            net = net_of(lambda *given: self._model.forward(*given), inputs, queue, math)
+
+            def forward(*given: Any) -> Any:
+                return self._model.forward(*(given if spec is None else tree_unflatten(given, spec)))
+
+            net = net_of(forward, inputs, queue, math)
             with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
                 dtypes = [DTYPES[x.dtype] for x in inputs]
                 # Timing chooses the layout, and each process may find another one faster.
                 layout = "nchw" if chosen.deterministic and inputs[0].ndim == 4 else None
                 made = inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True)
-                return _Form(made, self._lock)
+                return _Form(made, self._lock, net.whole)
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]
         except Exception as error:  # make_fx raises what the model's code does when it asks for a value
@@ -177,8 +183,8 @@ class Forms:
 
 
 class _Form:
-    def __init__(self, net: Any, lock: Any) -> None:
-        self._net, self._lock = net, lock
+    def __init__(self, net: Any, lock: Any, whole: Callable[..., Any]) -> None:
+        self._net, self._lock, self._whole = net, lock, whole
         self._solvers = [layer.solver for layer in net.layers if layer.problem is not None]
 
     @property
@@ -187,9 +193,10 @@ class _Form:
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         with self._lock:
-            result = self._net(*(each.detach().contiguous() for each in inputs))
+            leaves, _ = _flat(inputs)
+            computed = self._net(*(each.detach().contiguous() for each in leaves))
         counting.several("convolution", self._solvers)
-        return result
+        return self._whole(computed, leaves)
 
 
 class _State:
@@ -227,6 +234,13 @@ class _State:
     def learns(self) -> bool:
         """Whether a gradient would be asked for."""
         return any(tensor.requires_grad for tensor in self._tensors)
+
+
+def _flat(inputs: tuple[Any, ...]) -> tuple[Sequence[Any], TreeSpec | None]:
+    """Tensors that a model takes, also where they come in lists; and their structure where it is another."""
+    if all(type(each) is torch.Tensor for each in inputs):
+        return inputs, None
+    return tree_flatten(inputs)
 
 
 _C: Any = torch._C
