@@ -19,6 +19,7 @@ import host_cuda
 import pytest
 import torch
 
+from convdispatch.api.policy import DEFAULT, ask_policy
 from convdispatch.device.commands import host_memory
 from convdispatch.device.cuda import modules
 from convdispatch.device.cuda.stream import CudaStream
@@ -194,6 +195,10 @@ def stand_in(monkeypatch, device):
     monkeypatch.setattr(routing, "_NATIVE", "CPU")
     made = StandIn(driver, ctypes.CDLL(place))
     made.context()
+    loading._loaded.cache_clear()  # whatever was found before, with other settings
+    loading._opened.cache_clear()
+    assert loading.unavailable() is None
+    assert ask_policy() is DEFAULT, "a test before left its policy in force: calls under one are Python's"
     yield made
     native.uninstall()
     dispatch.forget()

@@ -178,8 +178,10 @@ def test_a_net_compiles_few_programs(queue, monkeypatch):
         net = catalogue.create("resnet50", queue=queue)
         net = inference.build(net, (1, 3, 64, 64), layout="nchw", queues=1, queue=queue)
     assert len(net.layers) > 50
-    registers = "amx.tiles" in {layer.solver for layer in net.layers}  # whose programs take all sizes as arguments
-    assert len(asked) <= (27 if registers else 38), "a program for each kind of convolution, and few for what is packed"
+    by = {layer.solver for layer in net.layers}
+    # Matrix registers' programs take all sizes as arguments; beside others' they bring weights of one more form.
+    most = 27 if by == {"amx.tiles"} else 45 if "amx.tiles" in by else 38
+    assert len(asked) <= most, "a program for each kind of convolution, and few for what is packed"
     assert not any("pool_backward" in text for text in asked if "pool_rows" not in text), "no gradients are asked for"
     assert notes.of("compile").count + notes.of("load").count == len(asked)
     if not processors.absent:  # what is refused when it is planned is selected again
