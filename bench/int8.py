@@ -1,61 +1,18 @@
-"""int8, looked at: one product of Hopper's tensor cores and one of a CPU's VNNI, exact, beside ours in wider types.
+"""int8: a GPU's layers beside float16's, and a product of a CPU's VNNI beside ours in wider types.
 
-    python bench/int8.py gpu     # one NVIDIA GPU: nvidia.tma on bytes, ``wgmma ... s32.s8.s8``, beside float16's
-    python bench/int8.py cpu     # x86 with AVX512-VNNI, Intel's OpenCL: ``vpdpbusd``, beside float32 and dot_acc_sat
-
-Prototypes, which no solver offers (ADR 16). A pair of int8 channels is to the copy engine what one
-float16 channel is, so the GPU's is ``nvidia.tma``'s kernel of half as many channels with another instruction, its sums
-times a scale rounded to float16.
+python bench/int8.py gpu     # one NVIDIA GPU, PyTorch: ResNet-50's layers by ``conv``, in CUDA graphs
+python bench/int8.py cpu     # x86 with AVX512-VNNI, Intel's OpenCL: ``vpdpbusd``, beside float32 and dot_acc_sat
 """
 
 from __future__ import annotations
 
 import itertools
-import re
+import math
 import time
 from collections.abc import Callable
 
 import click
 import numpy as np
-
-LAYERS = (
-    "mb64ic256ih14oc256kh3ph1", "mb64ic128ih28oc128kh3ph1", "mb64ic512ih7oc512kh3ph1", "mb64ic256ih56oc256kh3ph1",
-    "mb64ic1024ih14oc256kh1", "mb64ic64ih56oc256kh1",
-)  # fmt: skip
-SCALE = 2.0**-12
-
-
-def as_int8(text: str) -> str:
-    """``nvidia.tma``'s program with bytes for 16-bit numbers: sums are int32, results ``SCALE`` times the sum."""
-
-    def once(old: str, new: str, text: str) -> str:
-        text, found = re.subn(old, new, text)
-        if not found:
-            raise ValueError(f"the kernel has no {old} any more")
-        return text
-
-    text = once(r'"\+f"\(c\[(\d+)\]\)', r'"+r"(c[\1])', text)
-    text = once(r"inline void (wgmma|wgmma_finish)\(float \*c", r"inline void \1(int *c", text)
-    text = once(r"k16\.f32\.f16\.f16 (.*?), p, 1, 1, 0, 0;", r"k32.s32.s8.s8 \1, p;", text)
-    text = once(r"float sum\[", "int sum[", text)
-    return once(r"narrow\(f\[([^\]]*)\]\)", rf"narrow(f[\1] * {SCALE}f)", text)
-
-
-def half_as_wide(problem):
-    """The float16 problem whose tensors are the bytes of an int8 one's x and w."""
-    return problem.replace(ic=problem.ic // 2)
-
-
-def right(problem, x: np.ndarray, w: np.ndarray, y: np.ndarray, points: int = 400) -> bool:
-    """Whether sampled results are the nearest float16 to the integer sums times ``SCALE``."""
-    random = np.random.default_rng(1)
-    pad = [(0, 0), (problem.ph, problem.ph_r), (problem.pw, problem.pw_r), (0, 0)]
-    wide = np.pad(x.astype(np.int64), pad)
-    for n, h, v, o in zip(*(random.integers(0, size, points) for size in y.shape), strict=True):
-        window = wide[n, h * problem.sh : h * problem.sh + problem.kh, v * problem.sw : v * problem.sw + problem.kw]
-        if np.float16((window * w[o]).sum() * SCALE) != y[n, h, v, o]:
-            return False
-    return True
 
 
 @click.group(help=__doc__)
@@ -64,66 +21,55 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--tries", default=6, show_default=True, help="configurations of int8, and of float16")
-@click.option("--seconds", default=0.002, show_default=True)
-@click.option("--budget", default=60.0, show_default=True)
-def gpu(tries: int, seconds: float, budget: float) -> None:
-    """int8 and float16 beside each other, layer by layer."""
-    import pyopencl as cl
-    from nvidia_values import Bench
+@click.option("--batch", default=32, show_default=True)
+@click.option("--seconds", default=0.004, show_default=True, help="of a sample")
+@click.option("--budget", default=120.0, show_default=True)
+def gpu(batch: int, seconds: float, budget: float) -> None:
+    """int8 and float16, channels last, constant weights, each as a CUDA graph, in turns, operands not in the cache."""
+    import torch
+    from fair import graph_side, medians, sets_of
 
-    from convdispatch.api import ConvProblem
-    from convdispatch.selection.plugins.loader import plugins
+    import convdispatch as cd
+    from convdispatch.measurement import shapes
 
-    begun, bench = time.monotonic(), Bench("float16", 60_000_000)
-    solver = plugins().solvers["nvidia.tma"]
-    probe = ConvProblem.parse("fwd_f16_nhwc_mb1ic64ih8oc64kh3ph1")
-    plan_of = type(solver.plan(bench.context, probe, next(iter(solver.configs(probe, bench.info)))))
-
-    class Int8Plan(plan_of):
-        def product_text(self) -> str:
-            return as_int8(super().product_text())
-
-    def offers(problem):
-        return itertools.islice((c for c in solver.configs(problem, bench.info) if c.get("split", 1) == 1), tries)
-
-    random = np.random.default_rng(0)
-    for text in LAYERS:
-        problem = ConvProblem.parse(f"fwd_f16_nhwc_{text}")
-        bytes_ = half_as_wide(problem)
-        bench.load(bytes_)
-        x = random.integers(-127, 128, (problem.mb, problem.ih, problem.iw, problem.ic), np.int8)
-        w = random.integers(-127, 128, (problem.oc, problem.kh, problem.kw, problem.ic), np.int8)
-        for each in bench.sets:
-            cl.enqueue_copy(bench.queue, each["x"], x)
-            cl.enqueue_copy(bench.queue, each["w"], w)
-        best, note = (1e30, None), ""
-        for config in offers(bytes_):
-            try:
-                plan = Int8Plan(bench.context, bytes_, config, "wgmma")
-                bench.enqueue(plan).wait()
-                y = np.empty(problem.y_shape, np.float16)
-                cl.enqueue_copy(bench.queue, y, bench.out)
-                if not right(problem, x, w, y):
-                    note = "WRONG"
-                    continue
-                best = min(best, (bench.time(plan, seconds), str(config)))
-            except Exception as error:
-                note = f"{type(error).__name__}: {str(error)[:300]} {str(getattr(error, 'log', ''))[:500]}"
-        bench.load(problem)
-        for name in ("x", "w"):  # numbers again, not bytes
-            for each in bench.sets:
-                values = np.resize(bench.block, np.prod(getattr(problem, name + "_shape")))
-                cl.enqueue_copy(bench.queue, each[name], values)
-        halves = [bench.time(solver.plan(bench.context, problem, c), seconds) for c in offers(problem)]
-        first = next(iter(solver.configs(problem, bench.info)))
-        chosen = bench.time(solver.plan(bench.context, problem, first), seconds)
-        half = min([chosen, *halves])
-        rates = [problem.flops / ms / 1e9 for ms in (best[0], half)]
-        print(f"{text}: int8 {best[0] * 1e3:.1f} us ({rates[0]:.0f} TOP/s), float16 {half * 1e3:.1f} us", end=" ")
-        print(f"({rates[1]:.0f} TFLOP/s), ratio {half / best[0]:.2f} {best[1]} {note}", flush=True)
+    begun, ratios = time.monotonic(), []
+    problems = [entry.problem for entry in shapes.load("resnet50")]
+    for p in dict.fromkeys(
+        each.replace(direction="fwd", mb=batch, layout="nhwc", dtype="float16") for each in problems
+    ):
+        if p.ic % 4:
+            continue
         if time.monotonic() - begun > budget:
             break
+        quantization = cd.Quantization(
+            x_scale=0.02, x_zero_point=3, w_scale=np.full(p.oc, 0.01, np.float32), y_scale=0.7, dtype="uint8"
+        )
+        options = {"stride": (p.sh, p.sw), "padding": (p.ph, p.pw), "layout": "nhwc"}
+        many = sets_of(math.prod(p.x_shape) + math.prod(p.y_shape))
+
+        def made(shape, kind):
+            values = torch.randint(-100, 100, shape, device="cuda")
+            return (values / 100 if kind == torch.float16 else values).to(kind)
+
+        def side(kind, w_kind, many=many, p=p, options=options, **more):
+            w = cd.constant(made(p.w_shape, w_kind))
+            pairs = [(made(p.x_shape, kind), made(p.y_shape, kind)) for _ in range(many)]
+
+            def work(number: int) -> None:
+                x, y = pairs[number % many]
+                cd.conv(x, w, out=y, **options, **more)
+
+            return graph_side(work)
+
+        sides = {"int8": side(torch.uint8, torch.int8, quantization=quantization)}
+        sides["float16"] = side(torch.float16, torch.float16)
+        found = {name: 1e3 * ms for name, ms in medians(sides, seconds).items()}
+        ratios.append(found["float16"] / found["int8"])
+        rate = p.flops / found["int8"] / 1e6
+        print(f"{p}: int8 {found['int8']:.1f} us ({rate:.0f} TOP/s), float16 {found['float16']:.1f} us, ratio "
+              f"{found['float16'] / found['int8']:.2f}", flush=True)  # fmt: skip
+    mean = math.exp(float(np.mean(np.log(ratios))))
+    print(f"{torch.cuda.get_device_name()}, batch {batch}: geometric mean {mean:.2f}, least {min(ratios):.2f}")
 
 
 # --- the CPU ---------------------------------------------------------------------------------------------------------

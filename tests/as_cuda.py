@@ -25,6 +25,7 @@ typedef unsigned uint; typedef unsigned char uchar; typedef unsigned long ulong;
 #define barrier(x) __syncthreads()
 #define as_uint __float_as_uint
 #define as_float __uint_as_float
+#define convert_int_rte __float2int_rn
 #define vload_half(i, p) __half2float((p)[i])
 #define vload_half2(i, p) __half22float2(((half2 *)(p))[i])
 #define vstore_half_rte(v, i, p) ((p)[i] = __float2half_rn(v))
@@ -32,6 +33,8 @@ typedef unsigned uint; typedef unsigned char uchar; typedef unsigned long ulong;
 inline float2 make_float2(float v) { return make_float2(v, v); }
 inline float4 make_float4(float v) { return make_float4(v, v, v, v); }
 inline uint4 make_uint4(uint v) { return make_uint4(v, v, v, v); }
+inline float clamp(float v, float low, float high) { return fminf(fmaxf(v, low), high); }
+inline int clamp(int v, int low, int high) { return min(max(v, low), high); }
 struct float8 { union { struct { float4 lo, hi; }; struct { float s0, s1, s2, s3, s4, s5, s6, s7; }; }; };
 inline float8 make_float8(float4 low, float4 high) { float8 v; v.lo = low; v.hi = high; return v; }
 inline float8 make_float8(float v) { return make_float8(make_float4(v), make_float4(v)); }

@@ -195,9 +195,10 @@ class HostLibrary(Library):
     def compact(self, array):
         return CudaArray(np.ascontiguousarray(array.values), array.number, array.where)
 
-    def empty(self, shape, like, where):
+    def empty(self, shape, like, where, dtype=None):
         self.made += 1
-        return CudaArray(np.full(shape, np.nan, like.dtype), like.number, like.where)
+        kind = np.dtype(dtype or like.dtype)
+        return CudaArray(np.full(shape, np.nan if kind.kind == "f" else 99, kind), like.number, like.where)
 
     def fetch(self, array):
         return array.values.copy()

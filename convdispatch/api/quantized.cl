@@ -6,8 +6,18 @@
 // TABLE_PARAMS       parameters of a kernel or function: the table that stands in the place of a bias, the residual
 // TABLE_ARGS         their names, to hand them on
 //
-// The product and the sum are rounded one after the other, on every device.
+// The product, the sum and the quotient are rounded one after the other, on every device. NVIDIA's compiler divides
+// otherwise unless told so, and may fuse: it is given the instructions.
 #pragma OPENCL FP_CONTRACT OFF
+#ifdef __NV_CL_C_VERSION
+inline float mul_rn(float a, float b) { float v; asm("mul.rn.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b)); return v; }
+inline float add_rn(float a, float b) { float v; asm("add.rn.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b)); return v; }
+inline float div_rn(float a, float b) { float v; asm("div.rn.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b)); return v; }
+#else
+#define mul_rn(a, b) ((a) * (b))
+#define add_rn(a, b) ((a) + (b))
+#define div_rn(a, b) ((a) / (b))
+#endif
 #if OUT_INT8 || OUT_UINT8
 #define OUT_BYTES 1
 #endif
@@ -39,37 +49,54 @@
 // What of a float type F becomes of a sum v that is multiplied, and of a residual r: numbers are added, and divided by
 // the scale of y where y is of bytes.
 #if OUT_BYTES
-#define OVER_SCALE(F, v) v = v / (F)(WORD(12));
+#define OVER_SCALE(F, v) v = div_rn(v, (F)(WORD(12)));
 #else
 #define OVER_SCALE(F, v)
 #endif
 #define FINISHED_RESIDUAL(F, v, r)                                                          \
   v = clamp(table[3] ? rint(v) : v, (F)(WORD(8)), (F)(WORD(9)));                            \
-  v = v * (F)(WORD(5));                                                                     \
-  v = v + (r - (F)((float)table[2])) * (F)(WORD(4));                                        \
+  v = mul_rn(v, (F)(WORD(5)));                                                              \
+  v = add_rn(v, mul_rn(r - (F)((float)table[2]), (F)(WORD(4))));                            \
   OVER_SCALE(F, v)
 #define FINISHED(F, v) v = clamp(v, (F)(WORD(6)), (F)(WORD(7)));
 
-// y[at] from the sum of output channel n, whose bias is not added yet.
-inline void put_sum(global OUT *y, TABLE_PARAMS, int sum, long at, int n) {
-  const int whole = (int)((uint)sum + (uint)BIASES(table)[n]);
-#if OUT_INT32
-#if RESIDUAL
-  y[at] = clamp((int)((uint)whole + (uint)residual[at]), table[10], table[11]);
+// What becomes of a sum with its bias, an integer of y's range or a number; r is the residual's element.
+#if OUT_INT32 || OUT_BYTES
+#define FINISHED_TYPE int
 #else
-  y[at] = clamp(whole, table[10], table[11]);
+#define FINISHED_TYPE float
 #endif
-#else
-  float v = (float)whole * MULTIPLIERS(table)[n];
+#if OUT_INT32
+#define ADDED_TYPE int
+inline int finish_sum(global const int *table, int whole, float multiplier, int r) {
 #if RESIDUAL
-  const float r = (float)LOAD_OUT(residual, at);
+  whole = (int)((uint)whole + (uint)r);
+#endif
+  return clamp(whole, table[10], table[11]);
+}
+#else
+#define ADDED_TYPE float
+inline FINISHED_TYPE finish_sum(global const int *table, int whole, float multiplier, float r) {
+  float v = mul_rn((float)whole, multiplier);
+#if RESIDUAL
   FINISHED_RESIDUAL(float, v, r)
 #endif
   FINISHED(float, v)
 #if OUT_BYTES
-  y[at] = (OUT)((int)rint(v) + table[1]);
+  return convert_int_rte(v) + table[1];
 #else
-  STORE_OUT(y, at, v);
+  return v;
 #endif
+}
 #endif
+
+// y[at] from the sum of output channel n, whose bias is not added yet.
+inline void put_sum(global OUT *y, TABLE_PARAMS, int sum, long at, int n) {
+  const int whole = (int)((uint)sum + (uint)BIASES(table)[n]);
+#if RESIDUAL
+  const ADDED_TYPE r = LOAD_OUT(residual, at);
+#else
+  const ADDED_TYPE r = 0;
+#endif
+  STORE_OUT(y, at, finish_sum(table, whole, MULTIPLIERS(table)[n], r));
 }

@@ -31,7 +31,7 @@ from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .bound_call import PLACES, Call
 
-__all__ = ["CudaCall", "HostArraysCall", "launched", "one_library", "rehearse"]
+__all__ = ["CudaCall", "HostArraysCall", "launched", "memory_of", "one_library", "rehearse"]
 
 ALIGNMENT = 16
 """Bytes that kernels load and copy at once, at most."""
@@ -261,19 +261,7 @@ class CudaCall:
         stream.check()
 
     def _memory(self, array: Any, stream: CudaStream, size: int, out: bool = False) -> CudaMemory:
-        """An array's memory, or that of a copy in the stream's order: contiguous, and aligned as vector loads ask."""
-        library = self.library
-        address, held = library.pointer(array, stream)
-        if not address:
-            if out and not library.contiguous(array):
-                raise InvalidArgument(f"out must be contiguous, got one of shape {tuple(array.shape)} with gaps")
-            address, held = library.address(array if library.contiguous(array) else library.compact(array), stream)
-        found = CudaMemory(address, size, held)
-        if out or address % ALIGNMENT == 0:
-            return found
-        aligned = stream.allocate(size)
-        stream.copy(aligned, found, size)
-        return aligned
+        return memory_of(self.library, array, stream, size, out)
 
     def _constant(self, weights: Constant, stream: CudaStream) -> Any:
         if isinstance(weights.array, np.ndarray):
@@ -295,6 +283,21 @@ class CudaCall:
         queue = runtime.queue(self.place.device)
         result = Call(problem, kind, bias, residual, queue, values)(x, w, y, bias, residual, queue)
         self.library.put(operands[self.written], result)
+
+
+def memory_of(library: Library, array: Any, stream: CudaStream, size: int, out: bool = False) -> CudaMemory:
+    """An array's memory, or that of a copy in the stream's order: contiguous, and aligned as vector loads ask."""
+    address, held = library.pointer(array, stream)
+    if not address:
+        if out and not library.contiguous(array):
+            raise InvalidArgument(f"out must be contiguous, got one of shape {tuple(array.shape)} with gaps")
+        address, held = library.address(array if library.contiguous(array) else library.compact(array), stream)
+    found = CudaMemory(address, size, held)
+    if out or address % ALIGNMENT == 0:
+        return found
+    aligned = stream.allocate(size)
+    stream.copy(aligned, found, size)
+    return aligned
 
 
 def launched(launches: Launches | None, stream: CudaStream, addresses: list[int]) -> bool:

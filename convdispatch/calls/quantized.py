@@ -27,6 +27,7 @@ from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .arrays.operands import Operands, contiguous_strides, overlaps
 from .bound_call import maker_of
+from .quantized_cuda import CudaQuantized
 
 __all__ = ["quantized_conv", "quantized_problem", "table_of"]
 
@@ -110,16 +111,7 @@ def quantized_conv(
     library = library_of(type(x))
     if library is not None:
         return _of_library(library, x, w, bias, residual, out, quantization, activation, queue, options)
-    if options.pop("accumulate", False):
-        raise InvalidArgument("a quantized convolution does not accumulate: give what is to be added as residual")
-    if w.dtype.name != "int8":
-        raise InvalidArgument(
-            f"a quantized convolution's w is int8 with zero point 0, got {w.dtype.name}: of uint8 subtract 128 from "
-            "the weights and from their zero point; of 4 bits unpack them"
-        )
-    problem = quantized_problem(
-        tuple(x.shape), tuple(w.shape), x.dtype.name, quantization, residual=residual is not None, **options
-    )
+    problem = _checked(x, w, x.dtype.name, w.dtype.name, quantization, residual is not None, options)
     if isinstance(w, Constant):
         problem = problem.replace(constant_weights=True)
     table = table_of(quantization, problem, bias, activation)
@@ -130,6 +122,20 @@ def quantized_conv(
                 f"{name} must be {dtype.name} of shape {shape}, as y is, got {array.dtype.name} of {tuple(array.shape)}"
             )
     return _run(problem, table, x, w, residual, out, queue)
+
+
+def _checked(
+    x: Any, w: Any, kind: str, w_kind: str, quantization: Quantization, residual: bool, options: dict[str, Any]
+) -> ConvProblem:
+    """The problem of arrays of these dtypes. Raises InvalidArgument, InvalidProblem."""
+    if options.pop("accumulate", False):
+        raise InvalidArgument("a quantized convolution does not accumulate: give what is to be added as residual")
+    if w_kind != "int8":
+        raise InvalidArgument(
+            f"a quantized convolution's w is int8 with zero point 0, got {w_kind}: of uint8 subtract 128 from "
+            "the weights and from their zero point; of 4 bits unpack them"
+        )
+    return quantized_problem(tuple(x.shape), tuple(w.shape), kind, quantization, residual=residual, **options)
 
 
 def _run(problem: ConvProblem, table: Constant, x: Any, w: Any, residual: Any, out: Any, queue: Any) -> Any:
@@ -194,13 +200,18 @@ def _of_library(
     queue: Any,
     options: dict[str, Any],
 ) -> Any:
-    """Another library's arrays in host memory, read and written in place."""
+    """Another library's arrays, in host memory or on a CUDA device, read and written in place."""
     given = (x, w, bias, residual, out)
     if any(library.place(each) is not None for each in given):
-        raise InvalidArgument(
-            "quantized convolutions take other libraries' arrays in host memory; of a device's make a "
-            "pyopencl.array.Array or a Tensor"
-        )
+        if queue is not None:
+            raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")
+        call = CudaQuantized(library, x)
+        bias = call.on_host(bias)
+        kind, w_kind = library.dtype(x), call.dtype(w)
+        problem = _checked(x, w, kind, w_kind, quantization, residual is not None, options)
+        if isinstance(w, Constant):
+            problem = problem.replace(constant_weights=True)
+        return call(problem, table_of(quantization, problem, bias, activation), w, residual, out)
 
     def seen(array: Any) -> Any:
         if array is None or isinstance(array, np.ndarray):

@@ -2,14 +2,14 @@
 
     y[place, oc] = sum over (tap, ic) of x[place * step + origin + tap * spread, ic] w[oc, tap, ic]
 
-Five rooms: ``packed`` (any problem, as planes of 16-bit numbers that a pass before has laid out; ``mma.sync`` and
+Six rooms: ``packed`` (any problem, as planes of 16-bit numbers that a pass before has laid out; ``mma.sync`` and
 ``wgmma``), ``direct`` (1x1 kernels of float32, split in registers), ``tma`` (16-bit tensors, channels last, fed by
-the copy engine), ``grouped`` (16-bit tensors, channels last: small groups and strided gradients, read as fragments) and
-``winograd`` (3x3 kernels of float32, tiles of which are packed's planes). What they share lies
-here: ``formats`` (planes), ``geometry``, ``hopper`` (from OpenCL C to a program for sm_90a), ``probe`` (what the
-device proves), ``instructions`` (all PTX, in ``ptx.cl.mako``, and stand-ins in plain C, ``emulated.cl.mako``),
-``scales`` (powers of two before 16-bit numbers, ``shifted``), ``narrow``, ``sums`` and ``finish`` (16-bit numbers, sums
-of sums, and what follows them).
+the copy engine), ``grouped`` (16-bit tensors, channels last: small groups and strided gradients, read as fragments),
+``winograd`` (3x3 kernels of float32, tiles of which are packed's planes) and ``int8`` (quantized problems, channels
+last, by ``mma.sync`` and ``wgmma``). What they share lies here: ``formats`` (planes), ``geometry``, ``hopper`` (from
+OpenCL C to a program for sm_90a), ``probe`` (what the device proves), ``instructions`` (all PTX, in ``ptx.cl.mako``,
+and stand-ins in plain C, ``emulated.cl.mako``), ``scales`` (powers of two before 16-bit numbers, ``shifted``),
+``narrow``, ``sums`` and ``finish`` (16-bit numbers, sums of sums, and what follows them).
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ def convdispatch_solvers() -> Sequence[Solver]:
         ("grouped", "Grouped", "grouped", (), True),
         ("packed", "TensorCores", "mma", ("mma",), True),
     )
-    return [
+    numbers = [
         Declared(f"{__name__}.{room}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,
                  fuses=EPILOGUE, exact=exact)
         for room, kind, name, arguments, exact in found
     ]  # fmt: skip
+    integers = Declared(f"{__name__}.int8.solver", "Int8", name="nvidia.int8", serves=_gpus_only,
+                        fuses={"bias", "residual"}, exact=True, quantized=True)  # fmt: skip
+    return [*numbers, integers]
 
 
 def _gpus_only(device: DeviceInfo) -> str | None:

@@ -2,7 +2,17 @@
 ## explained there. Of the group ``bulk`` nothing is here: kernels without the copy engine have another loop.
 ##
 ## One warp's lanes exchange what they hold through a scratch area of local memory, and tensor cores' sums are rounded
-## toward zero, as theirs are.
+## toward zero, as theirs are; those of integers are exact.
+<%
+integers = type in ("s8", "u8")
+each = {"tf32": 1, "s8": 4, "u8": 4}.get(type, 2)
+%>\
+% if integers:
+#define WIDE int
+#define TOWARD_ZERO(v) (v)
+#define SUM int
+% else:
+#define SUM float
 #ifdef cl_khr_fp64
 #define WIDE double
 #define TOWARD_ZERO(v) convert_float_rtz(v)
@@ -10,13 +20,17 @@
 #define WIDE float
 #define TOWARD_ZERO(v) (v)
 #endif
+% endif
 #define LOCAL_BASE(memory) 0u
 // A kernel has dozens of these calls: inlined, a compiler for CPUs took up to nine times as long over it.
 #define CALLED __attribute__((noinline))
 #define SCRATCH(items) local uint scratch[(items) / 32 * 192]
 
-// --- numbers
-% if type == "f16":
+// --- numbers: of a register, and of B's where those are others
+% if integers:
+inline WIDE value_of(uint u, int place) { return (${"uchar" if type == "u8" else "char"})(u >> 8 * place); }
+inline WIDE value_of_b(uint u, int place) { return (char)(u >> 8 * place); }
+% elif type == "f16":
 inline float cvt_f32_f16(ushort h) { return vload_half(0, (const half *)&h); }
 inline ushort cvt_f16_f32(float v) {
   ushort h;
@@ -36,6 +50,9 @@ inline uint cvt_tf32_f32(float v) {
 }
 inline WIDE value_of(uint u, int upper) { return as_float(u & 0xffffe000u); }
 % endif
+% if not integers:
+#define value_of_b value_of
+% endif
 % if "copies" in groups:
 
 // --- copies
@@ -47,6 +64,7 @@ CALLED void copy${size}(local uchar *memory, uint base, uint to, global const vo
     ((local uint *)(memory + to))[i] = !aligned ? 0xffffffffu : exists ? ((global const uint *)from)[i] : 0;
 }
 % endfor
+#define prefetch_line(at)
 #define copies_commit()
 #define COPIES_WAIT(left)
 % endif
@@ -67,8 +85,7 @@ CALLED void gather(uint *r, local uchar *memory, local uint *scratch, uint at, i
     r[i] = low | (uint)high << 16;
   }
 }
-<% each = 1 if type == "tf32" else 2 %>\
-CALLED void mma(float *c, local uint *scratch, const uint *a, const uint *b) {
+CALLED void mma(SUM *c, local uint *scratch, const uint *a, const uint *b) {
   const int lane = get_local_id(0) % 32;
   local uint *mine = scratch + get_local_id(0) / 32 * 192;
   barrier(CLK_LOCAL_MEM_FENCE);
@@ -81,7 +98,7 @@ CALLED void mma(float *c, local uint *scratch, const uint *a, const uint *b) {
     for (int k = 0; k < ${8 * each}; ++k) {
       const int place = k / ${each} % 4, half_k = k / ${4 * each};
       const uint of_a = mine[(row % 8 * 4 + place) * 6 + row / 8 + half_k * 2], of_b = mine[(column * 4 + place) * 6 + 4 + half_k];
-      sum += value_of(of_a, k % 2) * value_of(of_b, k % 2);
+      sum += value_of(of_a, k % ${each}) * value_of_b(of_b, k % ${each});
     }
     c[i] = TOWARD_ZERO(sum);
   }
@@ -98,21 +115,21 @@ CALLED void mma(float *c, local uint *scratch, const uint *a, const uint *b) {
 #define WGMMA_COMMIT()
 #define WGMMA_WAIT(left)
 #define wgmma_finish(c)
-inline WIDE element(local const uchar *memory, int row_bytes, uint at) {
+inline ${{1: "uint", 2: "ushort", 4: "uchar"}[each]} element(local const uchar *memory, int row_bytes, uint at) {
   at ^= (at >> 7 & (row_bytes == 128 ? 7 : 3)) << 4;  // the swizzle
-  return value_of(*(local const ${"uint" if type == "tf32" else "ushort"} *)(memory + at), 0);
+  return *(local const ${{1: "uint", 2: "ushort", 4: "uchar"}[each]} *)(memory + at);
 }
 // Where element (row or column x, k) of a matrix lies, with k along rows or, transposed, down them (numbers of two bytes).
 inline uint matrix_at(int transposed, int row_bytes, uint at, uint lbo, uint sbo, int x, int k) {
-  return transposed ? at + x / (row_bytes / 2) * lbo + x % (row_bytes / 2) * 2 + k % 8 * row_bytes + k / 8 * sbo : at + x / 8 * sbo + x % 8 * row_bytes + k * ${4 if type == "tf32" else 2};
+  return transposed ? at + x / (row_bytes / 2) * lbo + x % (row_bytes / 2) * 2 + k % 8 * row_bytes + k / 8 * sbo : at + x / 8 * sbo + x % 8 * row_bytes + k * ${4 // each};
 }
-CALLED void wgmma(float *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, uint b_lbo, uint b_sbo, int add) {
+CALLED void wgmma(SUM *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, uint b_lbo, uint b_sbo, int add) {
   const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32 % 4;
   for (int i = 0; i < ${wgmma.sums}; ++i) {
     const int row = warp * 16 + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     WIDE sum = add ? c[i] : 0;
-    for (int k = 0; k < ${8 if type == "tf32" else 16}; ++k)
-      sum += element(memory, ${wgmma.rows[0]}, matrix_at(${int(wgmma.a_transposed)}, ${wgmma.rows[0]}, a, lbo, sbo, row, k)) * element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_transposed)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k));
+    for (int k = 0; k < ${8 * each}; ++k)
+      sum += value_of(element(memory, ${wgmma.rows[0]}, matrix_at(${int(wgmma.a_transposed)}, ${wgmma.rows[0]}, a, lbo, sbo, row, k)), 0) * value_of_b(element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_transposed)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k)), 0);
     c[i] = TOWARD_ZERO(sum);
   }
 }

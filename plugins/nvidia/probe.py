@@ -5,13 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, proven
+from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, Quantization, proven
 
 from . import SHARED
-from .direct.plan import DirectPlan
-from .grouped.plan import GroupedPlan
-from .packed.plan import NvidiaPlan
-from .tma.plan import TmaPlan
 
 __all__ = ["refusal", "require"]
 
@@ -25,26 +21,42 @@ _TILES = {
     "tma_tf32": {"bm": 64, "bn": 64, "wm": 1, "wn": 1, "bk": 32, "format": "tf32", "stages": 3},
     "direct": {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16},
     "grouped": {"frag_m": 1, "warps": 4},
+    "int8": {"bm": 32, "bn": 64, "wm": 2, "wn": 2},
+    "int8_wgmma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "engine": "wgmma"},
 }
 _HOPPER, _AMPERE = ("sm_90",), ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
-_HAVE = {"mma": _AMPERE, "wgmma": _HOPPER, "tma": _HOPPER, "tma_tf32": _HOPPER, "direct": _AMPERE, "grouped": _AMPERE}
+_HAVE = {"mma": _AMPERE, "wgmma": _HOPPER, "tma": _HOPPER, "tma_tf32": _HOPPER, "direct": _AMPERE, "grouped": _AMPERE,
+         "int8": _AMPERE, "int8_wgmma": _HOPPER}  # fmt: skip
 """Architectures that have an engine's instructions; whether the driver takes them is another question."""
 _failed: dict[tuple[str, str, str], str] = {}
 """By device, driver and engine: what was found wrong in this process."""
 
 
 def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
-    """A problem that needs all of an engine's instructions, and its plan."""
+    """A problem that needs all of an engine's instructions, and its plan; each imported where it is probed alone."""
     tile = _TILES[engine]
     if engine == "direct":
+        from .direct.plan import DirectPlan
+
         return _POINTS, DirectPlan(context, _POINTS, tile)
     if engine == "grouped":
+        from .grouped.plan import GroupedPlan
+
         problem = _PROBLEM.replace(dtype="float16", layout="nhwc")
         return problem, GroupedPlan(context, problem, tile)
+    if engine in ("int8", "int8_wgmma"):
+        from .int8.plan import Int8Plan
+
+        problem = _PROBLEM.replace(dtype="int8", out_dtype="int32", layout="nhwc")
+        return problem, Int8Plan(context, problem, tile)
     if engine in ("tma", "tma_tf32"):
+        from .tma.plan import TmaPlan
+
         number = {"dtype": "float16"} if engine == "tma" else {"math": "tf32"}
         problem = _PROBLEM.replace(layout="nhwc", **number)
         return problem, TmaPlan(context, problem, tile, "wgmma")
+    from .packed.plan import NvidiaPlan
+
     return _PROBLEM, NvidiaPlan(context, _PROBLEM, tile, engine)
 
 
@@ -59,11 +71,14 @@ def _answer(context: Any, engine: str) -> str | None:
         x = random.integers(-3, 4, (problem.mb, problem.ih, problem.iw, problem.ic))  # sums stay exact in 16 bits
         w = random.integers(-1, 2, (problem.oc, problem.kh, problem.kw, problem.ic))
         last = problem.layout == "nhwc"
-        y = np.full(problem.y_shape, np.nan, problem.dtype)
+        y = np.full(problem.y_shape, -999, problem.out_dtype or problem.dtype)  # which no sum is
         given = [np.ascontiguousarray(each if last else each.transpose(0, 3, 1, 2), problem.dtype) for each in (x, w)]
+        table = Quantization().table(problem.oc)
         flags = cl.mem_flags
-        buffers = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=each) for each in (*given, y)]
-        plan.enqueue(queue, *buffers, cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size)))
+        *buffers, table = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=each)
+                           for each in (*given, y, table)]  # fmt: skip
+        extras = {"bias": table} if problem.quantized else {}
+        plan.enqueue(queue, *buffers, cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size)), **extras)
         cl.enqueue_copy(queue, y, buffers[2])
     except Frozen:
         raise

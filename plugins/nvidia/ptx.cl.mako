@@ -1,7 +1,7 @@
 ## All of this plugin's instructions that OpenCL C has no name for, one small function each. What kernels call of them has
 ## stand-ins in plain C: ``emulated.cl.mako``, and for the copy engine ``tma/copies_emulated.cl.mako``.
 ##
-## type     what is multiplied: f16, bf16 or tf32
+## type     what is multiplied: f16, bf16 or tf32; s8 or u8 with s8, whose sums are int32
 ## groups   which of copies, mma, bulk and parts; conversions of numbers are always there
 ## wgmma    shape and layouts of wgmma (instructions.Wgmma), or None
 ##
@@ -16,8 +16,10 @@
 #define LOCAL_BASE(memory) ((uint)(ulong)(memory))
 #define SCRATCH(items)
 
+<% integers = type in ("s8", "u8") %>\
 // --- numbers
-% if type == "f16":
+% if integers:
+% elif type == "f16":
 inline float cvt_f32_f16(ushort h) {
   float v;
   asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
@@ -44,6 +46,11 @@ inline uint cvt_tf32_f32(float v) {
   return u;
 }
 % endif
+% if "copies" in groups or "bulk" in groups:
+
+// The line of the cache at an address is fetched, and nobody waits.
+inline void prefetch_line(global const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+% endif
 % if "copies" in groups:
 
 // --- copies from global to local memory, without registers and without waiting
@@ -68,14 +75,21 @@ inline void ldmatrix_trans(uint *r, uint at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
-% if type == "tf32":
+<%
+shape, types, c_type, c = (
+    ("m16n8k32", f"s32.{type}.s8.s32", "int", "r") if integers else (f"m16n8k{8 if type == 'tf32' else 16}", f"f32.{type}.{type}.f32", "float", "f")
+)
+%>\
+% if integers:
+// c (16x8, int32) += a (16x32) b (32x8), four numbers a register; sums wrap.
+% elif type == "tf32":
 // c (16x8, float32) += a (16x8) b (8x8): the lower 13 bits of a register count for nothing.
 % else:
 // c (16x8, float32) += a (16x16) b (16x8), two numbers a register.
 % endif
-inline void mma(float *c, const uint *a, const uint *b) {
-  asm volatile("mma.sync.aligned.m16n8k${8 if type == "tf32" else 16}.row.col.f32.${type}.${type}.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+inline void mma(${c_type} *c, const uint *a, const uint *b) {
+  asm volatile("mma.sync.aligned.${shape}.row.col.${types} {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+${c}"(c[0]), "+${c}"(c[1]), "+${c}"(c[2]), "+${c}"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 #define LDMATRIX(r, at) ldmatrix(r, base + (at))
@@ -86,7 +100,8 @@ inline void mma(float *c, const uint *a, const uint *b) {
 <%
 sums = wgmma.sums
 registers = ", ".join(f"%{i}" for i in range(sums))
-outs = ", ".join(f'"+f"(c[{i}])' for i in range(sums))
+c_type, c = ("int", "r") if integers else ("float", "f")
+outs = ", ".join(f'"+{c}"(c[{i}])' for i in range(sums))
 %>
 // --- tensor cores of Hopper: four warps' sums, of matrices in local memory
 // What ordinary and asynchronous copies wrote to local memory becomes visible to wgmma. (The fence of all memory
@@ -95,15 +110,19 @@ outs = ", ".join(f'"+f"(c[{i}])' for i in range(sums))
 #define WGMMA_BEGIN() asm volatile("//@wgmma.fence.sync.aligned;\n" ::: "memory")
 #define WGMMA_COMMIT() asm volatile("//@wgmma.commit_group.sync.aligned;\n" ::: "memory")
 #define WGMMA_WAIT(left) asm volatile("//@wgmma.wait_group.sync.aligned " #left ";\n" ::: "memory")
-<% depth, majors = (8, "") if type == "tf32" else (16, f", {int(wgmma.a_transposed)}, {int(wgmma.b_transposed)}") %>\
-// c (64 x ${wgmma.columns}, float32) = a (64 x ${depth}) b (${depth} x ${wgmma.columns}) [+ c]; a and b lie in local memory as their descriptors say.
-inline void wgmma(float *c, ulong a, ulong b, int add) {
+<%
+depth = {"tf32": 8, "s8": 32, "u8": 32}.get(type, 16)
+types = f"s32.{type}.s8" if integers else f"f32.{type}.{type}"
+how = "" if integers else ", 1, 1" if type == "tf32" else f", 1, 1, {int(wgmma.a_transposed)}, {int(wgmma.b_transposed)}"
+%>\
+// c (64 x ${wgmma.columns}, ${c_type}) = a (64 x ${depth}) b (${depth} x ${wgmma.columns}) [+ c]; a and b lie in local memory as their descriptors say.
+inline void wgmma(${c_type} *c, ulong a, ulong b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %${sums + 2}, 0;\n"
-               "//@wgmma.mma_async.sync.aligned.m64n${wgmma.columns}k${depth}.f32.${type}.${type} {${registers}}, %${sums}, %${sums + 1}, p, 1, 1${majors};\n}\n"
+               "//@wgmma.mma_async.sync.aligned.m64n${wgmma.columns}k${depth}.${types} {${registers}}, %${sums}, %${sums + 1}, p${how};\n}\n"
                : ${outs} : "l"(a), "l"(b), "r"(add) : "memory");
 }
 // The sums are complete after this; naming them keeps their uses behind it.
-inline void wgmma_finish(float *c) {
+inline void wgmma_finish(${c_type} *c) {
   asm volatile("//@wgmma.wait_group.sync.aligned 0;\n" : ${outs} :: "memory");
 }
 <% swizzle_a, swizzle_b = (1 if row == 128 else 2 for row in wgmma.rows) %>\
@@ -162,9 +181,6 @@ ${copier("copy_box3", "tile", 3, 0)}\
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(map, base + (to), c, w, h, n, ow, oh, bar)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box2(map, base + (to), c0, c1, bar)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box3(map, base + (to), c0, c1, c2, bar)
-
-// The line of the cache at an address is fetched, and nobody waits.
-inline void prefetch_line(global const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // --- between lanes: v of the lane whose number differs from this one's in the bits of ``with``
 inline float shuffle_xor(float v, int with) {

@@ -89,9 +89,10 @@ class Exchange(Library):
         """See Library."""
         return array.__array_namespace__().asarray(array, copy=True)
 
-    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
+    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
         """See Library."""
-        return like.__array_namespace__().empty(shape, dtype=like.dtype, device=like.device)
+        names = like.__array_namespace__()
+        return names.empty(shape, dtype=getattr(names, dtype) if dtype else like.dtype, device=like.device)
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
         """A new array over the memory of the one that was written, whose readers wait for the stream."""

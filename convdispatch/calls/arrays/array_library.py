@@ -76,8 +76,8 @@ class Library:
         """A contiguous copy on the device, in the order of the current stream."""
         raise NotImplementedError
 
-    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
-        """A new array on the same device, values undefined."""
+    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
+        """A new array on the same device, of the same dtype or another, values undefined."""
         raise NotImplementedError
 
     def finished(self, array: Any, stream: CudaStream) -> Any:

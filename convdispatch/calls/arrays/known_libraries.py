@@ -120,9 +120,9 @@ class Torch(Library):
         """See Library."""
         return array.contiguous()
 
-    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
+    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
         """See Library."""
-        return like.new_empty(shape)
+        return like.new_empty(shape, dtype=getattr(self.torch, dtype)) if dtype else like.new_empty(shape)
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
         """What the caller gets for an array that ``empty`` made or that it brought, once the call is given."""
@@ -202,10 +202,10 @@ class CuPy(Library):
         with array.device:
             return self.cupy.ascontiguousarray(array)
 
-    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
+    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
         """See Library."""
         with like.device:
-            return self.cupy.empty(shape, like.dtype)
+            return self.cupy.empty(shape, dtype or like.dtype)
 
     def adopted(self, array: Any, like: Any) -> Any:
         """See Library."""
@@ -241,9 +241,9 @@ class Numba(Library):
         """See Library."""
         raise InvalidArgument("a Numba array must be contiguous (C order), got one with gaps: copy it first")
 
-    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream) -> Any:
+    def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
         """See Library."""
-        return self.cuda.device_array(shape, like.dtype, stream=like.stream)
+        return self.cuda.device_array(shape, np.dtype(dtype) if dtype else like.dtype, stream=like.stream)
 
     def fetch(self, array: Any) -> np.ndarray:
         """See Library."""

@@ -1,0 +1,1 @@
+"""Quantized convolutions on tensor cores; see ``product.cl.mako``."""

@@ -1,0 +1,218 @@
+## y[m, n] = finished(sum over k of A[m, k] B[n, k] - x_zero sum over k of B[n, k]): integers on tensor cores.
+##
+## m = place, n = channel of a group, k = tap after tap, source channels innermost: x as it lies, channels last, and the
+## rows of w, which ``pack.cl`` has filled up. Where a tap lies outside of x the zero point stands, so that what x_zero
+## takes from a sum is the same everywhere.
+##
+## All work items copy slices of bk bytes into local memory, chunks of 16 bytes swizzled so that neither copies nor reads
+## meet in a bank; as many are in flight as there are stages. Sums become y's elements in registers, gather in local
+## memory, where a residual has gathered before, and leave in whole rows.
+##
+## bm, bn   tile of a work group
+## unit     bytes of x that are copied at once
+##
+## Source: NVIDIA, PTX ISA: mma.m16n8k32, wgmma.m64nNk32, fragments of 8-bit integers, swizzling modes.
+<%
+t, p = tiling.tile, tiling.problem
+hopper = t.engine == "wgmma"
+size, unit, out_unit, step = p.out_itemsize, tiling.unit, tiling.out_unit, tiling.rows_at_once
+vector = {16: "uint4", 8: "uint2", 4: "uint", 2: "ushort", 1: "uchar"}[out_unit]
+units = t.bn * size // out_unit
+lines = -(-t.bn * size // 128)
+beside = f"(local {vector} *)(memory + r * {tiling.out_row} + b)"
+three = p.id > 1 or p.od > 1 or p.kd > 1
+whole = tiling.k % t.bk == 0
+always = tiling.inside and whole
+swizzle = "(row / 2 % 4)" if t.bk == 64 else "(row % 8)"
+turn = "(lane / 2 % 4)" if t.bk == 64 else "(lane % 8)"
+%>\
+#include <convdispatch/quantized.cl>
+#define LBO 16
+#define SBO ${8 * t.bk}
+#define B_LBO LBO
+#define B_SBO SBO
+#define FINISH(s, e) finish_sum(table, (int)((uint)(s) + offset##e), multiplier##e, RESIDUAL ? LOAD_OUT(to, e) : 0)
+// Two neighbouring channels of a place.
+#if OUT_BYTES
+#define FINISH2(s0, s1) *(local ushort *)to = (uchar)FINISH(s0, 0) | (ushort)(uchar)FINISH(s1, 1) << 8
+#else
+#define FINISH2(s0, s1) STORE_OUT(to, 0, FINISH(s0, 0)); STORE_OUT(to, 1, FINISH(s1, 1))
+#endif
+<%def name="piece(slice, at, number)">\
+      {
+        const int k = ${slice} * ${t.bk} + chunk * 16 + ${number * unit};
+% if tiling.taps == 1:
+        const int from = k;
+% else:
+        const int tap = k / ${tiling.c}, kw = tap % KW * DW, kh = tap / KW % KH * DH, kd = tap / (KW * KH) * DD;
+        const int from = ((kd * IH + kh) * IW + kw) * IC + k % ${tiling.c};
+% endif
+% for i in range(t.bm // step):
+        {
+<% to = f"{at} + to + {i * step * t.bk}" + (f" + {number * unit}" if number else "") %>\
+% if always:
+          copy${unit}(memory, base, ${to}, x + (pixel${i} + from), 1);
+% else:
+          const int there = ${" & ".join(
+            ([] if whole else [f"k < {tiling.k}"])
+            + ([] if tiling.inside else [f"(uint)(row{i} + {'kh' if tiling.taps > 1 else 0}) < IH", f"(uint)(column{i} + {'kw' if tiling.taps > 1 else 0}) < IW"])
+            + ([f"(uint)(slab{i} + {'kd' if tiling.taps > 1 else 0}) < ID"] if three and not tiling.inside else []))};
+          if (there) copy${unit}(memory, base, ${to}, x + (pixel${i} + from), 1);
+          else *(local ${ {16: "uint4", 8: "uint2", 4: "uint"}[unit]} *)(memory + ${to}) = ${ {16: "(uint4)(zeros, zeros, zeros, zeros)", 8: "(uint2)(zeros, zeros)", 4: "zeros"}[unit]};
+% endif
+        }
+% endfor
+      }
+</%def>\
+<%def name="copies(slice, at)">\
+% for number in range(16 // unit):
+${piece(slice, at, number)}\
+% endfor
+% for i in range(t.bn // step):
+      copy16(memory, base, ${at} + to + ${tiling.a_bytes + i * step * t.bk}, w + (weights + ${i * step * tiling.row_bytes} + ${slice} * ${t.bk}), 1);
+% endfor
+</%def>\
+kernel __attribute__((reqd_work_group_size(${t.items}, 1, 1)))
+void product(global const uchar *restrict x, global const uchar *restrict w, long w_at, global OUT *restrict y, TABLE_PARAMS) {
+  local uint4 area[${tiling.local_bytes // 16}] __attribute__((aligned(1024)));
+  SCRATCH(${t.items});
+  local uchar *memory = (local uchar *)area;
+  local uint *offsets = (local uint *)(memory + ${tiling.numbers_at});
+  local float *multipliers = (local float *)(offsets + ${t.bn});
+  const uint base = LOCAL_BASE(memory);
+  const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
+  const int tile = get_group_id(0);
+  const int n0 = tile % ${tiling.n_tiles} * ${t.bn}, m0 = tile / ${tiling.n_tiles} % ${tiling.m_tiles} * ${t.bm}, group = tile / ${tiling.n_tiles * tiling.m_tiles};
+  w += w_at;
+  // --- what this work item copies: a chunk of every ${step}th row
+  const int chunk = tid % ${tiling.chunks}, row = tid / ${tiling.chunks};
+  const int to = row * ${t.bk} + (chunk ^ ${swizzle}) * 16;
+  const int weights = (group * ${tiling.rows} + n0 + row) * ${tiling.row_bytes} + chunk * 16;
+% if not always:
+  const uint zeros = (uchar)X_ZERO(table) * 0x01010101u;
+% endif
+% for i in range(t.bm // step):
+  const int place${i} = min(m0 + row + ${i * step}, ${tiling.places - 1});
+  const int column${i} = place${i} % OW * SW - PW, row${i} = place${i} / OW % OH * SH - PH;
+% if three:
+  const int slab${i} = place${i} / (OW * OH) % OD * SD - PD;
+  const int pixel${i} = (((place${i} / (OW * OH * OD) * ID + slab${i}) * IH + row${i}) * IW + column${i}) * IC + group * ${tiling.c};
+% else:
+  const int pixel${i} = ((place${i} / (OW * OH) * IH + row${i}) * IW + column${i}) * IC + group * ${tiling.c};
+% endif
+% endfor
+  // --- what this warp multiplies
+% if hopper:
+  const int m_warp = warp * 16, n_warp = 0;
+  const uint a_from = warp / 4 * ${64 * t.bk};
+% else:
+  const int m_warp = warp / ${t.wn} * ${t.bm // t.wm}, n_warp = warp % ${t.wn} * ${t.bn // t.wn};
+  const uint a_row = (m_warp + lane % 16) * ${t.bk}, b_row = ${tiling.a_bytes} + (n_warp + lane / 16 * 8 + lane % 8) * ${t.bk};
+% endif
+  int sum[${t.frag_m * t.frag_n * 4}];
+#pragma unroll
+  for (int i = 0; i < ${t.frag_m * t.frag_n * 4}; ++i) sum[i] = 0;
+% for s in range(t.ahead):
+% if s < tiling.slices:
+  {
+${copies(s, s * tiling.stage_bytes)}\
+  }
+% endif
+  copies_commit();
+% endfor
+  // What each channel needs after its sums, while the first copies are on their way.
+  {
+    global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
+    for (int i = tid; i < ${t.bn}; i += ${t.items}) {
+      const int channel = group * ${tiling.n} + min(n0 + i, ${tiling.n - 1});
+      offsets[i] = (uint)BIASES(table)[channel] - (uint)X_ZERO(table) * (uint)sums_of_w[group * ${tiling.rows} + n0 + i];
+      multipliers[i] = MULTIPLIERS(table)[channel];
+    }
+% if p.residual:
+    for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
+      const int r = i / ${lines}, b = i % ${lines} * 128;
+      if (m0 + r < ${tiling.places} & n0 * ${size} + b < ${tiling.n * size})
+        prefetch_line((global const uchar *)residual + ((long)(m0 + r) * OC + group * ${tiling.n} + n0) * ${size} + b);
+    }
+% endif
+  }
+  uint at = 0, next = ${t.ahead * tiling.stage_bytes};
+  for (int slice = 0; slice < ${tiling.slices}; ++slice) {
+    COPIES_WAIT(${t.ahead - 1});
+% if hopper:
+    VISIBLE_TO_WGMMA();
+% endif
+    barrier(CLK_LOCAL_MEM_FENCE);
+% if hopper:
+    WGMMA_BEGIN();
+% for k in range(t.bk // 32):
+    WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + 32 * k}, 1);
+% endfor
+    WGMMA_COMMIT();
+% endif
+    if (slice + ${t.ahead} < ${tiling.slices}) {
+${copies(f"(slice + {t.ahead})", "next")}\
+    }
+    copies_commit();
+% if hopper:
+    WGMMA_WAIT(1);
+% else:
+% for k in range(t.bk // 32):
+    {
+      uint fa[${t.frag_m}][4], fb[${t.frag_n // 2}][4];
+% for i in range(t.frag_m):
+      LDMATRIX(fa[${i}], at + a_row + ${i * 16 * t.bk} + ((${2 * k} + lane / 16 ^ ${turn}) << 4));
+% endfor
+% for j in range(t.frag_n // 2):
+      LDMATRIX(fb[${j}], at + b_row + ${j * 16 * t.bk} + ((${2 * k} + lane / 8 % 2 ^ ${turn}) << 4));
+% endfor
+% for i in range(t.frag_m):
+% for j in range(t.frag_n):
+      MMA(sum + ${(i * t.frag_n + j) * 4}, fa[${i}], fb[${j // 2}] + ${j % 2 * 2});
+% endfor
+% endfor
+    }
+% endfor
+% endif
+    at = at == ${(t.stages - 1) * tiling.stage_bytes} ? 0 : at + ${tiling.stage_bytes};
+    next = next == ${(t.stages - 1) * tiling.stage_bytes} ? 0 : next + ${tiling.stage_bytes};
+  }
+% if hopper:
+  wgmma_finish(sum);
+% endif
+  COPIES_WAIT(0);
+  barrier(CLK_LOCAL_MEM_FENCE);
+<%def name="each_unit(to, from_)">\
+#pragma unroll
+  for (int i = 0; i < ${-(-t.bm * units // t.items)}; ++i) {
+    const int number = i * ${t.items} + tid, r = number / ${units}, b = number % ${units} * ${out_unit};
+    const int there = r < ${t.bm} & m0 + r < ${tiling.places} & n0 * ${size} + b < ${tiling.n * size};
+    const long byte = ((long)(m0 + r) * OC + group * ${tiling.n} + n0) * ${size} + b;
+    if (there) *(${to}) = *(${from_});
+  }
+</%def>\
+% if p.residual:
+${each_unit(beside, f"(global const {vector} *)((global const uchar *)residual + byte)")}\
+  barrier(CLK_LOCAL_MEM_FENCE);
+% endif
+  // --- what follows the sums: four lanes hold eight neighbouring channels, two each
+% for j in range(t.frag_n):
+  {
+    const int n = n_warp + ${j * 8} + lane % 4 * 2;
+    const uint offset0 = offsets[n], offset1 = offsets[n + 1];
+    const float multiplier0 = multipliers[n], multiplier1 = multipliers[n + 1];
+    local uchar *from = memory + (m_warp + lane / 4) * ${tiling.out_row} + n * ${size};
+% for i in range(t.frag_m):
+% for half in range(2):
+<% s0 = (i * t.frag_n + j) * 4 + half * 2 %>\
+    {
+      local OUT *to = (local OUT *)(from + ${(i * 16 + half * 8) * tiling.out_row});
+      FINISH2(sum[${s0}], sum[${s0 + 1}]);
+    }
+% endfor
+% endfor
+  }
+% endfor
+  barrier(CLK_LOCAL_MEM_FENCE);
+${each_unit(f"(global {vector} *)((global uchar *)y + byte)", beside)}\
+}

@@ -1,0 +1,54 @@
+"""nvidia.int8: quantized convolutions on tensor cores, channels last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import ConvProblem, DeviceInfo, Solver
+
+from ..pace import memory, pace
+from ..probe import refusal, require
+from .choice import choices, seconds
+from .plan import Int8Plan
+from .tiling import Int8Tile, Int8Tiling
+
+__all__ = ["Int8"]
+
+_LEAST = Int8Tile(32, 64, 2, 2)
+
+
+class Int8(Solver):
+    """Implicit GEMM of bytes by ``mma.sync`` and, where the device has it, ``wgmma``."""
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Floats, other layouts, few channels, and devices without the instruction."""
+        return self.limits(problem, device) or refusal(device, "int8")
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What ``rejects`` says before it asks the device."""
+        if not problem.quantized:
+            return f"quantized problems only, got {problem.dtype}"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        return Int8Tiling(problem, _LEAST).misfit
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """Tiles, the one that is expected to be fastest first."""
+        hopper = refusal(device, "int8_wgmma") is None
+        for tile in choices(problem, device.compute_units, ("mma", "wgmma") if hopper else ("mma",)):
+            yield tile.config()
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Packed weights that are not kept."""
+        return 0 if problem.constant_weights else Int8Tiling(problem, Int8Tile.of(config)).packed_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Predicted, at the rates of an H200."""
+        tiling = Int8Tiling(problem, Int8Tile.of(config))
+        return seconds(tiling, device.compute_units, memory(device)) * pace(device)
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Int8Plan:
+        """Compile a configuration."""
+        require(context, "int8" if Int8Tile.of(config).engine == "mma" else "int8_wgmma")
+        return Int8Plan(context, problem, config)
