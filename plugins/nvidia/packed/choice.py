@@ -113,8 +113,10 @@ def _tile_cost(tiling: Tiling) -> _Cost:
         moved = np.where(tiling.drained, carried, moved)
     if tiling.data and not t.window and tiling.geometry.phases[0].volume > 1:
         slices = slices * _GATHERED
-    return _Cost(slices * np.maximum(multiply, copied) + moved, slices * (_ARRIVAL + _BEHIND * copied) / tiling.under_way,
-                 written * scattered / _WRITTEN, t.bm * np.minimum(t.bn, tiling.n) * _stored(tiling))  # fmt: skip
+    busy = slices * np.maximum(multiply, copied) + moved
+    arrival = slices * (_ARRIVAL + _BEHIND * copied) / tiling.under_way
+    stored = t.bm * np.minimum(t.bn, tiling.n) * _stored(tiling)
+    return _Cost(busy, arrival, written * scattered / _WRITTEN, stored)
 
 
 def _stored(tiling: Tiling) -> Any:
