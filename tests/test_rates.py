@@ -190,6 +190,19 @@ def test_on_a_busy_device_nothing_is_kept(device, monkeypatch, folder):
     assert not list(folder.glob("*.json"))
 
 
+def test_under_steady_load_nothing_is_kept(device, monkeypatch, folder):
+    info = runtime.device_info(device)
+    if info.type != "cpu":
+        pytest.skip("a CPU's processors are counted")
+    had = peaks.Peak(1e12, "a", 15, 1.0, info.compute_units * 0.4)
+    monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: peaks.Roof("float32", had, had))
+    monkeypatch.setattr(calibration, "_launch_seconds", lambda device: 1e-6)
+    with pytest.raises(calibration.Unsteady, match=rf"multiply-adds had .* of its {info.compute_units} processors"):
+        calibrate(device, steady=True)
+    assert not list(folder.glob("*.json"))
+    assert calibrate(device).flops == 1e12, "asked for, it is measured as things are"
+
+
 def test_rates_from_before_files_named_processors_hold(folder):
     keep(CPU, DeviceRates(1e12, 1e11, 1e-6, measured=True))
     named = dataclasses.replace(CPU, processor="f6m85 avx2 1024k")

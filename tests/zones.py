@@ -138,6 +138,7 @@ ZONES = {
         fft_*
         im2col
         cpu_costs
+        gpu_costs
         implicitgemm_*
         int8
         nvidia*
