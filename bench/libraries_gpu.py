@@ -3,8 +3,9 @@
 ``python bench/libraries_gpu.py [--model LIBRARY/NAME ...] [--batch 16] [--form float32|tf32|float16] [--compile]
 [--no-train] [--no-time] [--rows FILE] [--table]``
 
-Models are those of ``library_models.py``, unchanged, with pictures ``--batch`` times; each has a process of its own.
-All are made ready side by side, then each has the machine alone for its times, in which sides take turns: PyTorch,
+Models are those of ``library_models.py``, unchanged, with pictures ``--batch`` times, one after the other in this
+process. With ``--jobs`` each has a process of its own; all are made ready side by side, which takes memory and many
+processors, then each has the machine alone for its times. Sides take turns: PyTorch,
 ``enable()``, ``convert(fuse=True)``, with ``--compile`` ``torch.compile``; a training step of PyTorch and ``enable()``;
 PyTorch's CUDA graph and the fused model's. PyTorch measures its algorithms first (``cudnn.benchmark``); in float16 both
 have weights and pictures in channels last. Errors are against float64. A row of JSON is added to ``--rows`` for each.
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import copy
 import fcntl
+import gc
 import json
 import math
 import subprocess
@@ -52,6 +54,8 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
 
     torch.backends.cudnn.benchmark = not given.no_time
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = given.form == "tf32"
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)
     net, args, kwargs = LIBRARIES[library][name]()
     net = net.to(given.device).eval()
@@ -214,6 +218,18 @@ def _child(model: str, given: argparse.Namespace, turn: str) -> dict[str, Any]:
     return json.loads(lines[-1]) if lines else {"failed": last[-1][:300]}
 
 
+def _here(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    try:
+        return work(library, name, given)
+    except Exception as failure:
+        return {"failed": told_of(failure)}
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def ratios(row: dict[str, Any]) -> dict[str, float]:
     """PyTorch's time over each side's."""
     found = {}
@@ -253,7 +269,7 @@ def main() -> None:
     parser.add_argument("--form", choices=("float32", "tf32", "float16"), default="tf32")
     parser.add_argument("--rows", type=Path, default=Path("libraries_gpu.jsonl"))
     parser.add_argument("--limit", type=float, default=170, help="seconds for a model")
-    parser.add_argument("--jobs", type=int, default=8, help="models that are made ready side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="models that are made ready side by side")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--no-train", action="store_true")
     parser.add_argument("--no-time", action="store_true")
@@ -284,7 +300,8 @@ def main() -> None:
 
         def one(model: str) -> None:
             library, name = model.split("/")
-            row = {"library": library, "model": name, "form": given.form} | _child(model, given, f"{folder}/ready")
+            row = {"library": library, "model": name, "form": given.form}
+            row |= _child(model, given, f"{folder}/ready") if given.jobs > 1 else _here(library, name, given)
             with given.rows.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             shown = "  ".join(f"{side} {ratio:.2f}" for side, ratio in ratios(row).items())
