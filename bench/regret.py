@@ -93,8 +93,13 @@ def on_cuda(problem: Any, lock: Any, compile_only: bool) -> dict[str, Any]:
         return row_of(problem, rivals, failed, {})
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        sides = {name: _graph_sampler(side) for name, side in samplers.items()}
-        return row_of(problem, rivals, failed, race(sides, next(iter(rivals))))
+        sides = {}
+        for name, side in samplers.items():
+            try:
+                sides[name] = _graph_sampler(side)
+            except Exception as error:  # what goes through the host cannot be captured
+                failed[name] = f"{type(error).__name__}: {str(error)[:120]}"
+        return row_of(problem, rivals, failed, race(sides, next(iter(rivals))) if sides else {})
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)
 

@@ -29,7 +29,7 @@ from convdispatch.selection import dispatch
 from convdispatch.torch.dispatch import native, routing
 from convdispatch.torch.eager import cuda_stream, planning
 
-__all__ = ["StandIn", "stand_in"]
+__all__ = ["StandIn", "installed", "stand_in"]
 
 TEXT = """
 #include <stddef.h>
@@ -151,6 +151,11 @@ def _folder() -> Path:
 @pytest.fixture
 def stand_in(monkeypatch, device):
     """``enable()`` sends CPU tensors to the native path, whose driver stands for CUDA's."""
+    yield from installed(monkeypatch, device)
+
+
+def installed(monkeypatch, device):
+    """The fixture, for processes of their own too."""
     if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     if shutil.which("cc") is None:

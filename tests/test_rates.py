@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from convdispatch import conv
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, DeviceRates
+from convdispatch.calls.framework.host import HostProblem
 from convdispatch.device import rates as module
 from convdispatch.device import runtime
 from convdispatch.device.rates import estimate, keep, rates
@@ -180,6 +181,13 @@ def test_a_call_has_its_device_seen(sight, device, queue):
     x, w = np.ones((1, 3, 7, 5), np.float32), np.ones((2, 3, 3, 2), np.float32)
     conv(x, w, queue=queue)
     assert queue.device in sight._seen
+
+
+def test_a_framework_s_problem_has_its_device_seen(sight, device):
+    if runtime.device_info(device).type != "cpu":
+        pytest.skip("frameworks' problems on the host")
+    HostProblem(ConvProblem.parse("mb1ic3ih7iw5oc2kh3"), device)
+    assert device in sight._seen
 
 
 def test_on_a_busy_device_nothing_is_kept(device, monkeypatch, folder):

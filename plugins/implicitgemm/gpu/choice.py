@@ -53,6 +53,7 @@ _COPY = 0.94  # of a copy's bandwidth, at which operands are packed and partial 
 SECTOR = 1050.0
 """Operations in the time in which a sector of 32 bytes is written, beyond the eighth of one that a result fills."""
 _WRITES = {"n": 0.0, "m": 0.125, None: 0.375}  # such sectors that work items touch for a result
+_TAPS_APART = 0.65  # sectors that a weight's gradient touches, channels first, whose neighbours are other taps' tiles
 _MOST = 64  # choices offered
 _LARGE = 1 << 48  # bytes of a tensor, beyond which numbers may need more than 64 bits
 
@@ -163,6 +164,8 @@ def seconds(product: Product, device: DeviceInfo) -> Any:
     traffic = traffic + (3 * product.packed_size if packs else 0)
     if product.data:
         cost = cost + _WRITES[product.out_vector] * product.out_size * t.split * SECTOR
+    elif t.walk == "channels" and product.problem.layout == "nchw" and product.geometry.volume > 1:
+        cost = cost + _TAPS_APART * math.prod(product.problem.w_shape) * SECTOR
     launches = 1 + product.partial + packs
     cost = np.maximum(cost, (slices * t.bk + _START) * _ALONE * max(1, device.compute_units))
     return cost / (SUSTAINED * known.flops) + traffic / (_COPY * known.bandwidth) + launches * known.launch
