@@ -3,8 +3,9 @@
 ``python bench/libraries_gpu.py [--model LIBRARY/NAME ...] [--batch 16] [--form float32|tf32|float16] [--compile]
 [--no-train] [--no-time] [--rows FILE] [--table]``
 
-Models are those of ``library_models.py``, unchanged, with pictures ``--batch`` times; each has a process of its own.
-All are made ready side by side, then each has the machine alone for its times, in which sides take turns: PyTorch,
+Models are those of ``library_models.py``, unchanged, with pictures ``--batch`` times, one after the other in this
+process. With ``--jobs`` each has a process of its own; all are made ready side by side, which takes memory and many
+processors, then each has the machine alone for its times. Sides take turns: PyTorch,
 ``enable()``, ``convert(fuse=True)``, with ``--compile`` ``torch.compile``; a training step of PyTorch and ``enable()``;
 PyTorch's CUDA graph and the fused model's. PyTorch measures its algorithms first (``cudnn.benchmark``); in float16 both
 have weights and pictures in channels last. Errors are against float64. A row of JSON is added to ``--rows`` for each.
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import copy
 import fcntl
+import gc
 import json
 import math
 import subprocess
@@ -52,6 +54,8 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
 
     torch.backends.cudnn.benchmark = not given.no_time
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = given.form == "tf32"
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)
     net, args, kwargs = LIBRARIES[library][name]()
     net = net.to(given.device).eval()
@@ -108,9 +112,9 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
     torch.backends.cudnn.benchmark = False  # what it found stays; ours would measure in the background
     reference = plain if exact is None else exact
     row["error_plain"] = None if exact is None else error(plain, exact)
-    sides: dict[str, Callable[[], Any]] = {"plain": forward, "enable": enabled(forward)}
+    sides: dict[str, Callable[[], Any]] = {"plain": forward, "enable": forward}
     begin = time.perf_counter()
-    row["error"] = error(ready(sides["enable"]), reference)
+    row["error"] = error(ready(enabled(forward)), reference)
     row["counters"] = {key: ct.counters()[key] for key in ("ours", "left", "reasons")}
     row["first_s"] = time.perf_counter() - begin
     graphs: dict[str, Any] = {"plain": forward}
@@ -133,14 +137,14 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
     if wanted is not None:
         got = ready(enabled(step))
         flat = [[torch.cat([g.flatten().double() for g in each])] for each in (got, wanted)]
-        row["train_error"], steps = error(*flat), {"plain": step, "step": enabled(step)}
+        row["train_error"], steps = error(*flat), {"plain": step, "step": step}
         row["train_counters"] = {key: ct.counters()[key] for key in ("ours", "left", "reasons")}
     if not given.no_time:
         with _alone(given) as alone:
             row["alone"] = alone
-            row["ms"] = timed(sides, given.device)
+            row["ms"] = timed(sides, given.device, {"enable": ct.enable})
             row["graph_ms"] = timed(_captured(graphs), given.device)
-            row["train_ms"] = timed(steps, given.device)
+            row["train_ms"] = timed(steps, given.device, {"step": ct.enable})
     row["peak_mb"] = torch.cuda.max_memory_allocated() >> 20 if torch.cuda.is_available() else None
     return row
 
@@ -214,6 +218,18 @@ def _child(model: str, given: argparse.Namespace, turn: str) -> dict[str, Any]:
     return json.loads(lines[-1]) if lines else {"failed": last[-1][:300]}
 
 
+def _here(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    try:
+        return work(library, name, given)
+    except Exception as failure:
+        return {"failed": told_of(failure)}
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def ratios(row: dict[str, Any]) -> dict[str, float]:
     """PyTorch's time over each side's."""
     found = {}
@@ -253,7 +269,7 @@ def main() -> None:
     parser.add_argument("--form", choices=("float32", "tf32", "float16"), default="tf32")
     parser.add_argument("--rows", type=Path, default=Path("libraries_gpu.jsonl"))
     parser.add_argument("--limit", type=float, default=170, help="seconds for a model")
-    parser.add_argument("--jobs", type=int, default=8, help="models that are made ready side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="models that are made ready side by side")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--no-train", action="store_true")
     parser.add_argument("--no-time", action="store_true")
@@ -284,7 +300,8 @@ def main() -> None:
 
         def one(model: str) -> None:
             library, name = model.split("/")
-            row = {"library": library, "model": name, "form": given.form} | _child(model, given, f"{folder}/ready")
+            row = {"library": library, "model": name, "form": given.form}
+            row |= _child(model, given, f"{folder}/ready") if given.jobs > 1 else _here(library, name, given)
             with given.rows.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             shown = "  ".join(f"{side} {ratio:.2f}" for side, ratio in ratios(row).items())

@@ -75,7 +75,7 @@ class Plan:
 
 def median_us(call: Callable[[], object], finish: Callable[[], object], calls: int, batch: int = 100) -> float:
     """Median time of one call in microseconds."""
-    times = []
+    times, batch = [], min(batch, calls)
     for _ in range(calls // batch):
         for _ in range(batch):
             start = time.perf_counter_ns()

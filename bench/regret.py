@@ -9,7 +9,8 @@ configuration that it would run unmeasured; those that predict nothing (vendors'
 unmeasured) only with ``--vendors``. All are looked at, those within ``NEAR`` of the best and the chosen one then race
 in interleaved rounds over operands that take turns. On ``cuda`` a side is a CUDA graph of calls on PyTorch's tensors;
 processes compile side by side, and one at a time measures. ``--compile`` compiles only, so that a later run measures
-alone. Runs go on where the last one ended, in the file that ``--into`` names; ``--seconds`` bounds a run.
+alone. Rates are estimates where ``CONVDISPATCH_RATES`` names no folder. Runs go on where the last one ended, in the
+file that ``--into`` names; ``--seconds`` bounds a run.
 
 Printed: chosen over best (geometric mean, 95th percentile, worst), the worst problems, and by solver how its
 predictions stood to its times beside all the others', and whom its cost put ahead or behind wrongly, at what price.
@@ -92,8 +93,13 @@ def on_cuda(problem: Any, lock: Any, compile_only: bool) -> dict[str, Any]:
         return row_of(problem, rivals, failed, {})
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        sides = {name: _graph_sampler(side) for name, side in samplers.items()}
-        return row_of(problem, rivals, failed, race(sides, next(iter(rivals))))
+        sides = {}
+        for name, side in samplers.items():
+            try:
+                sides[name] = _graph_sampler(side)
+            except Exception as error:  # what goes through the host cannot be captured
+                failed[name] = f"{type(error).__name__}: {str(error)[:120]}"
+        return row_of(problem, rivals, failed, race(sides, next(iter(rivals))) if sides else {})
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)
 
@@ -157,7 +163,8 @@ def race(samplers: dict[str, Callable[[], float]], chosen: str) -> dict[str, flo
     looks: dict[str, float] = {}
     for name, sample in samplers.items():
         best = min(looks.values(), default=math.inf)
-        for _ in range(LOOKS + 1):  # the first warms up
+        sample()  # warms up: the first run of a kernel may wait for its compiler, and says nothing
+        for _ in range(LOOKS):
             looks[name] = min(looks.get(name, math.inf), sample())
             if looks[name] > 4 * best and name != chosen:
                 break
@@ -179,6 +186,7 @@ def row_of(problem: Any, rivals: dict[str, Any], failed: dict[str, str], times: 
 def _begin(device: str, compile_only: bool) -> None:
     global _given
     os.environ["CONVDISPATCH_DB"] = tempfile.mkdtemp()  # nothing was measured
+    os.environ.setdefault("CONVDISPATCH_RATES", "off")
     _given = device, compile_only, Path(tempfile.gettempdir(), "convdispatch-regret.lock").open("w")  # noqa: SIM115
 
 

@@ -19,6 +19,7 @@ The exit status is 1 where a result was wrong, a call failed, or one of the thre
 from __future__ import annotations
 
 import collections
+import ctypes
 import dataclasses
 import faulthandler
 import fnmatch
@@ -234,10 +235,18 @@ def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, only: str
 
 
 def keep_at_most(count: int) -> None:
-    """Bound every cache of programs, and of what holds programs, to twice so many values."""
+    """Bound every cache of programs, and of what holds programs, to twice so many values; oneDNN's likewise."""
+    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = str(count)
     for cache in (kernels._programs, *kernels._holders):
         for line in (cache._probation, cache._protected):
             line.bounds = line.bounds._replace(count=count)
+
+
+def let_go(device: Any) -> None:
+    """Give back what waits for its next use: blocks of the pools, and free memory that glibc keeps."""
+    runtime.release_memory(device)
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def held() -> dict[str, int]:
@@ -281,7 +290,7 @@ def together(jobs: int, seed: int, options: list[str], out: Path | None) -> int:
 @click.option(
     "--state", type=click.Path(path_type=Path, dir_okay=False), help="Go on where this file says, and keep it."
 )
-@click.option("--kept", default=None, type=int, help="Programs and plans that stay cached; else as users have them.")
+@click.option("--kept", default=None, type=int, help="Programs and plans that stay cached, and no memory.")
 @click.option("--most-mib", default=2048, show_default=True, help="Resident memory that counts as a leak.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write what it came to there, as JSON.")
 def main(
@@ -330,6 +339,8 @@ def main(
             print(problem, kind, flush=True)
         soak(problem, kind, queue, on_device, solver, count)
         faulthandler.cancel_dump_traceback_later()
+        if kept:
+            let_go(queue.device)
         now = held()
         most = {name: max(most[name], now[name]) for name in now}
         if early is None and spent > WARM * 60 * minutes:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from convdispatch.api.errors import NoDevice
+from convdispatch.device import runtime
+from convdispatch.selection import dispatch
+from convdispatch.selection.records import perfdb
 
 PATIENT = [
     sys.executable,
@@ -79,3 +90,35 @@ class Farm:
         for process in self.processes.values():
             process.wait(120)
             process.stdout.close()
+
+
+@contextlib.contextmanager
+def farm_of_two(folder: Path, *options: str, second: Mapping[str, str] = MappingProxyType({})) -> Iterator[Farm]:
+    """Two workers of one kind of device and their scheduler; the ``second`` may have variables of its own."""
+    try:
+        runtime.find_device("intel")
+    except NoDevice as error:
+        pytest.skip(str(error))
+    made = Farm(folder, *options)
+    threads = [
+        threading.Thread(target=made.worker, args=("one",)),
+        threading.Thread(target=made.worker, args=("two",), kwargs=dict(second)),
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        yield made
+    finally:
+        made.end()
+
+
+@contextlib.contextmanager
+def own_records(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A database of a test's own."""
+    patch.setenv("CONVDISPATCH_DB", str(folder))
+    perfdb.perfdb.cache_clear()
+    dispatch.forget()
+    yield
+    perfdb.perfdb.cache_clear()

@@ -5,10 +5,12 @@ What stands between an array and ``cuLaunchKernel`` runs as on a GPU, and comput
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections import deque
 
 import numpy as np
+import pytest
 
 from convdispatch.calls.arrays import interchange, known_libraries
 from convdispatch.calls.arrays.array_library import Library
@@ -20,8 +22,9 @@ from convdispatch.device.cuda.ptx import Unlaunchable
 from convdispatch.device.cuda_driver import Cuda
 from convdispatch.device.plans import cuda_launches
 from convdispatch.device.replay import program
+from convdispatch.selection import dispatch
 
-__all__ = ["CudaArray", "HostDriver", "contextless", "install"]
+__all__ = ["CudaArray", "HostDriver", "contextless", "install", "installed"]
 
 CONTEXT = 0xC0
 
@@ -205,6 +208,16 @@ class HostLibrary(Library):
 
     def put(self, array, values):
         array.values[...] = values
+
+
+@contextlib.contextmanager
+def installed(monkeypatch, device, unlaunchable=()):
+    """As ``install`` answers, where the host can stand for CUDA's memory; calls are asked anew before and after."""
+    if not host_memory.has_system_svm(device):
+        pytest.skip("the host stands for CUDA's memory: system SVM only")
+    dispatch.forget()
+    yield install(monkeypatch, device, unlaunchable)
+    dispatch.forget()
 
 
 def install(monkeypatch, device, unlaunchable=()):

@@ -19,6 +19,7 @@ import host_cuda
 import pytest
 import torch
 
+from convdispatch.api.policy import DEFAULT, ask_policy
 from convdispatch.device.commands import host_memory
 from convdispatch.device.cuda import modules
 from convdispatch.device.cuda.stream import CudaStream
@@ -28,19 +29,19 @@ from convdispatch.selection import dispatch
 from convdispatch.torch.dispatch import native, routing
 from convdispatch.torch.eager import cuda_stream, planning
 
-__all__ = ["StandIn", "stand_in"]
+__all__ = ["StandIn", "installed", "stand_in"]
 
 TEXT = """
 #include <stddef.h>
 struct config { unsigned grid[3], block[3], shared; void *stream; void *attributes; unsigned count; };
-typedef int (*run)(void *function, const char *arguments, size_t size, void *stream, unsigned early);
+typedef int (*run)(void *function, const char *arguments, size_t size, void *stream, unsigned early, unsigned shared);
 static run kernel; static void *context = (void *)%d, *stream = (void *)77;
 void stand_in_for(run with) { kernel = with; }
 void stand_in_context(void *other) { context = other; }
 int cuCtxGetCurrent(void **found) { *found = context; return 0; }
 int cuLaunchKernelEx(const struct config *how, void *function, void **parameters, void **extra) {
   return parameters || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4]
-    ? 1 : !kernel ? 0 : kernel(function, extra[1], *(size_t *)extra[3], how->stream, how->count);
+    ? 1 : !kernel ? 0 : kernel(function, extra[1], *(size_t *)extra[3], how->stream, how->count, how->shared);
 }
 #define FORWARD(of) of(void *a, void *b, void *c, const long *d, long e, const long *f, long g, const long *h, \\
   long i, int j, const long *k, long l, long m, void *n)
@@ -57,7 +58,8 @@ int BACKWARD(aoti_torch_cuda_convolution_backward) {
 }
 int aoti_torch_get_current_cuda_stream(int device, void **found) { *found = stream; return 0; }
 """
-_RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint)
+_ARGUMENTS = (*(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p), *(ctypes.c_uint, ctypes.c_uint))
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int, *_ARGUMENTS)
 
 
 class PackedFunction(host_cuda.HostFunction):
@@ -68,7 +70,7 @@ class PackedFunction(host_cuda.HostFunction):
     def __init__(self, cuda, kernel, queue):
         super().__init__(cuda, kernel, queue)
         self.made.append(self)
-        self.handle, self.overlaps = ctypes.c_void_p(len(self.made)), 1
+        self.handle, self.overlaps, self.shared = ctypes.c_void_p(len(self.made)), 1, 0
         letters = ["Q" if dtype is None else modules._letter(dtype) for dtype in kernel.dtypes]
         self.pack = struct.Struct("@" + "".join(letters))
         ends = [struct.calcsize("@" + "".join(letters[: at + 1])) for at in range(len(letters))]
@@ -91,12 +93,12 @@ class StandIn:
         library.stand_in_theirs(*(ctypes.cast(each, ctypes.c_void_p) for each in kernels))
         self.theirs()
 
-    def _kernel(self, function, arguments, size, stream, early):
+    def _kernel(self, function, arguments, size, stream, early, shared):
         kernel = PackedFunction.made[function - 1]
         assert size == kernel.pack.size
         assert stream == 77
-        if self.status:
-            return self.status
+        if self.status or shared != kernel.shared:
+            return self.status or 1
         self.launched.append((kernel.name, early))
         return kernel(stream, list(kernel.pack.unpack(ctypes.string_at(arguments, size))))
 
@@ -149,6 +151,11 @@ def _folder() -> Path:
 @pytest.fixture
 def stand_in(monkeypatch, device):
     """``enable()`` sends CPU tensors to the native path, whose driver stands for CUDA's."""
+    yield from installed(monkeypatch, device)
+
+
+def installed(monkeypatch, device):
+    """The fixture, for processes of their own too."""
     if not host_memory.has_system_svm(device):
         pytest.skip("the host stands for CUDA's memory: system SVM only")
     if shutil.which("cc") is None:
@@ -193,6 +200,10 @@ def stand_in(monkeypatch, device):
     monkeypatch.setattr(routing, "_NATIVE", "CPU")
     made = StandIn(driver, ctypes.CDLL(place))
     made.context()
+    loading._loaded.cache_clear()  # whatever was found before, with other settings
+    loading._opened.cache_clear()
+    assert loading.unavailable() is None
+    assert ask_policy() is DEFAULT, "a test before left its policy in force: calls under one are Python's"
     yield made
     native.uninstall()
     dispatch.forget()

@@ -20,7 +20,7 @@ from convdispatch import ConvProblem, Solver
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
-from convdispatch.measurement import shapes
+from convdispatch.measurement import reference, shapes
 
 SMALL = DeviceInfo("small", "arm", "gpu", "", max_work_group_size=256, max_work_item_sizes=(256, 256, 64),
                    local_mem_size=32768, compute_units=4, fp64=True)  # fmt: skip
@@ -124,3 +124,31 @@ def check_on_device(queue: cl.CommandQueue, solver: Solver, texts: Iterable[str]
                 check_plan(queue, problem, plan, f"{problem} {config}", **options)
     if not taken:
         pytest.skip(f"{solver.name}: {solver.rejects(problems[0], info)}")
+
+
+EXTREMES = ((1e30, None), (1e-30, None), (3e38, None), (1.0, np.inf), (1.0, -np.inf), (1.0, np.nan))
+"""What an input is multiplied by, and one element of it."""
+
+
+def check_extremes(queue: cl.CommandQueue, problem: ConvProblem, plan: Any, tolerance: float) -> None:
+    """Large and tiny magnitudes survive; infinities and NaN reach exactly the outputs that read them, as no number."""
+    random = np.random.default_rng(0)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    w = random.standard_normal(problem.w_shape).astype(np.float32)
+    scratch = cl.Buffer(queue.context, flags, hostbuf=np.zeros(plan.workspace_size + 1, np.uint8))
+    for factor, special in EXTREMES:
+        x = random.uniform(-1, 1, problem.x_shape).astype(np.float32) * np.float32(factor)
+        small = np.float32(1e-8) if factor > 1e38 else np.float32(1)
+        if special is not None:
+            x[0, 3, 0, 0] = special
+        y = np.zeros(problem.y_shape, np.float32)
+        buffers = [cl.Buffer(queue.context, flags, hostbuf=array) for array in (x, w * small, y)]
+        plan.enqueue(queue, *buffers, scratch)
+        cl.enqueue_copy(queue, y, buffers[2])
+        with np.errstate(all="ignore"):
+            expected = reference.compute(problem, x=x, w=w * small)
+        assert (np.isfinite(y) == np.isfinite(expected)).all()
+        assert special is None or not np.isfinite(y).all()
+        kept = np.isfinite(expected)
+        error = np.linalg.norm(y[kept].astype(float) - expected[kept]) / np.linalg.norm(expected[kept])
+        assert error < tolerance, (factor, special, error)

@@ -28,6 +28,9 @@ from convdispatch.calls import guarded_replay  # noqa: E402
 from convdispatch.calls.bound_call import PLACES  # noqa: E402
 from convdispatch.device.native import loading  # noqa: E402
 
+_SHARED = 65536
+"""Bytes that a launch gives."""
+
 
 class _Launches:
     """One kernel of three addresses and a number, and a word of scratch memory after 300 bytes of it."""
@@ -35,7 +38,8 @@ class _Launches:
     def program(self, launcher, name, context, sizes, strides):
         packed = struct.pack("QQQQi", 0, 0, 0, 0, 42)
         places = [(0, 0, 0), (8, 1, 0), (16, 2, 0), (24, 5, 300)]
-        return launcher.program(name, context, [(9, (2, 3, 4, 32, 1, 1), 1, packed, places)], [0], 512, sizes, strides)
+        launches = [(9, (2, 3, 4, 32, 1, 1, _SHARED), 1, packed, places)]
+        return launcher.program(name, context, launches, [0], 512, sizes, strides)
 
 
 @pytest.fixture
@@ -43,9 +47,9 @@ def made(stand_in):  # noqa: F811
     """``made(direction)`` answers (again, what a call is given); ``made.given`` has what was launched."""
     given, status = [], [0]
 
-    def kernel(function, arguments, size, stream, early):
+    def kernel(function, arguments, size, stream, early, shared):
         given.append((function, struct.unpack("QQQQi", ctypes.string_at(arguments, size)), stream))
-        return status[0]
+        return status[0] if shared == _SHARED else 1
 
     run = _RUN(kernel)
     stand_in.library.stand_in_for(run)

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from farms import PACED, Farm
+from farms import PACED, farm_of_two, own_records
 
 from convdispatch import find_many
 from convdispatch.api.errors import NoDevice
@@ -24,7 +24,6 @@ from convdispatch.cluster.placing import Task
 from convdispatch.cluster.running import Failed, Run
 from convdispatch.cluster.tasks import idle
 from convdispatch.device import runtime
-from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.records import perfdb
 from convdispatch.tools.cli import main
@@ -54,38 +53,20 @@ def plugin(tmp_path_factory):
 @pytest.fixture(scope="module")
 def farm(plugin):
     """Two workers of one kind of device; the second's solver is slower."""
-    try:
-        runtime.find_device("intel")
-    except NoDevice as error:
-        pytest.skip(str(error))
-    made = Farm(plugin)
-    threads = [
-        threading.Thread(target=made.worker, args=("one",)),
-        threading.Thread(target=made.worker, args=("two",), kwargs={"PACED_WAIT": "0.004"}),
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with farm_of_two(plugin, second={"PACED_WAIT": "0.004"}) as made:
         yield made
-    finally:
-        made.end()
 
 
 @pytest.fixture
 def records(tmp_path, monkeypatch):
     """An own database; calling it answers every record that was ever written there."""
-    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    perfdb.perfdb.cache_clear()
-    dispatch.forget()
 
     def written():
         db = perfdb.perfdb()
         return [record for key in db.devices() for record in db.read_folder(db.folder / key)]
 
-    yield written
-    perfdb.perfdb.cache_clear()
+    with own_records(tmp_path / "db", monkeypatch):
+        yield written
 
 
 def without_noise(told):

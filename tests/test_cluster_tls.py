@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import pytest
 from click.testing import CliRunner
-from farms import Farm
+from farms import farm_of_two, own_records
 
-from convdispatch.api.errors import NoDevice
-from convdispatch.device import runtime
-from convdispatch.selection import dispatch
-from convdispatch.selection.records import perfdb
 from convdispatch.tools.cli import main
 
 distributed = pytest.importorskip("distributed", reason="pip install 'convdispatch[cluster]'")
@@ -34,34 +29,19 @@ def certificate(folder):
 @pytest.fixture(scope="module")
 def farm(tmp_path_factory):
     """Two workers and their scheduler, which share a certificate."""
-    try:
-        runtime.find_device("intel")
-    except NoDevice as error:
-        pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("tls")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONVDISPATCH_PLUGINS", "im2col")
-        made = Farm(folder, *certificate(folder / "ours"))
-        threads = [threading.Thread(target=made.worker, args=(name,)) for name in ("one", "two")]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        with farm_of_two(folder, *certificate(folder / "ours")) as made:
             yield made
-        finally:
-            made.end()
 
 
 @pytest.fixture
 def find(farm, tmp_path, monkeypatch):
     """Runs ``find --cluster`` with these options more; an own database."""
-    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    perfdb.perfdb.cache_clear()
-    dispatch.forget()
     words = ["find", *PROBLEMS, "--budget", "100", "--agree", "0", "--json", "--cluster"]
-    yield lambda *options, address=farm.address: CliRunner().invoke(main, [*words, address, *options])
-    perfdb.perfdb.cache_clear()
+    with own_records(tmp_path / "db", monkeypatch):
+        yield lambda *options, address=farm.address: CliRunner().invoke(main, [*words, address, *options])
 
 
 def test_two_workers_measure_for_who_shows_a_certificate(farm, find):

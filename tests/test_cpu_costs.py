@@ -56,6 +56,17 @@ def test_gradients_of_weights_that_lie_pages_apart_cost_more():
     assert far > 1.3 * near
 
 
+def test_memory_and_launches_are_no_faster_on_more_cores(monkeypatch):
+    """Winograd's weights that the data gradient reads across, and the second launch of a weights' gradient."""
+    monkeypatch.setenv("CONVDISPATCH_RATES", "off")
+    many = dataclasses.replace(CPU, compute_units=32)
+    known, solver = rates(many), Winograd(4, 3)
+    large = ConvProblem.parse("bwd_data_f32_mb1ic1024ih7oc1024kh3ph1")
+    assert solver.cost(large, many, next(solver.configs(large, many))) > 4 * 9 * 1024**2 / known.bandwidth
+    small = ConvProblem.parse("bwd_weights_f32_mb1ic16ih8oc16kh3ph1")
+    assert solver.cost(small, many, next(solver.configs(small, many))) > 0.4 * known.launch
+
+
 def test_transformed_weights_beyond_the_caches_are_not_earned_by_few_tiles():
     """Weights that change at every call: 49 planes of 256x256 go to memory and come back, 16 stay.
 

@@ -20,7 +20,7 @@ from convdispatch.device.cuda.stream import CudaStream
 from convdispatch.device.programs.kernels import Launch, build
 from convdispatch.device.replay.program import Program
 from convdispatch.selection import dispatch
-from convdispatch.selection.choice import ranking
+from convdispatch.selection.plugins.loader import plugins
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def test_late_numbers_stand_between_graphs(fake, queue):
 
 def test_a_plan_of_its_own_means_makes_no_graph_and_says_why(fake, queue):
     problem = ConvProblem.parse("mb2ic16ih9oc32kh3ph1")
-    solvers = ranking.contestants(problem, runtime.device_info(queue.device))
-    if "onednn.forward" not in solvers:
-        pytest.skip("oneDNN is not installed")
+    reason = plugins().solvers["onednn.forward"].rejects(problem, runtime.device_info(queue.device))
+    if reason:
+        pytest.skip(f"onednn: {reason}")
     prepared = dispatch.prepare(problem, queue.context, Policy(solver="onednn.forward"))
     recording = Recording(queue)
     x, w, y = (recording.allocate(4 * n, persistent=True) for n in (2 * 16 * 81, 32 * 16 * 9, 2 * 32 * 81))
@@ -116,7 +116,7 @@ def test_a_captured_function_runs_beside_its_queue(fake, queue, monkeypatch):
     """The bridge orders a graph with the queue; here it is the queue itself."""
     from convdispatch.device.replay import program
 
-    capture = importlib.import_module("convdispatch.nn.capture")  # the function has the module's name
+    capture = importlib.import_module("convdispatch.nn.capturing")
     _, library = fake
     order = []
 

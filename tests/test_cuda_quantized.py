@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_cuda import CudaArray, install
+from host_cuda import CudaArray, installed
 
 import convdispatch as cd
 from convdispatch import ConvDispatchError, InvalidArgument, Quantization
-from convdispatch.device.commands import host_memory
-from convdispatch.selection import dispatch
 
 SHAPE = {"padding": 1, "layout": "nhwc"}
 
 
 @pytest.fixture
 def fake(monkeypatch, device):
-    if not host_memory.has_system_svm(device):
-        pytest.skip("the host stands for CUDA's memory: system SVM only")
-    dispatch.forget()
-    yield install(monkeypatch, device)
-    dispatch.forget()
+    with installed(monkeypatch, device) as fakes:
+        yield fakes
 
 
 def _given():

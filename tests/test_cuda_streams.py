@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 from checking import call, make_operands
-from host_cuda import CudaArray, HostDriver, install
+from host_cuda import CudaArray, HostDriver, install, installed
 
 import convdispatch as cd
 from convdispatch import ConvDispatchError, ConvDispatchWarning, ConvProblem, InvalidArgument, Tensor
@@ -30,11 +30,8 @@ SHAPES = ("mb2ic5ih9iw8oc7kh3kw3ph1pw1", "mb1ic16ih8iw8oc32", "g16mb1ic16ih9iw9o
 
 @pytest.fixture
 def fake(monkeypatch, device):
-    if not host_memory.has_system_svm(device):
-        pytest.skip("the host stands for CUDA's memory: system SVM only")
-    dispatch.forget()
-    yield install(monkeypatch, device)
-    dispatch.forget()
+    with installed(monkeypatch, device) as fakes:
+        yield fakes
 
 
 def _on_cuda(arrays, **options):

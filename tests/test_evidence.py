@@ -259,7 +259,7 @@ def test_a_broken_lock_file(tmp_path, text, words):
 
 
 def test_find_records_and_the_next_call_follows(db):
-    results = cd.find(PROBLEM, budget_ms=3000)
+    results = cd.find(PROBLEM, budget_ms=60_000)  # as long as a loaded machine wants: both are benchmarked
     assert results.winner is not None
     assert cd.explain(PROBLEM).chosen == results.winner.solver
     assert cd.explain(PROBLEM).source.startswith("measured")

@@ -8,6 +8,7 @@ import re
 
 import pytest
 from convdispatch_winograd.cpu.case import Case
+from convdispatch_winograd.cpu.choice import Pace
 from convdispatch_winograd.cpu.choice import configs as configs_of_winograd
 from convdispatch_winograd.cpu.data import DataKernel
 
@@ -131,4 +132,4 @@ def test_tiles_ask_for_all_of_the_next_panel(rows, k, columns, lines):
 def test_transformed_tiles_ask_for_the_next_weights(text, lines):
     problem = ConvProblem.parse(f"fwd_f32_nhwc_mb1{text}kh3ph1+constant")
     case = Case(problem, 4, 16)
-    assert DataKernel(case, next(configs_of_winograd(case, 32, 2))).fetched == lines
+    assert DataKernel(case, next(configs_of_winograd(case, 32, Pace.of(CPU, 16)))).fetched == lines

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 
 import numpy as np
-import pyopencl as cl
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from checking import make_operands
@@ -18,7 +17,7 @@ from convdispatch_nvidia.direct.choice import formats
 from convdispatch_nvidia.direct.plan import DirectPlan
 from convdispatch_nvidia.direct.tiling import DirectTile, DirectTiling
 from convdispatch_nvidia.probe import refusal
-from plans import check_plan
+from plans import check_extremes, check_plan
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
@@ -171,31 +170,11 @@ def test_accuracy_of_one_product(queue):
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_extremes(queue, full, number, name, compensated, layout):
-    """Large and tiny magnitudes survive; infinities and NaN reach exactly the outputs that read them, as no number."""
     if not full and number != LAYOUTS.index(layout):
         pytest.skip("thinned out; --full runs it")
     problem = ConvProblem.parse("fwd_f32_mb1ic36ih6iw6oc20kh1").replace(layout=layout)
     plan = DirectPlan(queue.context, problem, {**SMALL, "format": name, "compensated": compensated}, emulate=True)
-    random = np.random.default_rng(0)
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    w = random.standard_normal(problem.w_shape).astype(np.float32)
-    tolerance = {"tf32": 2e-3, "bf16x3": 1e-5, "tf32x3": 1e-6}[name]
-    for factor, special in ((1e30, None), (1e-30, None), (3e38, None), (1.0, np.inf), (1.0, -np.inf), (1.0, np.nan)):
-        x = random.uniform(-1, 1, problem.x_shape).astype(np.float32) * np.float32(factor)
-        small = np.float32(1e-8) if factor > 1e38 else np.float32(1)
-        if special is not None:
-            x[0, 3, 0, 0] = special
-        y = np.zeros(problem.y_shape, np.float32)
-        buffers = [cl.Buffer(queue.context, flags, hostbuf=array) for array in (x, w * small, y)]
-        plan.enqueue(queue, *buffers, None)
-        cl.enqueue_copy(queue, y, buffers[2])
-        with np.errstate(all="ignore"):
-            expected = reference.compute(problem, x=x, w=w * small)
-        assert (np.isfinite(y) == np.isfinite(expected)).all()
-        assert special is None or not np.isfinite(y).all()
-        kept = np.isfinite(expected)
-        error = np.linalg.norm(y[kept].astype(float) - expected[kept]) / np.linalg.norm(expected[kept])
-        assert error < tolerance, (name, factor, special, error)
+    check_extremes(queue, problem, plan, {"tf32": 2e-3, "bf16x3": 1e-5, "tf32x3": 1e-6}[name])
 
 
 def test_rejects():

@@ -14,7 +14,6 @@ from convdispatch.api import ConvProblem
 from convdispatch.api.activations import ACTIVATIONS, apply_activation
 from convdispatch.device import runtime
 from convdispatch.measurement import shapes
-from convdispatch.measurement.conformance.data import data_for
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.selection.visible_problem import visible_problem
@@ -333,40 +332,6 @@ def test_states_its_workspace_without_a_plan(device):
         for config in solver.configs(problem, info):
             plan = solver.plan(runtime.context(device), problem, config)
             assert solver.workspace(problem, info, config) == plan.workspace_size
-
-
-@pytest.mark.parametrize("before", [0x00000000, 0xFFFFFFFF, 0x3F803F80], ids=["zeros", "NaN", "ones"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "bf16_mb3ic16ih17iw2oc40kh7kw4sh2sw3ph0pw3",  # ends of transposed rows were read that nobody wrote
-        "bf16_ic8iw1oc8kw7sw2pw3",
-        "f32_mb5ic3id5ih5iw10oc8kd7kh3kw8sd3sh3sw2pd5ph1pw6",  # kernels that hang over both ends in depth
-        "bf16_mb3ic3id5ih5iw5oc3kd2kh7kw1sd3sh3sw2pd1ph1pw0",
-        "bf16_nhwc_g4mb1ic68ih16iw37oc64kh3kw3dh2dw1",  # channels last, dilated across rows
-        "bf16_nhwc_g2mb5ic10ih15iw35oc2kh3kw3ph0pw1dh2dw1",
-        "bf16_mb3ic17ih25iw51oc1kh3kw3dh2dw1",  # this one ended the process
-    ],
-)
-def test_erratum(text, before, device):
-    """Weights' gradients that oneDNN computes wrongly if it is let, whatever the workspace held before."""
-    import pyopencl as cl
-
-    problem = ConvProblem.parse("bwd_weights_" + text)
-    queue, solver = runtime.queue(device), plugins().solvers[GRADIENT]
-    info, data = runtime.device_info(device), data_for(problem, "integer", 3)
-    if reason := solver.rejects(problem, info):
-        pytest.skip(reason)
-    for config in solver.configs(problem, info):
-        plan = solver.plan(queue.context, problem, config)
-        held = {name: np.ascontiguousarray(data.operands[name]) for name in ("x", "y")}
-        held["w"] = np.full(problem.w_shape, np.nan, held["x"].dtype)
-        held["workspace"] = np.full(plan.workspace_size // 4 + 1, before, np.uint32)
-        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-        buffers = {name: cl.Buffer(queue.context, flags, hostbuf=array) for name, array in held.items()}
-        plan.enqueue(queue, **buffers)
-        cl.enqueue_copy(queue, held["w"], buffers["w"])
-        np.testing.assert_allclose(held["w"].astype(np.float64), data.expected, rtol=2**-8, err_msg=str(config))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import math
+import shutil
 import struct
+import subprocess
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from convdispatch.device.cuda import modules
-from convdispatch.device.cuda.ptx import Parameter, Unlaunchable, entries, for_cuda, overlapping
+from convdispatch.device.cuda.ptx import Parameter, Unlaunchable, dynamic_shared, entries, for_cuda, overlapping
 
 HEADER = """\
 //
@@ -137,7 +139,7 @@ class Driver:
     """What ``modules`` asks of CUDA's driver."""
 
     def __init__(self, failing=()):
-        self.failing, self.loaded, self.launched, self.number = failing, [], [], 0
+        self.failing, self.loaded, self.launched, self.allowed, self.number = failing, [], [], [], 0
         self.driver = self
 
     def __call__(self, name, *arguments):
@@ -147,6 +149,8 @@ class Driver:
             raise CudaError(f"{name}: CUDA_ERROR_INVALID_PTX (218)")
         if name == "cuModuleLoadData":
             self.loaded.append(arguments[1])
+        if name == "cuFuncSetAttribute":
+            self.allowed.append(arguments[1:])
 
     def cuLaunchKernelEx(self, at, handle, none, extra):
         config = at._obj
@@ -263,3 +267,87 @@ def test_groups_of_kernels_that_leave_the_choice(size):
 def test_more_groups_than_cuda_launches(size, local):
     with pytest.raises(Unlaunchable, match="CUDA launches at most"):
         modules._sizes(SimpleNamespace(name="k", global_size=size, local_size=local))
+
+
+AREA = ".shared .align 1024 .b8 product_$_area[229504];\n"
+FLAGS = ".shared .align 8 .b8 product_$_flags[64];\n"
+
+
+def kernel_of(name, *areas, inside=""):
+    """A kernel that writes to areas of shared memory, in the driver's words."""
+    writes = (f"\tmov.u32 \t%r{at}, {area};\n\tst.shared.u32 \t[%r{at}], %r{at};\n" for at, area in enumerate(areas))
+    body = "".join(writes)
+    return f".visible .entry {name}()\n.reqntid 128, 1, 1\n{{\n{inside}\t.reg .b32 \t%r<9>;\n{body}\tret;\n}}\n"
+
+
+LARGE = HEADER + AREA + FLAGS + kernel_of("product", "product_$_flags", "product_$_area") + kernel_of("other")
+INSIDE = HEADER + kernel_of("product", "product_$_flags", "product_$_area", inside="\t" + AREA + "\t" + FLAGS)
+TWO = LARGE.replace("64];", "65536];")
+EACH = HEADER + AREA + AREA.replace("product", "other")
+EACH += kernel_of("product", "product_$_area") + kernel_of("other", "other_$_area")
+
+
+@pytest.mark.parametrize("text", [LARGE, INSIDE], ids=["outside", "inside"])
+def test_large_shared_memory_is_sized_by_the_launch(text):
+    moved, shared = dynamic_shared(text)
+    assert shared == {"product": 229504}
+    lines = moved.splitlines()
+    assert lines[lines.index(".address_size 64") + 1] == ".extern .shared .align 1024 .b8 product_$_area[];"
+    assert AREA not in moved
+    assert FLAGS in moved, "one area alone: those without a size lie at the same address"
+    assert entries(moved) == entries(text)
+    assert moved.count("[%r") == text.count("[%r")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ADD,
+        LARGE.replace("229504", "49088"),
+        LARGE.replace(".address_size 64\n", ""),
+        LARGE + ".func called() { ret; }",
+        EACH + kernel_of("both", "product_$_area", "other_$_area"),
+    ],
+    ids=["none", "little", "no header", "functions", "two in one kernel"],
+)
+def test_other_shared_memory_stays_the_texts(text):
+    assert dynamic_shared(text) is None
+
+
+def test_each_kernel_has_an_area_of_its_own():
+    moved, shared = dynamic_shared(EACH)
+    assert shared == {"product": 229504, "other": 229504}
+    assert moved.count(".extern .shared") == 2
+    assert dynamic_shared(TWO)[1] == {"product": 229504}
+
+
+def test_a_launch_gives_the_shared_memory_that_the_driver_allowed():
+    driver = Driver()
+    function = modules.function_of(driver, Kernel(LARGE, "product", ()))
+    function(7, [])
+    function.ready([], [])(8, [], False)
+    assert [sizes[-1] for sizes, *_ in driver.launched] == [229504, 229504]
+    assert driver.allowed == [(8, 229504)]
+    assert b".extern .shared" in driver.loaded[0]
+    modules.function_of(driver, Kernel(LARGE, "other", ()))(7, [])
+    assert driver.launched[-1][0][-1] == 0
+
+
+def test_where_the_driver_does_not_allow_it_the_text_says_the_size():
+    driver = Driver(("cuFuncSetAttribute",))
+    modules.function_of(driver, Kernel(LARGE, "product", ()))(7, [])
+    assert driver.launched[0][0][-1] == 0
+    assert driver.early, "and its kernels may overlap all the same"
+    assert AREA.encode() in driver.loaded[-1]
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas")
+@pytest.mark.parametrize("text", [LARGE, INSIDE, EACH], ids=["outside", "inside", "two kernels"])
+def test_the_assembler_takes_what_it_refused(text, tmp_path):
+    def assembled(text):
+        (tmp_path / "text.ptx").write_text(text.replace(".version 9.0", ".version 8.3"))
+        command = ["ptxas", "-arch=sm_90", tmp_path / "text.ptx", "-o", tmp_path / "out"]
+        return subprocess.run(command, capture_output=True, text=True).stderr
+
+    assert "uses too much shared data" in assembled(text)
+    assert "error" not in assembled(dynamic_shared(text)[0])

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from convdispatch import conv
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, DeviceRates
+from convdispatch.calls.framework.host import HostProblem
 from convdispatch.device import rates as module
 from convdispatch.device import runtime
 from convdispatch.device.rates import estimate, keep, rates
@@ -182,12 +183,32 @@ def test_a_call_has_its_device_seen(sight, device, queue):
     assert queue.device in sight._seen
 
 
+def test_a_framework_s_problem_has_its_device_seen(sight, device):
+    if runtime.device_info(device).type != "cpu":
+        pytest.skip("frameworks' problems on the host")
+    HostProblem(ConvProblem.parse("mb1ic3ih7iw5oc2kh3"), device)
+    assert device in sight._seen
+
+
 def test_on_a_busy_device_nothing_is_kept(device, monkeypatch, folder):
     busy = peaks.Roof("float32", peaks.Peak(1e12, "a", 15, 2.0), peaks.Peak(1e11, "b", 15, 1.0))
     monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: busy)
     with pytest.raises(calibration.Unsteady, match=r"had other work: multiply-adds took 2\.00 times"):
         calibrate(device, steady=True)
     assert not list(folder.glob("*.json"))
+
+
+def test_under_steady_load_nothing_is_kept(device, monkeypatch, folder):
+    info = runtime.device_info(device)
+    if info.type != "cpu":
+        pytest.skip("a CPU's processors are counted")
+    had = peaks.Peak(1e12, "a", 15, 1.0, info.compute_units * 0.4)
+    monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: peaks.Roof("float32", had, had))
+    monkeypatch.setattr(calibration, "_launch_seconds", lambda device: 1e-6)
+    with pytest.raises(calibration.Unsteady, match=rf"multiply-adds had .* of its {info.compute_units} processors"):
+        calibrate(device, steady=True)
+    assert not list(folder.glob("*.json"))
+    assert calibrate(device).flops == 1e12, "asked for, it is measured as things are"
 
 
 def test_rates_from_before_files_named_processors_hold(folder):

@@ -268,13 +268,14 @@ def test_what_is_wrong_with_a_plugin_s_rules_costs_only_them(shipped, text, word
         ("bwd_weights_mb1ic192ih28oc64kh1", "costed"),
         ("bwd_data_mb1ic192ih28oc64kh1", "costed"),
         ("mb1ic480ih1oc20kh1", "implicitgemm.pointwise"),
-        ("fwd_f16_mb1ic192ih28oc64kh1", "amx.*"),
+        ("fwd_f16_mb1ic192ih28oc64kh1", "costed"),
         ("bwd_weights_g64mb1ic64ih28oc64kh3ph1", "costed_depthwise"),
         ("bwd_data_g64mb1ic64ih28oc64kh3ph1sh2", "costed_depthwise"),
         ("bwd_data_f32_nhwc_g64mb1ic64ih28oc64kh3ph1sh2", "implicitgemm.depthwise*"),
         ("fwd_f32_nhwc_g64mb1ic64ih28oc64kh3ph1", "implicitgemm.depthwise*"),
         ("mb1ic64ih28oc64kh3ph1", "costed"),
-        ("fwd_f16_mb1ic64ih28oc64kh3ph1", "dense"),
+        ("fwd_bf16_nhwc_mb1ic64ih28oc64kh3ph1sh2", "costed"),
+        ("fwd_bf16_nhwc_g64mb1ic64ih28oc64kh3ph1", "implicitgemm.depthwise*"),
     ],
 )
 def test_what_a_cpu_prefers(text, preferred):

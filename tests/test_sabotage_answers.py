@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -18,20 +19,25 @@ from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import answer_trial, loader, verdicts
 
 HANGS, CRASHES, EXITS = "__import__('time').sleep(1000)", "os.abort()", "os._exit(7)"
+HOLDS = "__import__('ctypes').PyDLL(None).sleep(1000)"
+"""It hangs as well, and no other thread of Python's runs meanwhile."""
 WORDS = {HANGS: "hangs: no answer within", CRASHES: "crashes (SIGABRT)", EXITS: "ends the process (exit 7)"}
+WORDS[HOLDS] = WORDS[HANGS]
 AT_WORK = "[sum(i * i for i in range(300_000)) for _ in range(60)] and None"
 """Some seconds of work, which is no hang."""
 
 
 @pytest.fixture
 def tried(monkeypatch):
-    """As users have it, with more patience."""
+    """As users have it, with more patience; the processes that were started."""
     monkeypatch.setattr(answer_trial, "LIMIT_S", 3.0)
     monkeypatch.setattr(answer_trial, "LOAD_S", 500.0)
-    began = answer_trial.trial
-    calls = []
-    monkeypatch.setattr(answer_trial, "trial", lambda *a: calls.append(a) or began(*a))
-    return calls
+    began, started = answer_trial._Child, []
+    monkeypatch.setattr(answer_trial, "_Child", lambda *a: started.append(began(*a)) or started[-1])
+    yield started
+    for child in started:
+        child.end()
+    answer_trial._children.clear()
 
 
 @pytest.mark.parametrize(
@@ -49,13 +55,24 @@ def test_conv_goes_on_and_the_next_process_knows(sabotage, tried, method, ends):
     assert (verdict.status, len(tried)) == ("quarantined", 1)
 
 
-def test_what_answers_is_tried_once_and_not_in_the_next_process(sabotage, tried, tmp_path):
+def next_process(tried):
+    """Its records are written and its children are gone; what comes has read nothing yet."""
+    verdicts._write_fresh()
+    verdicts.refresh()
+    for child in tried:
+        child.end()
+    loader.plugins.cache_clear()
+    dispatch.forget()
+
+
+def test_one_child_is_asked_about_each_problem_and_none_in_the_next_process(sabotage, tried, tmp_path):
     sabotage(PLUGIN.format(method="rejects", expression="'not today'"))
     for mb in (1, 2, 3):
         assert cd.explain(PROBLEM.replace(mb=mb)).chosen.startswith("im2col")
-    loader.plugins.cache_clear()
-    dispatch.forget()
-    cd.explain(PROBLEM)
+    assert len(tried) == 1
+    next_process(tried)
+    for mb in (1, 2, 3):
+        cd.explain(PROBLEM.replace(mb=mb))
     assert len(tried) == 1
     assert json.loads((tmp_path / "db" / "verdicts.json").read_text())["answers"]["bad"]["faults"] == {}
     sabotage(PLUGIN.format(method="rejects", expression="'not tomorrow'"))  # another text is another plugin
@@ -108,22 +125,51 @@ def test_find_asks_in_a_child_at_each_problem(sabotage, tried):
         assert cd.explain(problem).chosen.startswith("im2col")  # in this process, which lives
 
 
-@pytest.mark.parametrize(("method", "else_"), [("rejects", "None"), ("configs", "[{}]"), ("cost", "1.0")])
-def test_one_that_hangs_at_a_later_problem_costs_its_caller_seconds_once(sabotage, tried, method, else_):
-    """The child was asked about the first problem only; its thread is left behind then."""
-    sabotage(PLUGIN.format(method=method, expression=f"arguments[0].mb == 3 and {HANGS} or {else_}"))
+@pytest.mark.parametrize(
+    ("method", "else_", "ends"),
+    [("rejects", "None", HANGS), ("configs", "[{}]", HOLDS), ("cost", "1.0", CRASHES), ("rejects", "None", EXITS)],
+    ids=["hangs", "holds", "crashes", "exits"],
+)
+def test_a_later_problem_costs_its_caller_seconds_once(sabotage, tried, method, else_, ends):
+    """The child that survived the first problem is asked about each that comes."""
+    sabotage(PLUGIN.format(method=method, expression=f"arguments[0].mb == 3 and {ends} or {else_}"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert cd.explain(FUSED).chosen
     x, w = np.ones((3, 2, 5, 5), np.float32), np.ones((2, 2, 3, 3), np.float32)
-    with pytest.warns(cd.ConvDispatchWarning, match=rf"its {method}\(\) hangs: no answer within") as said:
+    words = rf"its {method}\(\) {re.escape(WORDS[ends])}.*, in a child process"
+    with pytest.warns(cd.ConvDispatchWarning, match=words) as said:
         np.testing.assert_array_equal(cd.conv(x, w), np.full((3, 2, 3, 3), 18.0))
     assert len(said) == 1
-    loader.plugins.cache_clear()
-    dispatch.forget()  # as in the next process, which knows
-    with pytest.warns(cd.ConvDispatchWarning, match=rf"its {method}\(\) hangs"):
+    next_process(tried)
+    with pytest.warns(cd.ConvDispatchWarning, match=words):
         verdict = next(v for v in cd.explain(FUSED).verdicts if v.solver == "bad.solver")
     assert (verdict.status, len(tried)) == ("quarantined", 1)
+
+
+def test_one_that_hangs_here_alone_loses_a_thread(sabotage, tried):
+    """It answers otherwise than in the child."""
+    here = f"os.environ.get('CONVDISPATCH_PLUGINS') != 'bad' and {HANGS}"
+    sabotage(PLUGIN.format(method="rejects", expression=here))
+    x, w = np.ones((3, 2, 5, 5), np.float32), np.ones((2, 2, 3, 3), np.float32)
+    with pytest.warns(cd.ConvDispatchWarning, match=r"its rejects\(\) hangs: no answer within") as said:
+        np.testing.assert_array_equal(cd.conv(x, w), np.full((3, 2, 3, 3), 18.0))
+    assert len(said) == 1
+
+
+def test_a_child_that_left_is_followed_by_another(sabotage, tried):
+    sabotage(PLUGIN.format(method="rejects", expression="'not today'"))
+    cd.explain(PROBLEM)
+    tried[0]._process.kill()
+    tried[0]._process.wait()
+    cd.explain(PROBLEM.replace(mb=3))
+    assert len(tried) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (
+            next(v for v in cd.explain(PROBLEM.replace(mb=4)).verdicts if v.solver == "bad.solver").reason
+            == "not today"
+        )
 
 
 def test_what_a_thread_answers_or_raises_is_what_counts(sabotage, tried):

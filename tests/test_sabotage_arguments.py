@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import warnings
 from dataclasses import replace
@@ -86,6 +87,20 @@ def test_what_rejects_changes_nobody_sees(sabotage, change):
         verdict = next(v for v in cd.explain(FUSED).verdicts if v.solver == "bad.solver")
     assert verdict.status == "quarantined"
     assert "its rejects() changed" in verdict.reason
+
+
+@pytest.mark.parametrize("where", ["rejects", "plan"])
+def test_a_policy_that_a_plugin_never_leaves_ends_nobody_elses(sabotage, where):
+    """The collector ends it, at some time: what was in force as it was entered does not come back then."""
+    sabotage(meddler("policy_entered", where))
+    method = type(loader.plugins().solvers["bad.solver"]).plan
+    check_one_warning(f"its {where}() changed the policy in force")
+    before = current_policy()
+    with cd.policy(max_error=1e-3) as other:
+        method.__globals__["blocks"].clear()
+        gc.collect()
+        assert current_policy() is other
+    assert current_policy() is before
 
 
 @pytest.mark.parametrize("where", ["configs", "late", "cost", "workspace", "plan"])

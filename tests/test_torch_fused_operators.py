@@ -55,6 +55,15 @@ def in_space(m, x):
     return m.last(F.interpolate(m.group(y), scale_factor=2, mode="trilinear"))
 
 
+def reduced(m, x):
+    y = m.conv(x)
+    y = torch.stack([y, y.neg(), y * y], dim=-4).sum(1) + torch.stack([y.abs().sqrt(), y]).amax((0,)) - y.amin(-1, True)
+    gain = torch.norm(y, p=2, dim=(2, 3), keepdim=True)  # ConvNeXtV2's global response norm
+    y = y * (gain / (gain.mean(dim=1, keepdim=True) + 1e-6)) + y.pow(2).sum(1, keepdim=True).add(1).rsqrt()
+    y = torch.addcmul(y, y, gain, value=0.5) - F.gelu(y, approximate="tanh") + F.gelu(y)
+    return m.last(y.exp().clamp(max=3.0) ** 3 / y.sum().abs().add(1))
+
+
 NETS = {
     "parts": lambda: Net(parts),
     "shuffled": lambda: Net(shuffled),
@@ -69,6 +78,7 @@ NETS = {
     "products": lambda: Net(
         lambda m, x: (lambda y: torch.bmm(y, y.transpose(1, 2)))(m.conv(x).flatten(2)),
     ),
+    "reduced": lambda: Net(reduced),
     "3-D": lambda: Net(
         in_space, 3, prelu=nn.PReLU(8), group=nn.GroupNorm(2, 8), instance=nn.InstanceNorm3d(8, affine=True)
     ),

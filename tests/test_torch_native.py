@@ -386,3 +386,11 @@ def test_what_cannot_be_built_says_why(monkeypatch, tmp_path):
     with pytest.raises(build.Unbuildable, match="the compiler failed"):
         build.build(tmp_path)
     assert not list(tmp_path.glob("*.so"))
+
+
+def test_a_module_of_other_sources_is_not_used(stand_in, monkeypatch):  # noqa: F811
+    """As a checkout that moved on keeps it: it knows what was said to it then."""
+    monkeypatch.setattr(build, "sources", lambda: "others")
+    loading._loaded.cache_clear()
+    assert loading._loaded()[1].startswith("it is built from other sources: python -m convdispatch.device.native")
+    loading._loaded.cache_clear()

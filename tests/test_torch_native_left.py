@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
+from convdispatch.device import runtime  # noqa: E402
 from convdispatch.torch import tiers  # noqa: E402
 from convdispatch.torch.dispatch import engine, native  # noqa: E402
 
@@ -242,3 +246,27 @@ def test_without_pytorchs_kernels_python_leaves_the_calls(stand_in, monkeypatch,
         for _ in range(3):
             F.conv2d(x, w, padding=1)
         assert len(asked) == 3
+
+
+def test_a_process_ends_while_calls_are_pytorchs(stand_in, device):  # noqa: F811
+    """What is asked each time, of calls that are left and of packed weights, is Python's, and Python ends first."""
+    text = """if True:
+        import sys
+        import pytest, torch
+        import convdispatch.torch as ct
+        from convdispatch.device import runtime
+        import native_stand_in
+        begun = native_stand_in.installed(pytest.MonkeyPatch(), runtime.find_device(sys.argv[1]))
+        theirs = next(begun).theirs
+        ct.enable(min_flops=1e15)
+        x, w = torch.randn(2, 8, 9, 8), torch.randn(16, 8, 3, 3)
+        for no_gradients in (torch.no_grad, torch.inference_mode):
+            with no_gradients():
+                for _ in range(2):
+                    torch.nn.functional.conv2d(x, w)
+        print(theirs())
+        sys.exit(7)
+    """
+    command = [sys.executable, "-c", text, runtime.address(device)]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (7, ["2"]), done.stderr

@@ -138,11 +138,12 @@ ZONES = {
         fft_*
         im2col
         cpu_costs
+        gpu_costs
         implicitgemm_*
         int8
         nvidia*
         oclgrind
-        onednn
+        onednn*
         targets*
         vendor_*
         winograd_*

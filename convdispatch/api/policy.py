@@ -81,7 +81,10 @@ def policy(**choices: Any) -> Iterator[Policy]:
     try:
         yield chosen
     finally:
-        _current.reset(token)
+        with contextlib.suppress(
+            ValueError
+        ):  # it ends in another context than it began in, where it was never in force
+            _current.reset(token)
 
 
 def frozen() -> contextlib.AbstractContextManager[Policy]:

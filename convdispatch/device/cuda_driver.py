@@ -121,6 +121,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDriverGetVersion": (POINTER(c_int),),
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
     "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
+    "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuLaunchKernelEx": (c_void_p, c_void_p, c_void_p, c_void_p),
     "cuMemsetD8Async": (_Address, c_uint, c_size_t, c_void_p),
     "cuMemsetD16Async": (_Address, c_uint, c_size_t, c_void_p),
@@ -162,7 +163,7 @@ def _driver() -> tuple[ctypes.CDLL | None, str | None]:
     # Asked before every launch, and answered at once: Python's lock is kept meanwhile.
     driver.cuCtxGetCurrent = ctypes.PyDLL(None, handle=driver._handle)["cuCtxGetCurrent"]
     status = driver.cuInit(0)
-    return (driver, None) if status == 0 else (None, f"cuInit failed with error {status}")
+    return (driver, None) if status == 0 else (None, f"CUDA's driver finds no device: cuInit answers {status}")
 
 
 def cuda_call(driver: Any, name: str) -> Any:

@@ -13,6 +13,7 @@ from ..calls.framework.fallback import Fallback
 from ..device import runtime
 from ..device.cuda.ptx import Unlaunchable
 from ..device.cuda.stream import CudaMemory, CudaStream, place_of
+from ..measurement import first_sight
 from ..selection import dispatch
 from . import counting
 from .ffi import Frame
@@ -37,6 +38,7 @@ class CudaBufferCall:
             unsupported = runtime.device_info(stream.device).supports(self.problem.dtype)
             if unsupported:
                 raise Fallback(unsupported)
+            first_sight.seen(stream.device)
             with stream.current():
                 prepared = dispatch.prepare(self.problem, stream.context)
                 try:

@@ -17,7 +17,6 @@ from ..api.results import Results
 from ..selection.plugins.loader import plugins
 from ..selection.records.record import LEAST_SAMPLES, choice_text
 from .child import answer, questions
-from .search import Search
 
 __all__ = ["BETTER", "MODULE", "disturbance", "worth"]
 
@@ -63,6 +62,8 @@ def _serve() -> None:
 
 
 def _searched(device: Any, problem: str, incumbent: str, deterministic: bool, budget_ms: float) -> dict[str, Any]:
+    from .search import Search  # the process that asks imports this module, and searches nothing
+
     with policy(deterministic=deterministic):
         chosen = Policy(deterministic=deterministic)
         search = Search(ConvProblem.parse(problem), device, chosen, budget_ms=budget_ms, incumbent=incumbent)

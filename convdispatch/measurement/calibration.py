@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..api.rates import DeviceRates
 from ..device import runtime
 from ..device.programs.kernels import build
-from ..device.rates import CUDA_LAUNCH, keep
+from ..device.rates import STREAM_LAUNCH, keep
 from .measure import timed
 from .peaks import measure_roof
 
@@ -18,6 +18,9 @@ __all__ = ["Unsteady", "calibrate"]
 
 UNSTEADY = 1.5
 """Times that slow samples may take of the quick ones, on a device without other work."""
+
+SHARED = 0.7
+"""Of a CPU's processors, what a process has at least where nobody else works; samples under steady load are alike."""
 
 _NOTHING = "kernel void nothing(global int *p) { if (get_global_id(0) == 12345) *p = 1; }"
 _CHAIN, _SAMPLES = 200, 9
@@ -30,13 +33,17 @@ class Unsteady(Exception):
 def calibrate(device: cl.Device, steady: bool = False) -> DeviceRates:
     """Measure and keep a device's rates. Raises BuildFailed where no kernel runs, OSError where nothing can be kept,
     and with ``steady`` Unsteady where samples differ too much."""
-    roof = measure_roof(device, "float32", matrix=False)
+    roof, info = measure_roof(device, "float32", matrix=False), runtime.device_info(device)
     for name, peak in (("multiply-adds", roof.flops), ("copies", roof.bandwidth)):
         if steady and peak.spread > UNSTEADY:
             raise Unsteady(f"the device had other work: {name} took {peak.spread:.2f} times as long as at other times")
-    launch = _launch_seconds(device) * (CUDA_LAUNCH if runtime.device_info(device).vendor == "nvidia" else 1)
+        if steady and info.type == "cpu" and peak.cores < SHARED * info.compute_units:
+            had = f"{peak.cores:.1f} of its {info.compute_units} processors"
+            raise Unsteady(f"the device had other work: {name} had {had}")
+    # What an OpenCL queue of NVIDIA's takes is its host's time, 5 to 8 us by the host, and most launches go to streams.
+    launch = STREAM_LAUNCH if info.vendor == "nvidia" else _launch_seconds(device)
     found = DeviceRates(roof.flops.rate, roof.bandwidth.rate, launch, measured=True)
-    keep(runtime.device_info(device), found)
+    keep(info, found)
     return found
 
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import queue
 import sys
 import threading
 from typing import Any
@@ -21,21 +22,25 @@ __all__ = ["serve"]
 
 
 def serve() -> None:
-    """Ask each solver of the one plugin that loads here everything about one problem, and say where this is."""
+    """Ask each solver of the one plugin that loads here everything about a problem, and say where this is; then the
+    next."""
     answer_trial.LIMIT_S = None  # this is the trial
-    setup = json.loads(sys.stdin.readline())
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    info = setup["device"]
-    sizes, extensions = tuple(info.pop("max_work_item_sizes")), frozenset(info.pop("extensions"))
-    device = DeviceInfo(**info, max_work_item_sizes=sizes, extensions=extensions)
-    problem = ConvProblem.parse(setup["problem"])
-    for name, solver in plugins().solvers.items():
-        if name in setup["without"]:
-            continue
-        with contextlib.suppress(Exception):  # what it raises is contained where it is asked, too
-            _ask(name, solver, problem, device)
-    _say("done")
-    os._exit(0)
+    lines: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    while True:
+        try:
+            asked = json.loads(lines.get(timeout=answer_trial.IDLE_S))
+        except queue.Empty:
+            os._exit(0)
+        info = asked["device"]
+        sizes, extensions = tuple(info.pop("max_work_item_sizes")), frozenset(info.pop("extensions"))
+        device = DeviceInfo(**info, max_work_item_sizes=sizes, extensions=extensions)
+        problem = ConvProblem.parse(asked["problem"])
+        for name, solver in plugins().solvers.items():
+            if name not in asked["without"]:
+                with contextlib.suppress(Exception):  # what it raises is contained where it is asked, too
+                    _ask(name, solver, problem, device)
+        _say("done")
 
 
 def _ask(name: str, solver: Any, problem: ConvProblem, device: DeviceInfo) -> None:
@@ -61,6 +66,8 @@ def _say(word: str) -> None:
     sys.stdout.flush()
 
 
-def _leave_with_parent() -> None:
-    sys.stdin.read()
+def _read(lines: queue.Queue[str]) -> None:
+    """Until the parent is gone."""
+    for line in sys.stdin:
+        lines.put(line)
     os._exit(0)

@@ -8,6 +8,7 @@ with this package are handed the values themselves: a test holds that they chang
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import itertools
 import os
@@ -53,12 +54,12 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
     was = [vars(each).copy() if each is not None else {} for each in own]  # others may derive numbers meanwhile
     handed = [copied(each) for each in arguments]
     policy = current_policy()
-    lent = copied(policy)
-    token = in_force.set(lent)
+    lent, left = copied(policy), list[Policy]()
     error: BaseException | None = None
     answer, process, forked = None, os.getpid(), forks.count()
     try:
-        call = lambda: _answered(solver, method, handed)  # noqa: E731
+        # In a context of its own: a policy that a plugin enters there and leaves to the collector ends nobody else's.
+        call = lambda: contextvars.copy_context().run(_answered, solver, method, handed, lent, left)  # noqa: E731
         answer = call() if method == "plan" else answer_trial.watched(solver.name, call)  # a plan may compile for long
     except (KeyboardInterrupt, Frozen):
         raise
@@ -66,9 +67,7 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
         error = raised
     finally:
         forks.end_fork(process)
-        left = current_policy()
-        in_force.reset(token)
-    what = "policy in force" if left is not lent else changed(lent, vars(policy))
+    what = "policy in force" if left and left[0] is not lent else changed(lent, vars(policy))
     for each, values in zip(handed, was, strict=True):
         what = what or (changed(each, values) if values else "")
     what = what or _new_traits(solver, loaded)
@@ -80,11 +79,16 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
     return answer
 
 
-def _answered(solver: Solver, method: str, handed: list[Any]) -> Any:
-    answer = getattr(solver, method)(*handed)
-    if method == "configs" and hasattr(answer, "__next__"):
-        return list(itertools.islice(answer, MOST_CONFIGS + 1))
-    return answer
+def _answered(solver: Solver, method: str, handed: list[Any], lent: Policy, left: list[Policy]) -> Any:
+    """The answer under the policy ``lent``; ``left`` gets the one that is in force after it."""
+    in_force.set(lent)
+    try:
+        answer = getattr(solver, method)(*handed)
+        if method == "configs" and hasattr(answer, "__next__"):
+            return list(itertools.islice(answer, MOST_CONFIGS + 1))
+        return answer
+    finally:
+        left.append(current_policy())
 
 
 def copied(value: Any) -> Any:

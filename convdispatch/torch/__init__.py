@@ -8,29 +8,32 @@ private name of PyTorch's to ``requirements``. Inside, ``import torch`` is PyTor
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..device.garbage import collection_put_off
 from .requirements import require
 
 require()
 
-from .cores import share_cores  # noqa: E402
-from .counting import counters, reset_counters  # noqa: E402
-from .dispatch.routing import disable, enable  # noqa: E402
-from .explaining import explain, report  # noqa: E402
-from .functional import (  # noqa: E402
-    conv1d,
-    conv2d,
-    conv3d,
-    conv_transpose1d,
-    conv_transpose2d,
-    conv_transpose3d,
-)
-from .fusion.conversion import Fusion, convert, fusion  # noqa: E402
-from .warmup import prepare  # noqa: E402 (PyTorch is asked for first)
+with collection_put_off():  # PyTorch is asked for first
+    from .cores import share_cores
+    from .counting import counters, reset_counters
+    from .dispatch.routing import disable, enable
+    from .functional import (
+        conv1d,
+        conv2d,
+        conv3d,
+        conv_transpose1d,
+        conv_transpose2d,
+        conv_transpose3d,
+    )
+    from .fusion.conversion import Fusion, convert, fusion
+    from .warmup import prepare
 
 if TYPE_CHECKING:
     from .device.register import register_device
+    from .explaining import explain, report
 
 __all__ = [
     "Fusion",
@@ -54,10 +57,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """``register_device``, when first asked for: its device's tensors import all of ``nn``."""
-    if name != "register_device":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .device.register import register_device
+_HOMES = {"explain": ".explaining", "report": ".explaining", "register_device": ".device.register"}
+"""Of what a first step does without; a device's tensors import all of ``nn``."""
 
-    return register_device
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    return value

@@ -25,6 +25,7 @@ from ..calls.framework.fallback import Fallback
 from ..calls.planner_pool.pool import NoHelp, PlannerPool, pool_of
 from ..device import runtime
 from ..device.cuda import machine_code
+from ..device.garbage import collection_put_off
 from ..selection import dispatch
 from ..selection.planpack import from_environment
 from ..selection.planpack.decisions import fixed_by_pack
@@ -128,7 +129,7 @@ class Pending:
             if self.call is not None or not (wait or _allowance.may_load(begin)):
                 return self.call
             try:
-                with self.pool.lent():
+                with self.pool.lent(), collection_put_off():
                     self.call = self._build()
             finally:
                 _pending.pop(self.key, None)
@@ -164,7 +165,8 @@ def timed(find: Callable[[], Any]) -> Any:
     """What ``find()`` answers; the time that it takes, as bringing up a device does, is of the burst's."""
     begin = time.perf_counter()
     try:
-        return find()
+        with collection_put_off():
+            return find()
     finally:
         now = time.perf_counter()
         with _lock:
@@ -177,6 +179,11 @@ def timed(find: Callable[[], Any]) -> Any:
 
 def first(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], on_cuda: bool) -> Any:
     """``build()``, now or later: a call, or the ``Pending`` that becomes one. Raises what ``build`` does."""
+    with collection_put_off():
+        return _first(device, problem, policy, build, on_cuda)
+
+
+def _first(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], on_cuda: bool) -> Any:
     if waits(policy, on_cuda) or problem.mb == 0 or _capturing():
         return build()
     if dispatch.planned(problem, runtime.context(device), policy):

@@ -35,7 +35,7 @@ from convdispatch.api import (
 )
 
 from .convert import NARROW, inward
-from .cost import COLUMN, LAUNCH
+from .cost import COLUMN, CONVERTED, LAUNCH
 from .window import PatchWindow, runs
 
 __all__ = ["Col2im", "configs", "flipped_pays"]
@@ -138,6 +138,8 @@ class Col2im:
         window, sizes = self.window, self.sizes()
         total = sum(times * gemm_cost(self.spec(*size), self.gemm) for size, times in sizes.items())
         columns = window.k * window.groups * window.images * window.pixels
+        if self.widened:
+            total += 2 * LAUNCH + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
         return total + COLUMN[window.nhwc] * columns + LAUNCH * sum(sizes.values())
 
     # --- compiled --------------------------------------------------------------------------------------------------

@@ -2,7 +2,16 @@
 //
 // OUTWARD  1: from sums (ACC) to stored elements (REAL); 0: the other way
 // ADD      1: add what is there
-// CHUNK    neighbouring elements of a work item
+// CHUNK    neighbouring elements of a work item; 16 and more go sixteen at a time
+#if CHUNK >= 16
+#if FLOAT16
+#define WIDE(p) vload_half16(0, p)
+#define NARROWED(v, p) vstore_half16_rte(v, 0, p)
+#else
+#define WIDE(p) convert_as_bfloat16_float16(vload16(0, p))
+#define NARROWED(v, p) vstore16(convert_bfloat16_as_ushort16(v), 0, p)
+#endif
+#endif
 #if OUTWARD
 kernel void convert(global const ACC *restrict from, long from_off, global REAL *restrict to, long to_off, long size) {
 #else
@@ -11,7 +20,19 @@ kernel void convert(global const REAL *restrict from, long from_off, global ACC 
   from += from_off;
   to += to_off;
   const long begin = (long)get_global_id(0) * CHUNK, end = min(size, begin + CHUNK);
-  for (long i = begin; i < end; ++i) {
+  long i = begin;
+#if CHUNK >= 16
+  for (; i + 16 <= end; i += 16) {
+#if OUTWARD
+    float16 v = vload16(0, from + i);
+    if (ADD) v += WIDE(to + i);
+    NARROWED(v, to + i);
+#else
+    vstore16(WIDE(from + i), 0, to + i);
+#endif
+  }
+#endif
+  for (; i < end; ++i) {
 #if OUTWARD
     ACC v = from[i];
     if (ADD) v += LOAD(to, i);

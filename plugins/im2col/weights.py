@@ -28,7 +28,7 @@ from convdispatch.api import (
 )
 
 from .convert import NARROW, inward, outward
-from .cost import FOLLOWS, LAUNCH, LOWERED
+from .cost import CONVERTED, FOLLOWS, LAUNCH, LOWERED
 from .lower import Lowering
 from .window import PatchWindow, runs
 
@@ -153,6 +153,8 @@ class WeightsProduct:
         total = sum(times * gemm_cost(spec, self.gemm_for(spec)) for spec, times in self._specs().items())
         if self.lowering is not None:
             total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * self.chunks.count
+        if self.widened:
+            total += 2 * LAUNCH + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
         return total - self._in_a_row
 
     @property

@@ -8,11 +8,6 @@ from typing import Any
 from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, Quantization, proven
 
 from . import SHARED
-from .direct.plan import DirectPlan
-from .grouped.plan import GroupedPlan
-from .int8.plan import Int8Plan
-from .packed.plan import NvidiaPlan
-from .tma.plan import TmaPlan
 
 __all__ = ["refusal", "require"]
 
@@ -39,20 +34,30 @@ _failed: dict[tuple[str, str, str], str] = {}
 
 
 def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
-    """A problem that needs all of an engine's instructions, and its plan."""
+    """A problem that needs all of an engine's instructions, and its plan; each imported where it is probed alone."""
     tile = _TILES[engine]
     if engine == "direct":
+        from .direct.plan import DirectPlan
+
         return _POINTS, DirectPlan(context, _POINTS, tile)
     if engine == "grouped":
+        from .grouped.plan import GroupedPlan
+
         problem = _PROBLEM.replace(dtype="float16", layout="nhwc")
         return problem, GroupedPlan(context, problem, tile)
     if engine in ("int8", "int8_wgmma", "int8_tma"):
+        from .int8.plan import Int8Plan
+
         problem = _PROBLEM.replace(dtype="int8", out_dtype="int32", layout="nhwc")
         return problem, Int8Plan(context, problem, tile)
     if engine in ("tma", "tma_tf32"):
+        from .tma.plan import TmaPlan
+
         number = {"dtype": "float16"} if engine == "tma" else {"math": "tf32"}
         problem = _PROBLEM.replace(layout="nhwc", **number)
         return problem, TmaPlan(context, problem, tile, "wgmma")
+    from .packed.plan import NvidiaPlan
+
     return _PROBLEM, NvidiaPlan(context, _PROBLEM, tile, engine)
 
 

@@ -56,6 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "dnnl_primitive_desc_query": (c_void_p, c_int, c_int, c_void_p),
     "dnnl_primitive_desc_destroy": (c_void_p,),
     "dnnl_primitive_create": (_Pointer, c_void_p),
+    "dnnl_primitive_get_primitive_desc": (c_void_p, _Pointer),
     "dnnl_primitive_destroy": (c_void_p,),
     "dnnl_primitive_execute": (c_void_p, c_void_p, c_int, c_void_p),
 }

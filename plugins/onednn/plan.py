@@ -22,6 +22,8 @@ __all__ = ["OneDNNPlan"]
 
 _ARGUMENT = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
 _FROM, _TO = 1, 17
+_TIMES = 8
+"""A description is made anew so often, while other threads make primitives."""
 
 
 class _Argument(ctypes.Structure):
@@ -45,9 +47,8 @@ class _Work:
         self._places.append((made, operand, offset))
         return made
 
-    def run(self, descriptor: c_void_p, arguments: Mapping[int, c_void_p]) -> None:
-        """A primitive of a descriptor with its memory, by argument number."""
-        primitive = self._lib.make("primitive_create", descriptor)
+    def run(self, primitive: c_void_p, arguments: Mapping[int, c_void_p]) -> None:
+        """A primitive with its memory, by argument number."""
         pairs = (_Argument * len(arguments))(*((number, memory) for number, memory in arguments.items()))
         self._primitives.append((primitive, pairs))
 
@@ -55,7 +56,7 @@ class _Work:
         """From one layout to another."""
         engine = self._lib.engine
         descriptor = self._lib.make("reorder_primitive_desc_create", source.handle, engine, target.handle, engine, None)
-        self.run(descriptor, {_FROM: origin, _TO: destination})
+        self.run(self._lib.make("primitive_create", descriptor), {_FROM: origin, _TO: destination})
         self._lib.call("primitive_desc_destroy", descriptor)
 
     def calls(self) -> list[Call]:
@@ -130,6 +131,16 @@ def rooms(found: Convolution) -> tuple[dict[str, int], int]:
     return starts, areas.size
 
 
+def _made(problem: ConvProblem, config: Mapping[str, Any]) -> tuple[Convolution, c_void_p]:
+    """The description, and its primitive."""
+    for _ in range(_TIMES):
+        found = Convolution(problem, config)
+        primitive = found.primitive()
+        if primitive is not None:
+            return found, primitive
+    raise ConvDispatchError(f"oneDNN: another implementation than {found.implementation}, which it describes, was made")
+
+
 class OneDNNPlan:
     """oneDNN's convolution with the reorders round it; their time is part of the plan's.
 
@@ -141,7 +152,7 @@ class OneDNNPlan:
     packed_size = 0
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        found = Convolution(problem, config)
+        found, primitive = _made(problem, config)
         work = _Work()
         starts, self.workspace_size = rooms(found)
         self._packer = None
@@ -176,7 +187,7 @@ class OneDNNPlan:
             memories[_ARGUMENT["scratch"]] = work.memory(found.scratch, "workspace", starts["scratch"])
         for move in before:
             work.reorder(*move)
-        work.run(found.handle, memories)
+        work.run(primitive, memories)
         for move in after:
             work.reorder(*move)
         self.implementation = found.implementation

@@ -127,8 +127,24 @@ class Convolution:
     @property
     def implementation(self) -> str:
         """The library's name for what runs, as in ``jit:avx512_core``."""
+        return self._named(self.handle)
+
+    def primitive(self) -> c_void_p | None:
+        """What computes it, to be destroyed by the caller; None where that is another implementation.
+
+        The library keeps primitives, and takes layouts for one that differ in steps of axes of length 1 alone: where
+        such a one was made since this was described, that is what it answers with. Described anew, it is that one.
+        """
+        made, described = self.lib.make("primitive_create", self.handle), c_void_p()
+        self.lib.call("primitive_get_primitive_desc", made, byref(described))
+        if self._named(described) == self.implementation:
+            return made
+        self.lib.call("primitive_destroy", made)
+        return None
+
+    def _named(self, descriptor: c_void_p) -> str:
         text = c_char_p()
-        self.lib.call("primitive_desc_query", self.handle, _IMPLEMENTATION, 0, byref(text))
+        self.lib.call("primitive_desc_query", descriptor, _IMPLEMENTATION, 0, byref(text))
         return (text.value or b"").decode()
 
     def same(self, other: Convolution) -> bool:

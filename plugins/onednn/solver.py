@@ -93,6 +93,7 @@ class _OneDNN(Solver):
         return OneDNNPlan(problem, config)
 
 
+@functools.lru_cache(maxsize=1024)
 def _shared(problem: ConvProblem) -> ConvProblem:
     """The problem without what changes nothing about the library's answer, so that more of them share it."""
     return problem.replace(constant_weights=False, math="float32")

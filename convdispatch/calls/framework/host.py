@@ -13,6 +13,7 @@ from ...api.problem import ConvProblem
 from ...device import runtime
 from ...device.commands import host_memory
 from ...device.commands.host_memory import HostMemory, HostQueue
+from ...measurement import first_sight
 from ...selection import dispatch
 from ...selection.single_thread import prefers_one_thread
 from ..fast_path import host_queue
@@ -51,6 +52,7 @@ class HostProblem(FrameworkProblem):
     def __init__(self, problem: ConvProblem, device: cl.Device) -> None:
         super().__init__(problem, device)
         self.shared = host_memory.has_system_svm(device)
+        first_sight.seen(device)
         self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(device))
         alone = self.shared and self.prepared is not None and prefers_one_thread(self.prepared)
         self._queue = host_queue(device, alone)

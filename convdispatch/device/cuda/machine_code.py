@@ -15,6 +15,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from ..cache import artifact_store
 from ..cuda_driver import Cuda, CudaError
 from ..startup_profile import phase
+from .ptx import MOST_STATIC_SHARED
 
 __all__ = ["carried", "machine_code", "note"]
 
@@ -23,7 +24,7 @@ _ANY = "any machine code"
 """In a collection's programs: that it holds machine code."""
 _MISSING = "a program without machine code"
 """In a collection's programs: that not all of them have it."""
-_SHARED, _MOST_SHARED = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]"), 48 << 10
+_SHARED = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]")
 _PTX = 1
 """CU_JIT_INPUT_PTX."""
 _MAJOR, _MINOR = 75, 76
@@ -89,7 +90,7 @@ def note(cuda: Cuda, text: str) -> None:
 def _assembled(cuda: Cuda, text: str) -> bytes | None:
     """By the driver's linker, which alone hands out what it makes; None where it refuses what its loader takes: it
     allows a kernel less static shared memory."""
-    if sum(map(int, _SHARED.findall(text))) > _MOST_SHARED:
+    if sum(map(int, _SHARED.findall(text))) > MOST_STATIC_SHARED:
         return None
     with contextlib.suppress(CudaError):
         return _linked(cuda, text)

@@ -13,9 +13,9 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import byref, c_size_t, c_uint, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ..cache import artifact_store
 from ..cuda_driver import Cuda, CudaError, cuda_call
 from ..startup_profile import phase
 from .machine_code import machine_code, note
-from .ptx import Parameter, Unlaunchable, entries, for_cuda, overlapping
+from .ptx import Parameter, Unlaunchable, dynamic_shared, entries, for_cuda, overlapping
 
 if TYPE_CHECKING:
     from ..commands.interface import Kernel
@@ -36,17 +36,38 @@ _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q"}
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _WHOLE_GROUP = 256
 """Work items of a group where the kernel leaves the choice."""
+_DYNAMIC_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 _MOST_GROUPS = (2**31 - 1, 65535, 65535)
 """Of a launch, along each axis."""
 SWITCH = "CONVDISPATCH_CUDA_OVERLAP"
 _OVERLAP = os.environ.get(SWITCH, "").strip() != "0"
 _lock = threading.Lock()
-_modules: dict[tuple[int, bytes], Any] = {}
-"""By device and hash of the binary: (module, entries), or why there is none. Never unloaded: a caller's CUDA graph may
+_modules: dict[tuple[int, bytes], Module | str] = {}
+"""By device and hash of the binary: what was loaded, or why nothing was. Never unloaded: a caller's CUDA graph may
 hold a kernel longer than any plan does; the same text is never loaded twice."""
 
 
-def _module(cuda: Cuda, program: Any) -> tuple[c_void_p, dict[str, list[Parameter]], bool]:
+class Form(NamedTuple):
+    """A program's text as it is given to CUDA's driver."""
+
+    text: str
+    overlaps: bool
+    """Whether its kernels may be launched before the one before has ended."""
+    shared: dict[str, int]
+    """Bytes of shared memory that a launch has to give, by kernel."""
+
+
+class Module(NamedTuple):
+    """A program in CUDA's driver."""
+
+    handle: c_void_p
+    parameters: dict[str, list[Parameter]]
+    """By kernel."""
+    form: Form
+
+
+def _module(cuda: Cuda, program: Any) -> Module:
     """A program in CUDA's driver. Raises Unlaunchable, the same each time."""
     import pyopencl as cl
 
@@ -60,39 +81,56 @@ def _module(cuda: Cuda, program: Any) -> tuple[c_void_p, dict[str, list[Paramete
     if isinstance(found, str):
         raise Unlaunchable(found)
     if known and artifact_store.gathers():
-        note(cuda, _texts(binary)[0 if found[2] else -1])
+        note(cuda, found.form.text)
     return found
 
 
-def load(cuda: Cuda, binary: bytes) -> Any:
-    """(module, parameters by kernel, whether its kernels may overlap) of OpenCL's PTX, or why there is none."""
+def load(cuda: Cuda, binary: bytes) -> Module | str:
+    """OpenCL's PTX in CUDA's driver, or why it is not."""
     try:
-        texts = _texts(binary)
-        known = entries(texts[-1])
+        plain = for_cuda(binary)
+        parameters = entries(plain)
     except Unlaunchable as error:
         return str(error)
-    module, refused = c_void_p(), None
-    for at, text in enumerate(texts):
+    refused = None
+    for form in _forms(plain):
         try:
-            code = machine_code(cuda, text)
-            if code is not None:
-                with contextlib.suppress(CudaError), phase("load"):
-                    cuda("cuModuleLoadData", byref(module), code)
-                    return module, known, at < len(texts) - 1
-            with phase("assemble"):
-                cuda("cuModuleLoadData", byref(module), text.encode() + b"\0")
+            handle = _loaded(cuda, form.text)
+            for kernel, size in form.shared.items():
+                function = c_void_p()
+                cuda("cuModuleGetFunction", byref(function), handle, kernel.encode())
+                cuda("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
         except CudaError as error:
             refused = error
         else:
-            return module, known, at < len(texts) - 1
+            return Module(handle, parameters, form)
     return f"CUDA does not load the PTX of NVIDIA's OpenCL: {refused}"
 
 
-def _texts(binary: bytes) -> list[str]:
-    """The texts to try in turn: with kernels that may overlap where the device has that, and without."""
-    text = for_cuda(binary)
-    whole = overlapping(text) if _OVERLAP else None
-    return [text] if whole is None else [whole, text]
+def _loaded(cuda: Cuda, text: str) -> c_void_p:
+    """By its machine code where that is to be had. Raises CudaError."""
+    module = c_void_p()
+    code = machine_code(cuda, text)
+    if code is not None:
+        with contextlib.suppress(CudaError), phase("load"):
+            cuda("cuModuleLoadData", byref(module), code)
+            return module
+    with phase("assemble"):
+        cuda("cuModuleLoadData", byref(module), text.encode() + b"\0")
+    return module
+
+
+def _forms(plain: str) -> Iterator[Form]:
+    """Those to try in turn: with kernels that may overlap where the device has that, and without; of each first the
+    one that the driver's linker takes too, whose machine code can be kept."""
+    whole = overlapping(plain) if _OVERLAP else None
+    for text, overlaps in ((whole, True), (plain, False)):
+        if text is None:
+            continue
+        moved = dynamic_shared(text)
+        if moved is not None:
+            yield Form(moved[0], overlaps, moved[1])
+        yield Form(text, overlaps, {})
 
 
 def _letter(dtype: Any) -> str:
@@ -169,7 +207,7 @@ class Ready:
             *(_BUFFER_SIZE, ctypes.addressof(self._length), 0),
         )
         self._places = tuple((function.offsets[at] // 8, operand, offset) for at, operand, offset in places)
-        self._config = _Config(*function.groups, *function.items, 0, None, ctypes.pointer(_EARLY), 0)
+        self._config = _Config(*function.groups, *function.items, function.shared, None, ctypes.pointer(_EARLY), 0)
         self._at, self._handle, self._launch = byref(self._config), function.handle, function.launch
         self._overlaps, self._stream, self._early = function.overlaps, None, False
 
@@ -189,7 +227,7 @@ class Function:
     """One kernel in CUDA's driver; safe to launch from several threads."""
 
     def __init__(self, cuda: Cuda, kernel: Kernel) -> None:
-        module, known, overlaps = _module(cuda, kernel.program)
+        module, known, form = _module(cuda, kernel.program)
         parameters = known.get(kernel.name)
         if parameters is None:
             raise Unlaunchable(f"its PTX has no kernel {kernel.name}, only {', '.join(known)}")
@@ -210,14 +248,16 @@ class Function:
         ]
         """Bytes from the first argument to each."""
         self.groups, self.items = _sizes(kernel)
-        self.launch, self.overlaps = cuda_call(cuda.driver, "cuLaunchKernelEx"), int(overlaps)
+        self.launch, self.overlaps = cuda_call(cuda.driver, "cuLaunchKernelEx"), int(form.overlaps)
+        self.shared = form.shared.get(kernel.name, 0)
+        """Bytes of shared memory that a launch gives beside what its text declares."""
         self._lock = threading.Lock()
         self._room = ctypes.create_string_buffer(max(self.pack.size, 1))
         self._length = c_size_t(self.pack.size)
         self._extra = (c_void_p * 5)(
             *(_BUFFER_POINTER, ctypes.addressof(self._room), _BUFFER_SIZE, ctypes.addressof(self._length), 0)
         )
-        self._config = _Config(*self.groups, *self.items, 0, None, ctypes.pointer(_EARLY), 0)
+        self._config = _Config(*self.groups, *self.items, self.shared, None, ctypes.pointer(_EARLY), 0)
         self._at = byref(self._config)
 
     def _check(self, kernel: Kernel, parameters: list[Parameter]) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...api.errors import ConvDispatchError
 
-__all__ = ["Parameter", "Unlaunchable", "entries", "for_cuda", "overlapping"]
+__all__ = ["MOST_STATIC_SHARED", "Parameter", "Unlaunchable", "dynamic_shared", "entries", "for_cuda", "overlapping"]
 
 _REGISTER = re.compile(r"%envreg(\d+)\b")
 _MEANING = dict.fromkeys(range(6), "0") | {6 + i: f"%nctaid.{axis}" for i, axis in enumerate("xyz")}
@@ -22,6 +22,10 @@ _TARGET = re.compile(r"\.target\s+sm_(\d+)")
 _OVERLAPS_FROM = 90
 _BODY = re.compile(r"(\.entry\s+[\w$]+\s*(?:\([^)]*\))?[^{};]*\{)")
 _TYPE = re.compile(r"\.[usbf](8|16|32|64)\b")
+_SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\];")
+_HEADER = re.compile(r"\.address_size[^\n]*\n")
+MOST_STATIC_SHARED = 48 << 10
+"""Bytes of shared memory that a kernel may declare with a size, for the driver's linker."""
 
 
 class Unlaunchable(ConvDispatchError):
@@ -66,6 +70,37 @@ def overlapping(text: str) -> str | None:
     if target is None or int(target[1]) < _OVERLAPS_FROM:
         return None
     return _BODY.sub(r"\1\n\tgriddepcontrol.wait;", text)
+
+
+def dynamic_shared(text: str) -> tuple[str, dict[str, int]] | None:
+    """The text with the largest area of shared memory of each kernel that declares more than the linker takes sized by
+    its launch, and its bytes by kernel; None where no kernel declares as much, or a text is not understood.
+
+    All areas of a kernel without a size begin at the same address, so there is one at most.
+    """
+    areas = {found[2]: (int(found[3]), int(found[1])) for found in _SHARED.finditer(text)}
+    if sum(size for size, _ in areas.values()) <= MOST_STATIC_SHARED or ".func" in text or not _HEADER.search(text):
+        return None
+    bare = _SHARED.sub("", text)
+    begins = [(found[1], found.start()) for found in _ENTRY.finditer(bare)]
+    ends = [begin for _, begin in begins[1:]] + [len(bare)]
+    used: dict[str, set[str]] = {kernel: set() for kernel, _ in begins}
+    for area in areas:
+        named = re.compile(re.escape(area) + r"(?![\w$])")
+        for (kernel, begin), end in zip(begins, ends, strict=True):
+            if named.search(bare, begin, end):
+                used[kernel].add(area)
+    moved = {
+        max(names, key=lambda name: areas[name])
+        for names in used.values()
+        if sum(areas[name][0] for name in names) > MOST_STATIC_SHARED
+    }
+    if not moved or any(len(names & moved) > 1 for names in used.values()):
+        return None
+    declared = "".join(f".extern .shared .align {areas[name][1]} .b8 {name}[];\n" for name in sorted(moved))
+    text = _SHARED.sub(lambda found: "" if found[2] in moved else found[0], text)
+    text = _HEADER.sub(lambda found: found[0] + declared, text, count=1)
+    return text, {kernel: areas[name][0] for kernel, names in used.items() for name in names & moved}
 
 
 def entries(text: str) -> dict[str, list[Parameter]]:

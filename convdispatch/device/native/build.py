@@ -5,6 +5,7 @@ Needs a C++17 compiler, Python's headers and PyTorch's, which its wheel brings. 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -13,7 +14,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-__all__ = ["NAME", "Unbuildable", "build", "command"]
+__all__ = ["NAME", "Unbuildable", "build", "command", "sources"]
 
 NAME = "_launcher.abi3.so"
 _HERE = Path(__file__).resolve().parent
@@ -35,6 +36,15 @@ def _torch() -> Path:
     raise Unbuildable(f"no PyTorch with {_HEADER} (2.11 or later) in {', '.join(map(str, places))}")
 
 
+def sources() -> str:
+    """A digest of what the module is built from: it has it as its docstring, so that one of other sources is told."""
+    found = hashlib.sha256()
+    for each in sorted(_HERE.iterdir()):
+        if each.suffix in (".h", ".cpp"):
+            found.update(each.read_bytes())
+    return found.hexdigest()
+
+
 def command(target: Path) -> list[str]:
     """The compiler's command line. Raises Unbuildable."""
     if sys.platform != "linux":
@@ -47,6 +57,7 @@ def command(target: Path) -> list[str]:
         raise Unbuildable(f"no Python.h in {headers}: install Python's development files")
     torch = _torch()
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    flags.append(f'-DSOURCES="{sources()}"')
     # The libraries that are loaded already serve it: their folder is no part of the module.
     libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-ldl"]
     includes = [f"-I{torch / 'include'}", f"-I{headers}"]

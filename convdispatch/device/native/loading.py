@@ -33,11 +33,16 @@ def _loaded() -> tuple[Any, str | None]:
     if version < _LEAST:
         return None, f"needs PyTorch {'.'.join(map(str, _LEAST))} or later, got {torch.__version__}"
     try:
-        return importlib.import_module(f"{__package__}._launcher"), None
+        module = importlib.import_module(f"{__package__}._launcher")
     except ImportError as error:
         if error.name == f"{__package__}._launcher" or "No module named" in str(error):
             return None, "it is not built: python -m convdispatch.device.native.build says why, or builds it"
         return None, f"it does not load: {str(error).splitlines()[0]}"
+    from .build import sources  # PyTorch has imported what it imports
+
+    if module.__doc__ != sources():  # as a checkout that moved on keeps it
+        return None, "it is built from other sources: python -m convdispatch.device.native.build builds it anew"
+    return module, None
 
 
 def launcher() -> Any:

@@ -43,7 +43,7 @@ struct Entry {
   std::unordered_map<uint64_t, Known> weights;  // in inference mode, where it depends on them: by address
 };
 
-inline std::unordered_map<std::string, Entry> entries;
+inline auto &entries = *new std::unordered_map<std::string, Entry>;  // never destroyed: Python ends before that
 inline std::unordered_map<uint64_t, int> packed_weights;  // addresses of those that some entry has packed forms of
 inline uint64_t calls[2];                                 // of each operator since Python asked last
 constexpr size_t kMost = 4096;

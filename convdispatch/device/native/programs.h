@@ -20,7 +20,7 @@ struct Place {
 
 struct Launch {
   void *function;
-  unsigned grid[3], block[3], overlaps;
+  unsigned grid[3], block[3], shared, overlaps;
   std::vector<char> arguments;
   std::vector<Place> places;
 };
@@ -63,7 +63,7 @@ struct Program {
       size_t size = each.arguments.size();
       void *extra[] = {reinterpret_cast<void *>(1), room, reinterpret_cast<void *>(2), &size, nullptr};
       Config config{{each.grid[0], each.grid[1], each.grid[2]}, {each.block[0], each.block[1], each.block[2]},
-                    0, stream, &early, after_kernel ? each.overlaps : 0};
+                    each.shared, stream, &early, after_kernel ? each.overlaps : 0};
       if (driver.launch(&config, each.function, nullptr, extra)) return false;
       after_kernel = true;
     }
@@ -86,7 +86,6 @@ struct Program {
 };
 
 using Shared = std::shared_ptr<const Program>;
-
 inline const char *const kProgram = "convdispatch.device.native.program";
 
 inline Shared *program_of(PyObject *capsule) {
@@ -110,8 +109,8 @@ bool integers(PyObject *sequence, std::vector<Integer> &found) {
   });
 }
 
-// program(name, context, launches, areas, scratch, sizes, strides) -> a capsule; launches are (function, groups and
-// items, overlaps, arguments, [(byte, operand, offset)]). Raises ValueError for more arguments than there is room for.
+// program(name, context, launches, areas, scratch, sizes, strides) -> a capsule; launches are (function, groups, items and
+// shared memory, overlaps, arguments, [(byte, operand, offset)]). Raises ValueError for more arguments than there is room.
 inline PyObject *make_program(PyObject *, PyObject *given) {
   const char *name;
   unsigned long long context, scratch;
@@ -128,8 +127,9 @@ inline PyObject *make_program(PyObject *, PyObject *given) {
     PyObject *places;
     const char *bytes;
     Py_ssize_t size;
-    if (!PyArg_ParseTuple(one, "K(IIIIII)Iy#O", &function, &launch.grid[0], &launch.grid[1], &launch.grid[2],
-                          &launch.block[0], &launch.block[1], &launch.block[2], &launch.overlaps, &bytes, &size, &places))
+    unsigned *of = launch.grid, *in = launch.block;
+    if (!PyArg_ParseTuple(one, "K(IIIIIII)Iy#O", &function, of, of + 1, of + 2, in, in + 1, in + 2, &launch.shared,
+                          &launch.overlaps, &bytes, &size, &places))
       return false;
     if (size > static_cast<Py_ssize_t>(kRoom))
       return PyErr_Format(PyExc_ValueError, "at most %zu bytes of arguments, got %zd", kRoom, size), false;

@@ -63,7 +63,7 @@ class Launches:
         for function, arguments, places in self.given:
             packed = function.pack.pack(*function.numbers(list(arguments)))
             addresses = [(function.offsets[at], operand, offset) for at, operand, offset in places]
-            extents = (*function.groups, *function.items)
+            extents = (*function.groups, *function.items, function.shared)
             launches.append((function.handle.value, extents, function.overlaps, packed, addresses))
         try:
             return launcher.program(name, context, launches, self._offsets, self._size, sizes, strides)

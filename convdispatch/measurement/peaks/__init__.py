@@ -6,6 +6,7 @@ ceiling. What cannot be measured is left out, never taken from a data sheet.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ class Peak:
     """Samples."""
     spread: float = 1.0
     """Slow samples' time over quick ones': of the 80th and 20th percentile."""
+    cores: float = 0.0
+    """Processors that this process had meanwhile: its seconds on them a second."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,15 @@ def _best(variants: Iterator[Variant]) -> Peak | None:
             continue
         repeat = max(1, round(LEAST_MS / once))
         rivals[variant.how] = Candidate(variant.how, _per_unit(variant, repeat), repeat * once)
+    begun, worked = time.perf_counter(), time.process_time()
     outcomes = interleaved(list(rivals.values()), rounds=ROUNDS)
+    cores = (time.process_time() - worked) / (time.perf_counter() - begun)
     timings = {name: outcome.timing for name, outcome in outcomes.items() if outcome.timing}
     if not timings:
         return None
     name = min(timings, key=lambda name: timings[name].median)
     found = timings[name]
-    return Peak(1e12 / found.median, name, found.count, found.p80 / found.p20)
+    return Peak(1e12 / found.median, name, found.count, found.p80 / found.p20, cores)
 
 
 def _per_unit(variant: Variant, repeat: int) -> Callable[[], float]:

@@ -11,6 +11,7 @@ from ...device.tracing import operation
 from ...elementwise import apply, reduce
 from ...tensor import Tensor
 from ..convolution import dense
+from .row_norm import row_norm
 
 __all__ = ["group_norm", "layer_norm", "standardize"]
 
@@ -25,6 +26,11 @@ def standardize(
     digits. ``scale`` and ``shift`` broadcast with x.
     """
     axes = tuple(axis % x.ndim for axis in axes)
+    first = x.ndim - len(axes)
+    if axes == tuple(range(first, x.ndim)) and all(t is None or t.shape == x.shape[first:] for t in (scale, shift)):
+        y = row_norm(x, math.prod(x.shape[first:]), 1, scale, shift, epsilon)
+        if y is not None:
+            return y
     mean = reduce("mean", "x", axes, keepdims=True, x=x)
     variance = reduce("mean", "square(x - m)", axes, keepdims=True, x=x, m=mean)
     given: dict[str, Any] = {"x": x, "m": mean, "v": variance, "epsilon": float(epsilon)}
@@ -46,6 +52,8 @@ def group_norm(
     """
     if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
         raise InvalidArgument(f"channels must be a multiple of {groups} groups, got shape {x.shape}")
+    if any(v is not None and v.size != x.shape[1] for v in (scale, shift)):
+        raise InvalidArgument(f"scale and shift must have {x.shape[1]} elements, one a channel")
     return grouped(x, groups, scale, shift, epsilon)
 
 
@@ -54,6 +62,9 @@ def grouped(x: Tensor, groups: int, scale: Tensor | None, shift: Tensor | None, 
     """``group_norm`` as one operation."""
     mb, channels, *space = x.shape
     each = channels // groups
+    y = row_norm(x, each * math.prod(space), math.prod(space), scale, shift, epsilon)
+    if y is not None:
+        return y
     wide = dense(x).reshape(mb, groups, each, math.prod(space))
     vectors = [None if v is None else dense(v).reshape(1, groups, each, 1) for v in (scale, shift)]
     return standardize(wide, (2, 3), epsilon, *vectors).reshape(x.shape)

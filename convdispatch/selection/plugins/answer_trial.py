@@ -1,13 +1,16 @@
 """Asks solvers of unproven plugins in a child process first, so that one that hangs or crashes as it answers takes only
 the child with it.
 
-A plugin that neither came with this package nor was verified on this machine is tried at the first problem that it is
-asked about; how that ended is kept by its version and text. ``find --isolate`` tries it at each problem. What it is
-asked here afterwards it answers in a thread of its own (``watched``): where it hangs, the thread alone is lost.
+A plugin that neither came with this package nor was verified on this machine is asked about each problem there first;
+how that ended, and which problems it survived, is kept by its version and text. The child stays for the next problem,
+and leaves when none has come for a while. ``find --isolate`` asks it about its problem whatever is known. What a solver
+is asked here afterwards it answers in a thread of its own (``watched``), for it may do otherwise than in the child:
+where it hangs, the thread alone is lost.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import contextvars
 import json
@@ -19,9 +22,10 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ...api.device import DeviceInfo
@@ -45,9 +49,11 @@ MOST = 6
 """Solvers of one plugin that may each cost a child; the others count as they do."""
 MARK = "\x02"
 """How a line begins by which the child says where it is."""
+IDLE_S = 60.0
+"""Seconds after which a child that is asked nothing leaves."""
 _CHILD = "from convdispatch.selection.answer_child import serve; serve()"
 """The other end; it imports what asks solvers, which imports this module."""
-_lock = threading.Lock()
+_lock = threading.RLock()
 _listeners: list[Callable[[str], None]] = []
 
 
@@ -69,11 +75,15 @@ def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
         return None
     with _lock:
         known = verdicts.answers(plugin, version)
-        if known is None:
-            if current_policy().frozen:
-                return None
-            known = trial(plugin, problem, device)
-            verdicts.note_answers(plugin, version, known)
+        if (
+            solver not in known
+            and not current_policy().frozen
+            and not verdicts.survived(plugin, version, problem, device)
+        ):
+            before, known = known, trial(plugin, problem, device, known)
+            verdicts.note_survived(plugin, version, problem, device)
+            if known != before:
+                verdicts.note_answers(plugin, version, known)
     return known.get(solver)
 
 
@@ -114,16 +124,23 @@ def note_hang(solver: str, what: str) -> None:
     """Keep how a solver's answer ended here, for the processes that come."""
     plugin, version = plugins().provider(solver), plugins().fingerprint(solver)
     with _lock:
-        verdicts.note_answers(plugin, version, {**(verdicts.answers(plugin, version) or {}), solver: what})
+        verdicts.note_answers(plugin, version, {**verdicts.answers(plugin, version), solver: what})
 
 
-def trial(plugin: str, problem: ConvProblem, device: DeviceInfo) -> dict[str, str]:
-    """By solver, how asking it about a problem ended a child; empty where all answer, in whatever words."""
-    _tell(f"asking the plugin {plugin}, which was not verified here, in a child process: {problem}")
-    try:
-        return _ended_by(plugin, problem, device)
-    finally:
-        _tell(str(problem))
+def trial(
+    plugin: str, problem: ConvProblem, device: DeviceInfo, known: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """By solver, how asking it about a problem ended a child, those ``known`` before, who are not asked, among them;
+    empty where all answer, in whatever words."""
+    with _lock:
+        child = _children.get(plugin)
+        if child is not None and child.alive(plugins().fingerprints.get(plugin, "")):
+            return _ended_by(plugin, problem, device, dict(known))
+        _tell(f"asking the plugin {plugin}, which was not verified here, in a child process: {problem}")
+        try:
+            return _ended_by(plugin, problem, device, dict(known))
+        finally:
+            _tell(str(problem))
 
 
 def _tell(words: str) -> None:
@@ -131,27 +148,51 @@ def _tell(words: str) -> None:
         listener(words)
 
 
-def _ended_by(plugin: str, problem: ConvProblem, device: DeviceInfo) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _ended_by(plugin: str, problem: ConvProblem, device: DeviceInfo, found: dict[str, str]) -> dict[str, str]:
+    names = {name for name, owner in plugins().plugin_of.items() if owner == plugin}
     for _ in range(MOST):
         at, how = _try(plugin, problem, device, found)
-        if not how:
-            return found
-        if not at:  # the child did not even load it, which the loader judges
+        if not at:  # it answered everything; or the child did not even load it, which the loader judges
             return found
         solver, _, method = at.partition(" ")
         found[solver] = f"its {method}() {how}, in a child process"
-    names = (name for name, owner in plugins().plugin_of.items() if owner == plugin)
+        if names <= set(found):
+            return found
     return {name: found.get(name, f"{MOST} solvers of its plugin ended a child process") for name in names}
 
 
 def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collection[str]) -> tuple[str, str]:
     """Where a child was, and how it ended; two empty texts where it was asked everything."""
     info = asdict(device) | {"extensions": sorted(device.extensions)}
-    setup = {"plugin": plugin, "problem": str(problem), "device": info, "without": sorted(without)}
-    paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path(__file__).parents[3])]
-    try:
-        child = subprocess.Popen(
+    question = json.dumps({"problem": str(problem), "device": info, "without": sorted(without)})
+    version = plugins().fingerprints.get(plugin, "")
+    for _ in range(2):
+        child = _children.pop(plugin, None)
+        fresh = child is None or not child.alive(version)
+        try:
+            if fresh:
+                if child is not None:
+                    child.end()
+                child = _Child(plugin, version)
+            at, how = child.asked(question)
+        except OSError:  # no process can be started, or it ended as it began: nothing is known
+            return "", ""
+        if not how:
+            _children[plugin] = child
+            return "", ""
+        child.end()
+        if at or fresh:  # else it left as it was asked
+            return at, how
+    return "", ""
+
+
+class _Child:
+    """A process that answers for one version of a plugin, problem after problem."""
+
+    def __init__(self, plugin: str, version: str) -> None:
+        paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path(__file__).parents[3])]
+        self._version, self._owner = version, os.getpid()
+        self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _CHILD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -160,29 +201,48 @@ def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collect
             errors="replace",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CONVDISPATCH_PLUGINS": plugin},
         )
-    except OSError:  # no process can be started: nothing is known
-        return "", ""
-    said: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=_listen, args=(child.stdout, said), daemon=True).start()
-    at, limit = "", LOAD_S
-    try:
-        child.stdin.write(json.dumps(setup) + "\n")  # type: ignore[union-attr]
-        child.stdin.flush()  # type: ignore[union-attr]
-        while True:
-            word = _next(said, child.pid, limit)
-            if word is None:
-                return at, _ended(child)
-            if word == "done":
-                return "", ""
-            at, limit = word, LIMIT_S or LOAD_S
-    except TimeoutError as error:
-        return at, str(error)
-    except OSError:  # it ended as it began
-        return "", "ended"
-    finally:
-        child.kill()
-        child.wait()
-        child.stdin.close()  # type: ignore[union-attr]
+        self._said: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_listen, args=(self._process.stdout, self._said), daemon=True).start()
+
+    def alive(self, version: str) -> bool:
+        """Whether it can be asked on behalf of a version: it is this process's own, not that of one which forked."""
+        return self._version == version and self._owner == os.getpid() and self._process.poll() is None
+
+    def asked(self, question: str) -> tuple[str, str]:
+        """Where it was when it ended, and how; two empty texts where it answered everything."""
+        at, limit = "", LOAD_S
+        try:
+            self._process.stdin.write(question + "\n")  # type: ignore[union-attr]
+            self._process.stdin.flush()  # type: ignore[union-attr]
+            while True:
+                word = _next(self._said, self._process.pid, limit)
+                if word is None:
+                    return at, _ended(self._process)
+                if word == "done":
+                    return "", ""
+                at, limit = word, LIMIT_S or LOAD_S
+        except TimeoutError as error:
+            return at, str(error)
+        except OSError:
+            return at, "ended"
+
+    def end(self) -> None:
+        """Kill it, where it is this process's own."""
+        if self._owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+
+
+_children: dict[str, _Child] = {}
+"""By plugin."""
+
+
+@atexit.register
+def _end_all() -> None:
+    for child in _children.values():
+        child.end()
 
 
 def _next(said: queue.Queue[T], process: int, limit_s: float, thread: str = "*") -> T:

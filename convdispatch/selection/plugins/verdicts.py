@@ -7,6 +7,7 @@ written lasts for the process.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
@@ -38,7 +39,9 @@ __all__ = [
     "lift",
     "note",
     "note_answers",
+    "note_survived",
     "refresh",
+    "survived",
     "try_import",
     "trust",
     "trusted",
@@ -49,8 +52,12 @@ IMPORT_S = 60.0
 _KINDS = {"imports": dict, "trusted": dict, "solvers": dict, "answers": dict}
 _TEXTS = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
 _CHILD = "import sys; from convdispatch.selection.plugins.loader import load_alone; load_alone(sys.argv[1])"
+_MOST_SURVIVED, _TOGETHER = 2000, 64
+"""Problems that are kept of a plugin, the latest; and so many are written at once, for to ask again costs little."""
 _lock = threading.RLock()
 _known: dict[Path, dict[str, Any]] = {}
+_fresh: dict[tuple[Path, str, str], list[str]] = {}
+"""By the file, plugin and version: problems that are not written yet."""
 
 
 def _file() -> Path:
@@ -132,6 +139,7 @@ def lift(problem: ConvProblem | None = None) -> None:
         values = _read(_file())
         if problem is None:
             values["imports"] = values["solvers"] = values["answers"] = {}
+            _fresh.clear()
         else:
             values["solvers"] = {k: v for k, v in values["solvers"].items() if k.split(" ")[0] != str(problem)}
         _known[_file()] = values
@@ -267,17 +275,52 @@ def _place(problem: ConvProblem, device: DeviceInfo, solver: str) -> str:
     return f"{problem} {device_key(device)} {device.driver} {solver}"
 
 
-def answers(plugin: str, version: str) -> dict[str, str] | None:
-    """By solver, how asking this version of a plugin ended a child process; None where that was not tried."""
-    held = _held()["answers"].get(plugin)
-    if not isinstance(held, dict) or held.get("version") != version or not isinstance(held.get("faults"), dict):
-        return None
-    return {str(solver): str(how) for solver, how in held["faults"].items()}
+def answers(plugin: str, version: str) -> dict[str, str]:
+    """By solver, how asking this version of a plugin ended a process."""
+    faults = _answers(plugin, version).get("faults")
+    return {str(solver): str(how) for solver, how in faults.items()} if isinstance(faults, dict) else {}
+
+
+def survived(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> bool:
+    """Whether a child process in which this version of a plugin was asked about a problem came back, but for faults."""
+    mark = _mark(problem, device)
+    return mark in _fresh.get((_file(), plugin, version), ()) or mark in _survived(plugin, version)
 
 
 def note_answers(plugin: str, version: str, faults: dict[str, str]) -> None:
     """Keep how asking this version of a plugin ended."""
-    _change("answers", plugin, {"version": version, "faults": faults})
+    fresh = _fresh.pop((_file(), plugin, version), [])
+    marks = [*_survived(plugin, version), *fresh][-_MOST_SURVIVED:]
+    _change("answers", plugin, {"version": version, "faults": faults, "survived": marks})
+
+
+def note_survived(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> None:
+    """Keep that this version of a plugin was asked about a problem: at once the first, later with others."""
+    fresh = _fresh.setdefault((_file(), plugin, version), [])
+    fresh.append(_mark(problem, device))
+    if len(fresh) >= _TOGETHER or not _answers(plugin, version):
+        note_answers(plugin, version, answers(plugin, version))
+
+
+@atexit.register
+def _write_fresh() -> None:
+    for file, plugin, version in list(_fresh):
+        if file == _file():
+            note_answers(plugin, version, answers(plugin, version))
+
+
+def _answers(plugin: str, version: str) -> dict[str, Any]:
+    held = _held()["answers"].get(plugin)
+    return held if isinstance(held, dict) and held.get("version") == version else {}
+
+
+def _survived(plugin: str, version: str) -> list[str]:
+    held = _answers(plugin, version).get("survived")
+    return [str(mark) for mark in held] if isinstance(held, list) else []
+
+
+def _mark(problem: ConvProblem, device: DeviceInfo) -> str:
+    return hashlib.sha256(f"{problem} {device_key(device)}".encode()).hexdigest()[:12]
 
 
 # --- verified plugins ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ...api.activations import ACTIVATIONS, Torch
 from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
-from . import aten_norms, aten_shapes  # noqa: F401 (their operators enter the table)
+from . import aten_formulas, aten_norms, aten_shapes  # noqa: F401 (their operators enter the table)
 from .operator_table import OPERATORS, operator
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
 
@@ -285,7 +285,7 @@ def _softmax(net: _Net, x: Any, axis: int, half_to_float: bool) -> Tensor:
 def _two(text: str) -> Callable[..., Tensor]:
     def operation(net: _Net, x: Any, y: Any, alpha: Any = 1) -> Tensor:
         if alpha != 1:
-            raise Missing("a sum with a factor")
+            return apply(text.replace("y", "(y * a)"), x=net.put(x), y=net.put(y), a=float(alpha))
         return apply(text, x=net.put(x), y=net.put(y))
 
     return operation
@@ -310,5 +310,5 @@ for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
     for _kind in ("Tensor", "Scalar"):
         OPERATORS[f"aten.{_name}.{_kind}"] = _two(f"x {_sign} y")
 for _name, _each in ACTIVATIONS.items():
-    if _each.torch is not None:
+    if _each.torch is not None and _name != "gelu":  # which has another formula too
         OPERATORS[f"aten.{_each.torch.function}.default"] = _activation(_name, _each.torch)

@@ -30,6 +30,8 @@ def of_the_batch(net: Any, x: Any, w: Any, b: Any, mean: Any, variance: Any, mom
     """A batch norm by what it is given, as instance norms are written; raises Missing where it would keep that."""
     if mean is not None or variance is not None:
         raise Missing("a batch norm in training")
+    if x.shape[0] == 1:  # PyTorch's instance norm of a batch: its pictures' channels one after the other
+        return (functional.group_norm(x, x.shape[1], _put(net, w), _put(net, b), eps),)
     wide = (1, -1, *[1] * (x.ndim - 2))
     scale, shift = (None if v is None else _put(net, v).reshape(*wide) for v in (w, b))
     return (functional.standardize(x, (0, *range(2, x.ndim)), eps, scale, shift),)

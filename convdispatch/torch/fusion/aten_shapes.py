@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import sample
+from ...nn import functional
 from ...tensor import Tensor
 from .operator_table import operator
 from .quantized import Missing
@@ -52,6 +53,12 @@ def _same_places(net: Any, x: Any, shape: Sequence[int], strides: Sequence[int],
 @operator("aten.unsqueeze.default")
 def _unsqueeze(net: Any, x: Any, axis: int) -> Tensor:
     return x[(*(slice(None),) * (axis % (x.ndim + 1)), None)]  # type: ignore[no-any-return]
+
+
+@operator("aten.stack.default")
+def _stack(net: Any, tensors: Any, axis: int = 0) -> Tensor:
+    axis %= tensors[0].ndim + 1
+    return functional.concatenate([_unsqueeze(net, net.put(each), axis) for each in tensors], axis)
 
 
 @operator("aten.squeeze.dim", "aten.squeeze.dims")

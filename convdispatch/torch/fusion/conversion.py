@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from ...api.errors import ConvDispatchWarning, InvalidArgument
+from ...device.garbage import collection_put_off
 from ..compile import pooling
 from ..epilogue_chains import Chain, chains, has_hooks
 from ..modules import FUSED, swap
@@ -83,7 +84,8 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     if not isinstance(fuse, bool) and fuse != "training":
         raise InvalidArgument(f"fuse must be False, True or 'training', got {fuse!r}")
     if fuse is True:
-        return _fused_model(model)
+        with collection_put_off():
+            return _fused_model(model)
     for module in list(model.modules()):
         swap(module, pairs=fuse == "training")
     return model

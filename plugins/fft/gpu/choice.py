@@ -29,15 +29,18 @@ TILES = (  # a product's tile; percent of the unit's rate that it reaches, in fo
 _SHARES = dict(TILES)
 # Fitted to 155 configurations on an H200: 0.06 root mean square of the logarithm channels first, 0.14 channels last,
 # but for four that took two to seven times as long.
-_SUSTAINED = 0.92
+_SUSTAINED = 1.0
 """Of the device's rate of multiply-adds: 60 of an H200's 65 TFLOP/s, which the model's shares are shares of."""
-_COPY = 0.88
+_COPY = 0.85
 """Of a copy's bandwidth, at which transforms move tiles."""
 _ADDITION = 2.0
 """Operations in the time of a transform's instruction."""
 _START = 6
 """k's of a product in the time of a tile's beginning and end."""
-_LAUNCH = 1.17
+_ALONE = 39e3
+"""Operations of a unit's peak in the time in which a work group takes a k, however few others there are: 120 to 160
+cycles in 40 products of at most two groups a unit, on an H100 and an H200."""
+_LAUNCH = 1.52
 """Of the device's time from launch to launch: 6 us on an H200, what small layers consist of."""
 _SECTOR, _BURST, _CACHE = 32, 64, 40e6
 """Bytes that a lone element moves, from the second-level cache or, of a tensor larger than that, from memory."""
@@ -121,7 +124,8 @@ def _product(layout: Layout, device: DeviceInfo) -> float:
     multiplied = 8.0 * rounds * tile.bm * tile.bn * (k + _START) * 100 / share
     moved = sum(layout.sizes) + (layout.sizes[2] if len(layout.starts[2]) > 1 else 0)
     multiplied, moved = multiplied / (_SUSTAINED * known.flops), moved / (_COPY * known.bandwidth)
-    return math.hypot(multiplied, moved) + _LAUNCH * known.launch
+    alone = (k + _START) * _ALONE * max(1, device.compute_units) / known.flops
+    return max(alone, math.hypot(multiplied, moved)) + _LAUNCH * known.launch
 
 
 def _transform(transform: Transform, columns: int) -> float:

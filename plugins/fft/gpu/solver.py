@@ -14,10 +14,6 @@ from .plan import Layout, make_plan
 __all__ = ["Spectra"]
 
 
-_TIMED = 1.3
-"""Times of what is counted, as 46 drawn problems took on an H100."""
-
-
 class Spectra(Solver):
     """Stride 1, 1-D and 2-D, every direction, group, dilation and padding, on devices with local memory."""
 
@@ -46,7 +42,7 @@ class Spectra(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Products, transforms and the bytes of spectra."""
-        return _TIMED * seconds(Layout.of(problem, config), device)
+        return seconds(Layout.of(problem, config), device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

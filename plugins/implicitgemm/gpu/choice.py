@@ -42,7 +42,10 @@ _DEPTHS = (16, 8, 12, 4)
 _RESIDENT = 384  # of 8x8 tiles: work items that a compute unit holds at once; their registers are what bounds it
 # What a compute unit spends on its last r groups of 128 items, in times of one at full speed: fewer hide less.
 _TAIL = (0.0, 2.2, 2.6, 3.0)
-_START = 20  # steps of k in the time of a tile's first loads and last stores
+_START = 10  # steps of k in the time of a tile's first loads and last stores
+_ALONE = 15e3
+"""Operations of a unit's peak in the time in which a work group takes a k, however few others there are: 40 to 60
+cycles of small tiles in 20 products of less than a group a unit, on an H100 and an H200."""
 _FLAT, _TAPS = 0.7, 0.94  # of a tile's speed where slices hold channels and taps, or taps
 SUSTAINED = 0.92
 """Of the device's rate of multiply-adds: 60 of an H200's 65 TFLOP/s, which the model's shares are shares of."""
@@ -50,6 +53,7 @@ _COPY = 0.94  # of a copy's bandwidth, at which operands are packed and partial 
 SECTOR = 1050.0
 """Operations in the time in which a sector of 32 bytes is written, beyond the eighth of one that a result fills."""
 _WRITES = {"n": 0.0, "m": 0.125, None: 0.375}  # such sectors that work items touch for a result
+_TAPS_APART = 0.65  # sectors that a weight's gradient touches, channels first, whose neighbours are other taps' tiles
 _MOST = 64  # choices offered
 _LARGE = 1 << 48  # bytes of a tensor, beyond which numbers may need more than 64 bits
 
@@ -160,7 +164,10 @@ def seconds(product: Product, device: DeviceInfo) -> Any:
     traffic = traffic + (3 * product.packed_size if packs else 0)
     if product.data:
         cost = cost + _WRITES[product.out_vector] * product.out_size * t.split * SECTOR
+    elif t.walk == "channels" and product.problem.layout == "nchw" and product.geometry.volume > 1:
+        cost = cost + _TAPS_APART * math.prod(product.problem.w_shape) * SECTOR
     launches = 1 + product.partial + packs
+    cost = np.maximum(cost, (slices * t.bk + _START) * _ALONE * max(1, device.compute_units))
     return cost / (SUSTAINED * known.flops) + traffic / (_COPY * known.bandwidth) + launches * known.launch
 
 

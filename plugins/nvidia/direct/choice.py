@@ -35,7 +35,7 @@ _HALF_ROWS = 1.25  # copies of rows of 64 bytes, in times of those of 128
 _WRITTEN = 30.0  # bytes a cycle that leave a multiprocessor
 _SINGLE = 2.0  # times that results take which are written one by one with zeros between them
 _MEMORY = 1.11  # of a copy's bandwidth: part of what is read lies in the cache
-_SLICE, _FILL = 60, 2500  # cycles of a slice's barriers, and of a tile's beginning and end
+_SLICE, _FILL = 60, 770  # cycles of a slice's barriers, and of a tile's beginning and end
 _SUMMED = 1.35  # passes over the parts of a sum that it takes to write and to add them
 _FIXED, _PARTS = 10900.0, 0.3  # cycles of a tile whose parts work groups add, and a byte of the tile
 _FEW = 4  # parts that work groups add: more wait for each other's counting
@@ -69,7 +69,7 @@ class _Pace:
     """Times of ``_MACS``."""
 
 
-_PACES = {1: _Pace(31.6, 0.39, 4.2, 1560, 1.4e-6, 1.14), 3: _Pace(46.0, 1.2, 2.7, 900, 1.9e-6)}
+_PACES = {1: _Pace(31.6, 0.39, 4.2, 1560, 0.9e-6, 1.14), 3: _Pace(46.0, 1.2, 2.7, 900, 1.5e-6)}
 _FORMATS = {
     "float32": ("tf32x3", "bf16x3"),
     "ieee": ("tf32x3",),

@@ -3,7 +3,8 @@
 Times are cycles of one multiprocessor; the constants were fitted to 2500 timings on an H200 (0.17 root mean square of
 the logarithm; on these same timings the tile chosen among those timed of a problem loses 1 to 9 %, by kind of problem).
 What sums that are moved often cost was added by hand since (0.16 on 658 timings of "ieee"); then results that lie
-apart; then launches were fitted anew (0.11 on 345 timings of what is near the fastest).
+apart; then what instructions store, and launches, copies and waits were fitted anew to the first choices of 733 drawn
+problems on an H100 and an H200, in CUDA graphs.
 
 Hundreds of tiles are rated at once: tilings here stand for one tile, or for many whose numbers are arrays.
 """
@@ -33,22 +34,24 @@ from .tiling import Tiling
 __all__ = ["choices", "fits", "product_cycles", "seconds"]
 
 _CLOCK = 1.7e9
-_MACS = {"wgmma": 2530, "mma": 1670}  # multiply-adds a cycle of a busy multiprocessor, were columns endless
+_MACS = {"wgmma": 2530, "mma": 1340}  # multiply-adds a cycle of a busy multiprocessor, were columns endless
 # Columns whose time a product costs on top: a narrow one reads as much of A.
-_THIN = {"wgmma": 93, "mma": 41}
+_THIN = {"wgmma": 93, "mma": 37}
 _WINDOWED = 0.89  # of what is reckoned, float32's windows take: 63 layers of six nets, 0.07 root mean square
-_GATHERED = 1.2  # times that slices take whose rows several taps gather
-_COPIED = 62.0  # bytes a cycle from the L2 cache into local memory
+_GATHERED = 1.07  # times that slices take whose rows several taps gather
+_COPIED = 49.6  # bytes a cycle from the L2 cache into local memory
 _HALF_ROWS = 1.66  # copies of 64-byte rows, in times of those of 128 bytes
-_TURNED = 2.8  # copies of places for the weights' gradient, in times of those of a packed slice
-_ARRIVAL = 860.0  # cycles until the first bytes of a slice's copies arrive
-_WRITTEN, _SCATTERED = 21.0, 1.7  # bytes a cycle that leave a multiprocessor; times a window's, channels first
-_MEMORY, _WEIGHTS = 0.847, 0.153  # of a copy's bandwidth: what packing moves, and what the packing of weights does
-_FILL = 2700  # cycles of a tile's beginning and end
-_LAUNCH, _SHORT_LAUNCH = 1.5e-6, 1.25e-6  # seconds, on a stream of CUDA's; of one that does next to nothing
+_TURNED = 2.66  # copies of places for the weights' gradient, in times of those of a packed slice
+_ARRIVAL = 1140.0  # cycles until the first bytes of a slice's copies arrive
+_STORED = {8: 0.3, 2: 0.85, 1: 1.5}  # cycles of a result, in which a multiprocessor writes as many at once
+_BEHIND = 1.12  # of its own copying, what a slice waits longer
+_WRITTEN, _SCATTERED = 18.8, 1.7  # bytes a cycle that leave a multiprocessor; times a window's, channels first
+_MEMORY, _WEIGHTS = 0.85, 0.28  # of a copy's bandwidth: what packing moves, and what the packing of weights does
+_FILL = 270  # cycles of a tile's beginning and end
+_LAUNCH, _SCALED = 0.96e-6, 3.45e-6  # seconds on a stream of CUDA's; of one that looks for scales, with its wait
 _APART = 5.0  # times that results take in memory whose neighbours along w another phase writes
-_HIDDEN = 3.0  # 16-bit tensors: 1: products and memory add up; the larger, the more of one the other hides
-_NATIVE = 1.14  # times that 16-bit tensors' data directions take, whose operands are not in the cache
+_HIDDEN = 1.72  # 16-bit tensors: 1: products and memory add up; the larger, the more of one the other hides
+_NATIVE = 1.03  # times that 16-bit tensors' data directions take, whose operands are not in the cache
 _NATIVE_WEIGHTS = 0.86  # times that their weights' gradients take, as 148 problems' timings say
 _SUMMED = 1.5  # passes over the parts of a sum, of write and read
 _MOST = 40  # choices offered
@@ -72,11 +75,13 @@ class _Cost:
     arrival: Any
     """Until copies arrive, where more of them are not in flight: time that tiles spend side by side."""
     output: Any
+    stored: Any
+    """Of the instructions that write results, which tiles on one multiprocessor share too."""
 
     def together(self, tiles: Any) -> Any:
         """Cycles of ``tiles`` tiles on one multiprocessor at once."""
         alone = np.maximum(self.busy, self.arrival) + _FILL + self.output
-        return np.maximum(alone, tiles * self.busy + np.where(tiles > 1, self.output, 0))
+        return np.maximum(alone, tiles * np.hypot(self.busy, self.stored) + np.where(tiles > 1, self.output, 0))
 
 
 def _resident(tiling: Tiling) -> Any:
@@ -108,8 +113,18 @@ def _tile_cost(tiling: Tiling) -> _Cost:
         moved = np.where(tiling.drained, carried, moved)
     if tiling.data and not t.window and tiling.geometry.phases[0].volume > 1:
         slices = slices * _GATHERED
-    return _Cost(slices * np.maximum(multiply, copied) + moved, slices * (_ARRIVAL + 0.9 * copied) / tiling.under_way,
-                 written * scattered / _WRITTEN)  # fmt: skip
+    busy = slices * np.maximum(multiply, copied) + moved
+    arrival = slices * (_ARRIVAL + _BEHIND * copied) / tiling.under_way
+    stored = t.bm * np.minimum(t.bn, tiling.n) * _stored(tiling)
+    return _Cost(busy, arrival, written * scattered / _WRITTEN, stored)
+
+
+def _stored(tiling: Tiling) -> Any:
+    """Cycles of a result, in which a multiprocessor's instructions write it."""
+    if not (tiling.data and tiling.target.nhwc):
+        return _STORED[8]
+    m, wide = tiling.geometry.m, tiling.problem.itemsize // 2
+    return np.where(tiling.staged, _STORED[8 if m % 8 == 0 else 1], _STORED[2] / wide if m % 2 == 0 else _STORED[1])
 
 
 def product_cycles(tiling: Tiling, units: int) -> Any:
@@ -139,7 +154,7 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
     else:
         total = np.maximum(multiplied, moved) + _LAUNCH
     read = itemsize / (2 * planes) * passes  # bytes read for a byte written
-    before = passes * _LAUNCH + (passes - 1) * 2 * _SHORT_LAUNCH + packed * (1 + read) / (_MEMORY * copy)
+    before = passes * _LAUNCH + (passes - 1) * 2 * _SCALED + packed * (1 + read) / (_MEMORY * copy)
     before = total + before + weights * (1 + itemsize / (2 * planes)) / (_WEIGHTS * copy)
     total = np.where((packed > 0) | (weights > 0), before, total)
     if tiling.data and not tiling.target.nhwc and not tiling.tile.stacked and tiling.geometry.out_step[2] > 1:

@@ -1,7 +1,7 @@
 """Chooses register tiles, chunks and forms for a problem, and predicts what they cost.
 
 Everything is counted in cycles of one core that issues a vector multiply-add or a load in each, and bytes at the rates
-of the level of memory that they come from.
+of the level of memory that they come from; memory's, and launches, by the device's rates.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from convdispatch.api import DeviceInfo, rates
 
 from ..program import program
 from ..transforms import Matrix
@@ -18,22 +21,40 @@ from .data import DataKernel, ceil, turned
 from .joined import JoinedKernel
 from .weights import WeightsKernel
 
-__all__ = ["configs", "kernel", "predicted"]
+__all__ = ["Pace", "configs", "kernel", "predicted"]
 
 _FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache holds them
 _APART = (2 << 20, 24 << 20)  # bytes of V and M of a chunk: as many as the weights or dw, which pass once a chunk
-_NEAR, _FAR = 16.0, 5.0  # bytes a cycle and core from the third-level cache, from memory
+_NEAR = 16.0  # bytes a cycle and core from the third-level cache
+_FAR = 1.65  # of a copy's bandwidth, at which bytes come from memory: caches hold some
 _L3 = 16 << 20
 _KEPT = 6 << 20  # bytes of weights that caches keep between calls, of one layer among a net's
 _WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
 _HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache beside its weights
 _BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
-_LAUNCH = 20_000.0  # cycles
-_CORES = 2
+_LAUNCH = 0.51  # of a launch's time, what one takes behind another
 # What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
 _WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.0, "weights": 0.9}
 _PACKED = 1.2  # what joined takes beside the others where weights were packed before, whose next ones come meanwhile
+_ACROSS = 1.63  # times of memory's pace that weights take which are read across
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a device takes, in cycles of one of its cores as they are counted here."""
+
+    cores: int
+    far: float
+    """Bytes of memory a cycle."""
+    launch: float
+
+    @classmethod
+    def of(cls, device: DeviceInfo, lanes: int) -> Pace:
+        """By the device's rates; of numbers of which a vector holds ``lanes``."""
+        known = rates(device)
+        cycles = known.flops / (_FLOPS * lanes)
+        return cls(max(1, device.compute_units), _FAR * known.bandwidth / cycles, _LAUNCH * known.launch * cycles)
 
 
 @functools.lru_cache(maxsize=256)
@@ -74,7 +95,7 @@ def kernel(case: Case, config: Mapping[str, Any]) -> DataKernel | WeightsKernel:
     return JoinedKernel(case, config) if config["form"] == "joined" else DataKernel(case, config)
 
 
-def predicted(case: Case, config: Mapping[str, Any]) -> float:
+def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
     """FLOPs at the peak that a configuration's time amounts to."""
     th, tw = case.transforms
     read = 2.0 if case.nhwc else 6.0
@@ -85,6 +106,7 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
     waits = _WAITS["weights" if case.weights else config["form"]]
     forward = tiles * vectors_c * _transform(case, th.bt, tw.bt, read)
     bytes_v, bytes_m = (tiles * c * case.products * case.size for c in (case.c, work.blocks * work.nvl))
+    weights = case.c * case.n * groups * math.prod(case.taps) * case.size
     bytes_u = case.products * work.blocks * case.c * work.nvl * case.size
     if isinstance(work, WeightsKernel):
         other = tiles * vectors_n * _transform(case, th.g, tw.g, read)
@@ -92,12 +114,12 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
         one = rows * _multiply(mr, nv) + _runs(case, rows, mr, nv)
         products = case.products * work.blocks * (work.cm // mr) * one
         held = work.m_at * case.size < _L3
-        moved = 2 * (bytes_v + bytes_m) / (_NEAR if held else _FAR)
+        moved = 2 * (bytes_v + bytes_m) / (_NEAR if held else pace.far)
         back = case.c * vectors_n * (case.products * (3.0 if work.joined else 8.0) + 14 * math.prod(case.taps))
         if work.joined:  # each job reads its part of both
             moved += (bytes_v * work.blocks + bytes_m * ceil(case.c, work.cr)) / _NEAR
         else:
-            moved += 2 * bytes_u * work.chunks / (_NEAR if bytes_u < _L3 else _FAR)
+            moved += 2 * bytes_u * work.chunks / (_NEAR if bytes_u < _L3 else pace.far)
         launches = 2 * work.chunks * groups
     elif isinstance(work, JoinedKernel):
         other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
@@ -108,6 +130,8 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
         moved = (bytes_v * (2 + work.blocks) + (0 if held else 2 * bytes_m * ceil(case.c, work.vt))) / _NEAR
         taps = math.prod(case.taps) * (12.0 if turned(case) == "none" else 32.0)
         back = work.chunks * case.c * work.blocks * nv * (case.products * 3.3 + taps)
+        if weights > _KEPT:
+            back = max(back, work.chunks * weights / (groups * pace.far) * (1.0 if turned(case) == "none" else _ACROSS))
         cores = max(1, config["items"] // 4)
         share = ceil(work.blocks, cores) * cores / work.blocks
         products, back, other = products * share, back * share, other * share
@@ -123,20 +147,20 @@ def predicted(case: Case, config: Mapping[str, Any]) -> float:
         again = 1 if work.apart and work.chunks == 1 else work.chunks
         # Few tiles multiply so little that they wait for weights from memory; what caches cannot keep at all, whole.
         shown = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= _L3 else 1.0
-        moved = bytes_u * again / (_NEAR if near else _FAR) * shown
+        moved = bytes_u * again / (_NEAR if near else pace.far) * shown
         if work.apart:
-            moved += 2 * (bytes_v + bytes_m) / (_NEAR if work.slots_size < _L3 else _FAR)
+            moved += 2 * (bytes_v + bytes_m) / (_NEAR if work.slots_size < _L3 else pace.far)
         back = 0.0
         if not case.problem.constant_weights:
-            weights = case.c * case.n * groups * math.prod(case.taps) * case.size
-            far = case.problem.direction == "bwd_data" and weights > _KEPT  # read across, a row of w for each channel
-            back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * (2.5 if far else 1.2))
+            back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * 1.2)
+            if case.problem.direction == "bwd_data" and weights > _KEPT:  # read across, a row of w for each channel
+                back += weights / (groups * pace.far) * _ACROSS
             if bytes_u * groups > _WRITTEN:
-                back += 2 * bytes_u / _FAR
+                back += 2 * bytes_u / pace.far
         launches = 3 * work.chunks * groups if work.apart else 1
-    outside = case.problem.bytes / _FAR * 0.7
-    cycles = groups * (forward + other + products + moved + back) + outside + (launches - 1) * _LAUNCH * _CORES
-    if isinstance(work, DataKernel) and not work.apart and work.items < _CORES:
+    outside = case.problem.bytes / pace.far * 0.7
+    cycles = groups * (forward + other + products + moved + back) + outside + (launches - 1) * pace.launch
+    if isinstance(work, DataKernel) and not work.apart and work.items < pace.cores:
         cycles *= 1.5
     return _FLOPS * case.lanes * cycles * waits
 
@@ -174,8 +198,9 @@ def _chunk(case: Case) -> int:
     return min(max(weights, _APART[0]), _APART[1])
 
 
-def configs(case: Case, registers: int, cores: int) -> Iterator[dict[str, Any]]:
+def configs(case: Case, registers: int, pace: Pace) -> Iterator[dict[str, Any]]:
     """Forms by predicted cost, the best one with another register tile too; then pieces of falling workspace."""
+    cores = pace.cores
     items = 4 * cores
 
     def make(form: str, strips: int, blocks: int, place: int = 0) -> dict[str, Any]:
@@ -202,15 +227,15 @@ def configs(case: Case, registers: int, cores: int) -> Iterator[dict[str, Any]]:
         for blocks in (1, 4):
             strips = min(max(1, _FUSED // (one * (case.c + min(case.n, 64 * blocks)))), share)
             shapes.append(("fused", ceil(case.strips, ceil(case.strips, strips)), blocks))
-    shapes.sort(key=lambda shape: predicted(case, make(*shape)))
+    shapes.sort(key=lambda shape: predicted(case, make(*shape), pace))
     found = [make(*shape) for shape in shapes]
     found.insert(1, make(*shapes[0], place=1))
     smaller = [make("apart", strips, 1) for strips in (found[0]["strips"] // 4, found[0]["strips"] // 16) if strips]
     smaller.append(make("apart", 1, 1) if case.weights else {**make("fused", 1, 1), "items": cores})
     found += sorted(smaller, key=lambda config: -kernel(case, config).workspace_size)
     if joined:
-        best = min(joined, key=lambda config: predicted(case, config))
-        cheaper = predicted(case, best) < predicted(case, found[0])
+        best = min(joined, key=lambda config: predicted(case, config, pace))
+        cheaper = predicted(case, best, pace) < predicted(case, found[0], pace)
         found.insert(0 if cheaper else 1, best)
     seen: list[dict[str, Any]] = []
     for config in found:

@@ -9,7 +9,7 @@ from convdispatch.api import ConvProblem, DeviceInfo, Plan, Solver, rates
 from convdispatch.api.cpu import lanes, registers
 
 from .case import Case
-from .choice import configs, kernel, predicted
+from .choice import Pace, configs, kernel, predicted
 from .error import refusal
 
 __all__ = ["Winograd"]
@@ -49,7 +49,7 @@ class Winograd(Solver):
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Forms, chunks and register tiles by predicted cost, then ones of falling workspace."""
         case = Case(problem, self.m, lanes(device, problem.dtype))
-        return configs(case, registers(device), device.compute_units)
+        return configs(case, registers(device), Pace.of(device, case.lanes))
 
     def _kernel(self, problem: ConvProblem, config: Mapping[str, Any]) -> Any:
         return kernel(Case(problem, self.m, config["lanes"]), config)
@@ -60,7 +60,8 @@ class Winograd(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Products, transforms and what they move."""
-        return predicted(Case(problem, self.m, config["lanes"]), config) / rates(device).flops
+        pace = Pace.of(device, config["lanes"])
+        return predicted(Case(problem, self.m, config["lanes"]), config, pace) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Compile."""

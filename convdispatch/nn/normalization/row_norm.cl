@@ -1,0 +1,117 @@
+// y[r, k] = (x[r, k] - mean_r) / sqrt(variance_r + EPSILON) * scale[c] + shift[c] with the statistics of row r, the
+// variance from the differences to the mean; c is the place of k's channel. One work group a row.
+//
+// Values the host defines:
+//   WIDTH         elements of a row
+//   EACH          neighbours of a row that share a channel: 1 where each has its own
+//   GROUPS        rows after which the channels begin again
+//   ITEMS         work items of a row, a power of two
+//   VECTORS       1 where a CPU computes float32: one work item, 16 elements at a time
+//   SCALED SHIFTED   whether there is a scale, a shift
+//   EPSILON       what is added to the variance
+//   REAL ACC LOAD STORE   the element type (convdispatch.api.dtypes)
+// Offsets count elements to the first.
+
+#define CHANNELS (WIDTH / EACH)
+#if SCALED
+#define TIMES(v, c) ((v) * LOAD(scale, first + (c)))
+#else
+#define TIMES(v, c) (v)
+#endif
+#if SHIFTED
+#define PLUS(v, c) ((v) + LOAD(shift, first + (c)))
+#else
+#define PLUS(v, c) (v)
+#endif
+#define ARGUMENTS                                                    \
+  global const REAL *x, const long x_offset, global const REAL *scale, const long scale_offset, \
+  global const REAL *shift, const long shift_offset, global REAL *y
+#define PLACE                                                        \
+  const long row = get_group_id(0) * (long)WIDTH;                    \
+  const int first = (int)(get_group_id(0) % GROUPS) * CHANNELS;      \
+  x += x_offset + row;                                               \
+  y += row;                                                          \
+  scale += scale_offset;                                             \
+  shift += shift_offset;
+
+#if VECTORS
+
+static float sum_of(const float16 v) {
+  const float8 a = v.lo + v.hi;
+  const float4 b = a.lo + a.hi;
+  return (b.x + b.y) + (b.z + b.w);
+}
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void row_norm(ARGUMENTS) {
+  PLACE
+  float16 sums = 0, more = 0;
+  float rest = 0;
+  int k = 0;
+  for (; k + 32 <= WIDTH; k += 32) sums += vload16(0, x + k), more += vload16(0, x + k + 16);
+  for (; k < WIDTH; ++k) rest += x[k];
+  const float mean = (sum_of(sums + more) + rest) / WIDTH;
+  sums = more = 0, rest = 0;
+  for (k = 0; k + 32 <= WIDTH; k += 32) {
+    const float16 one = vload16(0, x + k) - mean, other = vload16(0, x + k + 16) - mean;
+    sums += one * one, more += other * other;
+  }
+  for (; k < WIDTH; ++k) rest += (x[k] - mean) * (x[k] - mean);
+  const float factor = rsqrt((sum_of(sums + more) + rest) / WIDTH + (float)EPSILON);
+#if EACH == 1
+  for (k = 0; k + 16 <= WIDTH; k += 16) {
+    float16 v = (vload16(0, x + k) - mean) * factor;
+#if SCALED
+    v *= vload16(0, scale + first + k);
+#endif
+#if SHIFTED
+    v += vload16(0, shift + first + k);
+#endif
+    vstore16(v, 0, y + k);
+  }
+  for (; k < WIDTH; ++k) y[k] = PLUS(TIMES((x[k] - mean) * factor, k), k);
+#else
+  for (int c = 0; c < CHANNELS; ++c, x += EACH, y += EACH) {
+    const float times = TIMES(factor, c), plus = PLUS(0.0f, c);
+    for (k = 0; k + 16 <= EACH; k += 16) vstore16((vload16(0, x + k) - mean) * times + plus, 0, y + k);
+    for (; k < EACH; ++k) y[k] = (x[k] - mean) * times + plus;
+  }
+#endif
+}
+
+#else
+
+#define REDUCE                                                       \
+  for (int span = ITEMS / 2; span > 0; span /= 2) {                  \
+    barrier(CLK_LOCAL_MEM_FENCE);                                    \
+    if (t < span) part[t] += part[t + span];                         \
+  }                                                                  \
+  barrier(CLK_LOCAL_MEM_FENCE);
+
+kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+void row_norm(ARGUMENTS) {
+  local ACC part[ITEMS];
+  PLACE
+  const int t = get_local_id(0);
+  ACC sum = 0;
+  for (int k = t; k < WIDTH; k += ITEMS) sum += LOAD(x, k);
+  part[t] = sum;
+  REDUCE
+  const ACC mean = part[0] / WIDTH;
+  barrier(CLK_LOCAL_MEM_FENCE);  // before part is written again
+  sum = 0;
+  for (int k = t; k < WIDTH; k += ITEMS) {
+    const ACC v = LOAD(x, k) - mean;
+    sum += v * v;
+  }
+  part[t] = sum;
+  REDUCE
+  const ACC factor = rsqrt(part[0] / WIDTH + (ACC)EPSILON);
+  for (int k = t; k < WIDTH; k += ITEMS) {
+    const int c = k / EACH;
+    const ACC v = PLUS(TIMES((LOAD(x, k) - mean) * factor, c), c);
+    STORE(y, k, v);
+  }
+}
+
+#endif

@@ -1,0 +1,83 @@
+"""Rows by their own statistics in one kernel: what group, instance and layer norms are of contiguous tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...api.dtypes import storage_macros
+from ...device import runtime
+from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
+from ...tape import current_tape
+from ...tensor import Tensor
+from ..convolution import dense
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+__all__ = ["row_norm"]
+
+_ITEMS = 64
+_FEW = 1 << 13
+"""Elements of a tensor of few rows, from which on more launches on all processors are faster than one work group a
+row."""
+
+
+def row_norm(
+    x: Tensor, width: int, each: int, scale: Tensor | None, shift: Tensor | None, epsilon: float
+) -> Tensor | None:
+    """Rows of ``width`` elements, less their mean, over their standard deviation, times ``scale`` and ``shift``.
+
+    ``each`` neighbours share an element of scale and shift, whose rows follow each other and begin again. None where
+    that is no kernel of one launch: gradients are recorded, types differ, or the rows are too few for the device.
+    """
+    tape, given = current_tape(), (x, scale, shift)
+    if tape is not None and any(t is not None and tape.tracks(t) for t in given):
+        return None
+    if not x.size or any(t is not None and (t.dtype != x.dtype or t.size % (width // each)) for t in given[1:]):
+        return None
+    rows, channels = x.size // width, max((t.size for t in given[1:] if t is not None), default=width // each)
+    if x.dtype.kind != "f" and x.dtype.name != "bfloat16":
+        return None
+    info = runtime.device_info(x.queue.device)
+    if rows < info.compute_units and x.size > _FEW:
+        return None
+    read = [x if t is None else dense(t) for t in given]  # what is not there is not read either
+    y = Tensor.empty(x.shape, x.dtype, x.queue)
+    flags = scale is not None, shift is not None
+    launch = _row_norm(x.context, x.dtype.name, width, rows, each, channels * each // width, *flags, float(epsilon))
+    places = [part for t in read for part in (t.base_data, np.int64(t.offset // t.dtype.itemsize))]
+    launch(x.queue, (*places, y.base_data))
+    return y
+
+
+@keeps_programs
+def _row_norm(
+    context: cl.Context,
+    dtype: str,
+    width: int,
+    rows: int,
+    each: int,
+    groups: int,
+    scaled: bool,
+    shifted: bool,
+    epsilon: float,
+) -> Launch:
+    gpu = runtime.device_info(context.devices[0]).type != "cpu"
+    vectors = not gpu and dtype == "float32"
+    items = 1 if vectors else min(256 if gpu else _ITEMS, 1 << max(5, math.ceil(math.log2(width / 4))))
+    values = {
+        "width": width,
+        "each": each,
+        "groups": groups,
+        "items": items,
+        "vectors": vectors,
+        "scaled": scaled,
+        "shifted": shifted,
+        "epsilon": f"{epsilon!r}{'' if dtype == 'float64' else 'f'}",
+    }
+    program = build(context, storage_macros(dtype) + config_macros(values) + kernel_text(__package__, "row_norm.cl"))
+    names = ("x", "x_offset", "scale", "scale_offset", "shift", "shift_offset", "y")
+    return Launch(program, "row_norm", (rows * items,), (items,), " ".join(names), names=names)
