@@ -16,6 +16,7 @@ package lacks is said.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import importlib.util
 import json
@@ -84,11 +85,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
             {str(each.message).splitlines()[0][:200] for each in caught if "ConvDispatch" in each.category.__name__}
         )
 
-        def enabled() -> None:
-            with ct.enable():
-                forward()
-
-        sides: dict[str, Callable[[], Any]] = {"enable": enabled}
+        sides: dict[str, Callable[[], Any]] = {"enable": forward}
         if fused is not None:
             sides["fused"] = lambda: forward(fused)
         if compiled:
@@ -97,14 +94,9 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
             inductor.freezing = True
             both = torch.compile(net), torch.compile(copy.deepcopy(net))
             sides["compile"] = lambda: forward(both[0])
-
-            def compiled_and_enabled() -> None:
-                with ct.enable():
-                    forward(both[1])
-
-            sides["compile enable"] = compiled_and_enabled
+            sides["compile enable"] = lambda: forward(both[1])
         if times:
-            row["ms"] = alone | timed(sides, device)
+            row["ms"] = alone | timed(sides, device, {"enable": ct.enable, "compile enable": ct.enable})
         if train:
             row |= _training(ct, net, args, kwargs, tensors_of, device, times, alone_train)
     row["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -191,17 +183,22 @@ def _training(
     def whole(gradients: Any) -> list[Any]:
         return [torch.cat([g.flatten().double() for g in gradients])] if gradients else []
 
-    def enabled() -> None:
-        with ct.enable():
-            step()
-
     found = {"train_error": error(whole(got), whole(alone["gradients"])), "train_counters": counted}
-    return found | ({"train_ms": alone["ms"] | timed({"enable": enabled}, device)} if times else {})
+    return found | ({"train_ms": alone["ms"] | timed({"enable": step}, device, {"enable": ct.enable})} if times else {})
 
 
-def timed(sides: dict[str, Callable[[], Any]], device: str) -> dict[str, float]:
-    """Median milliseconds of each side, in turns; a side that fails is left out."""
+def timed(
+    sides: dict[str, Callable[[], Any]], device: str, within: dict[str, Callable[[], Any]] | None = None
+) -> dict[str, float]:
+    """Median milliseconds of each side, in turns; a side that fails is left out.
+
+    ``within`` are contexts in which sides run, as ``enable()``: entered once a turn and not timed, as a script enters
+    it once; to enter it at each call would have its calls learn their native path anew.
+    """
     import torch
+
+    def context(name: str) -> Any:
+        return (within or {}).get(name, contextlib.nullcontext)()
 
     def wait() -> None:
         if device.startswith("cuda"):
@@ -210,20 +207,25 @@ def timed(sides: dict[str, Callable[[], Any]], device: str) -> dict[str, float]:
     samples: dict[str, list[float]] = {}
     for name, run in list(sides.items()):
         try:
-            run()
-            run()
+            with context(name):
+                run()
+                run()
             samples[name] = []
         except Exception as failure:
             print(f"{name}: {told_of(failure)}", file=sys.stderr)
     for _ in range(ROUNDS):
         for name, found in samples.items():
-            until, least = time.perf_counter() + SECONDS / ROUNDS, math.inf
-            while least == math.inf or time.perf_counter() < until:
-                wait()
-                begin = time.perf_counter()
+            least = math.inf
+            with context(name):
                 sides[name]()
-                wait()
-                least = min(least, time.perf_counter() - begin)
+                sides[name]()
+                until = time.perf_counter() + SECONDS / ROUNDS
+                while least == math.inf or time.perf_counter() < until:
+                    wait()
+                    begin = time.perf_counter()
+                    sides[name]()
+                    wait()
+                    least = min(least, time.perf_counter() - begin)
             found.append(least)
     return {name: 1e3 * statistics.median(found) for name, found in samples.items()}
 

@@ -60,6 +60,7 @@ def reduced(m, x):
     y = torch.stack([y, y.neg(), y * y], dim=-4).sum(1) + torch.stack([y.abs().sqrt(), y]).amax((0,)) - y.amin(-1, True)
     gain = torch.norm(y, p=2, dim=(2, 3), keepdim=True)  # ConvNeXtV2's global response norm
     y = y * (gain / (gain.mean(dim=1, keepdim=True) + 1e-6)) + y.pow(2).sum(1, keepdim=True).add(1).rsqrt()
+    y = torch.addcmul(y, y, gain, value=0.5) - F.gelu(y, approximate="tanh") + F.gelu(y)
     return m.last(y.exp().clamp(max=3.0) ** 3 / y.sum().abs().add(1))
 
 

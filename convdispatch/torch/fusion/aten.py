@@ -310,5 +310,5 @@ for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
     for _kind in ("Tensor", "Scalar"):
         OPERATORS[f"aten.{_name}.{_kind}"] = _two(f"x {_sign} y")
 for _name, _each in ACTIVATIONS.items():
-    if _each.torch is not None:
+    if _each.torch is not None and _name != "gelu":  # which has another formula too
         OPERATORS[f"aten.{_each.torch.function}.default"] = _activation(_name, _each.torch)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...elementwise import apply, reduce
+from ...nn import functional
 from ...tensor import Tensor
 from .operator_table import OPERATORS, operator
 from .quantized import Missing
@@ -54,6 +55,18 @@ def _maximum(net: Any, x: Any, y: Any) -> Tensor:
 @operator("aten.minimum.default")
 def _minimum(net: Any, x: Any, y: Any) -> Tensor:
     return apply("min(x, y)", x=net.put(x), y=net.put(y))
+
+
+@operator("aten.addcmul.default")
+def _addcmul(net: Any, x: Any, y: Any, z: Any, value: float = 1) -> Tensor:
+    return apply("x + a * y * z", x=net.put(x), y=net.put(y), z=net.put(z), a=float(value))
+
+
+@operator("aten.gelu.default")
+def _gelu(net: Any, x: Any, approximate: str = "none") -> Tensor:
+    if approximate == "none":
+        return functional.activate(x, "gelu")
+    return apply("0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))", x=x)
 
 
 @operator("aten.rsub.Scalar")
