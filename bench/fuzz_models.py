@@ -129,7 +129,7 @@ def _tie(rng: random.Random, layers: list[nn.Module]) -> None:
         if len(same) == 1 and rng.random() < 0.5:  # weights that start inside of a larger tensor
             (layer,) = same
             wide = torch.cat([layer.weight.detach().flatten()[:4], layer.weight.detach().flatten()])
-            layer.weight = nn.Parameter(wide[4:].view(layer.weight.shape))  # type: ignore[arg-type]
+            layer.weight = nn.Parameter(wide[-layer.weight.numel() :].view(layer.weight.shape))  # type: ignore[arg-type]
 
 
 def _keeps_shape(layer: nn.Module, x: torch.Tensor) -> bool:

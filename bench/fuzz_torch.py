@@ -98,6 +98,8 @@ def _ensemble(program: Program) -> Callable[..., Any]:
     """vmap over weights too."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
+        if len(dict(program.model.named_modules())) < len(dict(program.model.named_modules(remove_duplicate=False))):
+            raise RuntimeError("PyTorch leaves its batched tensors in a layer that is there twice")
         weights = {n: torch.stack([p, 0.5 * p]) for n, p in program.model.named_parameters()}
         return torch.func.vmap(lambda w: torch.func.functional_call(program.model, w, (x,)))(weights).sum(0)
 
@@ -232,11 +234,8 @@ class Program:
         """What is wrong, or None."""
         pick = self.random.choice
         write, way = pick(list(WRITES)), pick(list(WAYS))
-        mode, on, narrow = (
-            pick(["grad", "no_grad", "inference"]),
-            self.random.random() < 0.7,
-            self.random.random() < 0.15,
-        )
+        mode = pick(["grad", "no_grad", "inference"])
+        on, narrow = self.random.random() < 0.7, self.random.random() < 0.15
         if write in REMAKES:
             self._made.clear()
         try:

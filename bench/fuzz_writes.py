@@ -75,7 +75,7 @@ def _mean(program: Any) -> None:
 
 def _vector(program: Any) -> None:
     with torch.no_grad():
-        parameters = list(program.model.parameters())
+        parameters = [p for p in program.model.parameters() if p.is_contiguous()]  # of others PyTorch makes no vector
         nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(parameters) * 0.95, parameters)
 
 

@@ -6,7 +6,8 @@ import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.int8.plan import Int8Plan
 from convdispatch_nvidia.int8.solver import Int8
-from convdispatch_nvidia.int8.tiling import Int8Tile, Int8Tiling
+from convdispatch_nvidia.int8.stream import tiling_of
+from convdispatch_nvidia.int8.tiling import Int8Tile
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
@@ -17,7 +18,8 @@ from convdispatch.selection.plugins.loader import plugins
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
-SMALL = {"mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1}, "wgmma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1}}
+GROUP = {"bm": 64, "bn": 32, "wm": 1, "wn": 1}
+SMALL = {"mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1}, "wgmma": GROUP, "tma": GROUP}
 PRODUCTS = [
     # problem, engine, what the configuration adds: whole tiles and what is left of them, all dtypes of y
     ("u8s8u8_nhwc_mb2ic64ih5iw4oc32kh3ph1", "mma", {}),
@@ -32,6 +34,13 @@ PRODUCTS = [
     ("u8s8u8_nhwc_mb2ic160ih5iw4oc40kh1+residual", "wgmma", {}),
     ("s8s8s8_nhwc_mb1ic48ih5iw4oc70kh3ph1+constant", "wgmma", {"bk": 128, "bn": 64, "stages": 4}),
     ("s8s8s32_nhwc_g2mb1ic64ih8iw9oc40kh3sh2ph1+residual", "wgmma", {"stages": 4}),
+    # the copy engine's zeros beside x's zero point, on all sides; several tiles of a work group
+    ("u8s8u8_nhwc_mb3ic64ih5iw6oc32kh3ph1", "tma", {}),
+    ("s8s8s8_nhwc_mb1ic80ih7iw6oc70kh3ph1ph_r0dh2sw2+residual", "tma", {"bk": 128}),
+    ("u8s8f16_nhwc_mb2ic48ih5iw4oc40kh2kw3ph0pw2+residual+constant", "tma", {"bn": 64}),
+    ("s8s8s32_nhwc_g2mb2ic128ih6iw5oc40kh3ph1+residual", "tma", {"bm": 128, "wm": 2}),
+    ("u8s8u8_nhwc_mb2ic96ih9iw8oc32kh1sh2+constant", "tma", {"bk": 128}),
+    ("u8s8s8_nhwc_mb2ic16iw19oc24kw5pw2", "tma", {}),
 ]
 
 
@@ -48,7 +57,7 @@ class Emulated(Int8):
 def test_bits_are_the_references(queue, text, engine, extra):
     problem, config, solver = ConvProblem.parse(text), {**SMALL[engine], "engine": engine, **extra}, Emulated()
     assert solver.limits(problem, HOPPER) is None
-    assert Int8Tiling(problem, Int8Tile.of(config)).misfit is None
+    assert tiling_of(problem, Int8Tile.of(config)).misfit is None
     stated = solver.workspace(problem, HOPPER, config)
     Examination(solver, problem, config, stated, queue).run(False)
 
@@ -72,7 +81,7 @@ def test_configurations_fit(text):
     costs = [solver.cost(problem, HOPPER, config) for config in configs]
     assert 1e-6 < costs[0] == min(costs)
     for config in configs:
-        assert Int8Tiling(problem, Int8Tile.of(config)).misfit is None, config
+        assert tiling_of(problem, Int8Tile.of(config)).misfit is None, config
         assert solver.workspace(problem, HOPPER, config) >= (0 if problem.constant_weights else problem.oc * 4)
 
 
@@ -101,7 +110,7 @@ def test_refusals(text, words):
 def test_assembles(queue, tmp_path, arch, config):
     """The real instructions, by NVIDIA's assembler; all sums stay in registers."""
     problem, plan = ConvProblem.parse("u8s8u8_nhwc_mb32ic64ih56oc64kh3ph1"), Int8Plan.__new__(Int8Plan)
-    plan.tiling, plan._emulate = Int8Tiling(problem, Int8Tile.of(config)), False
+    plan.tiling, plan._emulate = tiling_of(problem, Int8Tile.of(config)), False
     assembles_without_spills(plan.product_text(), arch, tmp_path)
 
 

@@ -23,10 +23,11 @@ _TILES = {
     "grouped": {"frag_m": 1, "warps": 4},
     "int8": {"bm": 32, "bn": 64, "wm": 2, "wn": 2},
     "int8_wgmma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "engine": "wgmma"},
+    "int8_tma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "engine": "tma"},
 }
 _HOPPER, _AMPERE = ("sm_90",), ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
 _HAVE = {"mma": _AMPERE, "wgmma": _HOPPER, "tma": _HOPPER, "tma_tf32": _HOPPER, "direct": _AMPERE, "grouped": _AMPERE,
-         "int8": _AMPERE, "int8_wgmma": _HOPPER}  # fmt: skip
+         "int8": _AMPERE, "int8_wgmma": _HOPPER, "int8_tma": _HOPPER}  # fmt: skip
 """Architectures that have an engine's instructions; whether the driver takes them is another question."""
 _failed: dict[tuple[str, str, str], str] = {}
 """By device, driver and engine: what was found wrong in this process."""
@@ -44,7 +45,7 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
 
         problem = _PROBLEM.replace(dtype="float16", layout="nhwc")
         return problem, GroupedPlan(context, problem, tile)
-    if engine in ("int8", "int8_wgmma"):
+    if engine in ("int8", "int8_wgmma", "int8_tma"):
         from .int8.plan import Int8Plan
 
         problem = _PROBLEM.replace(dtype="int8", out_dtype="int32", layout="nhwc")

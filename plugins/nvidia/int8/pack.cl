@@ -1,26 +1,37 @@
-// packed[g][n][k] = w[g OCG + n][k], 0 beyond the last channel and product; then the sum of each row. A work group a row.
+// packed[g][n][part][k] = w[g OCG + n][part][k], 0 beyond the last channel and product; then sums of rows, and of parts where
+// there are several. A work group a row.
 //
-// OCG  channels of a group; ROWS of them packed; K products of a sum, ROW_BYTES of them packed; SUMS_AT bytes before the sums
+// OCG    channels of a group; ROWS of them packed, ALL of all groups
+// K      products of a part; PARTS of a row of ROW_BYTES; SUMS_AT bytes before the sums
+#define PART (ROW_BYTES / PARTS)
 kernel __attribute__((reqd_work_group_size(128, 1, 1)))
 void pack(global const char *restrict w, global uchar *restrict packed, long packed_at) {
-  local int part[128];
+  local int sums[128];
   const int row = get_group_id(0), tid = get_local_id(0), n = row % ROWS;
-  w += (long)(row / ROWS * OCG + n) * K;
+  w += (long)(row / ROWS * OCG + n) * (K * PARTS);
   packed += packed_at;
-  int sum = 0;
-  for (int k = tid * 4; k < ROW_BYTES; k += 512) {
-    uint four = 0;
-    for (int i = 0; i < 4; ++i) {
-      const char v = n < OCG & k + i < K ? w[k + i] : 0;
-      sum += v;
-      four |= (uint)(uchar)v << 8 * i;
+  int whole = 0;
+  for (int part = 0; part < PARTS; ++part) {
+    int sum = 0;
+    for (int k = tid * 4; k < PART; k += 512) {
+      uint four = 0;
+      for (int i = 0; i < 4; ++i) {
+        const char v = n < OCG & k + i < K ? w[part * K + k + i] : 0;
+        sum += v;
+        four |= (uint)(uchar)v << 8 * i;
+      }
+      *(global uint *)(packed + (long)row * ROW_BYTES + part * PART + k) = four;
     }
-    *(global uint *)(packed + (long)row * ROW_BYTES + k) = four;
-  }
-  part[tid] = sum;
-  for (int reach = 64; reach > 0; reach /= 2) {
+    sums[tid] = sum;
+    for (int reach = 64; reach > 0; reach /= 2) {
+      barrier(CLK_LOCAL_MEM_FENCE);
+      if (tid < reach) sums[tid] += sums[tid + reach];
+    }
+    if (tid == 0) {
+      whole += sums[0];
+      if (PARTS > 1) ((global int *)(packed + SUMS_AT))[(1 + part) * ALL + row] = sums[0];
+    }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (tid < reach) part[tid] += part[tid + reach];
   }
-  if (tid == 0) ((global int *)(packed + SUMS_AT))[row] = part[0];
+  if (tid == 0) ((global int *)(packed + SUMS_AT))[row] = whole;
 }

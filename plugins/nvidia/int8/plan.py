@@ -7,46 +7,66 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, define, kernel_text
+from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, build, define, kernel_text
 
 from ..hopper import build_for_hopper
+from ..tma.maps import WORDS
+from .stream import MAPS, MOST_GROUPS, StreamTiling, tiling_of
 from .tiling import Int8Tile, Int8Tiling
 
-__all__ = ["Int8Plan"]
+__all__ = ["Int8Plan", "areas_of"]
+
+
+def areas_of(tiling: Int8Tiling) -> tuple[int, int]:
+    """(bytes of workspace, where packed weights begin that are not kept): the work groups' maps come first."""
+    areas = Areas()
+    if isinstance(tiling, StreamTiling):
+        areas.add(tiling.maps_bytes)
+    place = 0 if tiling.problem.constant_weights else areas.add(tiling.packed_size)
+    return areas.size, place
 
 
 class Int8Plan(StepPlan):
     """A Plan; see ``product.cl.mako``. ``emulate`` builds plain C (tests)."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
-        tiling = self.tiling = Int8Tiling(problem, Int8Tile.of(config))
-        constant, self._emulate = problem.constant_weights, emulate
-        weights, extras = "w" if constant else "workspace", ["bias", *(["residual"] if problem.residual else [])]
-        hopper = tiling.tile.engine == "wgmma" and not emulate
+        tiling = self.tiling = tiling_of(problem, Int8Tile.of(config))
+        constant, self._emulate, stream = problem.constant_weights, emulate, isinstance(tiling, StreamTiling)
+        size, place = areas_of(tiling)
+        given = ["x", "w" if constant else "workspace", np.int64(place), "y"]
+        given += [*(["workspace"] if stream else []), "bias", *(["residual"] if problem.residual else [])]
+        hopper = tiling.tile.engine != "mma" and not emulate
         program = (build_for_hopper if hopper else build)(context, self.product_text())
-        items = tiling.tile.items
-        product = Launch(program, "product", (tiling.work_groups * items,), (items,),
-                         ["x", weights, np.int64(0), "y", *extras], names=OPERANDS)  # fmt: skip
+        items, groups = tiling.tile.items, tiling.work_groups
+        if stream:
+            items += 0 if emulate else 32
+            groups = min(groups, context.devices[0].max_compute_units * tiling.resident, MOST_GROUPS)
+        product = Launch(program, "product", (groups * items,), (items,), given, names=OPERANDS)
         pack = Launch(build(context, self.pack_text()), "pack", (tiling.packed_rows * 128,), (128,),
-                      ["w", "workspace", np.int64(0)], names=OPERANDS)  # fmt: skip
+                      ["w", "workspace", np.int64(place)], names=OPERANDS)  # fmt: skip
         if constant:
-            super().__init__(0, [product], tiling.packed_size, [pack], self._key())
+            super().__init__(size, [product], tiling.packed_size, [pack], self._key())
         else:
-            super().__init__(tiling.packed_size, [pack, product])
+            super().__init__(size, [pack, product])
 
     def _key(self) -> str:
         tiling = self.tiling
-        return repr(("nvidia.int8", tiling.problem.w_shape, tiling.problem.g, tiling.rows, tiling.row_bytes))
+        return repr(("nvidia.int8", tiling.problem.w_shape, tiling.problem.g, tiling.rows, tiling.row_bytes,
+                     tiling.parts))  # fmt: skip
 
     def product_text(self) -> str:
         """The product's program."""
         tiling = self.tiling
         text = tiling.problem.macros() + tiling.instructions.text(self._emulate)
-        return text + kernel_text(__package__, "product.cl.mako", tiling=tiling)
+        if not isinstance(tiling, StreamTiling):
+            return text + kernel_text(__package__, "product.cl.mako", tiling=tiling)
+        encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in tiling.maps]
+        return text + kernel_text(__package__, "stream.cl.mako", tiling=tiling, emulate=self._emulate, encoded=encoded,
+                                  maps_at=0, maps_each=MAPS)  # fmt: skip
 
     def pack_text(self) -> str:
         """The packing's program."""
         tiling = self.tiling
-        text = define(OCG=tiling.n, ROWS=tiling.rows, K=tiling.k, ROW_BYTES=tiling.row_bytes,
-                      SUMS_AT=f"{tiling.packed_rows * tiling.row_bytes}L")  # fmt: skip
+        text = define(OCG=tiling.n, ROWS=tiling.rows, PARTS=tiling.parts, K=tiling.part_k, ROW_BYTES=tiling.row_bytes,
+                      ALL=tiling.packed_rows, SUMS_AT=f"{tiling.packed_rows * tiling.row_bytes}L")  # fmt: skip
         return text + kernel_text(__package__, "pack.cl")

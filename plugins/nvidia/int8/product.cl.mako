@@ -15,29 +15,19 @@
 <%
 t, p = tiling.tile, tiling.problem
 hopper = t.engine == "wgmma"
-size, unit, out_unit, step = p.out_itemsize, tiling.unit, tiling.out_unit, tiling.rows_at_once
-vector = {16: "uint4", 8: "uint2", 4: "uint", 2: "ushort", 1: "uchar"}[out_unit]
-units = t.bn * size // out_unit
-lines = -(-t.bn * size // 128)
-beside = f"(local {vector} *)(memory + r * {tiling.out_row} + b)"
+unit, step = tiling.unit, tiling.rows_at_once
 three = p.id > 1 or p.od > 1 or p.kd > 1
 whole = tiling.k % t.bk == 0
 always = tiling.inside and whole
 swizzle = "(row / 2 % 4)" if t.bk == 64 else "(row % 8)"
 turn = "(lane / 2 % 4)" if t.bk == 64 else "(lane % 8)"
 %>\
-#include <convdispatch/quantized.cl>
+<%namespace name="results" file="results.cl.mako"/>\
+${results.macros()}\
 #define LBO 16
 #define SBO ${8 * t.bk}
 #define B_LBO LBO
 #define B_SBO SBO
-#define FINISH(s, e) finish_sum(table, (int)((uint)(s) + offset##e), multiplier##e, RESIDUAL ? LOAD_OUT(to, e) : 0)
-// Two neighbouring channels of a place.
-#if OUT_BYTES
-#define FINISH2(s0, s1) *(local ushort *)to = (uchar)FINISH(s0, 0) | (ushort)(uchar)FINISH(s1, 1) << 8
-#else
-#define FINISH2(s0, s1) STORE_OUT(to, 0, FINISH(s0, 0)); STORE_OUT(to, 1, FINISH(s1, 1))
-#endif
 <%def name="piece(slice, at, number)">\
       {
         const int k = ${slice} * ${t.bk} + chunk * 16 + ${number * unit};
@@ -120,22 +110,11 @@ ${copies(s, s * tiling.stage_bytes)}\
 % endif
   copies_commit();
 % endfor
-  // What each channel needs after its sums, while the first copies are on their way.
   {
     global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
-    for (int i = tid; i < ${t.bn}; i += ${t.items}) {
-      const int channel = group * ${tiling.n} + min(n0 + i, ${tiling.n - 1});
-      offsets[i] = (uint)BIASES(table)[channel] - (uint)X_ZERO(table) * (uint)sums_of_w[group * ${tiling.rows} + n0 + i];
-      multipliers[i] = MULTIPLIERS(table)[channel];
-    }
-% if p.residual:
-    for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
-      const int r = i / ${lines}, b = i % ${lines} * 128;
-      if (m0 + r < ${tiling.places} & n0 * ${size} + b < ${tiling.n * size})
-        prefetch_line((global const uchar *)residual + ((long)(m0 + r) * OC + group * ${tiling.n} + n0) * ${size} + b);
-    }
-% endif
+${results.numbers()}\
   }
+${results.words()}\
   uint at = 0, next = ${t.ahead * tiling.stage_bytes};
   for (int slice = 0; slice < ${tiling.slices}; ++slice) {
     COPIES_WAIT(${t.ahead - 1});
@@ -182,37 +161,7 @@ ${copies(f"(slice + {t.ahead})", "next")}\
 % endif
   COPIES_WAIT(0);
   barrier(CLK_LOCAL_MEM_FENCE);
-<%def name="each_unit(to, from_)">\
-#pragma unroll
-  for (int i = 0; i < ${-(-t.bm * units // t.items)}; ++i) {
-    const int number = i * ${t.items} + tid, r = number / ${units}, b = number % ${units} * ${out_unit};
-    const int there = r < ${t.bm} & m0 + r < ${tiling.places} & n0 * ${size} + b < ${tiling.n * size};
-    const long byte = ((long)(m0 + r) * OC + group * ${tiling.n} + n0) * ${size} + b;
-    if (there) *(${to}) = *(${from_});
-  }
-</%def>\
-% if p.residual:
-${each_unit(beside, f"(global const {vector} *)((global const uchar *)residual + byte)")}\
-  barrier(CLK_LOCAL_MEM_FENCE);
-% endif
-  // --- what follows the sums: four lanes hold eight neighbouring channels, two each
-% for j in range(t.frag_n):
   {
-    const int n = n_warp + ${j * 8} + lane % 4 * 2;
-    const uint offset0 = offsets[n], offset1 = offsets[n + 1];
-    const float multiplier0 = multipliers[n], multiplier1 = multipliers[n + 1];
-    local uchar *from = memory + (m_warp + lane / 4) * ${tiling.out_row} + n * ${size};
-% for i in range(t.frag_m):
-% for half in range(2):
-<% s0 = (i * t.frag_n + j) * 4 + half * 2 %>\
-    {
-      local OUT *to = (local OUT *)(from + ${(i * 16 + half * 8) * tiling.out_row});
-      FINISH2(sum[${s0}], sum[${s0 + 1}]);
-    }
-% endfor
-% endfor
+${results.leave("barrier(CLK_LOCAL_MEM_FENCE)")}\
   }
-% endfor
-  barrier(CLK_LOCAL_MEM_FENCE);
-${each_unit(f"(global {vector} *)((global uchar *)y + byte)", beside)}\
 }

@@ -9,8 +9,10 @@ from convdispatch.api import ConvProblem, DeviceInfo, Solver
 
 from ..pace import memory, pace
 from ..probe import refusal, require
+from ..tma.maps import missing
 from .choice import choices, seconds
-from .plan import Int8Plan
+from .plan import Int8Plan, areas_of
+from .stream import tiling_of
 from .tiling import Int8Tile, Int8Tiling
 
 __all__ = ["Int8"]
@@ -35,20 +37,23 @@ class Int8(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles, the one that is expected to be fastest first."""
-        hopper = refusal(device, "int8_wgmma") is None
-        for tile in choices(problem, device.compute_units, ("mma", "wgmma") if hopper else ("mma",)):
+        engines = ["mma"]
+        engines += ["wgmma"] if refusal(device, "int8_wgmma") is None else []
+        engines += ["tma"] if missing() is None and refusal(device, "int8_tma") is None else []
+        for tile in choices(problem, device.compute_units, tuple(engines)):
             yield tile.config()
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Packed weights that are not kept."""
-        return 0 if problem.constant_weights else Int8Tiling(problem, Int8Tile.of(config)).packed_size
+        """Work groups' maps, and packed weights that are not kept."""
+        return areas_of(tiling_of(problem, Int8Tile.of(config)))[0]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted, at the rates of an H200."""
-        tiling = Int8Tiling(problem, Int8Tile.of(config))
+        tiling = tiling_of(problem, Int8Tile.of(config))
         return seconds(tiling, device.compute_units, memory(device)) * pace(device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Int8Plan:
         """Compile a configuration."""
-        require(context, "int8" if Int8Tile.of(config).engine == "mma" else "int8_wgmma")
+        engine = Int8Tile.of(config).engine
+        require(context, "int8" if engine == "mma" else f"int8_{engine}")
         return Int8Plan(context, problem, config)

@@ -15,6 +15,8 @@ from ..instructions import Instructions, Wgmma
 __all__ = ["Int8Tile", "Int8Tiling"]
 
 _INT = 2**31
+_REGISTERS, _ITEMS = 65536, 2048
+"""Of a multiprocessor."""
 _CHUNK = 16
 """Bytes that a work item copies at once."""
 _APART = 16
@@ -34,17 +36,18 @@ class Int8Tile(Configured):
     stages: int = 3
     """Slices in local memory."""
     engine: str = "mma"
-    """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory."""
+    """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory; ``tma``: these, fed by the
+    copy engine (``stream``)."""
 
     @property
     def items(self) -> int:
         """Work items of a group."""
-        return self.wm * self.wn * (128 if self.engine == "wgmma" else 32)
+        return self.wm * self.wn * (32 if self.engine == "mma" else 128)
 
     @property
     def frag_m(self) -> int:
         """16-row fragments of a warp."""
-        return 1 if self.engine == "wgmma" else self.bm // self.wm // 16
+        return self.bm // self.wm // 16 if self.engine == "mma" else 1
 
     @property
     def frag_n(self) -> int:
@@ -126,14 +129,34 @@ class Int8Tiling:
         return self.problem.g * self.rows
 
     @property
+    def parts(self) -> int:
+        """Of a row of packed weights, each filled up with zeros."""
+        return 1
+
+    @property
+    def part_k(self) -> int:
+        """Weights of one."""
+        return self.k
+
+    @property
     def packed_size(self) -> int:
-        """Bytes of packed weights, behind which lies each row's sum."""
-        return self.packed_rows * (self.row_bytes + 4)
+        """Bytes of packed weights; behind them lies each row's sum, and that of each part where there are several."""
+        sums = 1 if self.parts == 1 else 1 + self.parts
+        return self.packed_rows * (self.row_bytes + 4 * sums)
 
     @property
     def work_groups(self) -> int:
         """A tile each."""
         return self.m_tiles * self.n_tiles * self.problem.g
+
+    @property
+    def resident(self) -> int:
+        """Work groups of a multiprocessor at a time."""
+        t = self.tile
+        items = t.items + (32 if t.engine == "tma" else 0)
+        registers = t.frag_m * t.frag_n * 4 + (72 if t.engine == "mma" else 60)
+        room = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
+        return max(1, min(_REGISTERS // (registers * items), room, _ITEMS // items))
 
     @property
     def chunks(self) -> int:
@@ -164,6 +187,11 @@ class Int8Tiling:
     def out_unit(self) -> int:
         """Bytes of y that are written at once."""
         return math.gcd(self.n * self.problem.out_itemsize, _CHUNK)
+
+    @property
+    def out_at(self) -> int:
+        """Bytes before y's tile: it lies where stages have been."""
+        return 0
 
     @property
     def numbers_at(self) -> int:
