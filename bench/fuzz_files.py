@@ -68,6 +68,7 @@ RECORD = {
     "ci_ms": [0.9, 1.1], "p20_ms": 0.9, "p80_ms": 1.1, "count": 9, "provenance": {},
 }  # fmt: skip
 HELD = {"version": "1 ab", "what": "find: wrong", "asked": PROBLEM}
+ANSWERS = {"bad": {"version": "1 ab", "faults": {"bad.solver": "its cost() hangs"}, "survived": ["0123456789ab"]}}
 
 
 TIMES = {"median_ms": 1.0, "p20_ms": 0.9, "p80_ms": 1.2, "count": 9, "error": 1e-7, "ci_ms": [0.9, 1.1]}
@@ -119,7 +120,10 @@ def _verdicts(path: Path) -> None:
     os.environ["CONVDISPATCH_DB"] = str(path.parent)
     path.rename(path.parent / "verdicts.json")
     verdicts.refresh()
-    verdicts.against(ConvProblem.parse(PROBLEM), runtime.device_info(runtime.default_device()), "im2col", "1 ab")
+    problem, info = ConvProblem.parse(PROBLEM), runtime.device_info(runtime.default_device())
+    verdicts.against(problem, info, "im2col", "1 ab")
+    if not verdicts.survived("bad", "1 ab", problem, info):
+        verdicts.note_answers("bad", "1 ab", verdicts.answers("bad", "1 ab"))
 
 
 def _records(path: Path) -> None:
@@ -208,7 +212,7 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]] = {
     ),
     "records": (lambda: _json({"schema": 1, "records": [RECORD]}), _records),
     "verdicts": (
-        lambda: _json({"imports": {}, "trusted": {}, "answers": {}, "solvers": {f"{PROBLEM} a b im2col": HELD}}),
+        lambda: _json({"imports": {}, "trusted": {}, "answers": ANSWERS, "solvers": {f"{PROBLEM} a b im2col": HELD}}),
         _verdicts,
     ),
     "rates": (lambda: _json({"flops": 1e11, "bandwidth": 1e10, "launch": 1e-5}), _rates),

@@ -78,11 +78,13 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
         with torch.no_grad():
             return tensors_of(model(*args, **kwargs))
 
-    weights = [p for p in net.parameters() if p.requires_grad]
-
-    def step() -> Any:
+    def step(model: Any = net) -> Any:
         """Gradients in eval mode's norms, so that both sides compute the same."""
-        loss = sum(t.float().square().mean() for t in tensors_of(net(*args, **kwargs)) if t.requires_grad)
+        dtype = next(model.parameters()).dtype
+        given = tree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (args, kwargs))
+        answers = tensors_of(model(*given[0], **given[1]))
+        loss = sum(t.to(torch.promote_types(dtype, torch.float32)).square().mean() for t in answers if t.requires_grad)
+        weights = [p for p in model.parameters() if p.requires_grad]
         return [g for g in torch.autograd.grad(loss, weights, allow_unused=True) if g is not None]
 
     def enabled(run: Callable[[], Any]) -> Callable[[], Any]:
@@ -136,8 +138,10 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
     steps: dict[str, Callable[[], Any]] = {}
     if wanted is not None:
         got = ready(enabled(step))
-        flat = [[torch.cat([g.flatten().double() for g in each])] for each in (got, wanted)]
-        row["train_error"], steps = error(*flat), {"plain": step, "step": step}
+        whole = got, wanted, wanted if exact is None else step(copy.deepcopy(net).double())
+        flat = [[torch.cat([g.flatten().double() for g in each])] for each in whole]
+        row["train_error"], row["train_error_plain"] = error(flat[0], flat[2]), error(flat[1], flat[2])
+        steps = {"plain": step, "step": step}
         row["train_counters"] = {key: ct.counters()[key] for key in ("ours", "left", "reasons")}
     if not given.no_time:
         with _alone(given) as alone:
@@ -240,7 +244,15 @@ def ratios(row: dict[str, Any]) -> dict[str, float]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows as Markdown, with geometric means."""
-    head = ["library", "model", "form", "batch", "left", "error of PyTorch; enable(); fused; step", "PyTorch, ms"]
+    head = [
+        "library",
+        "model",
+        "form",
+        "batch",
+        "left",
+        "error of PyTorch; enable(); fused; gradients of PyTorch; enable()",
+        "PyTorch, ms",
+    ]
     lines = ["| " + " | ".join([*head, *SIDES]) + " |", "|" + " --- |" * (len(head) + len(SIDES))]
     means: dict[str, list[float]] = {side: [] for side in SIDES}
     for row in rows:
@@ -248,7 +260,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         if "failed" in row:
             lines.append(f"| {' | '.join([*cells, row['failed'].replace('|', '/')])} |")
             continue
-        errors = (row.get(key) for key in ("error_plain", "error", "error_fused", "train_error"))
+        errors = (row.get(key) for key in ("error_plain", "error", "error_fused", "train_error_plain", "train_error"))
         cells += [str(row["batch"]), str(row["counters"]["left"])]
         cells += ["; ".join("-" if each is None else f"{each:.0e}" for each in errors)]
         cells += [f"{row['ms']['plain']:.2f}" if row.get("ms") else ""]

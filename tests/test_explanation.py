@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-import convdispatch_amx
 import pytest
 from records import record
 
@@ -51,19 +51,18 @@ def test_the_sentence_names_the_rule_its_line_the_prediction_and_the_next(db):
     line = found.source.rpartition(":")[2]
     assert found.why == (
         f"{first.solver} runs: registry.yaml:{line} prefers costed (amx.*, fft.*, im2col, implicitgemm.*, "
-        f"winograd.*) for type cpu, dtype float32 or float64; "
+        f"winograd.*) for type cpu; "
         f"predicted {first.predicted_ms:.3g} ms, next {second.solver} predicted {second.predicted_ms:.3g} ms"
     )
     assert found.predicted_by == "at estimated rates: convdispatch calibrate measures them"
     assert found.why in " ".join(str(found).splitlines()[1:4])
 
 
-def test_a_rule_with_alternatives_and_one_for_everything(db, monkeypatch):
-    monkeypatch.setattr(convdispatch_amx, "missing", lambda vectors: "this processor has none")
-    narrow = explain(POINTWISE.replace(dtype="float16"), CPU)
-    assert "registry.yaml:33 prefers implicitgemm.pointwise for" in narrow.why
-    assert "direction fwd or bwd_data" in narrow.why
-    few = explain(ConvProblem.parse("fwd_f16_mb1ic4ih9oc4kh3"), CPU)
+def test_a_rule_with_alternatives_and_one_for_everything(db):
+    depthwise = explain(ConvProblem.parse("g16mb1ic16ih9oc16kh3"), CPU)
+    assert "registry.yaml:18 prefers costed_depthwise" in depthwise.why
+    assert "dtype float32 or float64" in depthwise.why
+    few = explain(ConvProblem.parse("fwd_f16_mb1ic4ih9oc4kh3"), replace(CPU, type="accelerator"))
     assert "prefers implicitgemm.* for everything; predicted" in few.why
 
 

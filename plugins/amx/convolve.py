@@ -86,6 +86,8 @@ class TilesKernel:
     vectors = False
     """AVX512-BF16 takes the place of matrix registers."""
     costs = Costs(4650.0, 7200.0, 6.0, 112.0, 3.8e6, (63.0, 86.0, 50.0), 134.0, (21.0, 115.0, 23.0))
+    timed = 1.25, 1.45
+    """Times of what is counted, of one plane and of several: 69 of 154 drawn problems, on four cores of a Xeon."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem = problem = merged(problem)
@@ -309,7 +311,8 @@ class Tiles(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """What tiles take, what is split and stored, and launches."""
-        return cost_of(self.kernel(problem, config), device) / rates(device).flops
+        kernel = self.kernel(problem, config)
+        return cost_of(kernel, device) * kernel.timed[kernel.planes > 1] / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile, once the device has proved that it can. Raises PluginError."""

@@ -34,7 +34,7 @@ _HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache b
 _BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
 _LAUNCH = 0.51  # of a launch's time, what one takes behind another
 # What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
-_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.0, "weights": 0.9}
+_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.0, "weights": 1.35}
 _PACKED = 1.2  # what joined takes beside the others where weights were packed before, whose next ones come meanwhile
 _ACROSS = 1.63  # times of memory's pace that weights take which are read across
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
@@ -159,7 +159,7 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
                 back += 2 * bytes_u / pace.far
         launches = 3 * work.chunks * groups if work.apart else 1
     outside = case.problem.bytes / pace.far * 0.7
-    cycles = groups * (forward + other + products + moved + back) + outside + (launches - 1) * pace.launch
+    cycles = groups * (forward + other + products + moved + back) + outside + (1 / _LAUNCH + launches - 1) * pace.launch
     if isinstance(work, DataKernel) and not work.apart and work.items < pace.cores:
         cycles *= 1.5
     return _FLOPS * case.lanes * cycles * waits
