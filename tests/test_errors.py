@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 import convdispatch
 from convdispatch import ConvDispatchError, InvalidArgument, InvalidProblem
+from convdispatch.selection.choice import lockfile
 
 F32 = np.float32
 
@@ -214,3 +217,13 @@ def test_errors_are_one_family():
     for error in (InvalidArgument, InvalidProblem):
         assert issubclass(error, ConvDispatchError)
         assert issubclass(error, ValueError)
+
+
+def test_a_message_of_what_a_file_holds_stays_readable(tmp_path):
+    """A file of no end, as one that broke has, is not quoted to its end."""
+    file = tmp_path / "broken.lock"
+    file.write_text(json.dumps({"schema": 1, "problems": {"fwd_f32_mb1" + ": " * 30_000: {}}}))
+    with pytest.raises(convdispatch.InvalidPolicy, match=r"broken\.lock.* characters are left out here\] ") as caught:
+        lockfile.read(file)
+    assert len(str(caught.value)) <= 5000
+    assert str(convdispatch.NoDevice("few words")) == "few words"

@@ -38,8 +38,19 @@ __all__ = [
 ]
 
 
+_HEAD, _TAIL = 3500, 1200
+"""Characters of a message that are kept where it is longer than both together and some words."""
+
+
 class ConvDispatchError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose. Its text is at most 5,000 characters long."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        left_out = len(text) - _HEAD - _TAIL
+        if left_out <= 100:
+            return text
+        return f"{text[:_HEAD]} [{left_out} characters are left out here] {text[-_TAIL:]}"
 
 
 class InvalidProblem(ConvDispatchError, ValueError):
