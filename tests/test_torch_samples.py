@@ -30,6 +30,13 @@ _POSITIONAL = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def switches():
+    """What PyTorch's samples import forbids to set its switches for good; the files after this one set them."""
+    yield
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
+
 @functools.cache
 def operators() -> dict:
     """PyTorch's descriptions by name; not loaded at collection."""
