@@ -382,6 +382,8 @@ def test_what_cannot_be_built_says_why(monkeypatch, tmp_path):
     with pytest.raises(build.Unbuildable, match="no C\\+\\+ compiler"):
         build.build(tmp_path)
     monkeypatch.undo()
+    if build.shutil.which("c++") is None:
+        pytest.skip("no C++ compiler here")
     monkeypatch.setattr(build, "_torch", lambda: tmp_path)
     with pytest.raises(build.Unbuildable, match="the compiler failed"):
         build.build(tmp_path)
