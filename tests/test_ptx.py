@@ -341,7 +341,7 @@ def test_where_the_driver_does_not_allow_it_the_text_says_the_size():
     assert AREA.encode() in driver.loaded[-1]
 
 
-@pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas")
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas (CUDA's assembler) is installed here")
 @pytest.mark.parametrize("text", [LARGE, INSIDE, EACH], ids=["outside", "inside", "two kernels"])
 def test_the_assembler_takes_what_it_refused(text, tmp_path):
     def assembled(text):

@@ -185,7 +185,7 @@ def test_a_call_has_its_device_seen(sight, device, queue):
 
 def test_a_framework_s_problem_has_its_device_seen(sight, device):
     if runtime.device_info(device).type != "cpu":
-        pytest.skip("frameworks' problems on the host")
+        pytest.skip("CPUs only: this door serves frameworks' problems on the host")
     HostProblem(ConvProblem.parse("mb1ic3ih7iw5oc2kh3"), device)
     assert device in sight._seen
 
@@ -201,7 +201,7 @@ def test_on_a_busy_device_nothing_is_kept(device, monkeypatch, folder):
 def test_under_steady_load_nothing_is_kept(device, monkeypatch, folder):
     info = runtime.device_info(device)
     if info.type != "cpu":
-        pytest.skip("a CPU's processors are counted")
+        pytest.skip("CPUs only: their processors are what others share")
     had = peaks.Peak(1e12, "a", 15, 1.0, info.compute_units * 0.4)
     monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: peaks.Roof("float32", had, had))
     monkeypatch.setattr(calibration, "_launch_seconds", lambda device: 1e-6)

@@ -21,8 +21,10 @@ class PackedKernel:
     slot: int
     """Bytes of workspace of a work item."""
     packed_size: int
-    packing_group: tuple[int, int, int]
-    """Work items of a group that packs weights."""
+    panels: int
+    groups: int
+    packing_group: tuple[int, int, int] = (1, 1, 32)
+    """Work items of a group that packs weights: a panel of 32 channels."""
 
     def text(self) -> str:
         """The program: kernels ``conv`` and ``pack``."""
@@ -30,8 +32,8 @@ class PackedKernel:
 
     @property
     def packing(self) -> tuple[int, int, int]:
-        """All that pack."""
-        raise NotImplementedError
+        """All that pack: a group for each panel of each group of channels, where weights lie so."""
+        return self.panels, self.groups, 32
 
     @property
     def pack_key(self) -> list[Any]:

@@ -94,13 +94,6 @@ class TilesKernel(PackedKernel):
         return text + "".join(kernel_text(__package__, name) for name in files)
 
     @property
-    def packing(self) -> tuple[int, int, int]:
-        """A panel of 32 channels is a group."""
-        return self.panels, self.groups, 32
-
-    packing_group = 1, 1, 32
-
-    @property
     def pack_key(self) -> list[Any]:
         """Shapes and the form of a panel."""
         p = self.problem

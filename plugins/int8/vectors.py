@@ -132,13 +132,6 @@ class VectorsKernel(PackedKernel):
         return max(1, _NEAR // (self.down * self.across * (self.a_column + self.problem.oc)))
 
     @property
-    def packing(self) -> tuple[int, int, int]:
-        """A panel of 32 channels is a group."""
-        return self.panels, self.groups, 32
-
-    packing_group = 1, 1, 32
-
-    @property
     def pack_key(self) -> list[Any]:
         """Shapes and the form of a panel."""
         p = self.problem
