@@ -138,7 +138,8 @@ def test_parts_are_waited_for_where_all_work_groups_run_at_once(queue, monkeypat
 def test_surely_at_once_are_as_many_as_the_device_has_units(queue):
     """A work group of a tile fits each unit, whatever its registers; without a device nobody waits."""
     plan = DirectPlan(queue.context, ConvProblem.parse("fwd_f32_mb2ic20ih6oc18kh1"), SMALL, emulate=True)
-    assert plan.concurrent(queue.context) == queue.device.max_compute_units and plan.concurrent(None) == 1
+    assert plan.concurrent(queue.context) == queue.device.max_compute_units
+    assert plan.concurrent(None) == 1
 
 
 @pytest.mark.parametrize(("name", "flush_every", "compensated"), list(LIMITS))
