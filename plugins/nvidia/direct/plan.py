@@ -14,8 +14,6 @@ from ..parts import parts_text
 from .product import product_text
 from .tiling import DirectTile, DirectTiling
 
-__all__ = ["DirectPlan"]
-
 
 class DirectPlan(StepPlan):
     """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""

@@ -9,8 +9,6 @@ from convdispatch.api import kernel_text
 
 from .tiling import DirectTiling, Operand
 
-__all__ = ["Copies", "product_text"]
-
 
 @dataclass(frozen=True)
 class Copies:
