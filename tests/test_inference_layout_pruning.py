@@ -14,7 +14,7 @@ from convdispatch import inference
 from convdispatch.device import runtime
 from convdispatch.device.programs import compile_pool
 from convdispatch.inference import layout_pruning
-from convdispatch.inference import net as building
+from convdispatch.inference import building
 from convdispatch.inference.passes import layout
 from convdispatch.selection import dispatch
 from convdispatch.selection.choice.ranking import rank
