@@ -10,8 +10,6 @@ import torch
 from ..calls.framework import autotune
 from . import tiers
 
-__all__ = ["watch_captures"]
-
 
 def watch_captures() -> None:
     """From now on captures begin so; nothing where they do already."""

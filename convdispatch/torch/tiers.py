@@ -31,8 +31,6 @@ from ..selection.planpack import from_environment
 from ..selection.planpack.decisions import fixed_by_pack
 from . import counting, ranks
 
-__all__ = ["Compiling", "Pending", "drain", "first", "pending", "timed", "waits"]
-
 SWITCH = "CONVDISPATCH_TIER"
 BURST_S = 0.3
 """Seconds that a burst of new problems may take within calls, before further ones are planned aside."""

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from convdispatch.api import DTYPES, Axis, ConvProblem, Matrix, define, storage_macros
 
-__all__ = ["PatchWindow", "Runs", "runs"]
-
 _AXES = "dhw"
 
 

@@ -28,8 +28,6 @@ from ..tiers import Pending
 from ..weights import promise
 from . import native
 
-__all__ = ["backward", "forward", "fused", "cached_call", "key_of", "watch", "watched"]
-
 _MOST = 256
 _last: dict[str, dict[int, tuple[Any, Any]]] = {"forward": {}, "data": {}, "weights": {}}
 """By part and the weights' id: (what decided their last call, that call). Nothing rests on the id."""

@@ -17,8 +17,6 @@ from ..geometry import DTYPES, FORMATS, Geometry, format_of, problem_of
 from ..settings import Settings, math_of
 from .host import HostCall
 
-__all__ = ["PLAIN", "CallRequest", "FallbackCall", "planned_call"]
-
 PLAIN: tuple[str | None, bool] = (None, False)
 """What follows a convolution: no activation, nothing added."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from ..transforms import codelet, half
 from .geometry import Geometry
 
-__all__ = ["forward_functions", "inverse_functions"]
-
 
 @dataclass(frozen=True)
 class _Place:
