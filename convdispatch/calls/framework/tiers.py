@@ -1,9 +1,9 @@
-"""Tiers: a framework's own kernel answers a problem's first calls; ours takes over once it is compiled in the background.
+"""Tiers: a framework's own kernel answers a problem's first calls; ours takes over once it is compiled.
 
 A compiler with tiers answers at once and gets faster as it goes; so does ``enable()`` on CUDA. A new problem is planned
 within its call while that is short in all: a burst of new problems may take ``BURST_S``. Further ones go to child
-processes, and their calls to the framework's kernel, counted as ``compiling``. Once a child has planned a problem, a later
-call loads the plan and keeps it. A capture waits for everything before it begins; nothing changes tier inside.
+processes, and their calls to the framework's kernel, counted as ``compiling``. Once a child has planned a problem, a
+later call loads the plan and keeps it. A capture waits for everything before it begins; nothing changes tier inside.
 """
 
 from __future__ import annotations
@@ -87,9 +87,8 @@ _pending: dict[Any, Pending] = {}
 def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
     """Whether a first call under a policy waits for its specialised kernel."""
     tier = current_policy().tier or os.environ.get(SWITCH) or ("ready" if on_cuda else "full")
-    return (
-        tier != "ready" or policy.deterministic or policy.frozen or policy.patience is not None or framework.several()
-    )
+    promised = policy.deterministic or policy.frozen or policy.patience is not None
+    return tier != "ready" or promised or framework.several()
 
 
 class Pending:
