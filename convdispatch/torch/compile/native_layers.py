@@ -14,8 +14,6 @@ import torch
 from ..dispatch import native
 from .fused_operator import by_engine
 
-__all__ = ["fused", "serves"]
-
 _KIND = "cuda"
 _C: Any = torch._C
 _state: dict[str, Any] = {}
