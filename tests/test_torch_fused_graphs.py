@@ -17,7 +17,8 @@ from torch_checks import error  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import ConvDispatchWarning  # noqa: E402
-from convdispatch.torch import counting, tiers  # noqa: E402
+from convdispatch.calls.framework import tiers  # noqa: E402
+from convdispatch.torch import counting  # noqa: E402
 from convdispatch.torch.fusion import cuda_graphs, forms  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional

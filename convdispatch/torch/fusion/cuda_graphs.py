@@ -20,8 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from ...calls.framework import tiers
 from ...device.garbage import collection_put_off
-from .. import counting, tiers
+from .. import counting
 from ..dispatch import engine
 from ..weights import promise
 from .tracing import written
