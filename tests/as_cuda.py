@@ -25,7 +25,7 @@ typedef unsigned uint; typedef unsigned char uchar; typedef unsigned long ulong;
 #define barrier(x) __syncthreads()
 #define as_uint __float_as_uint
 #define as_float __uint_as_float
-#define convert_int_rte __float2int_rn
+#define as_int __float_as_int
 #define vload_half(i, p) __half2float((p)[i])
 #define vload_half2(i, p) __half22float2(((half2 *)(p))[i])
 #define vstore_half_rte(v, i, p) ((p)[i] = __float2half_rn(v))

@@ -28,13 +28,6 @@ ${results.macros()}\
 #define SBO ${8 * t.bk}
 #define B_LBO LBO
 #define B_SBO SBO
-#define FINISH(s, e) finish_sum(table, (int)((uint)(s) + offset##e), multiplier##e, RESIDUAL ? LOAD_OUT(to, e) : 0)
-// Two neighbouring channels of a place.
-#if OUT_BYTES
-#define FINISH2(s0, s1) *(local ushort *)to = (uchar)FINISH(s0, 0) | (ushort)(uchar)FINISH(s1, 1) << 8
-#else
-#define FINISH2(s0, s1) STORE_OUT(to, 0, FINISH(s0, 0)); STORE_OUT(to, 1, FINISH(s1, 1))
-#endif
 <%def name="piece(slice, at, number)">\
       {
         const int k = ${slice} * ${t.bk} + chunk * 16 + ${number * unit};
@@ -121,6 +114,7 @@ ${copies(s, s * tiling.stage_bytes)}\
     global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
 ${results.numbers()}\
   }
+${results.words()}\
   uint at = 0, next = ${t.ahead * tiling.stage_bytes};
   for (int slice = 0; slice < ${tiling.slices}; ++slice) {
     COPIES_WAIT(${t.ahead - 1});

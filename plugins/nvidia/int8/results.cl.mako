@@ -7,14 +7,22 @@ def numbers_of(tiling):
     return tiling.tile, size, unit, vector, tiling.tile.bn * size // unit, -(-tiling.tile.bn * size // 128)
 %>\
 <%def name="macros()">\
+#define HELD_WORDS
 #include <convdispatch/quantized.cl>
-#define FINISH(s, e) finish_sum(table, (int)((uint)(s) + offset##e), multiplier##e, RESIDUAL ? LOAD_OUT(to, e) : 0)
+#define FINISH(s, e, i) finish_sum(words, (int)((uint)(s) + offset.e), multiplier.e, RESIDUAL ? LOAD_OUT(to, i) : 0)
 // Two neighbouring channels of a place.
 #if OUT_BYTES
-#define FINISH2(s0, s1) *(local ushort *)to = (uchar)FINISH(s0, 0) | (ushort)(uchar)FINISH(s1, 1) << 8
+#define FINISH2(s0, s1) *(local ushort *)to = (uchar)FINISH(s0, x, 0) | (ushort)(uchar)FINISH(s1, y, 1) << 8
 #else
-#define FINISH2(s0, s1) STORE_OUT(to, 0, FINISH(s0, 0)); STORE_OUT(to, 1, FINISH(s1, 1))
+#define FINISH2(s0, s1) STORE_OUT(to, 0, FINISH(s0, x, 0)); STORE_OUT(to, 1, FINISH(s1, y, 1))
 #endif
+</%def>\
+## The table's words, in registers.
+<%def name="words()">\
+    int words[16];
+#pragma unroll
+    for (int i = 0; i < 15; ++i) words[i] = table[i];
+    words[15] = as_int(div_rn(1.0f, as_float(words[12])));
 </%def>\
 ## What each channel needs after its sums, read while the first copies are on their way.
 <%def name="numbers()">\
@@ -56,8 +64,8 @@ ${each_unit(here, f"(global const {vector} *)((global const uchar *)residual + b
 % for j in range(t.frag_n):
     {
       const int n = n_warp + ${j * 8} + lane % 4 * 2;
-      const uint offset0 = offsets[n], offset1 = offsets[n + 1];
-      const float multiplier0 = multipliers[n], multiplier1 = multipliers[n + 1];
+      const uint2 offset = *(local const uint2 *)(offsets + n);
+      const float2 multiplier = *(local const float2 *)(multipliers + n);
       local uchar *from = memory + ${tiling.out_at} + (m_warp + lane / 4) * ${tiling.out_row} + n * ${size};
 % for i in range(t.frag_m):
 % for half in range(2):

@@ -2,7 +2,7 @@
 ## tensor cores, fed by the copy engine.
 ##
 ## One warp copies and the others multiply, as in ``tma/product.cl.mako``: boxes of two tensor maps, one of x by taps and one of
-## packed weights; ``full`` counts bytes that arrived, ``empty`` warps that have read; work groups stay, and the copies of the
+## packed weights, in pairs of bytes, which it copies faster than bytes; ``full`` counts bytes that arrived, ``empty`` warps that have read; work groups stay, and the copies of the
 ## next tile are in flight while a tile's sums leave. Where a tap lies outside of x the engine puts zeros, which stand for x_zero:
 ## places at the border get back what the sum of all weights took of those taps.
 <%namespace name="results" file="results.cl.mako"/>\
@@ -23,9 +23,9 @@ ${results.macros()}\
 </%def>\
 <%def name="copies()">\
         {
-          const int tap = slice / ${tiling.blocks}, channel = slice % ${tiling.blocks} * ${t.bk};
-          COPY_IM2COL(MAP_A, at, group * ${tiling.c} + channel, v, h, image, tap % KW * DW, tap / KW * DH, full);
-          COPY_BOX2(MAP_B, at + ${tiling.a_bytes}, slice * ${t.bk}, group * ${tiling.rows} + n0, full);
+          const int tap = slice / ${tiling.blocks}, channel = slice % ${tiling.blocks} * ${t.bk // 2};
+          COPY_IM2COL(MAP_A, at, group * ${tiling.c // 2} + channel, v, h, image, tap % KW * DW, tap / KW * DH, full);
+          COPY_BOX2(MAP_B, at + ${tiling.a_bytes}, slice * ${t.bk // 2}, group * ${tiling.rows} + n0, full);
         }
 </%def>\
 <%def name="multiply()">\
@@ -66,6 +66,7 @@ ${results.macros()}\
     const uint a_from = warp / 4 * ${64 * t.bk};
     global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
     int sum[${t.frag_n * 4}];
+${results.words()}\
 </%def>\
 % if not emulate:
 constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
@@ -89,8 +90,8 @@ inline void copy_box2(local uchar *memory, global const uchar *w, uint to, int c
   for (int i = get_local_id(0); i < ${t.bn * t.bk}; i += get_local_size(0))
     put_swizzled(memory, to, i / ${t.bk}, i % ${t.bk}, w[(long)(c1 + i / ${t.bk}) * ${tiling.row_bytes} + c0 + i % ${t.bk}]);
 }
-#define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, map, to, c, w, h, n, ow, oh)
-#define COPY_BOX2(map, to, c0, c1, bar) copy_box2(memory, map, to, c0, c1)
+#define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, map, to, 2 * (c), w, h, n, ow, oh)
+#define COPY_BOX2(map, to, c0, c1, bar) copy_box2(memory, map, to, 2 * (c0), c1)
 #define prefetch_line(at)
 % endif
 kernel __attribute__((reqd_work_group_size(${warps * 32 + (0 if emulate else 32)}, 1, 1)))

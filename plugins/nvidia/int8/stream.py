@@ -77,18 +77,18 @@ class StreamTiling(Int8Tiling):
 
     @functools.cached_property
     def source(self) -> Im2col:
-        """x, gathered by taps."""
+        """x, gathered by taps; two channels are one of 16 bits to the engine."""
         p = self.problem
         upper = tuple(
             (o - 1) * s - pad - (i - 1) for o, s, pad, i in ((p.ow, p.sw, p.pw, p.iw), (p.oh, p.sh, p.ph, p.ih))
         )
-        return Im2col(p.dtype, (p.ic, p.iw, p.ih, p.mb), (-p.pw, -p.ph), upper, (p.sw, p.sh), self.tile.bm,
-                      self.tile.bk)  # type: ignore[arg-type]  # fmt: skip
+        return Im2col("float16", (p.ic // 2, p.iw, p.ih, p.mb), (-p.pw, -p.ph), upper, (p.sw, p.sh), self.tile.bm,
+                      self.tile.bk // 2)  # type: ignore[arg-type]  # fmt: skip
 
     @property
     def weights(self) -> Tiled:
         """Packed weights."""
-        return Tiled(self.problem.dtype, (self.row_bytes, self.packed_rows), (self.tile.bk, self.tile.bn))
+        return Tiled("float16", (self.row_bytes // 2, self.packed_rows), (self.tile.bk // 2, self.tile.bn))
 
     @property
     def maps(self) -> tuple[Map, Map]:
