@@ -5,7 +5,6 @@
 // OC                 channels
 // TABLE_PARAMS       parameters of a kernel or function: the table that stands in the place of a bias, the residual
 // TABLE_ARGS         their names, to hand them on
-// HELD_WORDS         finish_sum takes a copy of the table's first 16 words in private memory, the last of them 1 / y's scale
 //
 // The product, the sum and the quotient are rounded one after the other, on every device. NVIDIA's compiler divides
 // otherwise unless told so, and may fuse: it is given the instructions.
@@ -32,14 +31,7 @@ inline float div_rn(float a, float b) { float v; asm("div.rn.f32 %0, %1, %2;" : 
 #define X_ZERO(table) ((table)[0])
 #define BIASES(table) ((table) + 16)
 #define MULTIPLIERS(table) ((global const float *)(table) + 16 + OC)
-#ifdef HELD_WORDS  // Markstein's step makes a product with the reciprocal the quotient, where scales are usual
-#define WORDS const int *
-#define OVER(v, s) (table[13] ? fma(fma(-mul_rn(v, WORD(15)), s, v), WORD(15), mul_rn(v, WORD(15))) : div_rn(v, s))
-#else
-#define WORDS global const int *
-#define OVER(v, s) div_rn(v, s)
-#endif
-#define WORD(i) as_float(table[i])
+#define WORD(i) (((global const float *)table)[i])
 
 #if OUT_FLOAT16
 #ifdef cl_khr_fp16
@@ -57,7 +49,7 @@ inline float div_rn(float a, float b) { float v; asm("div.rn.f32 %0, %1, %2;" : 
 // What of a float type F becomes of a sum v that is multiplied, and of a residual r: numbers are added, and divided by
 // the scale of y where y is of bytes.
 #if OUT_BYTES
-#define OVER_SCALE(F, v) v = OVER(v, (F)(WORD(12)));
+#define OVER_SCALE(F, v) v = div_rn(v, (F)(WORD(12)));
 #else
 #define OVER_SCALE(F, v)
 #endif
@@ -76,7 +68,7 @@ inline float div_rn(float a, float b) { float v; asm("div.rn.f32 %0, %1, %2;" : 
 #endif
 #if OUT_INT32
 #define ADDED_TYPE int
-inline int finish_sum(WORDS table, int whole, float multiplier, int r) {
+inline int finish_sum(global const int *table, int whole, float multiplier, int r) {
 #if RESIDUAL
   whole = (int)((uint)whole + (uint)r);
 #endif
@@ -84,21 +76,20 @@ inline int finish_sum(WORDS table, int whole, float multiplier, int r) {
 }
 #else
 #define ADDED_TYPE float
-inline FINISHED_TYPE finish_sum(WORDS table, int whole, float multiplier, float r) {
+inline FINISHED_TYPE finish_sum(global const int *table, int whole, float multiplier, float r) {
   float v = mul_rn((float)whole, multiplier);
 #if RESIDUAL
   FINISHED_RESIDUAL(float, v, r)
 #endif
   FINISHED(float, v)
 #if OUT_BYTES
-  return as_int(v + 12582912.0f) - 0x4b400000 + table[1];  // half to even, for v of a few hundred
+  return convert_int_rte(v) + table[1];
 #else
   return v;
 #endif
 }
 #endif
 
-#ifndef HELD_WORDS
 // y[at] from the sum of output channel n, whose bias is not added yet.
 inline void put_sum(global OUT *y, TABLE_PARAMS, int sum, long at, int n) {
   const int whole = (int)((uint)sum + (uint)BIASES(table)[n]);
@@ -109,4 +100,3 @@ inline void put_sum(global OUT *y, TABLE_PARAMS, int sum, long at, int n) {
 #endif
   STORE_OUT(y, at, finish_sum(table, whole, MULTIPLIERS(table)[n], r));
 }
-#endif

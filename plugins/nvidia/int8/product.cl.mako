@@ -5,8 +5,7 @@
 ## takes from a sum is the same everywhere.
 ##
 ## All work items copy slices of bk bytes into local memory, chunks of 16 bytes swizzled so that neither copies nor reads
-## meet in a bank; as many are in flight as there are stages. Sums become y's elements in registers, gather in local
-## memory, where a residual has gathered before, and leave in whole rows.
+## meet in a bank; as many are in flight as there are stages. Sums become y's elements in registers and leave from there.
 ##
 ## bm, bn   tile of a work group
 ## unit     bytes of x that are copied at once
@@ -113,6 +112,7 @@ ${copies(s, s * tiling.stage_bytes)}\
   {
     global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
 ${results.numbers()}\
+${results.prefetch()}\
   }
 ${results.words()}\
   uint at = 0, next = ${t.ahead * tiling.stage_bytes};
@@ -159,9 +159,7 @@ ${copies(f"(slice + {t.ahead})", "next")}\
 % if hopper:
   wgmma_finish(sum);
 % endif
-  COPIES_WAIT(0);
-  barrier(CLK_LOCAL_MEM_FENCE);
   {
-${results.leave("barrier(CLK_LOCAL_MEM_FENCE)")}\
+${results.leave()}\
   }
 }

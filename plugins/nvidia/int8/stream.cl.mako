@@ -42,15 +42,26 @@ ${results.macros()}\
           for (int tap = 0; tap < ${tiling.taps}; ++tap) {
             const int row = h + tap / KW * DH, column = v + tap % KW * DW;
             if (row >= 0 & row < IH & column >= 0 & column < IW) continue;
-            global const int *part = sums_of_w + (1 + tap) * ${tiling.packed_rows} + group * ${tiling.rows} + n0 + lane % 4 * 2;
+            global const int *part = sums_of_w + (1 + tap) * ${tiling.packed_rows} + group * ${tiling.rows} + n0 + lane % 4 * ${tiling.run};
 % for j in range(t.frag_n):
-            sum[${j * 4 + half * 2}] += x_zero * part[${j * 8}], sum[${j * 4 + half * 2 + 1}] += x_zero * part[${j * 8 + 1}];
+<% n = j * 2 // tiling.run * 4 * tiling.run + j * 2 % tiling.run %>\
+            sum[${j * 4 + half * 2}] += x_zero * part[${n}], sum[${j * 4 + half * 2 + 1}] += x_zero * part[${n + 1}];
 % endfor
           }
         }
 % endfor
       }
 % endif
+</%def>\
+## The work group's channels are most often those of its tile before.
+<%def name="numbers(meet)">\
+      if (held != tile % ${tiling.n_tiles} + group * ${tiling.n_tiles}) {
+        held = tile % ${tiling.n_tiles} + group * ${tiling.n_tiles};
+        ${meet};
+${results.numbers()}\
+        ${meet};
+      }
+${results.prefetch()}\
 </%def>\
 <%def name="beginning(items)">\
   local uchar *memory = (local uchar *)area;
@@ -63,6 +74,7 @@ ${results.macros()}\
 </%def>\
 <%def name="multiplying()">\
     const int m_warp = warp * 16, n_warp = 0, x_zero = X_ZERO(table);
+    int held = -1;
     const uint a_from = warp / 4 * ${64 * t.bk};
     global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
     int sum[${t.frag_n * 4}];
@@ -144,7 +156,7 @@ ${multiplying()}\
     for (int i = 0; i < ${t.frag_n * 4}; ++i) sum[i] = 0;
     for (int tile = first; tile < ${tiling.tiles}; tile += step) {
 ${tile_of()}\
-${results.numbers()}\
+${numbers(f"warps_meet({t.items})")}\
       uint last = 0;
       int add = 0;
       for (int slice = 0; slice < ${tiling.slices}; ++slice) {
@@ -169,8 +181,7 @@ ${multiply()}\
       wgmma_finish(sum);
       if (lane == 0) barrier_release(last);
 ${give_back()}\
-      warps_meet(${t.items});
-${results.leave(f"warps_meet({t.items})")}\
+${results.leave()}\
     }
   }
 % else:
@@ -180,7 +191,7 @@ ${multiplying()}\
   for (int tile = first; tile < ${tiling.tiles}; tile += step) {
 ${tile_of()}\
 ${start_of()}\
-${results.numbers()}\
+${numbers("barrier(CLK_LOCAL_MEM_FENCE)")}\
     for (int slice = 0; slice < ${tiling.slices}; ++slice) {
       const int add = slice > 0;
 ${copies()}\
@@ -189,8 +200,7 @@ ${multiply()}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }
 ${give_back()}\
-${results.leave("barrier(CLK_LOCAL_MEM_FENCE)")}\
-    barrier(CLK_LOCAL_MEM_FENCE);
+${results.leave()}\
   }
 % endif
 }

@@ -50,14 +50,9 @@ class StreamTiling(Int8Tiling):
         return self.tile.stages * self.stage_bytes
 
     @property
-    def out_at(self) -> int:
-        """Bytes before y's tile, which the next tile's slices do not wait for."""
-        return self.bars_at + 16 * self.tile.stages
-
-    @property
     def numbers_at(self) -> int:
         """Bytes before the tile's offsets and multipliers."""
-        return self.out_at + self.tile.bm * self.out_row
+        return self.bars_at + 16 * self.tile.stages
 
     @property
     def tiles(self) -> int:

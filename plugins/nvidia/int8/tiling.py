@@ -19,8 +19,6 @@ _REGISTERS, _ITEMS = 65536, 2048
 """Of a multiprocessor."""
 _CHUNK = 16
 """Bytes that a work item copies at once."""
-_APART = 16
-"""Bytes between rows of y's tile in local memory: no two of a warp's in one bank."""
 
 
 @dataclass(frozen=True)
@@ -179,24 +177,20 @@ class Int8Tiling:
         return (self.tile.bm + self.tile.bn) * self.tile.bk
 
     @property
-    def out_row(self) -> int:
-        """Bytes of a row of y's tile, with those between it and the next."""
-        return self.tile.bn * self.problem.out_itemsize + _APART
+    def run(self) -> int:
+        """Neighbouring channels of a work item: 4 or more, and no more than it writes at once."""
+        size = self.problem.out_itemsize
+        return next(run for run in (16, 8, 4) if run * size <= _CHUNK and 2 * self.tile.frag_n % run == 0)
 
     @property
     def out_unit(self) -> int:
         """Bytes of y that are written at once."""
-        return math.gcd(self.n * self.problem.out_itemsize, _CHUNK)
-
-    @property
-    def out_at(self) -> int:
-        """Bytes before y's tile: it lies where stages have been."""
-        return 0
+        return math.gcd(self.n, self.run) * self.problem.out_itemsize
 
     @property
     def numbers_at(self) -> int:
-        """Bytes before the tile's offsets and multipliers: stages, and then y's tile in their place."""
-        return max(self.tile.stages * self.stage_bytes, self.tile.bm * self.out_row)
+        """Bytes before the tile's offsets and multipliers."""
+        return self.tile.stages * self.stage_bytes
 
     @property
     def local_bytes(self) -> int:
