@@ -15,7 +15,7 @@ from ..instructions import Instructions, Wgmma
 __all__ = ["Int8Tile", "Int8Tiling"]
 
 _INT = 2**31
-_REGISTERS, _ITEMS = 65536, 2048
+_REGISTERS, _WARPS = 65536, 64
 """Of a multiprocessor."""
 _CHUNK = 16
 """Bytes that a work item copies at once."""
@@ -148,13 +148,20 @@ class Int8Tiling:
         return self.m_tiles * self.n_tiles * self.problem.g
 
     @property
+    def registers(self) -> int:
+        """Of a work item, about, as NVIDIA's assembler takes them."""
+        t = self.tile
+        beside = 60 if t.engine == "mma" else 36
+        return t.frag_m * t.frag_n * 4 + beside + (32 if self.problem.residual else 0)
+
+    @property
     def resident(self) -> int:
         """Work groups of a multiprocessor at a time."""
         t = self.tile
-        items = t.items + (32 if t.engine == "tma" else 0)
-        registers = t.frag_m * t.frag_n * 4 + (72 if t.engine == "mma" else 60)
+        warps = t.items // 32 + (1 if t.engine == "tma" else 0)
         room = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
-        return max(1, min(_REGISTERS // (registers * items), room, _ITEMS // items))
+        held = _REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
+        return max(1, min(held // warps, room, _WARPS // warps))
 
     @property
     def chunks(self) -> int:
