@@ -106,7 +106,7 @@ class StreamTiling(Int8Tiling):
         t = self.tile
         if t.bm != 64 * t.wm or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.bk not in (64, 128):
             return "64 rows a group of warps, columns in multiples of 32, slices of 64 or 128 bytes"
-        if self.registers > 512 // (t.wm + 1):  # the assembler counts warps in fours
+        if self.registers > 512 // (t.wm + 1) // 8 * 8:  # the assembler counts warps in fours
             return "more sums than registers"
         return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None
 
