@@ -50,7 +50,7 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
     from library_models import LIBRARIES, tensors_of
 
     import convdispatch.torch as ct
-    from convdispatch.torch import tiers
+    from convdispatch.calls.framework import tiers
 
     torch.backends.cudnn.benchmark = not given.no_time
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = given.form == "tf32"

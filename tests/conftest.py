@@ -148,9 +148,9 @@ def solver(request: pytest.FixtureRequest) -> str | None:
 @pytest.fixture
 def all_forms(monkeypatch):
     """Every form of a net is built, whatever the prediction says."""
-    from convdispatch.inference import net
+    from convdispatch.inference import building
 
-    monkeypatch.setattr(net, "pruned", lambda graphs, counts, queue: (graphs, counts, {}))
+    monkeypatch.setattr(building, "pruned", lambda graphs, counts, queue: (graphs, counts, {}))
 
 
 @pytest.fixture

@@ -307,7 +307,7 @@ def test_weights_that_are_computed_on_another_queue_are_waited_for(queue, monkey
     made.eval()
     x = small_net.normal(1, 3, 13, 13)
     expected = inference.build(made, x.shape, layout="nchw", queues=1)(x)
-    fused, opened = inference.net.traced_and_fused, []
+    fused, opened = inference.building.traced_and_fused, []
 
     def late(*given):
         """What computes weights is done half a second after the form's planning has begun."""
@@ -327,7 +327,7 @@ def test_weights_that_are_computed_on_another_queue_are_waited_for(queue, monkey
         opened[0].start()
         return graph
 
-    monkeypatch.setattr(inference.net, "traced_and_fused", late)
+    monkeypatch.setattr(inference.building, "traced_and_fused", late)
     form = inference.build(made, x.shape, layout="nchw", queues=1)
     opened[0].join()
     queue.finish()

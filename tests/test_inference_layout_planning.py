@@ -88,7 +88,7 @@ def test_a_mixture_is_built_where_it_is_predicted_to_be_worth_it(queue, monkeypa
     ],
 )
 def test_no_mixture_where_none_is_worth_it(queue, monkeypatch, price):
-    from convdispatch.inference import net as building
+    from convdispatch.inference import building
 
     graph = building.traced_and_fused(Chain().eval(), [(2, 16, 12, 12)], np.float32, queue, None)
     priced(monkeypatch, price)

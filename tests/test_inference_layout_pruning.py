@@ -13,8 +13,7 @@ import small_net
 from convdispatch import inference
 from convdispatch.device import runtime
 from convdispatch.device.programs import compile_pool
-from convdispatch.inference import layout_pruning
-from convdispatch.inference import net as building
+from convdispatch.inference import building, layout_pruning
 from convdispatch.inference.passes import layout
 from convdispatch.selection import dispatch
 from convdispatch.selection.choice.ranking import rank

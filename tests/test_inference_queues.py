@@ -7,8 +7,7 @@ import pytest
 
 from convdispatch import inference, nn
 from convdispatch.api import InvalidArgument
-from convdispatch.inference import form_benchmark
-from convdispatch.inference import net as building
+from convdispatch.inference import building, form_benchmark
 from convdispatch.models.googlenet import Inception
 
 pytestmark = pytest.mark.usefixtures("all_forms")

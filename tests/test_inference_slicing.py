@@ -8,7 +8,7 @@ import pytest
 from convdispatch import inference, nn
 from convdispatch.api.device import DeviceInfo
 from convdispatch.elementwise import concatenate
-from convdispatch.inference import net as building
+from convdispatch.inference import building
 from convdispatch.inference.passes import slicing
 from convdispatch.inference.passes.layout import relayout
 from convdispatch.nn import functional

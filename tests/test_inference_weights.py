@@ -9,8 +9,7 @@ import pytest
 import small_net
 
 from convdispatch import inference, nn
-from convdispatch.inference import graph_variants, weights
-from convdispatch.inference import net as building
+from convdispatch.inference import building, graph_variants, weights
 from convdispatch.inference.passes import fusion as fusing
 from convdispatch.inference.passes import slicing
 from convdispatch.nn import functional

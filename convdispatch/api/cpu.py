@@ -9,8 +9,6 @@ from pathlib import Path
 
 from .device import DeviceInfo
 
-__all__ = ["LINE", "PAGE", "cdiv", "flags", "lacking", "lanes", "registers", "uneven"]
-
 PAGE = 4096
 """Bytes between the areas of a workspace: streams that begin on a page do not share one."""
 LINE = 64

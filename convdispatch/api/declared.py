@@ -14,8 +14,6 @@ from .solver import Plan, Solver
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Declared", "cpus_only", "gpus_only"]
-
 
 def cpus_only(device: DeviceInfo) -> str | None:
     """Why a CPU's solver does not serve a device, or None."""

@@ -6,8 +6,6 @@ import functools
 import importlib.resources
 from typing import NamedTuple
 
-__all__ = ["DTYPES", "HEADER", "INTEGERS", "QUANTIZED", "DType", "bfloat16_conversions", "storage_macros"]
-
 
 class DType(NamedTuple):
     """One element type."""

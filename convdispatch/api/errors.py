@@ -20,24 +20,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = [
-    "BuildFailed",
-    "ConvDispatchError",
-    "ConvDispatchWarning",
-    "Frozen",
-    "InvalidArgument",
-    "InvalidPolicy",
-    "InvalidProblem",
-    "MemoryLimit",
-    "NoDevice",
-    "NoSolver",
-    "PlanFailed",
-    "PluginError",
-    "plain",
-    "words",
-]
-
-
 _HEAD, _TAIL = 3500, 1200
 """Characters of a message that are kept where it is longer than both together and some words."""
 

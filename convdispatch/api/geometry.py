@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 from .problem import ConvProblem
 
-__all__ = ["Phase", "TensorLayout", "Geometry", "geometry_of"]
-
 Triple = tuple[int, int, int]
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pluggy
 
-__all__ = ["API_VERSION", "PROJECT", "convdispatch_enqueue", "convdispatch_solvers", "hookimpl", "hookspec"]
-
 PROJECT = "convdispatch"
 """Name of the pluggy project and of the entry-point group."""
 

@@ -33,7 +33,8 @@ class Policy:
     tier: str | None = None
     """``"full"``: a first call waits for its specialised kernel. ``"ready"``: it is answered at once by what is ready,
     until that kernel is compiled in the background. None: as the caller's framework has it; ``conv()`` waits, unless
-    ``patience`` is given. ``deterministic``, ``frozen()`` and ranks of one training always wait."""
+    ``patience`` is given, and a net that is built with nothing cached begins in the layout that is predicted fastest.
+    ``deterministic``, ``frozen()`` and ranks of one training always wait."""
     tune: str | None = None
     """``"online"``: real calls try other candidates on the caller's data; None: nothing is tried."""
     share: float = 0.05

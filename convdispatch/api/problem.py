@@ -19,8 +19,6 @@ from .dtypes import DTYPES, HEADER, INTEGERS, QUANTIZED, storage_macros
 from .errors import InvalidProblem
 from .quantized import QUANTIZED_TEXTS, check_quantized
 
-__all__ = ["DIRECTIONS", "LAYOUTS", "MATHS", "ConvProblem", "epilogue_macros"]
-
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 LAYOUTS = ("nchw", "nhwc")
 MATHS = ("float32", "ieee", "tf32", "fast")

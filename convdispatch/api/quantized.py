@@ -8,8 +8,6 @@ from typing import Any
 from .dtypes import INTEGERS, QUANTIZED
 from .errors import InvalidProblem
 
-__all__ = ["QUANTIZED_TEXTS", "check_quantized"]
-
 QUANTIZED_TEXTS = {
     f"{x.short}s8{y.short}": (name, out)
     for (name, x), (out, y) in itertools.product(INTEGERS.items(), QUANTIZED.items())

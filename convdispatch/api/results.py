@@ -10,8 +10,6 @@ from typing import Any
 from .device import DeviceInfo
 from .problem import ConvProblem
 
-__all__ = ["Result", "Results"]
-
 
 @dataclass
 class Result:

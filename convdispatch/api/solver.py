@@ -16,8 +16,6 @@ from .problem import ConvProblem
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["EPILOGUE", "Plan", "Solver"]
-
 EPILOGUE = frozenset({"bias", "residual", "activation", "accumulate"})
 """What may follow the convolution proper."""
 

@@ -12,8 +12,6 @@ from typing import Any
 from ..api.errors import InvalidArgument
 from ..api.problem import LAYOUTS, ConvProblem
 
-__all__ = ["describe", "transposed_shape"]
-
 _LETTERS = {1: "ncw", 2: "nchw", 3: "ncdhw"}
 
 

@@ -28,8 +28,6 @@ from .arrays.known_libraries import library_of
 from .arrays.operands import Operands, address, contiguous_strides, host_memory, native, overlaps
 from .fast_path import FastPath, device_fast_path, host_fast_path, host_queue
 
-__all__ = ["PLACES", "Call", "Kind"]
-
 _READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
 _WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
 PLACES = {direction: (*_READ[direction], _WRITTEN[direction]) for direction in _READ}

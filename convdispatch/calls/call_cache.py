@@ -9,8 +9,6 @@ from typing import Any
 from ..device.programs.kernels import Programs
 from ..selection import dispatch
 
-__all__ = ["REPLAYS", "CALLS", "LAST", "cached_call", "cache_replay"]
-
 LAST: dict[int, Any] = {}
 """By the second operand's id, its last call, whose ``key`` is what decided it. Nothing rests on the id."""
 REPLAYS: dict[int, Callable[..., Any]] = {}

@@ -31,8 +31,6 @@ from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .bound_call import PLACES, Call
 
-__all__ = ["CudaCall", "HostArraysCall", "launched", "memory_of", "one_library", "rehearse"]
-
 ALIGNMENT = 16
 """Bytes that kernels load and copy at once, at most."""
 NO_EPILOGUE = (0, 0)

@@ -21,8 +21,6 @@ from ..device.plans.host_launches import HostLaunches
 from ..device.plans.queue_launches import QueueLaunches
 from ..selection import dispatch
 
-__all__ = ["FastPath", "device_fast_path", "host_queue", "host_fast_path"]
-
 FastPath = Callable[..., Any]
 _OTHER, _OUT, _BIAS = 1, 2, 3
 """Their places among a fast path's operands; weights that are read are always the other."""

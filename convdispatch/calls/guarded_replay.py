@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .arrays.known_libraries import Torch
     from .bound_call import Call
 
-__all__ = ["replay_on_queue", "replay_on_stream"]
-
 
 def replay_on_stream(
     call: CudaCall, library: Torch, operands: Sequence[Any], options: tuple[Any, ...], shape: Any

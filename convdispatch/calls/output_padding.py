@@ -13,8 +13,6 @@ from ..selection.derivation.copying import Copy, CopyAxis, contiguous
 from .arrays.operands import Operands, contiguous_strides
 from .bound_call import maker_of
 
-__all__ = ["extended"]
-
 
 def extended(x: Any, rows: Sequence[int], layout: str, queue: Any = None) -> Any:
     """``x`` with so many zeros at the far end of each of its spatial axes; a new array of its kind, on its queue."""

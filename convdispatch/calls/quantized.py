@@ -29,8 +29,6 @@ from .arrays.operands import Operands, contiguous_strides, overlaps
 from .bound_call import maker_of
 from .quantized_cuda import CudaQuantized
 
-__all__ = ["quantized_conv", "quantized_problem", "table_of"]
-
 _tables: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Constant, Any]]] = weakref.WeakKeyDictionary()
 """By quantization, and by bias where that is constant: tables that need not be made again."""
 

@@ -19,8 +19,6 @@ from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .cuda_call import ALIGNMENT, memory_of, rehearse
 
-__all__ = ["CudaQuantized"]
-
 _rehearsed: weakref.WeakSet[Prepared] = weakref.WeakSet()
 """Whose programs CUDA has loaded."""
 

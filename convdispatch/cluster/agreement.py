@@ -9,8 +9,6 @@ from dataclasses import replace
 from ..selection.records.record import Record, now
 from ..selection.records.timing import TOLERANCE
 
-__all__ = ["compare", "is_checked"]
-
 
 def is_checked(problem: str, share: float) -> bool:
     """Whether a problem belongs to the ``share`` (0 to 1) that is measured on two devices: the same ones every time."""

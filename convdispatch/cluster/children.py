@@ -19,8 +19,6 @@ from .exclusive import exclusive
 from .offers import Offer
 from .steadiness import Steadiness
 
-__all__ = ["Children"]
-
 SILENT_S = 60.0
 """Seconds beside thrice a problem's budget after which a candidate that says nothing hangs."""
 _log = logging.getLogger("distributed.worker")

@@ -15,8 +15,6 @@ from .offers import Offer, offer_of
 from .requirements import distributed, hint, why
 from .serving import local_cluster
 
-__all__ = ["Kind", "Workers", "connected"]
-
 CONNECT_S = 20.0
 
 

@@ -17,8 +17,6 @@ try:
 except ImportError:  # Windows: workers of one device are kept apart by Dask's resources alone
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["exclusive"]
-
 
 @contextlib.contextmanager
 def exclusive(silicon: str) -> Iterator[None]:

@@ -26,8 +26,6 @@ from .placing import Task
 from .running import Failed, Run
 from .tasks import measure
 
-__all__ = ["AGREE", "find_many"]
-
 AGREE = 0.05
 """Share of the problems that is measured on two devices of a kind, where there are two."""
 

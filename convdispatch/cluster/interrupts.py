@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["interrupts_wait"]
-
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -12,8 +12,6 @@ from ..api.problem import ConvProblem
 from ..api.results import Result, Results
 from ..measurement.child import answer, questions
 
-__all__ = ["from_json", "to_json"]
-
 _FIELDS = ("verdict", "spent_ms", "peak_bytes", "conditions", "inconclusive")
 
 

@@ -17,8 +17,6 @@ from typing import Any
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
 
-__all__ = ["Offer", "offer_of", "offers_here", "to_compile"]
-
 COMPILERS = 3
 """Most processors a device that compile while it is measured: what a search of some seconds uses up."""
 

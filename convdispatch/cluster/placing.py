@@ -17,8 +17,6 @@ from urllib.parse import urlsplit
 
 from .offers import Offer
 
-__all__ = ["DEATHS", "Task", "Pool", "Step"]
-
 QUEUED = 2
 """Tasks that a device has: the one at work, and the next."""
 AHEAD = 3

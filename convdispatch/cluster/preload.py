@@ -12,8 +12,6 @@ import click
 from .children import Children
 from .offers import Offer
 
-__all__ = ["dask_setup"]
-
 
 @click.command()
 @click.argument("offer")

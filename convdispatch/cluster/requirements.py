@@ -8,8 +8,6 @@ from typing import Any
 
 from ..api.errors import ConvDispatchError, InvalidArgument
 
-__all__ = ["distributed", "hint", "security", "why"]
-
 
 def distributed() -> Any:
     """The package ``distributed``, which then says on standard error only what went wrong.

@@ -22,8 +22,6 @@ from .offers import to_compile
 from .placing import DEATHS, Pool, Step, Task
 from .tasks import prepare
 
-__all__ = ["Failed", "Run"]
-
 LOOK_S = 2.0
 """Seconds between looks at who is there."""
 GONE_S = 120.0

@@ -22,8 +22,6 @@ from ..api.errors import ConvDispatchError
 from .offers import Offer
 from .requirements import distributed, hint, why
 
-__all__ = ["LOOPBACK", "local_cluster", "serve"]
-
 LOOPBACK = "127.0.0.1"
 CLOSE_S = 6.0
 CONNECT_S = 60.0

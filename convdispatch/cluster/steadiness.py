@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["Steadiness"]
-
 SCATTER = 0.25
 """An interval of a median so wide, as a share of it, says that the repeats were disturbed."""
 LAST, MOST = 5, 2

@@ -11,8 +11,6 @@ from typing import Any
 from ..measurement.farm import Died, RestartingChild
 from .exclusive import exclusive
 
-__all__ = ["call", "idle", "measure", "prepare"]
-
 
 def _worker() -> Any:
     """The Dask worker that runs this task; ``preload`` gave it what it offers, and its children."""

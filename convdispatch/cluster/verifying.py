@@ -15,8 +15,6 @@ from .placing import Task
 from .running import Failed, Run
 from .tasks import call
 
-__all__ = ["examine", "verify_many"]
-
 PART = 40
 """Cases a task: some seconds' work, which is all that a dead worker costs."""
 START_S = 180.0

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["at_work", "start"]
+__all__ = ["at_work", "ended", "start"]
 
 EXIT_S = 60.0
 """Most seconds that the end of a process waits."""
@@ -55,6 +55,11 @@ def at_work() -> Iterator[None]:
         yield
     finally:
         _leave(token)
+
+
+def ended() -> bool:
+    """Whether the process ends: what is not begun yet is not begun any more."""
+    return _ended
 
 
 def _enter(token: object) -> bool:

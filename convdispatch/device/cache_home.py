@@ -19,8 +19,6 @@ import platformdirs
 
 from ..api.errors import ConvDispatchWarning
 
-__all__ = ["provide_cache", "temporary"]
-
 _VARIABLE = "XDG_CACHE_HOME"
 
 

@@ -22,8 +22,6 @@ from ..api.errors import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["NO_CONTEXT", "Cuda", "CudaError", "cuda_call", "cuda_of", "no_wait", "number_of", "unavailable"]
-
 SWITCH = "CONVDISPATCH_CUDA"
 _PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
 # What a CUDA stream calls when the work before is done: function(first, second) from the three words it is given. Code

@@ -12,8 +12,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-__all__ = ["made"]
-
 T = TypeVar("T")
 _hints = functools.lru_cache(maxsize=64)(typing.get_type_hints)
 

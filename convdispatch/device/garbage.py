@@ -11,8 +11,6 @@ import gc
 import threading
 from collections.abc import Iterator
 
-__all__ = ["collection_put_off"]
-
 _lock = threading.RLock()
 _blocks = 0
 _collects = False

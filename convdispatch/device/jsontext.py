@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["DEPTH", "DIGITS", "loads"]
-
 DEPTH = 64
 """Most lists and objects within each other."""
 DIGITS = 40

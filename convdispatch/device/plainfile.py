@@ -10,8 +10,6 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["MOST_BYTES", "must_be_plain", "read_bytes", "read_text"]
-
 MOST_BYTES = 256 << 20
 """Most bytes of a file of records, of a trace or of a report."""
 

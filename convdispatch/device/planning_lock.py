@@ -10,8 +10,6 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-__all__ = ["unlocked", "locked"]
-
 _PATIENCE = 0.5
 """Seconds after which a thread that was aside goes on."""
 

@@ -21,8 +21,6 @@ from ..api.errors import ConvDispatchWarning
 from ..api.rates import DeviceRates
 from . import jsontext, plainfile
 
-__all__ = ["QUEUE_LAUNCH", "STREAM_LAUNCH", "estimate", "keep", "rates", "switched_off"]
-
 _FIELDS = {"flops": (1e5, 1e19), "bandwidth": (1e4, 1e17), "launch": (1e-9, 10.0)}
 """What a device can have, in operations and bytes a second and in seconds: beyond it a prediction says nothing."""
 QUEUE_LAUNCH = 5.06e-6

@@ -9,8 +9,6 @@ from ..api.device import DeviceInfo
 from ..api.errors import MemoryLimit
 from ..api.problem import ConvProblem
 
-__all__ = ["must_fit", "problem_must_fit", "size_text", "workspace_room"]
-
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1, "bytes"))
 
 

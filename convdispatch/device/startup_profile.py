@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["PHASES", "Notes", "Spent", "current_layer", "layer", "noting", "phase"]
-
 PHASES = {
     "plugins": "find and import plugins",
     "selection": "ask solvers, rank them",

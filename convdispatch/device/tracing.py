@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["bound", "map_structure", "naming", "operation", "source", "tracing"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 Note = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 

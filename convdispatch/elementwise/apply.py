@@ -14,8 +14,6 @@ from .codegen.kernel import Operand, Prepared, prepare
 from .codegen.strides import broadcast, stretched
 from .tensor import Tensor
 
-__all__ = ["compute", "forms", "operand_of", "result_dtype"]
-
 _calls = Programs()
 
 

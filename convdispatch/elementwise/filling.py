@@ -14,8 +14,6 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["fill", "full", "zeros"]
-
 
 def fill(tensor: Tensor, value: float) -> Tensor:
     """Set every element, of a view too; returns the tensor."""

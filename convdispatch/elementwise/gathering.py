@@ -22,8 +22,6 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["take", "take_along_axis"]
-
 _GROUP = 256
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 _HEAD = """\

@@ -18,8 +18,6 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["interleaved", "quantized_pixels"]
-
 _LANES, _MOST = 16, 8
 """Elements of a vector, and channels of a picture."""
 _EACH = 64

@@ -21,8 +21,6 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["concatenate", "concatenation_buffer"]
-
 _PARTS = 8
 """Tensors that one kernel takes."""
 _GROUP, _LEAST = 256, 64

@@ -19,8 +19,6 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Generator"]
-
 
 class Generator:
     """A stream of random numbers on one queue; the same seed gives the same numbers on any device.

@@ -14,8 +14,6 @@ from .reductions import combine
 from .taping import current_tape
 from .tensor import Tensor
 
-__all__ = ["apply", "mean", "reduce", "sum_to"]
-
 
 @operation
 def apply(

@@ -19,8 +19,6 @@ from .codegen.strides import broadcast
 from .filling import fill
 from .tensor import Tensor
 
-__all__ = ["combine"]
-
 _calls = Programs()
 
 

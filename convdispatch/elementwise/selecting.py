@@ -20,8 +20,6 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["argmax", "topk"]
-
 _MOST = 1 << 15
 """Elements of a row that are ranked against each other at once; longer rows are ranked piece by piece."""
 _ARGMAX = """\

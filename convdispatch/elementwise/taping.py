@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-__all__ = ["current_tape", "paused", "put_in_force"]
-
 _threads = threading.local()
 
 

@@ -29,8 +29,6 @@ from .taping import current_tape
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Parameter", "Tensor"]
-
 
 @functools.lru_cache(maxsize=4096)
 def _row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

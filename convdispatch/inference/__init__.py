@@ -5,6 +5,7 @@
 ``program`` (bound launches).
 """
 
-from .net import InferenceNet, build, problems
+from .building import build, problems
+from .net import InferenceNet
 
 __all__ = ["InferenceNet", "build", "problems"]

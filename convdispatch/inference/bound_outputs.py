@@ -21,8 +21,7 @@ def run_into(net: InferenceNet, inputs: Sequence[np.ndarray], out: Sequence[np.n
 
     Raises InvalidArgument for an array of another shape or dtype than its result's.
     """
-    wanted = net.output
-    for inner, array in zip(wanted, out, strict=True):
+    for inner, array in zip(net.results, out, strict=True):
         if array is not None and (array.shape != inner.shape or array.dtype != inner.dtype):
             raise InvalidArgument(
                 f"the result is {inner.shape} {inner.dtype.name}, got {array.shape} {array.dtype.name} for it"

@@ -55,7 +55,7 @@ _PARTS = ("api", "device", "elementwise", "inference", "nn", "selection")
 
 def key_of(graph: Graph, queue: cl.CommandQueue, purpose: str) -> str | None:
     """What a choice for this graph is kept under; None where none is to be kept."""
-    if current_policy() != Policy():
+    if replace(current_policy(), tier=None) != Policy():
         return None
     info = device_info(queue.device)
     parts = [purpose, str(info), info.driver, str(info.compute_units), *sorted(plugins().solvers)]
@@ -154,16 +154,19 @@ class Watch:
     def __init__(self, key: str, choice: Choice) -> None:
         self.key, self.choice, self.left, self.least = key, choice, _WATCHED, float("inf")
 
-    def call(self, net: Any, work: Any) -> Any:
-        """``work()``, which calls ``net``, an ``InferenceNet``, and waits for the result."""
+    def call(self, net: Any, inputs: Any, change: Any) -> Any:
+        """The results of ``net``, an ``InferenceNet``, as its ``call_on_host`` answers them."""
         start = time.perf_counter()
-        answer = work()
+        answer = net.call_on_host(inputs, change)
         self.left, self.least = self.left - 1, min(self.least, 1e3 * (time.perf_counter() - start))
         if self.left <= 0 and net.watch is self:
             net.watch = None
             if self.least < CONTRADICTS * self.choice.ms:
                 _write(self.key, replace(self.choice, votes=0))
         return answer
+
+    def pin(self, net: Any) -> None:
+        """This form stays in any case."""
 
 
 def _write(key: str, choice: Choice) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 
-__all__ = ["PURPOSES", "Form", "Verdict", "benchmark_forms", "check_purpose"]
+__all__ = ["PURPOSES", "Form", "Verdict", "benchmark_forms", "check_purpose", "verdict_of"]
 
 PURPOSES = ("latency", "throughput")
 ROUNDS, LEAST_ROUNDS = 5, 2
@@ -70,10 +70,14 @@ def benchmark_forms(forms: Sequence[Form], purpose: str, favourite: int | None =
         first.append(max(takes(form, 1)[0], 1e-5))
     rounds = max(LEAST_ROUNDS, min(ROUNDS, round(SERIES_S / sum(max(each, SAMPLE_S) for each in first))))
     calls = [max(least, round(SAMPLE_S / each)) for each in first]
-    series = [_series(forms, takes, calls, rounds) for _ in range(2)]
+    return verdict_of([_series(forms, takes, calls, rounds) for _ in range(2)], favourite)
+
+
+def verdict_of(series: Sequence[Sequence[Sequence[float]]], favourite: int | None) -> Verdict:
+    """What two series say, each with the seconds of each form's calls, taken in turns; ``favourite`` wins ties."""
     leasts = [[min(samples) for samples in each] for each in series]
     ms = [min(times) for times in zip(*leasts, strict=True)]  # other work only adds, and to some more than to others
-    best = min(range(len(forms)), key=lambda i: ms[i])
+    best = min(range(len(ms)), key=lambda i: ms[i])
     if favourite is not None and ms[favourite] <= TIE * ms[best]:
         best = favourite
     agreed = all(each[best] <= TIE * min(each) for each in leasts)

@@ -13,9 +13,6 @@ from ..device.tracing import map_structure
 from ..tensor import Tensor
 from .weights import Aside
 
-__all__ = ["CONVOLUTIONS", "Graph", "Node", "Ref", "Value", "is_planned", "map_operands", "operands"]
-
-
 CONVOLUTIONS = ("convolution", "quantized_convolution", "transposed_convolution")
 
 

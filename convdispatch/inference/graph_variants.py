@@ -20,8 +20,6 @@ from .trace import trace
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["planned_convolutions", "traced_and_fused", "in_layouts", "layouts_of", "mixed"]
-
 
 def traced_and_fused(
     net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue, math: str | None

@@ -19,8 +19,6 @@ from .graph import map_operands, operands
 if TYPE_CHECKING:
     from ..device.replay.program import Program
 
-__all__ = ["HostProgram"]
-
 _ALIGN = 16
 """Bytes of the largest vector that kernels of layers load as one value; NumPy's own arrays begin at such places."""
 _byte, _ndarray, _SVM = ctypes.c_ubyte, np.ndarray, cl.SVM

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..api.device import DeviceInfo
     from ..api.problem import ConvProblem
 
-__all__ = ["GAIN", "Costs", "costs_of", "cut", "plan"]
-
 GAIN = 0.97
 """A plan that is predicted to take more of the better uniform layout's time is not worth building."""
 _UNIT = 1e12

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from ..api.problem import ConvProblem
 
-__all__ = ["PRUNED_FROM", "Ranked", "pruned", "with_mixed_layouts"]
-
 Ranked: TypeAlias = "dict[ConvProblem, Choices]"
 """Candidates of convolutions, so that none are ranked twice."""
 

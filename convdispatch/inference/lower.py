@@ -31,8 +31,6 @@ from .weights import Weights
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Lowered", "LoweredNode", "lower"]
-
 
 @dataclass(frozen=True)
 class LoweredNode:

@@ -13,8 +13,6 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..device import background, runtime
 
-__all__ = ["InferenceNets", "build_on", "chosen_devices"]
-
 AHEAD = 2
 """Batches a device that are taken before the oldest result is asked for."""
 

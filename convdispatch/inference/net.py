@@ -1,11 +1,11 @@
-"""The inference form of a net: traced, fused, laid out, recorded and replayed."""
+"""The inference form of a net as it runs: a recorded program, its inputs and results."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,177 +14,25 @@ from ..calls.arrays.accepted import refuse_mask
 from ..calls.arrays.array_library import Library
 from ..calls.arrays.known_libraries import library_of
 from ..device import runtime
-from ..device.cache import artifact_store
-from ..device.commands.interface import thread
 from ..device.cuda.stream import CudaMemory, CudaStream
-from ..device.programs.compile_pool import side_by_side
 from ..device.replay.program import Program
-from ..device.replay.schedule import Schedule
-from ..selection import dispatch
-from ..selection.planpack import from_environment
-from ..selection.prepared import Prepared
 from ..tensor import Tensor
-from . import choice_cache
-from .form_benchmark import benchmark_forms, check_purpose
-from .graph import is_planned, map_operands
-from .graph_variants import in_layouts, layouts_of, mixed, planned_convolutions, traced_and_fused
+from .graph import map_operands
 from .host_arrays import HostProgram
-from .layout_pruning import pruned
-from .lower import Lowered, lower, problem_of
-from .passes.layout import LAYOUTS, MIXED
-from .passes.slicing import sliced
-from .weights import Weights
+from .lower import Lowered
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-    from ..api.problem import ConvProblem
-    from .multi_device import InferenceNets
-
-__all__ = ["InferenceNet", "build", "problems"]
+__all__ = ["InferenceNet", "Layer", "Watch"]
 
 
-def build(
-    net: Callable[..., Any],
-    *shapes: Sequence[int],
-    dtype: Any = np.float32,
-    queue: cl.CommandQueue | None = None,
-    layout: str | None = None,
-    queues: int | None = None,
-    math: str | None = None,
-    for_: str = "latency",
-    recall: bool = False,
-    devices: Any = None,
-    **options: Any,
-) -> InferenceNet | InferenceNets:
-    """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
-
-    ``dtype`` is what inputs and results are and what lies between them, or a list with one for each input. A net of
-    float32 weights is rounded to "float16" or "bfloat16" where that is asked, after batch norms are folded. ``math``
-    is ``conv()``'s, for float32 data; None leaves what the net says. The weights are read now: later changes do not
-    reach the result.
-
-    Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw",
-    "nhwc", or "mixed", where a plan over the net turns some pictures) and ``queues`` (at most so many, for branches
-    that do not depend on each other) are chosen by timing where they are None; with ``recall`` a choice on which two
-    measurements agree is kept on disk, and the next process builds that form alone.
-
-    ``for_`` says what forms are timed at: ``"latency"``, one call that is waited for, or ``"throughput"``, calls that
-    follow each other. Its name is ``for``, which Python lets nobody write as a keyword: ``for_="throughput"`` and
-    ``**{"for": "throughput"}`` say the same.
-
-    ``devices``, ``"all"`` or a list, builds the net on each of several devices: an ``InferenceNets``, to which any
-    number of batches may be given. The net's own weights may lie on any device.
-
-    Raises InvalidArgument where the net computes by anything but convdispatch's operations.
-    """
-    purpose = check_purpose(options.pop("for", for_))
-    if options:
-        raise TypeError(f"build() got unexpected keyword arguments: {', '.join(sorted(options))}")
-    if devices is not None:
-        if queue is not None:
-            raise InvalidArgument("build takes a queue of one device, or devices, not both")
-        from .multi_device import build_on
-
-        more = {"dtype": dtype, "layout": layout, "queues": queues, "math": math, "for_": purpose, "recall": recall}
-        return build_on(build, devices, net, *shapes, **more)
-    queue = queue or runtime.queue()
-    if layout not in (None, *LAYOUTS, MIXED):
-        raise InvalidArgument(f"layout must be None or one of {', '.join((*LAYOUTS, MIXED))}, got {layout!r}")
-    if queues is not None and queues < 1:
-        raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
-    from_environment()
-    compiled = thread.compiled
-    graph = traced_and_fused(net, shapes, dtype, queue, math)
-    # What tracing needs was not there, nor will be the rest; but beside a GPU's compilers that start, choosing is slow.
-    is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
-    layouts, counts = layouts_of(graph, layout), _counts(queues)
-    free = layout is None and queues is None
-    net_key = (
-        artifact_store.key_of(purpose, *choice_cache.described(graph))
-        if free and artifact_store.wanted(queue.device)
-        else ""
-    )
-    packed = artifact_store.find("forms", net_key, queue.device) if net_key else None
-    key = choice_cache.key_of(graph, queue, purpose) if recall and free and packed is None else None
-    known = None if key is None else choice_cache.load(key)
-    if packed is not None and packed[0]["layout"] in (*layouts, MIXED):
-        layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
-    elif known is not None and known.is_final and known.layout in (*layouts, MIXED):
-        layouts, counts = (known.layout,), (known.queues,)
-    with side_by_side(queue.device, at_once=is_cold):
-        graphs, counts, ranked = pruned(in_layouts(graph, layouts, queue), counts, queue)
-        if layout is None and len(layouts) > 1:
-            graphs |= mixed(graph, queue, ranked)
-        graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
-        weights, given = Weights(queue, graph.aside), planned_convolutions(graphs.values())
-
-        def pack(problem: ConvProblem, prepared: Prepared) -> None:
-            for w in given[problem]:
-                weights.take(w, prepared)
-
-        ready = dispatch.prepare_all(list(given), queue.context, ranked, pack)
-        lowered = {each: lower(shaped, queue, ready, weights) for each, shaped in graphs.items()}
-    forms = [form for each in graphs for form in _forms(each, counts, lowered[each])]
-    weights.settle()
-    graph.aside.end()
-    best = _fastest(forms, purpose, key, known)
-    if net_key:
-        artifact_store.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
-    best.tried = [form.described for form in forms]
-    return best
+Change = Callable[[np.ndarray], Any]
+"""What is made of each result."""
 
 
-def problems(
-    net: Callable[..., Any],
-    *shapes: Sequence[int],
-    dtype: Any = np.float32,
-    queue: cl.CommandQueue | None = None,
-    layout: str | None = None,
-    math: str | None = None,
-) -> list[ConvProblem]:
-    """The convolutions that ``build`` would ask for, in order, with what is fused into them; for both layouts, the one
-    after the other, where ``layout`` is None. Nothing is planned or computed."""
-    graph = traced_and_fused(net, shapes, dtype, queue or runtime.queue(), math)
-    queue = queue or runtime.queue()
-    shaped = in_layouts(graph, layouts_of(graph, layout), queue).values()
-    return [
-        problem_of(node)
-        for each in shaped
-        for node in sliced(each, runtime.device_info(queue.device)).nodes
-        if is_planned(node)
-    ]
-
-
-def _counts(wanted: int | None) -> tuple[int, ...]:
-    return (1, 4) if wanted is None else (wanted,)
-
-
-def _forms(layout: str | None, counts: Sequence[int], lowered: Lowered) -> list[InferenceNet]:
-    """A graph that was lowered, on each number of queues on which it is another program."""
-    commands, forms = lowered.recording.commands, []
-    for count in counts:
-        schedule = Schedule.single(commands) if count == 1 else Schedule.branches(commands, lowered.needs, count)
-        if schedule.queues > 1 or not forms:  # more queues are no other form where nothing can overlap
-            forms.append(InferenceNet(lowered, Program(lowered.recording, schedule), layout))
-    return forms
-
-
-def _fastest(
-    forms: list[InferenceNet], purpose: str, key: str | None, known: choice_cache.Choice | None
-) -> InferenceNet:
-    """The form that is fastest at its purpose; what was found is noted under ``key``."""
-    if len(forms) == 1:
-        forms[0].watch = choice_cache.Watch(key, known) if key is not None and known is not None else None
-        return forms[0]
-    names = [(form.layout, form.queues) for form in forms]
-    before = None if known is None else (known.layout, known.queues)
-    verdict = benchmark_forms(forms, purpose, names.index(before) if before in names else None)
-    for form, ms in zip(forms, verdict.ms, strict=True):
-        form.ms = ms
-    if key is not None:
-        choice_cache.store(key, *names[verdict.best], verdict, known)
-    return forms[verdict.best]
+def _same(array: np.ndarray) -> np.ndarray:
+    return array
 
 
 @dataclass(frozen=True)
@@ -199,6 +47,16 @@ class Layer:
     """What it computes in the net's own words, as a file's nodes, where they are known."""
 
 
+class Watch(Protocol):
+    """What looks at calls with the host's arrays, until it takes itself away."""
+
+    def call(self, net: InferenceNet, inputs: Sequence[np.ndarray], change: Change) -> Any:
+        """The results of a call; waits."""
+
+    def pin(self, net: InferenceNet) -> None:
+        """The caller holds tensors of this form: it stays."""
+
+
 class InferenceNet:
     """A net ready to run: ``net(x)`` copies x in, replays the program and answers the result.
 
@@ -210,7 +68,7 @@ class InferenceNet:
         self.layout, self.queues = layout, program.schedule.queues
         self.ms = float("nan")
         """What a call took when forms were compared; NaN where there was one form."""
-        self.watch: choice_cache.Watch | None = None
+        self.watch: Watch | None = None
         self._quick: Callable[[Sequence[Any]], Any] | None = None
         """The way of calls with arrays that kernels take as they are, after the first."""
         self.tried: list[str] = []
@@ -270,16 +128,17 @@ class InferenceNet:
         if library is None:
             if not all(isinstance(given, np.ndarray) for given in inputs):
                 return self._call(inputs, self._fetch)
-            if self.watch is not None:
-                return self.watch.call(self, lambda: self._call_on_host(inputs))
-            return self._call_on_host(inputs)
+            return self._watched(inputs, _same)
         places = [library.place(given) for given in inputs]
         if any(library_of(type(given)) is not library for given in inputs) or len(set(places)) > 1:
             raise InvalidArgument(f"the net's inputs must all be of {library.name}, in one place")
         if places[0] is not None:
             return self._call_on_cuda(library, inputs, library.stream(inputs[0], places[0]))
         views = [library.host(given) for given in inputs]
-        return self._call_on_host(views, lambda array: library.from_host(array, inputs[0]))
+        return self._watched(views, lambda array: library.from_host(array, inputs[0]))
+
+    def _watched(self, inputs: Sequence[np.ndarray], change: Change) -> Any:
+        return self.call_on_host(inputs, change) if self.watch is None else self.watch.call(self, inputs, change)
 
     def _call(self, inputs: Sequence[Any], fetch: Callable[[Tensor], Any]) -> Any:
         for given, inner in zip(inputs, self._lowered.inputs, strict=True):
@@ -287,9 +146,7 @@ class InferenceNet:
         self._program.run()
         return map_operands(fetch, self._lowered.output)
 
-    def _call_on_host(
-        self, inputs: Sequence[np.ndarray], change: Callable[[np.ndarray], Any] = lambda array: array
-    ) -> Any:
+    def call_on_host(self, inputs: Sequence[np.ndarray], change: Change = _same) -> Any:
         """What ``change`` makes of the results: where the arrays lie, if the device can, else by way of its memory."""
         for given, inner in zip(inputs, self._lowered.inputs, strict=True):
             refuse_mask("an input", given)
@@ -334,8 +191,19 @@ class InferenceNet:
             library.keep(stream, inputs)
         return answer
 
+    def become(self, form: InferenceNet) -> None:
+        """Run as another form of the same net from now on."""
+        self.host_program = form.host_program
+        self._lowered, self._program, self._quick = form._lowered, form._program, None
+        self.layout, self.queues, self.ms = form.layout, form.queues, form.ms
+
+    def _pin(self) -> None:
+        if self.watch is not None:
+            self.watch.pin(self)
+
     def run(self, stream: CudaStream | None = None) -> cl.Event | None:
         """Replay without bringing or fetching, perhaps on a CUDA stream; see ``inputs`` and ``output``."""
+        self._pin()
         if stream is not None:
             self._program.run_on(stream)
             return None
@@ -354,12 +222,19 @@ class InferenceNet:
     @property
     def inputs(self) -> list[Tensor]:
         """The tensors that a run reads; write to them on the net's queue and call ``run``."""
+        self._pin()
         return [self._real(inner) for inner in self._lowered.inputs]
 
     @property
     def output(self) -> Any:
         """The tensors that a run writes, overwritten by the next one."""
+        self._pin()
         return map_operands(self._real, self._lowered.output)
+
+    @property
+    def results(self) -> Any:
+        """As ``output``, but only what says shapes and dtypes."""
+        return self._lowered.output
 
     def _real(self, inner: Tensor) -> Tensor:
         memory = self._program.memory(inner.base_data)

@@ -22,8 +22,6 @@ from .graph import Graph, Node, Ref, Value, map_operands
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["trace"]
-
 
 def trace(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, queue: cl.CommandQueue) -> Graph:
     """The graph of ``net`` called with tensors of ``shapes``; ``dtype`` is theirs, or a list with one each.

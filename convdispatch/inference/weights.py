@@ -15,8 +15,6 @@ from ..tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Aside", "Weights"]
-
 
 class Aside:
     """Computes tensors in a thread, one after the other."""

@@ -11,8 +11,6 @@ from ..api.problem import ConvProblem
 from .ffi import Frame, handler
 from .host_call import HostCall
 
-__all__ = ["TARGET", "call_for", "register"]
-
 TARGET = "convdispatch.convolution"
 """The name of the custom call in compiled programs; its attribute is the problem as text."""
 _alive: list[Any] = []

@@ -6,8 +6,6 @@ import threading
 from collections import Counter
 from typing import Any
 
-__all__ = ["counters", "left", "lowered", "ours", "reset_counters"]
-
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 _reasons: Counter[str] = Counter()

@@ -18,8 +18,6 @@ from ..selection import dispatch
 from . import counting
 from .ffi import Frame
 
-__all__ = ["CudaBufferCall"]
-
 
 class CudaBufferCall:
     """``call(frame)`` gives a problem's launches to the frame's stream."""

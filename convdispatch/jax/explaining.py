@@ -16,8 +16,6 @@ from ..selection.explanation import explain as explain_problem
 from .lowering import planned
 from .primitive import conv_p, jax_conv_p, settings_in_force
 
-__all__ = ["Explained", "Layer", "explain"]
-
 
 @dataclass(frozen=True)
 class Layer:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any
 
-__all__ = ["Frame", "handler"]
-
 _METADATA = 1
 """The extension by which XLA asks which version a handler speaks."""
 _EXECUTE = 3

@@ -20,8 +20,6 @@ from ..api.errors import InvalidProblem
 from ..api.problem import ConvProblem
 from ..calls.framework.fallback import Fallback
 
-__all__ = ["Plan", "plan_of"]
-
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _AXES = "dhw"
 

@@ -10,8 +10,6 @@ from ..calls.framework.host import HostProblem, cpu_device
 from ..device.commands.host_memory import HostMemory
 from . import counting
 
-__all__ = ["HostCall"]
-
 
 class HostCall(HostProblem):
     """``call(lead, other, out)`` computes a problem on addresses, operands in the order of ``PLACES``; waits."""

@@ -18,8 +18,6 @@ from . import counting
 from .calls import TARGET, call_for, register
 from .geometry import Plan, plan_of
 
-__all__ = ["lower", "planned"]
-
 _HALVES = ("float16", "bfloat16")
 _MATHS = {"DEFAULT": "tf32", "HIGH": "float32", "HIGHEST": "ieee"}
 """What jax's precisions of float32 data are here; on CPUs jax knows no TF32."""

@@ -14,8 +14,6 @@ from .peaks import measure_roof
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Unsteady", "calibrate"]
-
 UNSTEADY = 1.5
 """Times that slow samples may take of the quick ones, on a device without other work."""
 

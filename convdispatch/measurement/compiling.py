@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from ..device import background
 
-__all__ = ["StillCompiling", "compiled_within", "under_way"]
-
 Made = TypeVar("Made")
 _NAME = "convdispatch-compile"
 

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 
 from .child import Child, Silent
 
-__all__ = ["DEATHS", "Died", "NotStarted", "OutOfTime", "RestartingChild", "farm", "outlive"]
-
 START_S = 180.0
 """Seconds that a child may take to load its plugins and open the device, on a busy machine."""
 DEATHS = 6

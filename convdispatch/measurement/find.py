@@ -15,8 +15,6 @@ from ..api.results import Results
 if TYPE_CHECKING:
     from ..selection.records.record import Record
 
-__all__ = ["find", "why_find"]
-
 
 def find(
     problem: ConvProblem | str,

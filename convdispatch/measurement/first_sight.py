@@ -22,8 +22,6 @@ from .child import Child, Silent, answer, questions
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["AGAIN_S", "seen"]
-
 AGAIN_S = 3600.0
 """Seconds after which a device that could not be calibrated is tried again."""
 CHILD_S = 60.0

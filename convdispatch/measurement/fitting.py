@@ -17,8 +17,6 @@ from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..api.rates import DeviceRates
 
-__all__ = ["LEAST", "Fit", "Sample", "fit", "terms"]
-
 LEAST = 4
 """Fewer problems than this leave three constants undetermined."""
 

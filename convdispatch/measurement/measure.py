@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 from ..selection.records.timing import BadTiming, Timing, check_time, order_interval, summarise
 
-__all__ = ["Candidate", "Outcome", "interleaved", "timed"]
-
 CUT_FACTOR = 3.0
 """Below six samples there is no interval: cut a candidate whose best is this many times a rival's worst."""
 

@@ -40,8 +40,6 @@ from .search.trialdata import error_limit, numpy_dtype
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["MOST", "Tuner", "switch_on"]
-
 MOST = 12
 """Candidates of a problem that are tried."""
 SAMPLES = 7

@@ -15,8 +15,6 @@ from ..api.dtypes import HEADER
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization, Table
 
-__all__ = ["centred", "finished", "random_operands"]
-
 
 def random_operands(problem: ConvProblem, seed: int, density: float = 1.0) -> dict[str, np.ndarray]:
     """x and w over all values of 8 bits, a residual, and a table by which y covers its range and saturates."""

@@ -22,8 +22,6 @@ from . import quantized
 if TYPE_CHECKING:
     from ..api.problem import ConvProblem
 
-__all__ = ["compute", "positions", "relative_error", "sample"]
-
 _GATHER = 1 << 22
 """Most elements that ``sample`` gathers at once (32 MB in float64)."""
 

@@ -8,8 +8,6 @@ from ..api.problem import ConvProblem
 from .reference import positions, sample
 from .search.trialdata import error_limit
 
-__all__ = ["sampled_fault"]
-
 
 def sampled_fault(problem: ConvProblem, got: np.ndarray, **operands: np.ndarray) -> str | None:
     """What is wrong with ``got``, the written tensor in the problem's layout, in words; None where it is right.

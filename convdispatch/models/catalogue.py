@@ -8,8 +8,6 @@ from typing import Any
 from ..api.errors import InvalidArgument
 from ..nn import Module
 
-__all__ = ["create", "names"]
-
 
 def _catalogue() -> dict[str, Callable[..., Module]]:
     from .classics import AlexNet, LeNet, OverFeat, vgg16, vgg_a

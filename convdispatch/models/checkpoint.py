@@ -24,8 +24,6 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 
-__all__ = ["read_checkpoint"]
-
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
 _STORAGES = {

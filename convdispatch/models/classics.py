@@ -13,8 +13,6 @@ from typing import Any
 from ..nn import Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Sequential
 from ..tensor import Tensor
 
-__all__ = ["AlexNet", "Fused", "LeNet", "OverFeat", "VGG", "vgg16", "vgg_a"]
-
 
 class Fused(Module):
     """Stands where torchvision numbers a ReLU that the layer before it computes here."""

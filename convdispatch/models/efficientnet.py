@@ -23,17 +23,6 @@ from .checkpoint import read_checkpoint
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = [
-    "CLASSES",
-    "MEAN",
-    "SCALE",
-    "SIZE",
-    "EfficientNetLite0",
-    "InvertedBottleneck",
-    "folded_weights",
-    "weights_file",
-]
-
 SIZE = 224
 """Pixels along each side of the input."""
 CLASSES = 1000

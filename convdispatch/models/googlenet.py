@@ -7,8 +7,6 @@ from typing import Any
 from ..nn import LRN, AvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Sequential, functional
 from ..tensor import Tensor
 
-__all__ = ["GoogLeNet", "Inception"]
-
 _MODULES = (
     # name, ic, 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, projection of the pooling; None: a pooling between modules
     ("3a", 192, 64, 96, 128, 16, 32, 32),

@@ -21,8 +21,6 @@ from ..api.errors import InvalidArgument
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["MOST_PIXELS", "class_names", "open_picture", "read_picture", "sample_pictures"]
-
 SAMPLES = ("chelsea.png", "coffee.png")
 MARGIN = 32
 """Of a picture scaled so that its shorter side is size + MARGIN pixels, the middle size by size is seen."""

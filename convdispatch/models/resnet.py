@@ -10,8 +10,6 @@ from typing import Any
 from ..nn import AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, Sequential
 from ..tensor import Tensor
 
-__all__ = ["Bottleneck", "ResNet50"]
-
 
 class Bottleneck(Module):
     """1×1 down to ``width``, 3×3, 1×1 up to four times that, plus the input or its projection."""

@@ -7,8 +7,6 @@ from ..device.tracing import operation
 from ..elementwise import apply
 from ..tensor import Tensor
 
-__all__ = ["activate"]
-
 
 @operation
 def activate(x: Tensor, activation: str) -> Tensor:

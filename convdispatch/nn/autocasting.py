@@ -16,8 +16,6 @@ from ..elementwise import apply
 from ..tape import current_tape, paused
 from ..tensor import Tensor
 
-__all__ = ["autocast", "cast"]
-
 _threads = threading.local()
 
 

@@ -18,8 +18,6 @@ from ..device.replay.program import Program
 from ..device.tracing import map_structure
 from ..tensor import Tensor
 
-__all__ = ["Captured", "capture"]
-
 _SHAPES = 4
 GRAPH_FROM = 16
 """Commands from which on a CUDA graph, and its two crossings between queue and stream, cost less than enqueuing."""

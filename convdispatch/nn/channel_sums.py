@@ -15,8 +15,6 @@ from ..device.programs.kernels import Launch, build, define, kernel_text
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["channel_sums"]
-
 _GROUP, _DEEP, _WIDEST = 256, 32, 64
 """Work items of a first group, those of a second one that share a channel, vectors side by side in a first group."""
 _FULL, _ROWS = 8, 16

@@ -16,8 +16,6 @@ from ..tensor import Tensor
 from .activations import activate
 from .autocasting import cast
 
-__all__ = ["convolution", "linear", "transposed_convolution"]
-
 
 @operation
 def convolution(

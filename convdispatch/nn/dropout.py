@@ -18,8 +18,6 @@ from .convolution import dense
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["dropout"]
-
 
 @operation
 def dropout(x: Tensor, p: float, generator: Generator) -> Tensor:

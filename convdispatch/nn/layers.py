@@ -24,21 +24,6 @@ from .modules import Module, tell
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = [
-    "LRN",
-    "Activation",
-    "AdaptiveAvgPool2d",
-    "AvgPool2d",
-    "BatchNorm2d",
-    "Conv2d",
-    "ConvTranspose2d",
-    "Dropout",
-    "Flatten",
-    "Linear",
-    "MaxPool2d",
-    "ReLU",
-]
-
 
 class _Weighted(Module):
     """What Conv2d and Linear share: a weight, perhaps a bias, and the weight's frozen form."""

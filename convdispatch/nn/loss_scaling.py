@@ -14,8 +14,6 @@ from ..api.errors import InvalidArgument
 from ..elementwise import apply, full, reduce
 from ..tensor import Tensor
 
-__all__ = ["LossScaler"]
-
 _LARGEST, _LEAST = 2.0**24, 1.0
 _UPDATE = """
 scale = where(bad > 0, max(scale * 0.5, least), where(well + 1 >= interval, min(scale * 2, largest), scale))

@@ -20,8 +20,6 @@ from .convolution import dense
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["cross_entropy", "log_softmax", "mse_loss", "softmax"]
-
 _ITEMS = 64
 _HELD = 16
 """Elements of a row that a GPU's work item keeps in registers at most."""

@@ -16,8 +16,6 @@ from ..elementwise.codegen.strides import broadcast
 from ..tensor import Tensor
 from .convolution import dense
 
-__all__ = ["matmul"]
-
 
 @operation
 def matmul(x: Tensor, y: Tensor, math_mode: str = "float32") -> Tensor:

@@ -12,8 +12,6 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..tensor import Parameter, Tensor
 
-__all__ = ["Module", "Sequential", "observe"]
-
 _observer: ContextVar[Callable[[Module, Tensor, Any], None] | None] = ContextVar("convdispatch_observer", default=None)
 
 

@@ -19,8 +19,6 @@ from ..elementwise import apply, fill, full
 from ..tensor import Parameter, Tensor
 from .loss_scaling import LossScaler
 
-__all__ = ["SGD", "Adam", "Optimizer"]
-
 
 class Optimizer:
     """What optimisers share: parameters and gradients in flat buffers, and a state of as many numbers."""

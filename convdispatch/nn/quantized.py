@@ -18,12 +18,6 @@ from ..elementwise.interleaving import quantized_pixels
 from ..tensor import Tensor
 from .convolution import dense
 
-__all__ = [
-    "DEQUANTIZED", "dequantize", "dequantized_average", "moving_table", "quantize", "quantize_pixels",
-    "quantized_convolution",
-    "quantized_formula",
-]  # fmt: skip
-
 DEQUANTIZED = "({0} - {2!r}) * {1!r}"
 """An integer's number as a formula of it, its scale and its zero point."""
 

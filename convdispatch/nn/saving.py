@@ -28,8 +28,6 @@ from ..api.errors import InvalidArgument
 from ..device import jsontext
 from ..tensor import Tensor
 
-__all__ = ["load_tensors", "save_tensors", "try_place"]
-
 _CODES = {
     "float64": "F64",
     "float32": "F32",

@@ -12,8 +12,6 @@ from ..api.errors import InvalidArgument
 from ..calls.arrays.accepted import refuse_mask
 from ..tensor import Tensor
 
-__all__ = ["Caller"]
-
 
 class Caller:
     """The kind of arrays that one call brings."""

@@ -12,8 +12,6 @@ from .call import Unsupported
 from .model import OnnxNet, load
 from .reading import onnx_package
 
-__all__ = ["Backend", "BackendRep"]
-
 onnx_package()
 from onnx.backend.base import Backend as _Backend  # noqa: E402 (after the sentence that says what to install)
 from onnx.backend.base import BackendRep as _BackendRep  # noqa: E402

@@ -16,8 +16,6 @@ from ..tensor import Tensor
 from .model import OnnxNet
 from .types import dtype_of
 
-__all__ = ["IOBinding", "OrtValue"]
-
 _NAMES = {"float32": "float", "float64": "double"}
 
 

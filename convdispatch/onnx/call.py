@@ -10,8 +10,6 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..tensor import Tensor
 
-__all__ = ["OPERATORS", "Call", "NeedsValue", "Unsupported", "operator"]
-
 Operand = Tensor | np.ndarray | None
 OPERATORS: dict[str, Callable[[Call], Any]] = {}
 """Name of each operator of ONNX's own domain to what computes it."""

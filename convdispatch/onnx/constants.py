@@ -9,8 +9,6 @@ import numpy as np
 
 from .reading import to_array
 
-__all__ = ["dequantized", "scalar", "value_of"]
-
 _NUMBERS = {
     "value_float": ("f", np.float32),
     "value_floats": ("floats", np.float32),

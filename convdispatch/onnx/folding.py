@@ -13,8 +13,6 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 
-__all__ = ["MOST_BYTES", "Unfoldable", "evaluate"]
-
 MOST_BYTES = 1 << 31
 """Of one folded value; larger ones are no weights but an attack, or a mistake."""
 _SMALL = 4096

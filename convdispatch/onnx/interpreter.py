@@ -17,8 +17,6 @@ from ..tensor import Tensor
 from . import folding
 from .call import OPERATORS, Call, NeedsValue, Operand, Unsupported, describe_node
 
-__all__ = ["Scope", "Interpreter", "check_operators", "standard"]
-
 MOST_NODES = 200_000
 """Of a graph with its functions walked through."""
 MOST_DEPTH = 48

@@ -25,8 +25,6 @@ from .types import dtype_of, supported
 if TYPE_CHECKING:
     from ..api.problem import ConvProblem
 
-__all__ = ["OnnxNet", "Port", "load"]
-
 FORMS = 32
 """Built forms that a net keeps at most; the one that was used longest ago goes first."""
 _MOST_BYTES = 1 << 31

@@ -15,8 +15,6 @@ import numpy as np
 
 from .call import Unsupported, describe_node
 
-__all__ = ["in_onnxs_words"]
-
 _DOMAIN = "com.microsoft"
 _OF_ONE = {
     "QLinearSigmoid": "Sigmoid", "QLinearLeakyRelu": "LeakyRelu", "QLinearAveragePool": "AveragePool",

@@ -16,8 +16,6 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 
-__all__ = ["onnx_package", "read", "tensor_shape", "to_array"]
-
 MOST_BYTES = 1 << 31
 """Protocol buffers hold no more."""
 MOST_AXES = 64

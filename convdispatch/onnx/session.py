@@ -18,8 +18,6 @@ from .binding import IOBinding, OrtValue
 from .model import OnnxNet, Port, load
 from .session_options import SessionOptions, chosen_provider
 
-__all__ = ["InferenceSession", "ModelMetadata", "NodeArg"]
-
 _TYPES = {"float32": "float", "float64": "double", "object": "string"}
 """ONNX's names of types that are not NumPy's."""
 

@@ -10,16 +10,6 @@ from typing import Any
 from .. import runtime
 from ..api.errors import ConvDispatchWarning, InvalidArgument, NoDevice
 
-__all__ = [
-    "ExecutionMode",
-    "GraphOptimizationLevel",
-    "RunOptions",
-    "SessionOptions",
-    "chosen_provider",
-    "get_available_providers",
-    "get_device",
-]
-
 _DEVICES = {"CUDAExecutionProvider": "nvidia", "CPUExecutionProvider": "cpu"}
 """Providers to what ``runtime.find_device`` takes, the faster first."""
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from .call import Unsupported
 
-__all__ = ["dtype_of", "supported"]
-
 _HELD = frozenset({
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32",
     "float64",

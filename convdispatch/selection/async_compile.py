@@ -23,8 +23,6 @@ from .prepared import Prepared
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["forget", "is_enabled", "ready_first"]
-
 LONGEST_S = 0.5
 """A call that would compute by ``general`` for longer waits for its plan: compiling takes less."""
 _GENERAL = GenericSolver()

@@ -27,8 +27,6 @@ from .plugins import answer_trial, forks
 from .plugins.contract import TRAITS, LoadedAs, traits_of
 from .plugins.loader import plugins
 
-__all__ = ["MOST_CONFIGS", "ArgumentsChanged", "ask", "banned", "changed", "copied", "on_ban", "set_plugin_aside"]
-
 MOST_CONFIGS = 1000
 """Configurations that a solver may offer for a problem; one that offers more has no end, or is no list to search."""
 _VALUES = (ConvProblem, DeviceInfo, Policy)

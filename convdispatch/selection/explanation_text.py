@@ -10,8 +10,6 @@ from typing import Any
 from ..api.device import DeviceInfo
 from ..api.problem import ConvProblem
 
-__all__ = ["Explanation", "Verdict", "sentence"]
-
 WIDTH = 80
 _COLUMNS = (("predicted ms", 13), ("measured ms", 13), ("error", 9), ("workspace", 10))
 _NAME = 22

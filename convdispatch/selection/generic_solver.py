@@ -24,8 +24,6 @@ from ..device.programs.kernels import OPERANDS, Launch, build, define, kernel_te
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["GenericSolver", "generic_s"]
-
 _LETTERS = [
     *("mb", "ic", "oc", "g", "id", "ih", "iw", "od", "oh", "ow", "kd", "kh", "kw"),
     *("sd", "sh", "sw", "pd", "ph", "pw", "dd", "dh", "dw"),

@@ -16,8 +16,6 @@ from ..api.hookspecs import hookimpl
 from .defensive_copy import changed, copied
 from .plugins.loader import plugins
 
-__all__ = ["call_state", "enqueue_plan", "run_layered"]
-
 _INNERMOST = "the plan itself"
 call_state = threading.local()
 """``weights``: the weights that this thread's present call brought, where the plan is given their packed form."""

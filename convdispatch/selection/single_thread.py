@@ -8,8 +8,6 @@ from ..device.rates import rates
 from .prepared import Prepared
 from .solver_query import predicted
 
-__all__ = ["prefers_one_thread"]
-
 _WAKING = 2.25e6
 """What waking others costs, in operations of the device's peak: n cores save (n - 1)/n of a call's work. On two cores
 1x1 layers and others that are predicted to take 4.5 million beside their launch broke even; below it they took 1.07 to

@@ -7,8 +7,6 @@ from typing import Any
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
 
-__all__ = ["computes_dtype", "visible_problem"]
-
 
 def computes_dtype(solver: Solver, problem: ConvProblem) -> str | None:
     """Why a solver of floating-point problems computes no quantized one, nor one of these any other; or None."""

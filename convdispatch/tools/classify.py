@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["ClassifyReport", "Guess", "LayerTime", "Picture", "classify"]
-
 _FILE_WIDTH = 200
 _SAMPLE_MS = 2.0
 """A short layer is repeated until one sample takes about this long, so that the clock and the waiting cost little."""

@@ -18,8 +18,6 @@ from ..device.rates import rates, switched_off
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
 
-__all__ = ["VARIABLES", "Report", "examine"]
-
 VARIABLES = {
     "CONVDISPATCH_DEVICE": "the device to use: a name, a vendor, a type, or platform:device",
     "CONVDISPATCH_PLUGINS": "load only these plugins (names, comma-separated)",

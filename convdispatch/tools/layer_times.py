@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Row", "Step", "covered", "onnxruntime_steps", "rows", "table"]
-
 _ADDED = re.compile(r"(_nchwc|_nhwc|_bn|_mul|_token_\d+)$")
 """What onnxruntime's passes append to the names of nodes."""
 

@@ -11,8 +11,6 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..measurement.shapes import Entry
 
-__all__ = ["IMAGENET", "entries_of", "input_shapes", "is_model", "read_inputs", "scaled_picture"]
-
 SIDE = 224
 """Height and width of a picture where the file leaves them open."""
 IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))

@@ -11,8 +11,6 @@ from ..device.runtime import find_device
 from ..selection import dispatch, planpack
 from .ready import make_ready
 
-__all__ = ["make_pack"]
-
 
 class _Forms:
     """The forms that were chosen, for the second making."""

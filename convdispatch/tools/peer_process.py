@@ -22,8 +22,6 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 
-__all__ = ["PEERS", "PeerProcess"]
-
 PEERS = ("onnxruntime",)
 _RESULTS = "results.npz"
 

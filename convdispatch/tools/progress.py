@@ -17,8 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-__all__ = ["EVERY_S", "Progress", "duration", "progress"]
-
 EVERY_S = 10.0
 """Seconds between lines where there is no terminal."""
 

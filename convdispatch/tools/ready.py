@@ -18,8 +18,6 @@ from ..selection.choice import lockfile
 from . import torch_script
 from .model_file import input_shapes, is_model
 
-__all__ = ["Ready", "make_ready"]
-
 
 @dataclass
 class Ready:

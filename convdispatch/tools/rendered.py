@@ -16,8 +16,6 @@ from ..selection.explanation import explain
 from ..selection.plugins.loader import plugins
 from ..selection.visible_problem import visible_problem
 
-__all__ = ["DESCRIBED", "rendered"]
-
 _NVIDIA = {
     "max_work_group_size": 1024,
     "max_work_item_sizes": (1024, 1024, 64),

@@ -24,8 +24,6 @@ from ..measurement.search.trialdata import random_operands
 from ..selection import dispatch
 from ..selection.plugins import loader
 
-__all__ = ["Call", "Compared", "compare", "read_trace", "replay"]
-
 _LINE = re.compile(
     re.escape(TRACE)
     + r"(?P<problem>(?:\([^()]*\)|[^,()])*),(?P<solver>[^,]+),(?P<device>.*),(?P<workspace>[0-9]+)"

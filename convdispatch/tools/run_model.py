@@ -16,8 +16,6 @@ from .layer_times import Step, onnxruntime_steps, rows, table
 from .model_file import read_inputs
 from .peer_process import PeerProcess
 
-__all__ = ["Compared", "RunReport", "run_model"]
-
 _ROUNDS = 5
 _PAUSE_S = 0.05
 """For the other engine's threads, which look for work for a while after a run."""

@@ -11,8 +11,6 @@ from typing import Any
 from ..api.errors import InvalidArgument
 from ..api.policy import policy
 
-__all__ = ["is_script", "make_ready"]
-
 _DTYPES = ("float16", "bfloat16")
 
 

@@ -12,8 +12,6 @@ import threading
 
 import torch
 
-__all__ = ["share_cores"]
-
 _DECIDED = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _lock = threading.Lock()
 _sleeper: threading.Thread | None = None

@@ -16,8 +16,6 @@ from torch import fx, nn
 
 from ..api.activations import ACTIVATIONS, Torch
 
-__all__ = ["MODULES", "Chain", "chains", "has_hooks"]
-
 F = torch.nn.functional
 _NUMBERLESS = {
     each.torch.function: name for name, each in ACTIVATIONS.items() if each.torch and not each.torch.attributes

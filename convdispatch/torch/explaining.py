@@ -25,8 +25,6 @@ from .geometry import DTYPES
 from .settings import DEFAULT
 from .warmup import keeping_buffers
 
-__all__ = ["Explained", "Layer", "explain", "report"]
-
 _ROUNDS = 5
 
 

@@ -11,8 +11,6 @@ from .compile.fused_operator import fused_convolution, unfused
 from .compile.operators import convolution
 from .compile.transforms import plain_operators
 
-__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "fused"]
-
 
 def _each(value: Any, ndim: int) -> list[int]:
     values = [value] if isinstance(value, int | torch.SymInt) else list(value)

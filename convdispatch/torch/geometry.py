@@ -11,8 +11,6 @@ from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..calls.arguments import describe, transposed_shape
 
-__all__ = ["DTYPES", "FORMATS", "Geometry", "format_of", "problem_of", "roles"]
-
 DTYPES = {
     torch.float32: "float32",
     torch.float64: "float64",

@@ -12,8 +12,6 @@ from . import functional
 from .compile.fused_operator import unfused
 from .epilogue_chains import MODULES, has_hooks
 
-__all__ = ["FUSED", "Sequential", "swap"]
-
 F = nn.functional
 
 

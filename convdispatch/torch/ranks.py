@@ -26,8 +26,6 @@ from ..selection import dispatch
 from ..selection.choice import lockfile, ranking
 from .requirements import lacking
 
-__all__ = ["PATIENCE", "agree", "many", "meet", "share"]
-
 PATIENCE = timedelta(seconds=300)
 """How long a rank waits for rank 0's ``enable()``."""
 _PREFIX = "convdispatch/"

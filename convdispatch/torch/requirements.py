@@ -6,8 +6,6 @@ import functools
 import importlib
 from typing import Any
 
-__all__ = ["TESTED", "lacking", "require"]
-
 TESTED = "2.11 to 2.13"
 """Versions that were tried."""
 _CORE = {

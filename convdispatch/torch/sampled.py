@@ -22,8 +22,6 @@ import ctypes
 import numpy as np
 import torch
 
-__all__ = ["Sample"]
-
 _WHOLE = 4096
 """Bytes up to which all is compared."""
 _RUNS, _RUN = 48, 64

@@ -16,8 +16,6 @@ _C: Any = torch._C
 benchmark = _C._get_cudnn_benchmark
 """``torch.backends.cudnn.benchmark``."""
 
-__all__ = ["DEFAULT", "Settings", "benchmark", "checked", "math_of", "policy_of", "switches"]
-
 
 class Settings(NamedTuple):
     """What ``enable`` was given."""

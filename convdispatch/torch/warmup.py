@@ -27,8 +27,6 @@ from .requirements import lacking
 from .settings import DEFAULT
 from .weights import promise
 
-__all__ = ["keeping_buffers", "prepare"]
-
 
 def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any]:
     """Make ready all that ``model(*inputs, **named)`` and its backward will ask for under ``enable()``.

@@ -19,8 +19,6 @@ from ..selection.prepared import Constant
 from .data_reads import Reads, unwatch
 from .sampled import Sample
 
-__all__ = ["promise", "still"]
-
 
 class _Seen:
     """A tensor that served as weights, and its packed forms; those do not hold the tensor."""

@@ -13,8 +13,6 @@ from ..tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Batches"]
-
 
 class Batches:
     """Pictures and labels on a queue's device; ``take`` gathers a batch without waiting."""

@@ -13,8 +13,6 @@ from ..device import jsontext
 from ..nn import Dropout, load_tensors, save_tensors
 from .run import Run
 
-__all__ = ["restore", "save"]
-
 _FORMAT = "convdispatch training 1"
 
 

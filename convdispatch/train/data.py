@@ -14,8 +14,6 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..models.imagenet import MOST_PIXELS, open_picture
 
-__all__ = ["FASHION_FOLDERS", "MOST_BYTES", "Pictures", "load"]
-
 MOST_BYTES = 4 << 30
 """Of a data set, as it is read by default."""
 

@@ -23,8 +23,6 @@ from .checkpoint import restore, save
 from .data import Pictures, load
 from .run import Run, Settings
 
-__all__ = ["Progress", "TrainReport", "train"]
-
 _TELL_SECONDS = 0.25
 _AHEAD = 64  # steps that may wait on the queue
 Progress = Callable[[int, int, float], None]

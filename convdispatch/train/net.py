@@ -11,8 +11,6 @@ from ..nn import Conv2d, Dropout, Flatten, Linear, MaxPool2d, Sequential
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["small_net"]
-
 
 def small_net(
     channels: int,

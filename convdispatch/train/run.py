@@ -16,8 +16,6 @@ from .batches import Batches
 from .data import Pictures
 from .net import small_net
 
-__all__ = ["Run", "Settings"]
-
 PRECISIONS = ("float32", "float16", "bfloat16")
 _TEST_BATCH = 250
 

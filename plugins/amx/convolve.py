@@ -34,8 +34,6 @@ from .probe import require
 from .sizes import passed
 from .splits import PRODUCTS, planes_of
 
-__all__ = ["Tiles"]
-
 _LEAST = 8
 """Channels of a group, below which most of a tile would be empty."""
 _SLOT, _MOST_SLOT = 768 * 1024, 4 << 20  # bytes of a band's planes: wanted, and at most

@@ -8,8 +8,6 @@ calls it has nothing in vectors, which calls under Linux do not keep. Intel's ma
 
 from __future__ import annotations
 
-__all__ = ["NOTHING", "product"]
-
 NOTHING = """
 #define TILES_BEGIN()
 #define TILES_END()

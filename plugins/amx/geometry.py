@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from convdispatch.api import ConvProblem, Geometry, Phase, geometry_of
 
-__all__ = ["Axis", "Flat", "bands_of", "flat_of", "merged"]
-
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
 _MOST_ROW = 128
 """Positions of a row that is made of several: one image still falls into bands."""

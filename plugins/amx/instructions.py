@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from .splits import PRODUCTS
 
-__all__ = ["CONFIGURE", "product"]
-
 ROWS, BYTES = 16, 64
 """Of a tile: rows, and bytes of each."""
 

@@ -9,8 +9,6 @@ from convdispatch.api import ConvProblem, Frozen, PluginError, proven
 
 from .processor import missing
 
-__all__ = ["require"]
-
 _PROBLEM = ConvProblem(mb=2, ic=40, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1, layout="nhwc")
 _ONE_TAP = {"kh": 1, "kw": 1, "ph": 0, "pw": 0, "ph_r": 0, "pw_r": 0}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from convdispatch.api.cpu import lacking
 
-__all__ = ["missing"]
-
 
 def missing(vectors: bool = False) -> str | None:
     """Why this process cannot use the matrix registers, or vectors of bfloat16; or None."""

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["passed"]
-
 _MOST = 64
 """Numbers of a list that is passed; longer ones are in the text."""
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 from convdispatch.api import ConvProblem
 from convdispatch.api.activations import ACTIVATIONS, parse_activation
 
-__all__ = ["PRODUCTS", "planes_of"]
-
 PRODUCTS: dict[int, tuple[tuple[int, int], ...]] = {
     1: ((0, 0),),
     2: ((0, 1), (0, 0), (1, 0)),

@@ -13,8 +13,6 @@ from .dots import NOTHING, product
 from .weights import Costs as WeightsCosts
 from .weights import Weights, WeightsKernel
 
-__all__ = ["VectorWeights", "Vectors"]
-
 
 def _planes(problem: ConvProblem) -> int:
     return 1 if problem.dtype == "bfloat16" else 0

@@ -28,8 +28,6 @@ from .instructions import CONFIGURE, product
 from .probe import require
 from .splits import PRODUCTS, planes_of
 
-__all__ = ["Weights"]
-
 _LEAST = 8
 """Channels of a group, below which most of a tile would be empty."""
 _SLOT, _MOST_SLOT = 1 << 20, 4 << 20  # bytes of a band's planes: wanted, and at most

@@ -15,17 +15,6 @@ from convdispatch.api import ConvProblem
 
 from .library import CudnnError, Descriptor
 
-__all__ = [
-    "DTYPES",
-    "Candidate",
-    "candidates",
-    "engines",
-    "execution_plan",
-    "tensor_of",
-    "transforms_tiles",
-    "variant_pack",
-]
-
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 """Numbers of ``cudnnDataType_t``."""
 _CROSS_CORRELATION, _ALIGNMENT = 1, 16

@@ -11,8 +11,6 @@ from typing import Any
 
 from convdispatch.api import ConvDispatchError
 
-__all__ = ["INSTALL", "CudnnError", "Descriptor", "Library", "library", "missing"]
-
 INSTALL = "pip install 'convdispatch[cudnn]'"
 _PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _HELPERS = {

@@ -17,8 +17,6 @@ from convdispatch.api import ConvDispatchError
 from .graph import variant_pack
 from .library import Descriptor, library
 
-__all__ = ["load"]
-
 _ALIGNED = 256
 
 

@@ -19,8 +19,6 @@ from .loading import load
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["CudnnPlan", "planning_handle", "tensor_bytes"]
-
 _KEPT_PACKS = 64
 _BRIEF_FLOPS, _BRIEF_BYTES = 4e9, 80e6
 """What large GPUs compute and move in some 20 microseconds."""

@@ -17,8 +17,6 @@ from .plan import CudnnPlan, planning_handle, tensor_bytes
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Convolution", "Deterministic", "unavailable"]
-
 _MOST = 24
 """Configurations offered to a search at most."""
 

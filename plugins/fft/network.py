@@ -6,8 +6,6 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Network", "Value"]
-
 Value = tuple[int, int] | None
 """(sign, node), or None: an exact 0."""
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from .network import Network, Value
 
-__all__ = ["KINDS", "Codelet", "codelet", "half"]
-
 KINDS = ("forward", "inverse", "real_forward", "real_inverse")
 """Complex to complex with exp(-2 pi i j k / n), the same with +, real to half a spectrum, half a spectrum to real."""
 

@@ -38,8 +38,6 @@ from .convert import NARROW, inward
 from .cost import COLUMN, CONVERTED, LAUNCH
 from .window import PatchWindow, runs
 
-__all__ = ["Col2im", "configs", "flipped_pays"]
-
 _TILE = 256  # elements of x that a CPU work item sums at once
 _PHASES = 64  # of rows that a work item sums in vectors
 _FRONT = 32  # elements before and behind the columns: a vector at a row's end reads beyond it

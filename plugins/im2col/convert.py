@@ -8,8 +8,6 @@ import numpy as np
 
 from convdispatch.api import OPERANDS, Launch, build, define, kernel_text, storage_macros
 
-__all__ = ["NARROW", "inward", "outward"]
-
 NARROW = ("float16", "bfloat16")
 
 

@@ -27,8 +27,6 @@ from convdispatch.api import (
 
 from .window import PatchWindow
 
-__all__ = ["MOST_PLANE", "MOST_TAPS", "Depthwise", "configs", "up"]
-
 MOST_TAPS = 64  # they are unrolled
 _MOST_TARGETS = 8
 MOST_PLANE = 1 << 26  # bytes of one padded plane

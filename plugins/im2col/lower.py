@@ -16,8 +16,6 @@ from convdispatch.api import DTYPES, OPERANDS, Axis, Launch, Matrix, build, defi
 
 from .window import PatchWindow, Runs
 
-__all__ = ["Lowering"]
-
 _BLOCK = 256  # places of a block where the form does not say
 _ITEM = 32768  # elements that a CPU work item should write
 

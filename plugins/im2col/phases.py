@@ -24,8 +24,6 @@ from convdispatch.api import (
 
 from .depthwise import MOST_PLANE, MOST_TAPS, up
 
-__all__ = ["DepthwisePhases", "configs"]
-
 
 class Row(NamedTuple):
     """Rows of x congruent modulo the stride; ``phases[f]`` has (tap, offset) of what columns f, f + s, ... sum."""

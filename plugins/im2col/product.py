@@ -35,8 +35,6 @@ from .cost import HEAVY, KEPT, LAUNCH, LOWERED, OTHER, PACKED, PACKED_FAR, PACKE
 from .lower import Lowering
 from .window import PatchWindow
 
-__all__ = ["WindowProduct", "configs"]
-
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
     """Configurations: the product's choices under the first cap, then its first choice under the smaller ones."""

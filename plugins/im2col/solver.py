@@ -11,8 +11,6 @@ from convdispatch.api import ConvProblem, DeviceInfo, Solver, rates
 from . import col2im, depthwise, phases, product, weights
 from .convert import NARROW
 
-__all__ = ["Im2col"]
-
 # Bytes of a lowered chunk, the first one by default. On a CPU a chunk is multiplied while it is in the cache; on a GPU
 # launches are dear and the matrix is streamed.
 _CPU_CAPS = (8 << 20, 2 << 20, 1 << 19, 1 << 16)

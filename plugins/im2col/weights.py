@@ -32,8 +32,6 @@ from .cost import CONVERTED, FOLLOWS, LAUNCH, LOWERED
 from .lower import Lowering
 from .window import PatchWindow, runs
 
-__all__ = ["WeightsProduct", "configs"]
-
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
     """Configurations: the product's choices under the first cap, then its first choice under the smaller ones."""

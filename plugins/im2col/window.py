@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from convdispatch.api import DTYPES, Axis, ConvProblem, Matrix, define, storage_macros
 
-__all__ = ["PatchWindow", "Runs", "runs"]
-
 _AXES = "dhw"
 
 
@@ -113,11 +111,6 @@ class PatchWindow:
     def pixels(self) -> int:
         """Positions of the window an image."""
         return math.prod(self.places)
-
-    @functools.cached_property
-    def source_pixels(self) -> int:
-        """Pixels of a source image."""
-        return math.prod(self.source)
 
     @property
     def in_place(self) -> bool:

@@ -9,8 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 
-__all__ = ["MOST_BYTES", "Configured", "first_fault", "fitting", "largest", "many"]
-
 MOST_BYTES = 1 << 48
 """Of a problem's tensors: their numbers are 64 bits in arrays."""
 

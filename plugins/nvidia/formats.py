@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
-__all__ = ["FORMATS", "Format", "formats"]
-
 
 @dataclass(frozen=True)
 class Format:

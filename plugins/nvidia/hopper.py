@@ -13,8 +13,6 @@ from typing import Any
 
 from convdispatch.api import BuildFailed, build
 
-__all__ = ["LOCAL_LIMIT", "MARK", "build_for_hopper", "for_hopper"]
-
 MARK = "//@"
 """What hides an instruction from the first compilation."""
 LOCAL_LIMIT = 227 * 1024

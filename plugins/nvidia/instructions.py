@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from convdispatch.api import kernel_text
 
-__all__ = ["Instructions", "Wgmma"]
-
 
 @dataclass(frozen=True)
 class Wgmma:

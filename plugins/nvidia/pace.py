@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from convdispatch.api import ConvProblem, DeviceInfo, rates
 
-__all__ = ["COPY", "memory", "pace", "read_share"]
-
 _SECTOR = 32
 """Bytes that memory gives at a time."""
 

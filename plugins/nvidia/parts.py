@@ -7,8 +7,6 @@ from typing import Any
 
 from convdispatch.api import kernel_text
 
-__all__ = ["MOST_PARTS", "STATE", "parts_text"]
-
 MOST_PARTS = 255
 """That a state counts."""
 STATE = 8

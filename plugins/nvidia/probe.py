@@ -9,8 +9,6 @@ from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, Quant
 
 from . import SHARED
 
-__all__ = ["refusal", "require"]
-
 _PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
 _POINTS = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
 """What ``direct`` takes: a kernel of 1x1; more slices than stages, the last one short."""

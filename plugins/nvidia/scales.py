@@ -30,8 +30,6 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, build, kernel
 
 from . import SHARED
 
-__all__ = ["TOP", "Planes", "Scales", "planes"]
-
 TOP = 14
 """Exponent that the largest magnitude of a row gets."""
 _LEAST = 127 - 112

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from convdispatch.api import ConvProblem
 
-__all__ = ["reads_scratch", "wrong"]
-
 
 def wrong(problem: ConvProblem, implementation: str, channels_last: bool) -> bool:
     """Whether an implementation is known to give wrong numbers for the problem, or to crash.

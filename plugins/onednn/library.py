@@ -14,8 +14,6 @@ from typing import Any
 
 from convdispatch.api import ConvDispatchError
 
-__all__ = ["INSTALL", "Library", "OneDNNError", "library", "missing"]
-
 INSTALL = "pip install 'convdispatch[onednn]'"
 _DISTRIBUTIONS = ("onednn-cpu-gomp", "onednn-cpu-iomp", "onednn-cpu-tbb")
 _THREADS = {1: "one thread", 2: "OpenMP", 4: "TBB", 8: "a thread pool", 512: "SYCL"}

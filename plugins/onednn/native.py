@@ -21,8 +21,6 @@ from convdispatch.api import ConvDispatchError
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Call", "Script", "apart", "mixes_buffers", "wholes"]
-
 _WORDS = 6
 _HEAD = 3
 # The argument: the address of a status word; where the records begin, in bytes; a zero; a word for each buffer, which

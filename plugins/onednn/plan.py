@@ -18,8 +18,6 @@ from .primitive import Convolution, Descriptor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["OneDNNPlan"]
-
 _ARGUMENT = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
 _FROM, _TO = 1, 17
 _TIMES = 8

@@ -16,8 +16,6 @@ from convdispatch.api.activations import onednn_eltwise
 from .errata import wrong
 from .library import library
 
-__all__ = ["DTYPES", "Convolution", "Descriptor", "dims_of"]
-
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 """Numbers of ``dnnl_data_type_t``."""
 _TAG_ANY, _USER_SCRATCHPAD, _DIRECT, _IMPLEMENTATION = 1, 1, 1, 8

@@ -16,8 +16,6 @@ from .primitive import DTYPES, Convolution
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Forward", "Gradient"]
-
 _BLOCKS = "blocked", "blocked8"
 
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["Program", "literal", "program"]
-
 Form = dict[str, Fraction]
 """A sum of named values, each with a factor other than 0."""
 

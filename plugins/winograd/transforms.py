@@ -16,8 +16,6 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-__all__ = ["Matrix", "Transform", "default_points", "in_range", "transform"]
-
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 # Positive halves of the pairs of opposite points, by their number; opposite points share half of their arithmetic.

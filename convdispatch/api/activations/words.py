@@ -13,16 +13,6 @@ from .table import ACTIVATIONS
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = [
-    "activation_macro",
-    "apply_activation",
-    "formula_of",
-    "gradient_of_input",
-    "gradient_of_result",
-    "onednn_eltwise",
-    "parse_activation",
-]
-
 _FORM = re.compile(r"([a-z0-9_]+)(?:\(([^()]*)\))?")
 
 

@@ -18,8 +18,6 @@ from . import interchange
 from .array_library import Library
 from .known_libraries import BARE, library_of
 
-__all__ = ["brought", "is_array", "refuse_mask", "shape_of"]
-
 
 def is_array(value: Any) -> bool:
     """Whether ``value`` is one of the arrays that the calls take, or constant weights."""

@@ -19,8 +19,6 @@ from . import interchange
 from .array_library import Library
 from .operands import contiguous_strides
 
-__all__ = ["Exchange", "Exported"]
-
 _NON_BLOCKING = 1
 _LEGACY = 1
 """DLPack's word for CUDA's default stream, whose handle is 0."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from ...device.cuda.stream import CudaStream
 
-__all__ = ["Library"]
-
 
 class Library:
     """What is asked of an array; the methods here are for ``__cuda_array_interface__``, as Numba's arrays have it."""

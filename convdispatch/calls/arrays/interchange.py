@@ -28,17 +28,6 @@ from ...device.memory import allocator as memory
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = [
-    "array_interface",
-    "cuda_array_interface",
-    "dlpack",
-    "dlpack_device",
-    "from_dlpack",
-    "host_address",
-    "imported",
-    "span",
-]
-
 CPU, CUDA = 1, 2
 _NAME, _USED = b"dltensor", b"used_dltensor"
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}

@@ -19,8 +19,6 @@ from ...device.cuda_driver import CudaError
 from .array_api import Exchange
 from .array_library import Library
 
-__all__ = ["BARE", "library_of"]
-
 _known: dict[type, Library | None] = {}
 BARE = Library()
 """Of objects that have ``__dlpack__`` and nothing else; what they hold is brought to a call by ``capsules``."""

@@ -23,8 +23,6 @@ from ...selection.prepared import Constant
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Operands", "address", "contiguous_strides", "host_memory", "native", "overlaps"]
-
 
 class Operands:
     """The operands of one call on ``queue``; for in-order and out-of-order queues."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Enabled"]
-
 
 class Enabled:
     """What ``enable`` answers: in force already; as a context manager, until the block ends."""

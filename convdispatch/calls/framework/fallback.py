@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Fallback"]
-
 
 class Fallback(Exception):
     """The call is the framework's own kernel's; the text says why. ``lasting`` where each such call will be.

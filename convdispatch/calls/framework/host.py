@@ -20,8 +20,6 @@ from ..fast_path import host_queue
 from .fallback import Fallback
 from .problem import FrameworkProblem
 
-__all__ = ["HostProblem", "cpu_device"]
-
 
 @functools.lru_cache(maxsize=2)
 def cpu_device(pointers: bool = False) -> cl.Device:

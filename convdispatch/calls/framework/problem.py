@@ -12,8 +12,6 @@ from ...device import runtime
 from ..bound_call import PLACES
 from .fallback import Fallback
 
-__all__ = ["FrameworkProblem"]
-
 
 class FrameworkProblem:
     """What every framework's call knows of its problem. Raises Fallback for a dtype that the device lacks."""

@@ -26,8 +26,6 @@ from ...selection.records.perfdb import default_folders
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["DecisionCache"]
-
 _MOST = 8 << 20
 """Bytes of a file after which nothing is added: some 30,000 decisions."""
 _FIELDS = {"solver": str, "config": dict, "source": str, "seal": str}

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from ...selection.prepared import Prepared
 
-__all__ = ["NoHelp", "PlannerPool", "pool_of"]
-
 IDLE_S = 20.0
 """Seconds after its last problem at which a child ends."""
 _TRIES = 2

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["LEAST_S", "shown", "start"]
-
 LEAST_S = 3.0
 """Seconds of work ahead below which nothing is said."""
 _EACH_S = 0.3

@@ -21,26 +21,6 @@ from ...api.problem import ConvProblem
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = [
-    "TABLES",
-    "Collection",
-    "Gathered",
-    "all_weights",
-    "compiler_variables",
-    "decision_key",
-    "find",
-    "forbid_unstored",
-    "gathering",
-    "gathers",
-    "identity",
-    "in_force",
-    "key_of",
-    "note",
-    "put_in_force",
-    "take_out_of_force",
-    "wanted",
-]
-
 TABLES = ("decisions", "forms", "texts", "programs", "weights")
 """Problem to solver and configuration; net to layout and queues; what a text follows from to the text; text to binary;
 weights and their packed form's key to the packed form."""

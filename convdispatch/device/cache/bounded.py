@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 from ..planning_lock import unlocked
 
-__all__ = ["KB", "MB", "Bounded", "Bounds"]
-
 KB, MB = 1 << 10, 1 << 20
 
 

@@ -19,8 +19,6 @@ from ..memory import allocator
 from ..memory.host_pool import HostPool
 from .queues import OpenCLQueue
 
-__all__ = ["HostMemory", "HostQueue", "empty", "has_system_svm", "lease", "pool_of"]
-
 _POOLED = 1 << 16
 """Bytes from which on a result is from the pool; below, the C library keeps its memory anyway."""
 

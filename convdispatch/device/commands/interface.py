@@ -18,8 +18,6 @@ import numpy as np
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Commands", "Kernel", "Late"]
-
 
 @functools.cache
 def _kernel_names() -> Any:

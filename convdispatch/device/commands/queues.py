@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pyopencl as cl
 
-__all__ = ["OpenCLQueue", "commands_of"]
-
 
 class OpenCLQueue(Commands):
     """Commands for an OpenCL queue; in order or not, as the queue is. Memory is OpenCL's buffers."""

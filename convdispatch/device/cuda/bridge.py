@@ -33,8 +33,6 @@ from .stream_pool import StreamPool
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Bridge", "bridge_of"]
-
 _AT_LEAST = 0
 _FAILED = -1
 _REMEMBERED = 1024

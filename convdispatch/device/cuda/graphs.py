@@ -9,8 +9,6 @@ from typing import Any
 
 from .stream import CudaPlace, CudaStream
 
-__all__ = ["CudaGraph", "side_streams"]
-
 _NON_BLOCKING, _RELAXED = 1, 2
 
 

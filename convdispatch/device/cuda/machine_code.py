@@ -17,8 +17,6 @@ from ..cuda_driver import Cuda, CudaError
 from ..startup_profile import phase
 from .ptx import MOST_STATIC_SHARED
 
-__all__ = ["carried", "machine_code", "note"]
-
 _FORM = b"convdispatch machine code 1\n"
 _ANY = "any machine code"
 """In a collection's programs: that it holds machine code."""

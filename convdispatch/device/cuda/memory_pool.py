@@ -10,8 +10,6 @@ from typing import Any
 
 from ..cuda_driver import Cuda, CudaError
 
-__all__ = ["KEEP", "CudaPool"]
-
 KEEP = 1 << 29
 """Bytes that stay with the pool, unused, when the device is synchronised."""
 _PINNED, _DEVICE, _NO_EXPORT = 1, 1, 0

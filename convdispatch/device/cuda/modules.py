@@ -28,8 +28,6 @@ from .ptx import Parameter, Unlaunchable, dynamic_shared, entries, for_cuda, ove
 if TYPE_CHECKING:
     from ..commands.interface import Kernel
 
-__all__ = ["Function", "Ready", "function_of", "load"]
-
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 _LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q"}

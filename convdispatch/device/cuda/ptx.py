@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from ...api.errors import ConvDispatchError
 
-__all__ = ["MOST_STATIC_SHARED", "Parameter", "Unlaunchable", "dynamic_shared", "entries", "for_cuda", "overlapping"]
-
 _REGISTER = re.compile(r"%envreg(\d+)\b")
 _MEANING = dict.fromkeys(range(6), "0") | {6 + i: f"%nctaid.{axis}" for i, axis in enumerate("xyz")}
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?")

@@ -27,8 +27,6 @@ from .modules import Function, function_of
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["BLOCKED", "CudaMemory", "CudaPlace", "CudaStream", "place_of"]
-
 Allocate = Callable[[int], tuple[int, Any]]
 """``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's end gives back."""
 _LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}

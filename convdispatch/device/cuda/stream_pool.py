@@ -16,8 +16,6 @@ from ..memory.allocator import cuda_address, persistent
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["StreamPool", "Streams"]
-
 _NON_BLOCKING, _NO_TIMING = 1, 2
 _FLAGS, _APART = 1024, 64
 """Flags made at a time, and the bytes from one to the next: a cache line's, since each has a writer of its own."""

@@ -11,8 +11,6 @@ from ...api.device import DeviceInfo
 from .layout import direct
 from .spec import GemmSpec
 
-__all__ = ["configs", "cpu_configs", "gpu_configs"]
-
 _L2 = 512 * 1024  # bytes of B that one pass over the rows may keep in a core's second-level cache
 _LOCAL = 128 * 1024  # bytes of local memory for a block of B that a work item packs itself
 _ROWS = 32 * 1024  # bytes of local memory for a tile's rows of A, which should stay in the first-level cache

@@ -16,8 +16,6 @@ from .layout import distinct
 from .prefetch import far_rows
 from .spec import GemmSpec
 
-__all__ = ["LAUNCH", "PACKED", "product_cost"]
-
 LAUNCH = 3e6
 PACKED = 50.0, 160.0
 """Of an element of A that is packed, by columns as it lies and across them."""

@@ -18,8 +18,6 @@ from typing import Any
 
 from .spec import Axis, GemmSpec
 
-__all__ = ["PackedLayout", "direct", "distinct", "packed_layout"]
-
 
 @dataclass(frozen=True)
 class PackedLayout:

@@ -19,8 +19,6 @@ from .spec import GemmSpec
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["GemmPlan", "workspace_size"]
-
 _ALIGN = 128  # bytes between the areas of the workspace
 
 

@@ -10,8 +10,6 @@ from ...api.cpu import LINE
 from .layout import direct
 from .spec import GemmSpec
 
-__all__ = ["far_columns", "far_packed", "far_rows", "far_steps"]
-
 _HELD = 1 << 20
 """Bytes that a second-level cache holds."""
 _SHORT = 256

@@ -15,8 +15,6 @@ from .layout import packed_layout
 from .prefetch import far_columns, far_packed, far_rows, far_steps
 from .spec import Axis, GemmSpec
 
-__all__ = ["Packing", "gemm_text", "packing", "reduce_text"]
-
 _ITEM, _GROUP = 1 << 14, 64
 """Elements that a work item should pack, so that it is worth starting; neighbours of a row that it packs together
 where panels are narrow: lines that several panels share are read once."""

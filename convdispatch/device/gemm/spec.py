@@ -9,8 +9,6 @@ from ...api.activations import parse_activation
 from ...api.dtypes import DTYPES
 from ...api.errors import InvalidArgument
 
-__all__ = ["Axis", "Epilogue", "GemmSpec", "Matrix"]
-
 
 @dataclass(frozen=True)
 class Axis:

@@ -30,8 +30,6 @@ from ..opencl.platforms import address
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["SWITCH", "USUAL", "opencl_buffer", "import_shared", "safe"]
-
 SWITCH = "CONVDISPATCH_LARGE_IMPORTS"
 USUAL = 384 << 20
 """Bytes of the largest import that ended no process anywhere."""

@@ -15,8 +15,6 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-__all__ = ["KEEP", "HostPool"]
-
 KEEP = 1 << 29
 """Bytes that may lie unused; the blocks that have lain longest go first."""
 _STEPS = 8

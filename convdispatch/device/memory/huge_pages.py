@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["LEAST", "buffer", "suit"]
-
 LEAST = 1 << 22
 """Bytes of a buffer from which large pages are asked for."""
 

@@ -22,8 +22,6 @@ from .cuda_imports import import_shared, safe
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["OWN", "SMALLEST", "Arena", "SharedPool", "cuda_address", "out_of_order", "shared_block"]
-
 SMALLEST = 512
 """Bytes of the smallest block: a multiple of what OpenCL devices ask of a sub-buffer's origin."""
 _SLAB = 2 << 20

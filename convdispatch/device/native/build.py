@@ -14,8 +14,6 @@ import sys
 import sysconfig
 from pathlib import Path
 
-__all__ = ["NAME", "Unbuildable", "build", "command", "sources"]
-
 NAME = "_launcher.abi3.so"
 _HERE = Path(__file__).resolve().parent
 _HEADER = Path("include/torch/csrc/stable/c/shim.h")

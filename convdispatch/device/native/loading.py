@@ -15,8 +15,6 @@ from typing import Any
 
 from ...api.policy import ask_policy
 
-__all__ = ["DRIVER", "SWITCH", "last", "launcher", "unavailable"]
-
 SWITCH = "CONVDISPATCH_NATIVE"
 DRIVER = "libcuda.so.1"
 _LEAST = (2, 11)

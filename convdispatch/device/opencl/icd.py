@@ -27,8 +27,6 @@ from .. import plainfile
 from ..cache_home import temporary
 from .vendor_trial import how_it_ends
 
-__all__ = ["Vendor", "announce", "vendors"]
-
 SYSTEM_FOLDER = Path("/etc/OpenCL/vendors")
 _NVIDIA = "libnvidia-opencl.so.1"
 

@@ -14,8 +14,6 @@ from . import icd, processor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["DescribedDevice", "address", "device_info", "devices", "platforms"]
-
 _VENDORS = (
     # (word in the platform's or device's vendor, normalised name); platforms first: PoCL's devices say Intel
     ("portable computing", "pocl"),

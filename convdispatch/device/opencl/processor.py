@@ -9,8 +9,6 @@ import functools
 import os
 from pathlib import Path
 
-__all__ = ["described", "here"]
-
 _FEATURES = ("amx_tile", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2")
 _CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 

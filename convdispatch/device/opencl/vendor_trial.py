@@ -19,8 +19,6 @@ import platformdirs
 from .. import jsontext, plainfile
 from ..cache_home import temporary
 
-__all__ = ["forget", "how_it_ends"]
-
 LOAD_S = 60.0
 """Seconds that a library may take to load and to name its platforms, on a busy machine."""
 _LINKER = Path("/etc/ld.so.cache")

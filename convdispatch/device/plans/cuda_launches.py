@@ -13,8 +13,6 @@ from ..cuda.modules import Function, function_of
 if TYPE_CHECKING:
     from ..cuda.stream import CudaStream
 
-__all__ = ["Launches"]
-
 
 _ALIGN = 256
 """Bytes to which each area of the scratch memory is rounded."""

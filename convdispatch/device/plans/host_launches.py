@@ -18,8 +18,6 @@ from ..commands import host_memory
 from ..commands.interface import Kernel
 from ..commands.recording import Recording, Slot, launched, with_numbers
 
-__all__ = ["HostLaunches"]
-
 _ALIGN = 256
 """Bytes to which each area of the scratch memory is rounded."""
 _WEIGHTS = 1

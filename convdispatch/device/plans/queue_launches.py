@@ -11,8 +11,6 @@ import pyopencl as cl
 from ..commands.recording import Recording, Slot, launched, with_numbers
 from ..memory import allocator
 
-__all__ = ["QueueLaunches"]
-
 _enqueue = cl.enqueue_nd_range_kernel
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ..gemm import GemmPlan
 
-__all__ = ["Areas", "Product", "Step", "StepPlan"]
-
 Step = Callable[[Any, Sequence[Any], Any], Any]
 """``step(queue, operands, wait_for) -> Event``, operands in the order of OPERANDS; a Launch is one."""
 

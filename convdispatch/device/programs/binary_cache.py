@@ -38,8 +38,6 @@ from .ptx_program import PtxProgram, ptx_program
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["built", "compiled", "folder", "read_file", "write_file"]
-
 _FORM = b"convdispatch kernel 1\n"
 _MOST = 1 << 30
 """Bytes of all files; beyond, those that were not used for longest are removed."""

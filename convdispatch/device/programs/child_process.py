@@ -14,8 +14,6 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["DeviceChild", "receive", "send"]
-
 _FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Of a child's NumPy, which starts as many as there are processors otherwise, and computes nothing."""
 _HEAD = struct.Struct("<QQ")

@@ -71,14 +71,19 @@ def _available() -> int:
 
 
 @contextlib.contextmanager
-def side_by_side(device: cl.Device, at_once: bool = False, for_cuda: bool = False) -> Iterator[None]:
+def side_by_side(
+    device: cl.Device, at_once: bool = False, for_cuda: bool = False, beside_calls: bool = False
+) -> Iterator[None]:
     """Inside the block ``run`` compiles on several processors; children live until its end.
 
     They start when there is something to compile, or ``at_once`` where that is known already. ``for_cuda``, they also
     assemble programs for CUDA's streams: its driver keeps what it assembled on disk, and this process finds it there.
+    ``beside_calls`` leaves one processor of several to the caller's other threads.
     """
     count = 1 if _active.get() is not None else compilers(device)
-    if count < 2:
+    beside_calls = beside_calls and count > 1
+    count -= beside_calls
+    if count < 2 and not beside_calls:
         yield
         return
     pool = _Pool(device, count, for_cuda)
@@ -115,7 +120,7 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
         while True:
             with lock:
                 task = next(left, None)
-            if task is None or pool.ended:  # an interrupt ends the block before its tasks
+            if task is None or pool.ended or background.ended():  # an interrupt ends the block before its tasks
                 return
             with contextlib.suppress(Exception), locked(turn):
                 task()

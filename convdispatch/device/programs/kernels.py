@@ -32,20 +32,6 @@ from . import template_cache
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = [
-    "OPERANDS",
-    "KernelPlan",
-    "Launch",
-    "Programs",
-    "build",
-    "config_macros",
-    "define",
-    "forget",
-    "keeps_programs",
-    "kernel_text",
-    "rendering",
-]
-
 _HEADER = "convdispatch.api"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?[fFhHuUlL]{0,3}")

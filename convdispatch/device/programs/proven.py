@@ -20,8 +20,6 @@ from . import template_cache
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["proven"]
-
 _PASSED = "passed"
 _lock = threading.Lock()
 _locks: dict[tuple[str, str, cl.Device], threading.RLock] = {}

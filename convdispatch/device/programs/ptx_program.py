@@ -16,8 +16,6 @@ from ..cuda.ptx import Unlaunchable, entries, for_cuda
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["PtxProgram", "for_streams", "ptx_program"]
-
 
 class _Thread(threading.local):
     for_streams = False

@@ -15,8 +15,6 @@ from .kernels import Launch, build, config_macros, keeps_programs, kernel_text
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["copy_strided"]
-
 _AXES = 8
 _RUN = 4096
 """Elements that a CPU's work item copies: starting one costs as much as some hundred of them."""

@@ -21,8 +21,6 @@ from typing import Any
 
 from . import binary_cache
 
-__all__ = ["artifact_key", "load", "stamp", "store", "text_key"]
-
 _FORM = b"convdispatch text 1\n"
 _SOURCES = (".py", ".mako", ".cl")
 _VERSIONED = ("numpy", "ml_dtypes")

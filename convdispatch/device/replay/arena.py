@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from ..commands.recording import Command, Slot
 
-__all__ = ["Arena", "Lifetime", "lifetimes", "lay_out"]
-
 
 @dataclass(frozen=True)
 class Lifetime:

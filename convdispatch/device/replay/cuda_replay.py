@@ -13,8 +13,6 @@ from ..cuda.graphs import CudaGraph, side_streams
 from ..cuda.stream import CudaPlace, CudaStream
 from .schedule import Schedule
 
-__all__ = ["Replay"]
-
 
 class Replay:
     """``give(stream)`` gives all commands to a stream of ``place``.

@@ -26,8 +26,6 @@ from .schedule import Schedule
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Program"]
-
 
 class Program:
     """``run()`` enqueues everything that ``recording`` holds. Safe from several threads, one run at a time.

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from ..commands.recording import Command
 
-__all__ = ["Schedule", "Step"]
-
 
 @dataclass(frozen=True)
 class Step:

@@ -9,8 +9,6 @@ import numpy as np
 from ...api.dtypes import bfloat16_conversions
 from ...api.errors import InvalidArgument
 
-__all__ = ["Element", "element", "kind_of", "prelude"]
-
 
 class Element(NamedTuple):
     """One element type in OpenCL C; ``{p}`` is a pointer, ``{i}`` an index, ``{v}`` a value."""

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from ...api.errors import InvalidArgument
 
-__all__ = ["FUNCTIONS", "Formula", "parse"]
-
 
 class Function(NamedTuple):
     """One function of formulas."""

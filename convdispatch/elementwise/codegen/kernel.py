@@ -24,8 +24,6 @@ from .strides import collapse
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["VECTOR", "Operand", "Prepared", "prepare"]
-
 VECTOR = 4
 _GPU_GROUP, _CPU_GROUP = 256, 1024
 _LONG_ROW = 512

@@ -26,8 +26,6 @@ from .strides import collapse
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["OPERATIONS", "Reduction", "plan"]
-
 OPERATIONS = {
     # (combination of a and b, neutral element for floats, for integers)
     "sum": ("({a}) + ({b})", "0", "0"),

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from ...api.errors import InvalidArgument
 
-__all__ = ["broadcast", "collapse", "stretched"]
-
 
 def broadcast(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     """The common shape of named operands by NumPy's rule. Raises InvalidArgument that names all shapes."""

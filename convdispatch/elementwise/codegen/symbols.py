@@ -12,8 +12,6 @@ import numpy as np
 from ...api.errors import InvalidArgument
 from .expression import FUNCTIONS
 
-__all__ = ["trace", "where"]
-
 _traced: weakref.WeakKeyDictionary[Callable[..., Any], tuple[str, tuple[str, ...]]] = weakref.WeakKeyDictionary()
 _UFUNCS = {
     "absolute": "abs",

@@ -22,8 +22,6 @@ from .integer_formulas import merge_integers
 from .pointwise import merge
 from .quantization import to_integers
 
-__all__ = ["fuse"]
-
 CONVOLUTION, TRANSPOSED, LINEAR, BATCH_NORM = "convolution", "transposed_convolution", "linear", "batch_norm"
 
 

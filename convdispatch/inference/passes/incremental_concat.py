@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from ..graph import Graph, Node, Ref, Value, operands
 
-__all__ = ["incremental_concats"]
-
 
 def incremental_concats(graph: Graph) -> dict[Node, Node]:
     """For each concatenation whose result can be a part of another one's, with gaps: that other one."""

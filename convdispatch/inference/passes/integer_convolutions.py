@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ...api.device import DeviceInfo
     from ...api.problem import ConvProblem
 
-__all__ = ["slow_to_numbers"]
-
 
 def slow_to_numbers(graph: Graph) -> None:
     """Convolutions of integers that are predicted to take longer than those of their numbers become these."""

@@ -16,8 +16,6 @@ from ...nn.quantized import DEQUANTIZED, quantized_formula
 from ..graph import Graph, Node, Ref
 from .integer_nodes import ACTIVATIONS, DEQUANTIZE, QUANTIZE, alone, form_of, integers_of, maker_of
 
-__all__ = ["merge_integers"]
-
 
 def merge_integers(graph: Graph) -> Graph:
     """Put dequantizations before and quantizations behind element-wise formulas into them."""

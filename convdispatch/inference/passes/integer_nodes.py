@@ -10,11 +10,6 @@ import numpy as np
 from ...nn.quantized import dequantize
 from ..graph import Graph, Node, Ref, Value
 
-__all__ = [
-    "ACTIVATIONS", "CONVOLUTION", "DEQUANTIZE", "QUANTIZE", "alone", "form_of", "give", "insert", "integers_of",
-    "maker_of", "now_of_integers",
-]  # fmt: skip
-
 CONVOLUTION, QUANTIZE, DEQUANTIZE = "quantized_convolution", "quantize", "dequantize"
 ACTIVATIONS = ("activate", "relu")
 

@@ -19,8 +19,6 @@ from ...nn.quantized import quantize_pixels
 from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 
-__all__ = ["LAYOUTS", "MIXED", "can_turn", "relayout", "reorder", "traced_layout"]
-
 LAYOUTS = ("nchw", "nhwc")
 MIXED = "mixed"
 """The name of a form whose pictures lie one way here and the other way there."""

@@ -19,8 +19,6 @@ from ...elementwise.codegen.expression import parse
 from ...tensor import Tensor
 from ..graph import Graph, Node, Ref
 
-__all__ = ["merge"]
-
 _MOST_OPERANDS = 12
 """Tensors that one kernel reads."""
 _MOST_STATEMENTS = 48

@@ -16,8 +16,6 @@ from ...api.errors import InvalidArgument
 from ...tensor import Tensor
 from ..graph import Graph, Ref, map_operands
 
-__all__ = ["dtype_of", "traced_in", "with_dtype", "with_math"]
-
 _HALVES = ("float16", "bfloat16")
 
 

@@ -31,8 +31,6 @@ from .integer_nodes import (
     now_of_integers,
 )
 
-__all__ = ["to_integers"]
-
 _FUSED = ("relu", "relu6", "clip")
 
 

@@ -21,8 +21,6 @@ from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 from .layout import reorder
 
-__all__ = ["sliced"]
-
 LARGE = 16 << 20
 """Bytes that an operation reads and writes, of pictures, from where caches do not hold them until the next one."""
 KEPT = 16 << 20

@@ -20,8 +20,6 @@ from ...api.quantized import QUANTIZED_TEXTS
 from ..shapes import Entry
 from .limits import check, number
 
-__all__ = ["Knobs", "read_descriptor", "read_line", "write"]
-
 _LETTERS = frozenset({"g", "mb", "ic", "oc", *(a + b for a in "iokspd" for b in "dhw")})
 _DIRECTIONS = {
     # direction and bias; a bias's own gradient (BWD_WB) is a sum and no convolution

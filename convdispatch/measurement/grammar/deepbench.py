@@ -10,8 +10,6 @@ from ...api.problem import ConvProblem
 from ..shapes import Entry
 from .limits import check, number
 
-__all__ = ["TEXT", "read_line", "read_tuple", "write"]
-
 FIELDS = ("iw", "ih", "ic", "mb", "oc", "kw", "kh", "pw", "ph", "sw", "sh")
 TEXT = re.compile(r"(?:std::make_tuple|make_tuple)?\s*[({\[]?\s*([0-9]+(?:\s*[,\s]\s*[0-9]+){10})\s*[)}\]]?\s*[,;]?")
 """A tuple as C++ and Python write it, or eleven numbers."""

@@ -7,8 +7,6 @@ from collections.abc import Collection
 from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import ConvProblem
 
-__all__ = ["check", "number"]
-
 _DIGITS = 18
 _FLAGS = {
     "bias": "a bias",

@@ -15,8 +15,6 @@ from ...api.problem import ConvProblem
 from ..shapes import Entry
 from .limits import check
 
-__all__ = ["COMMAND", "read_line", "write"]
-
 COMMAND = re.compile(r"(?:\S*MIOpenDriver\s+|^\s*(?=conv\w*\s+-))(conv\w*)(?=\s|$)")
 _TYPES = {"conv": "float32", "convfp32": "float32", "convfp16": "float16", "convbfp16": "bfloat16"}
 _OPTIONS = {  # the geometry's 19 first

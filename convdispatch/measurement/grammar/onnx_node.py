@@ -15,8 +15,6 @@ from ...api.problem import ConvProblem
 from ..shapes import Entry
 from .limits import check
 
-__all__ = ["read_line", "read_model", "read_node", "write"]
-
 _TYPES = {"float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16"}
 
 

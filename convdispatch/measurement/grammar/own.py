@@ -9,8 +9,6 @@ from ...api.problem import ConvProblem
 from ..shapes import Entry
 from .limits import number
 
-__all__ = ["TRACE", "read_line", "write"]
-
 TRACE = "convdispatch,1,"
 """How the trace layer's lines begin."""
 _LINE = re.compile(r"(?P<problem>\S+)(?:\s+(?P<name>.*?))?(?:\s*\*\s*(?P<count>[0-9]+))?")

@@ -19,8 +19,6 @@ from .variant import Variant, launcher
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["matrix_variants"]
-
 WARP = 32
 STEPS = 1024
 SHAPES = {

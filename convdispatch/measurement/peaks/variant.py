@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Variant", "launcher"]
-
 
 @dataclass(frozen=True)
 class Variant:

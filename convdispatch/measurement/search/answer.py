@@ -16,8 +16,6 @@ from ...selection.records.timing import verdict
 from .candidates import Entry
 from .probing import LOST
 
-__all__ = ["afterwards", "conditions", "judge", "record_of", "set_aside", "unmeasured"]
-
 
 def judge(entries: list[Entry], refused: list[Result]) -> Results:
     """The winner by verdict, then the rest in the order of what became of them."""

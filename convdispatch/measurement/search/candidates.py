@@ -29,8 +29,6 @@ from ...selection.records.record import choice_text
 from ...selection.records.timing import Timing
 from ...selection.solver_query import Fault, query
 
-__all__ = ["PROBE_FLOPS", "Entry", "candidates", "smaller"]
-
 KNOWN_FIRST = 3
 """So many of the fastest on record are known to be good."""
 PROBE_FLOPS = 2e8

@@ -15,8 +15,6 @@ from ...api.problem import ConvProblem
 from .. import reference
 from .trialdata import error_limit, operands_of, random_operands
 
-__all__ = ["FAMILIES", "draw", "entering", "families", "family_limit", "plane_errors", "plane_positions"]
-
 FAMILIES = {
     "normal": "standard normal",
     "summed_tens": "the summed axis times powers of ten from -4 to 4, its partner divided by the same",

@@ -12,8 +12,6 @@ from ...device.runtime import device_info
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["PATTERN", "OutputScan"]
-
 PATTERN = 0x7FC1
 """Repeated, a NaN in every dtype, and one that no arithmetic makes."""
 _TYPES = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}

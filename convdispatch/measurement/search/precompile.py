@@ -18,8 +18,6 @@ from ...api.problem import ConvProblem
 from ..child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild, farm
 
-__all__ = ["MOST", "precompile_s", "precompile", "compile_one", "compiler"]
-
 MOST = 40
 """Candidates of a problem that are compiled; a search within a few seconds gets no further."""
 SHARE = 0.5

@@ -11,8 +11,6 @@ from typing import Any
 from ..child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild
 
-__all__ = ["Prober"]
-
 START_S = 60.0
 """Seconds that a child may take to load its plugins and open the device."""
 RUN_S = 60.0

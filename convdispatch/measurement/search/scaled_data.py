@@ -15,8 +15,6 @@ from .. import reference
 from .families import draw, entering, plane_positions
 from .trialdata import error_limit, operands_of
 
-__all__ = ["Scaled"]
-
 PLANES, EACH = 8, 8
 """Planes that are looked at, and elements of each."""
 

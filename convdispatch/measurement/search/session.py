@@ -42,8 +42,6 @@ from .trial import Harness, OutOfTime, WrongResult
 if TYPE_CHECKING:
     from .probing import Prober
 
-__all__ = ["Search"]
-
 LOOKS = 3
 """Samples of screening."""
 FINALISTS = 12

@@ -31,8 +31,6 @@ from .trialdata import error_limit, numpy_dtype, operands_of, random_operands
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Checked", "OutOfTime", "Harness", "WrongResult"]
-
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
 _PATTERN = np.uint16(PATTERN)

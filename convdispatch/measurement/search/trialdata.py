@@ -11,8 +11,6 @@ import numpy as np
 from ...api.problem import ConvProblem
 from .. import quantized, reference
 
-__all__ = ["error_limit", "numpy_dtype", "operand_shapes", "operands_of", "random_operands"]
-
 BLOCK = 4194301
 """A prime, so that what repeats falls on other channels and pixels each time."""
 _LIMITS = {"float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}

@@ -17,8 +17,6 @@ from ..convolution import dense
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["normalise", "takes"]
-
 _LEAST_PIXELS = 8
 """Fewer neighbours in memory than this are not worth a kernel that reads along them."""
 _GROUP, _SUM_GROUP = 512, 256

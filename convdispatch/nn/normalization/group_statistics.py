@@ -13,8 +13,6 @@ from ...tensor import Tensor
 from ..convolution import dense
 from .row_norm import row_norm
 
-__all__ = ["group_norm", "layer_norm", "standardize"]
-
 
 @operation
 def standardize(

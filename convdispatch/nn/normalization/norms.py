@@ -21,8 +21,6 @@ from .batch_norm_kernel import normalise, takes
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["batch_norm", "fold_batch_norm", "folding", "local_response_norm"]
-
 # From sums of x - k and of its square (k is one of the channel's values, so that the difference of squares below does
 # not cancel): mean, 1 / deviation, the factor of x, and the running statistics, in one kernel over the channels.
 _STATISTICS = """

@@ -17,8 +17,6 @@ from ..convolution import dense
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["row_norm"]
-
 _ITEMS = 64
 _FEW = 1 << 13
 """Elements of a tensor of few rows, from which on more launches on all processors are faster than one work group a

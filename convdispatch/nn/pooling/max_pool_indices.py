@@ -11,8 +11,6 @@ from ...elementwise import apply
 from ...tensor import Tensor
 from .pooling2d import pooled, windows_of
 
-__all__ = ["max_pool_with_places"]
-
 _CUT = 1 << 30
 """Above every pixel's number in a note."""
 

@@ -13,8 +13,6 @@ from ...device.programs.kernels import Launch, build, define, kernel_text
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Windows", "max_pool_launch"]
-
 _INF = {"float32": "0x7f800000u", "float16": "0x7c00", "bfloat16": "0x7f80"}
 """The bits of infinity; the dtypes that are pooled."""
 _INSTRUCTIONS = {"float32": "max.NaN.f32", "float16": "max.NaN.f16x2", "bfloat16": "max.NaN.bf16x2"}

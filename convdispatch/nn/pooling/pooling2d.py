@@ -21,8 +21,6 @@ from ..convolution import dense
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "global_average_pool", "lp_pool", "max_pool"]
-
 _GROUP = 256
 _REALS = ("float32", "float64")
 _VECTORS = (*_REALS, *INTEGERS)

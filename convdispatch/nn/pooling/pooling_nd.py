@@ -18,8 +18,6 @@ from ...tensor import Tensor
 from ..convolution import dense
 from .pooling2d import avg_pool, lp_pool, max_pool
 
-__all__ = ["pool"]
-
 
 def pool(
     kind: str,

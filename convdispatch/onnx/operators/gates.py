@@ -11,8 +11,6 @@ from ...tensor import Tensor
 from ..call import Call
 from ..constants import scalar
 
-__all__ = ["gate", "with_number"]
-
 _NEAR = 1e-6
 """How far a sixth may be from 1 / 6: files round it to float32."""
 

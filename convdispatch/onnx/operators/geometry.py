@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from ..call import Call
 
-__all__ = ["AUTO_PADS", "geometry", "pads_of", "same_pads"]
-
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 

@@ -20,8 +20,6 @@ from .elementwise import scalar
 from .geometry import geometry, pads_of
 from .quantization import Integers, integers_of, positive, zero_of
 
-__all__ = ["convolution_of_integers", "product_of_integers"]
-
 _EXACT = 1 << 24
 """Whole numbers below it are float32's."""
 

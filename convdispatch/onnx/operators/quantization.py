@@ -17,8 +17,6 @@ from ...tensor import Tensor
 from ..call import Call, operator
 from .elementwise import formula, scalar
 
-__all__ = ["Integers", "integers_of", "positive", "zero_of"]
-
 _BYTES = ("int8", "uint8")
 
 

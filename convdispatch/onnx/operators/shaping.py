@@ -15,8 +15,6 @@ from ...tensor import Tensor
 from ..call import Call, operator
 from .elementwise import scalar
 
-__all__ = ["padded"]
-
 
 @operator("Reshape")
 def _reshape(call: Call) -> Tensor:

@@ -19,8 +19,6 @@ from ..records.record import Record, stale
 from .neighbours import MARGIN, Cost, Neighbour, Offer, neighbours
 from .provenance import current
 
-__all__ = ["Evidence", "from_neighbours", "error_reason", "measured", "measured_s"]
-
 Configs = Callable[[str], list[Mapping[str, Any]]]
 """The configurations that a solver offers for the problem in question."""
 

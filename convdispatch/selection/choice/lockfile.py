@@ -20,8 +20,6 @@ from ...api.problem import ConvProblem
 from ...device import jsontext, plainfile
 from ..records.record_files import publish
 
-__all__ = ["Decision", "agree", "in_force", "read", "write"]
-
 SCHEMA = 1
 
 

@@ -42,8 +42,6 @@ from ..solver_query import predicted
 if TYPE_CHECKING:
     from ..records.perfdb import PerfDB
 
-__all__ = ["FAR", "MARGIN", "Cost", "Neighbour", "Neighbours", "Offer", "Regret", "distance", "neighbours"]
-
 Accepts = Callable[[str, Mapping[str, Any]], bool]
 """Whether the solver of that name would accept the problem in question with that configuration."""
 

@@ -15,8 +15,6 @@ from ...api.problem import ConvProblem
 from ..plugins.loader import plugins
 from ..plugins.registry import Rule, packaged_path, registry
 
-__all__ = ["Preferred", "preferred"]
-
 
 @dataclass(frozen=True)
 class Preferred:

@@ -12,8 +12,6 @@ from ...device import plainfile
 from ..plugins.loader import plugins
 from ..records.record import Provenance
 
-__all__ = ["contestant", "current", "text_hash"]
-
 _TEXTS = {".py", ".cl", ".mako", ".h", ".c", ".cu"}
 
 

@@ -35,8 +35,6 @@ from .preference import Preferred, preferred
 from .set_aside import needs_too_much, quarantined
 from .standing import Standing, ahead
 
-__all__ = ["Candidate", "Choices", "contestants", "rank", "reasons", "refusal"]
-
 
 @dataclass(frozen=True)
 class Candidate:

@@ -15,17 +15,6 @@ from ..plugins import faults, verdicts
 from ..plugins.loader import plugins
 from ..solver_query import query
 
-__all__ = [
-    "NoWorkspace",
-    "forgive",
-    "lacked",
-    "must_have_room",
-    "needs_too_much",
-    "quarantined",
-    "set_aside",
-    "short_of_memory",
-]
-
 _quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
 _asked: dict[tuple[ConvProblem, DeviceInfo], dict[str, int]] = {}
 """Bytes of workspace that plans asked for in vain, by solver."""

@@ -18,8 +18,6 @@ from typing import Any
 
 from .evidence import Evidence
 
-__all__ = ["LUCK", "Standing", "ahead"]
-
 LUCK = 0.1
 """Screening beats benchmarking only where its slowest sample is so much below: few samples may be lucky."""
 

@@ -16,8 +16,6 @@ from ...api.problem import ConvProblem
 from ...device.programs.kernels import Launch, build, kernel_text
 from ...device.runtime import device_info
 
-__all__ = ["CopyAxis", "Copy", "axes_of", "contiguous"]
-
 _WORD = {2: "ushort", 4: "uint", 8: "ulong"}
 """Copies move bits: a device need not compute with a dtype to have it copied."""
 

@@ -16,8 +16,6 @@ from .rewriting import Rewritten
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["DerivedPlan", "Room"]
-
 
 class Room:
     """Where the copies and the inner plan's workspace lie in the derived plan's workspace, in bytes."""

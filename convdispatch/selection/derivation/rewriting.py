@@ -16,8 +16,6 @@ from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from .copying import Copy, CopyAxis, axes_of
 
-__all__ = ["MOST_GROUPS", "REWRITINGS", "Rewritten"]
-
 MOST_GROUPS = 64
 """A loop over more groups is launches and nothing else."""
 

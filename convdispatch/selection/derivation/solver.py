@@ -17,8 +17,6 @@ from ..solver_query import query
 from .plan import DerivedPlan, Room
 from .rewriting import REWRITINGS, Rewritten
 
-__all__ = ["Derived", "derived", "named"]
-
 DEPTH = 4
 """Most rewritings, one after the other."""
 MOST = 2

@@ -29,8 +29,6 @@ from ..solver_query import query, serves
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["HOUSES", "fixed_by_pack", "note", "sealed"]
-
 HOUSES = ("api", "device", "selection", "measurement")
 """Zones of this package whose sources bear on a choice."""
 

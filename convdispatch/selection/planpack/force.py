@@ -15,8 +15,6 @@ from ...device.cache import artifact_store
 from ..plugins.loader import plugins
 from .reading import PackFile, read
 
-__all__ = ["LoadedPack", "from_environment", "load_pack"]
-
 
 class LoadedPack:
     """A pack in force until ``close()``, or the end of a ``with`` block; what was made of it stays."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["FORM", "MANIFEST", "MEMBER", "MOST_JSON", "MOST_MEMBERS", "TEXTS", "WORD"]
-
 FORM = 1
 MANIFEST, TEXTS = "manifest.json", "texts.json"
 MEMBER = re.compile(r"(programs|weights)/[0-9]{1,6}\.bin")

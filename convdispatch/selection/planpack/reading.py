@@ -19,8 +19,6 @@ from ...api.problem import ConvProblem
 from ...device import jsontext, plainfile
 from .format import FORM, MANIFEST, MEMBER, MOST_JSON, MOST_MEMBERS, TEXTS, WORD
 
-__all__ = ["PackFile", "read"]
-
 _LARGEST = 1 << 40
 """Bytes of a pack; it is mapped, not read."""
 _HEADER = 30

@@ -14,8 +14,6 @@ from ...device.cache.artifact_store import Gathered
 from ..plugins.loader import plugins
 from .format import FORM, MANIFEST, TEXTS
 
-__all__ = ["write"]
-
 
 def write(path: str | Path, gathered: Gathered) -> int:
     """Write a pack, whole or not at all; its bytes. Raises InvalidArgument where the place refuses."""

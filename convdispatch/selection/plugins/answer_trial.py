@@ -35,8 +35,6 @@ from ...device.planning_lock import unlocked
 from . import forks, verdicts
 from .loader import plugins
 
-__all__ = ["MARK", "Hang", "fault", "note_hang", "told", "trial", "watched"]
-
 T = TypeVar("T")
 
 LIMIT_S: float | None = 2.0

@@ -14,8 +14,6 @@ from ...api.device import DeviceInfo
 from ...api.dtypes import DTYPES, INTEGERS, QUANTIZED
 from ...api.problem import DIRECTIONS, LAYOUTS, MATHS, ConvProblem
 
-__all__ = ["KEYS", "Condition", "mistake"]
-
 _KINDS = {field.name: str(field.type) for field in dataclasses.fields(ConvProblem)} | {"depthwise": "bool"}
 _NUMBERS = {name for name, kind in _KINDS.items() if kind == "int"}
 _FLAGS = {name for name, kind in _KINDS.items() if kind == "bool"}

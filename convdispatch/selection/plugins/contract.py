@@ -11,8 +11,6 @@ import pluggy
 from ...api import hookspecs
 from ...api.solver import EPILOGUE, Solver
 
-__all__ = ["TRAITS", "LoadedAs", "register", "solvers_of", "traits_of"]
-
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 

@@ -7,8 +7,6 @@ import warnings
 from ...api.errors import ConvDispatchWarning
 from .loader import plugins
 
-__all__ = ["forget", "say"]
-
 _said: set[tuple[str, str]] = set()
 
 

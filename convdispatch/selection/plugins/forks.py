@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import threading
 
-__all__ = ["count", "end_fork"]
-
 _mine = threading.local()
 
 

@@ -34,17 +34,6 @@ from . import forks, verdicts
 from .contract import LoadedAs, register, solvers_of, traits_of
 from .registry import FILE_NAME, Registry, parse, read_text, registry
 
-__all__ = [
-    "LAYER_GROUP",
-    "Loaded",
-    "Plugins",
-    "dropin_folder",
-    "load_alone",
-    "plugins",
-    "reload",
-    "try_each",
-]
-
 LAYER_GROUP = "convdispatch.layers"
 
 

@@ -25,8 +25,6 @@ from ...api.problem import ConvProblem
 from ...device import plainfile
 from .conditions import KEYS, Condition, mistake
 
-__all__ = ["FILE_NAME", "Erratum", "Registry", "Rule", "packaged_path", "parse", "registry", "registry_path"]
-
 FILE_NAME = "registry.yaml"
 MOST_BYTES = 256 << 10
 DEPTH = 16

@@ -30,23 +30,6 @@ from ..records.perfdb import user_folder
 from ..records.record import device_key
 from ..records.record_files import publish
 
-__all__ = [
-    "against",
-    "answers",
-    "fingerprint",
-    "import_fault",
-    "importing",
-    "lift",
-    "note",
-    "note_answers",
-    "note_survived",
-    "refresh",
-    "survived",
-    "try_import",
-    "trust",
-    "trusted",
-]
-
 IMPORT_S = 60.0
 """Seconds that a plugin may take to import in a child, on a busy machine."""
 _KINDS = {"imports": dict, "trusted": dict, "solvers": dict, "answers": dict}

@@ -15,14 +15,6 @@ from .perfdb import PerfDB
 from .record import Record
 from .record_files import file_text, publish, read_records
 
-__all__ = [
-    "Change",
-    "diff",
-    "export_pack",
-    "import_pack",
-    "prune",
-]
-
 _ABANDONED = 3600.0
 """Seconds after which a file that was being written aside has no writer any more."""
 

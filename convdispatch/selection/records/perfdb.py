@@ -40,8 +40,6 @@ from .record import (
 from .record_files import file_text, publish, read_records, text_name
 from .timing import Timing, verdict
 
-__all__ = ["PerfDB", "default_folders", "perfdb", "record_packs", "scope_of", "user_folder"]
-
 BY_NAME = ", of a device of this name,"
 """What is added to the source of a record from before keys named processors: it may be another generation's."""
 ENTRY_POINTS = "convdispatch.records"

@@ -15,21 +15,6 @@ from typing import Any
 
 from ...api.device import DeviceInfo
 
-__all__ = [
-    "LEAST_SAMPLES",
-    "SCHEMA",
-    "Damaged",
-    "NewerSchema",
-    "Provenance",
-    "Record",
-    "choice_text",
-    "device_key",
-    "is_device_key",
-    "now",
-    "older_key",
-    "stale",
-]
-
 LEAST_SAMPLES = 6
 """Samples below which there is no interval of 95 %."""
 _LONGEST_KEY, _LONGEST_TEXT = 120, 10_000

@@ -13,8 +13,6 @@ from pathlib import Path
 from ...device import jsontext
 from .record import SCHEMA, Damaged, NewerSchema, Record
 
-__all__ = ["file_name", "file_text", "publish", "read_records", "text_name"]
-
 _HASHED = re.compile(r"[0-9a-f]{32}\.json")
 
 

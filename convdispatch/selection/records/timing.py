@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from ...api.errors import ConvDispatchError
 
-__all__ = ["BadTiming", "Timing", "Verdict", "check_time", "order_interval", "summarise", "verdict"]
-
 CONFIDENCE = 0.95
 WILD = 10.0
 """A sample this many times above or below its candidate's own median is set aside: a context switch, not a kernel."""

@@ -17,8 +17,6 @@ from typing import Any
 from .report import Measured, Report
 from .summary import Line, lines
 
-__all__ = ["LOAD", "Others", "busy", "disturbed", "load_now", "signs", "spread", "wait_quiet"]
-
 LOAD = 0.3
 """Other work's load, as a share of the device's compute units, from which on a CPU counts as busy."""
 CEILING = 0.15

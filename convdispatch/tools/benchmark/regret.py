@@ -15,8 +15,6 @@ from typing import Any, Protocol
 from .report import Choice, Measured, Report
 from .summary import geomean
 
-__all__ = ["Judge", "regret_report"]
-
 
 class Judge(Protocol):
     """What a Session, here or in a child process, can say of choices."""

@@ -17,21 +17,6 @@ from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
 from ...device import declared, jsontext, plainfile
 
-__all__ = [
-    "EVIDENCE",
-    "SCHEMA",
-    "Choice",
-    "Journal",
-    "Layer",
-    "Measured",
-    "PeerTime",
-    "Report",
-    "Row",
-    "load",
-    "load_all",
-    "placeless",
-]
-
 SCHEMA = 1
 _RENAMED = {"raced": "benchmarked", "look_ms": "screening_ms"}
 """What a row's fields were called in older reports, and are called now."""

@@ -10,22 +10,6 @@ from typing import Any
 from ...api.problem import ConvProblem
 from .report import Layer, Measured, Report
 
-__all__ = [
-    "PLAIN",
-    "TYPES",
-    "Line",
-    "Net",
-    "family",
-    "gaps",
-    "geomean",
-    "known",
-    "layer_type",
-    "lines",
-    "nets",
-    "solver_times",
-    "types",
-]
-
 TYPES = ("first layer", "depthwise", "strided", "1x1", "3x3", "5x5 and more", "other")
 PLAIN = {
     "first layer": "a picture's few channels become many",

@@ -28,8 +28,6 @@ from .quiet import LOAD, SCATTER, Others
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Bandwidth", "Kind", "TrainingReport", "profile_training", "turns"]
-
 CONVOLUTIONS = frozenset({"convolution", "linear", "transposed_convolution"})
 WARM, STEPS, PROFILED = 2, 8, 3
 SIZES = tuple(1 << exponent for exponent in range(12, 29, 2))

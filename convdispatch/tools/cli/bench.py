@@ -16,8 +16,6 @@ from .cluster import CLUSTER, security_of
 from .options import CONFIGURE, DEVICE, JOBS, configure, processes, read_entries, stderr, stdout
 from .output import shown
 
-__all__ = ["bench"]
-
 STEP_S = 1.0
 """Seconds that a training step is thought to take until one has ended."""
 

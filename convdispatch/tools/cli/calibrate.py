@@ -6,8 +6,6 @@ import click
 
 from .options import DEVICE, stdout
 
-__all__ = ["calibrate"]
-
 
 @click.command()
 @DEVICE

@@ -12,8 +12,6 @@ from .interrupts import leave
 from .options import stderr
 from .output import echo
 
-__all__ = ["CLUSTER", "TLS", "cluster", "security_of", "worker"]
-
 _TLS = (
     click.option(
         "--tls-ca-file", type=click.Path(exists=True, dir_okay=False), default=None, help="Authorities to trust, PEM."

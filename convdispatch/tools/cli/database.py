@@ -12,8 +12,6 @@ from rich.table import Table
 from .options import AS_JSON, settings, stdout
 from .output import echo
 
-__all__ = ["db"]
-
 FILE = click.Path(path_type=Path, dir_okay=False)
 KEY = click.option("--device", "key", metavar="KEY", help="A device's key as `db list` prints it; else all devices.")
 

@@ -10,8 +10,6 @@ import click
 from .options import AS_JSON, DEVICE, stdout
 from .output import echo
 
-__all__ = ["pack", "trace"]
-
 
 @click.command()
 @click.argument("what", metavar="NET|MODEL|LOCKFILE|PROBLEM")

@@ -13,8 +13,6 @@ from ...api.errors import InvalidArgument, InvalidProblem
 from .options import AS_JSON, DEVICE, stdout
 from .output import echo
 
-__all__ = ["fit_cost"]
-
 
 @click.command("fit-cost")
 @click.argument("solver")

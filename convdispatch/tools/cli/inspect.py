@@ -12,8 +12,6 @@ from rich.table import Table
 from .options import AS_JSON, DEVICE, stderr, stdout
 from .output import echo
 
-__all__ = ["doctor", "explain", "info"]
-
 
 @click.command()
 @AS_JSON

@@ -18,8 +18,6 @@ import click
 from ...measurement.compiling import under_way
 from .output import give_up, ours
 
-__all__ = ["ended_by_signals", "leave"]
-
 DEAF_S = 1.5
 """Seconds in which the main thread hears of a signal, unless a driver holds it."""
 ENDING_S = 8.0

@@ -8,8 +8,6 @@ import click
 
 from .options import DEVICE
 
-__all__ = ["kernel"]
-
 
 @click.command()
 @click.argument("problem")

@@ -9,8 +9,6 @@ import click
 
 from .options import DEVICE, JOBS, processes, stderr, stdout
 
-__all__ = ["run"]
-
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))

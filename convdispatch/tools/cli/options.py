@@ -20,18 +20,6 @@ from ...measurement.shapes import Entry
 from ..model_file import entries_of, is_model
 from .output import ours
 
-__all__ = [
-    "AS_JSON",
-    "CONFIGURE",
-    "DEVICE",
-    "JOBS",
-    "configure",
-    "processes",
-    "read_entries",
-    "settings",
-    "stdout",
-]
-
 DEVICE = click.option("--device", metavar="NAME", help="A device's name, vendor, type, or platform:device.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 JOBS = click.option(

@@ -16,8 +16,6 @@ import click
 
 from ...api.errors import ConvDispatchError, InvalidArgument
 
-__all__ = ["echo", "give_up", "ours", "reserved", "reserving", "shown"]
-
 _streams: list[TextIO] = []
 
 

@@ -14,8 +14,6 @@ from rich.table import Table
 from .options import AS_JSON, DEVICE, stderr, stdout
 from .output import echo
 
-__all__ = ["replay"]
-
 
 @click.command()
 @click.argument("trace", type=click.Path(path_type=Path, dir_okay=False))

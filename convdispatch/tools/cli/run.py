@@ -9,8 +9,6 @@ import click
 
 from .options import DEVICE, stdout
 
-__all__ = ["classify"]
-
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))

@@ -29,8 +29,6 @@ from .options import (
 )
 from .output import echo
 
-__all__ = ["find"]
-
 WIDE = 140
 """Columns from which configurations stand in the table; else beneath it."""
 BEST = 5

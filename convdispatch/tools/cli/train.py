@@ -15,8 +15,6 @@ from ...api.errors import InvalidArgument
 from .options import AS_JSON, DEVICE, stderr, stdout
 from .output import echo
 
-__all__ = ["train"]
-
 
 @click.command()
 @click.argument("data", default="fashion-mnist")

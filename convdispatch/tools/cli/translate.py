@@ -13,8 +13,6 @@ from ...measurement import grammar
 from .options import CONFIGURE, configure, read_entries
 from .output import echo
 
-__all__ = ["translate"]
-
 
 @click.command()
 @click.argument("names", metavar="[NET|PROBLEM]...", nargs=-1)

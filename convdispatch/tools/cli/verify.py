@@ -19,8 +19,6 @@ from .cluster import CLUSTER, security_of
 from .options import DEVICE, stderr, stdout
 from .output import echo, shown
 
-__all__ = ["verify"]
-
 
 @click.command()
 @click.argument("plugins", metavar="PLUGIN...", nargs=-1)

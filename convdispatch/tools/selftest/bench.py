@@ -10,8 +10,6 @@ import numpy as np
 from ...tape import Tape
 from ...tensor import Tensor
 
-__all__ = ["Bench", "Found", "in_layout"]
-
 Found = Iterator[tuple[str, np.ndarray, np.ndarray]]
 """What it is, what the device gave, what is right."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from ...selection.plugins.loader import plugins
 from .families import FAMILIES
 
-__all__ = ["KNOWN", "PROBLEMS", "WIDTHS", "every", "families", "selection", "solvers"]
-
 WIDTHS = range(1, 36)
 KNOWN = [
     {"family": "max_pool", "width": width, "options": {"kind": "max", "layout": "nchw", "dtype": dtype, **window}}

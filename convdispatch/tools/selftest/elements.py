@@ -15,22 +15,6 @@ from ...train.batches import Batches
 from . import oracle
 from .bench import Bench, Found
 
-__all__ = [
-    "activation",
-    "batches",
-    "cross_entropy",
-    "dropout",
-    "formula",
-    "joining",
-    "linear",
-    "look",
-    "optimiser",
-    "random",
-    "reduction",
-    "softmax",
-    "views",
-]
-
 
 def softmax(bench: Bench, width: int, dtype: str, axis: int) -> Found:
     x, dy = (bench.draw(5, width, dtype=dtype) if axis == -1 else bench.draw(2, width, 3, dtype=dtype) for _ in "xy")

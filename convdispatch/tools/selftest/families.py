@@ -14,8 +14,6 @@ from ...api.activations import ACTIVATIONS
 from . import elements, images
 from .bench import Bench, Found
 
-__all__ = ["FAMILIES", "TOLERANCE", "run"]
-
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-12}
 """Relative to the largest value; those of more than one operation included."""
 

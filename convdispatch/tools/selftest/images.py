@@ -11,8 +11,6 @@ from ...tensor import Tensor
 from . import oracle
 from .bench import Bench, Found, in_layout
 
-__all__ = ["batch_norm", "gated_pooling", "lrn", "pooling"]
-
 
 def pooling(bench: Bench, width: int, kind: str, layout: str, dtype: str, **window: Any) -> Found:
     """``window``: what functional's pooling takes, or ``size`` for an adaptive one."""

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["adaptive_windows", "batch_norm", "lrn", "pool", "softmax", "windows"]
-
 Window = tuple[int, int, np.ndarray, np.ndarray, int]
 """Row and column of the output, rows and columns of the input that it covers, and what a mean divides by."""
 

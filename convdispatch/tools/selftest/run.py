@@ -11,8 +11,6 @@ from typing import Any
 from ...measurement.child import answer, questions
 from ...measurement.farm import Died, NotStarted, RestartingChild
 
-__all__ = ["CASE_S", "Result", "named", "run"]
-
 CASE_S = 60.0
 """Most seconds of one question; its compilations are the most of it."""
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 from ...api.cpu import flags
 
-__all__ = ["TARGETS", "VARIABLE", "compiling_for", "runnable"]
-
 VARIABLE = "CL_CONFIG_CPU_TARGET_ARCH"
 TARGETS = {"corei7": "sse4_2", "corei7-avx": "avx", "core-avx2": "avx2", "skx": "avx512f"}
 """Name to the instructions that its code needs, as Linux names them."""

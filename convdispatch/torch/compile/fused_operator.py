@@ -16,8 +16,6 @@ from ..dispatch import engine
 from ..dispatch.routing import original, routed, settings_in_force
 from .operators import autocasts, convolution, gradients, without_tangents
 
-__all__ = ["activate", "fused_convolution", "unfused"]
-
 _F, _aten = torch.nn.functional, torch.ops.aten
 
 

@@ -15,8 +15,6 @@ from torch.autograd import forward_ad
 from ..dispatch import engine
 from ..dispatch.routing import original, routed, settings_in_force
 
-__all__ = ["autocasts", "convolution", "convolution_backward", "gradients", "without_tangents"]
-
 _GEOMETRY = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
 )

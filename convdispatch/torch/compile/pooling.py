@@ -23,8 +23,6 @@ from ..eager.recorded_launches import launched
 from ..epilogue_chains import has_hooks
 from ..geometry import DTYPES
 
-__all__ = ["MaxPool2d", "max_pool2d", "place"]
-
 _aten: Any = torch.ops.aten
 _library = torch.library.Library("convdispatch", "FRAGMENT")
 _library.define(

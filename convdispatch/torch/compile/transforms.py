@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["plain_operators"]
-
 _C: Any = torch._C
 
 

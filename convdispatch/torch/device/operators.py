@@ -30,8 +30,6 @@ from ..eager.opencl_tensors import (
     written,
 )
 
-__all__ = ["install"]
-
 _aten = torch.ops.aten
 # Operator: formula of its operands, in the order of its arguments.
 FORMULAS = {

@@ -14,8 +14,6 @@ import torch
 from ..eager.opencl_tensors import NAME, queue, to_host
 from ..requirements import lacking
 
-__all__ = ["register_device"]
-
 _PRIVATE = {
     "torch.utils.backend_registration._setup_privateuseone_for_python_backend": "no device can be added in Python",
     "torch._C._construct_storage_from_data_pointer": "the device's storages cannot be made",

@@ -17,6 +17,7 @@ from ...api.errors import ConvDispatchError
 from ...api.policy import current_policy
 from ...calls.framework import autotune
 from ...calls.framework.fallback import Fallback
+from ...calls.framework.tiers import Pending
 from ...device.programs.kernels import Programs
 from ...selection import dispatch
 from .. import ranks
@@ -24,11 +25,8 @@ from ..eager.bias_gradient import bias_gradient, make_ready
 from ..eager.planning import PLAIN, CallRequest, FallbackCall, planned_call
 from ..geometry import Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
-from ..tiers import Pending
 from ..weights import promise
 from . import native
-
-__all__ = ["backward", "forward", "fused", "cached_call", "key_of", "watch", "watched"]
 
 _MOST = 256
 _last: dict[str, dict[int, tuple[Any, Any]]] = {"forward": {}, "data": {}, "weights": {}}

@@ -23,8 +23,6 @@ from ..eager.bias_gradient import kernels_of
 from ..eager.cuda_stream import StreamCall
 from ..weights import still
 
-__all__ = ["decline", "forget", "install", "learn", "leave", "pause", "runs", "uninstall"]
-
 _X, _W, _GRAD, _BIAS, _OUT, _NONE = range(6)
 """Where an operand of a plan comes from."""
 _SOURCES = {

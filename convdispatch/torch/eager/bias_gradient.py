@@ -16,8 +16,6 @@ from .. import ranks
 from ..geometry import DTYPES, FORMATS
 from .recorded_launches import Launched, launched
 
-__all__ = ["bias_gradient", "kernels_of", "make_ready"]
-
 _LEAST = 1 << 20
 """Bytes below which PyTorch's one launch is as good as two."""
 _cache = Programs()

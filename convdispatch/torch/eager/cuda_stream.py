@@ -24,8 +24,6 @@ from ...selection import dispatch
 from ...selection.prepared import Constant
 from ..counting import solved
 
-__all__ = ["CAPTURED", "StreamCall", "device", "stream_of"]
-
 _numbers = itertools.count()
 CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
 

@@ -19,8 +19,6 @@ from ...selection.prepared import Constant
 from ..cores import share_cores
 from ..counting import solved
 
-__all__ = ["HostCall"]
-
 _POOLED = 1 << 16
 
 

@@ -13,8 +13,6 @@ from ...selection.prepared import Constant
 from ..counting import solved
 from .opencl_tensors import empty_strided, queue, seen
 
-__all__ = ["BufferCall"]
-
 
 class BufferCall(FrameworkProblem):
     """As ``HostCall``, on the queue of the device "opencl"; returns at once."""

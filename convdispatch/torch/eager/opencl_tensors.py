@@ -19,8 +19,6 @@ from ...device.commands.queues import commands_of
 from ...elementwise.apply import compute
 from ...tensor import Tensor
 
-__all__ = ["NAME", "NUMPY", "copy", "empty_strided", "own_kernel", "queue", "seen", "to_host", "written"]
-
 NAME = "opencl"
 NUMPY = {
     torch.float32: np.dtype(np.float32),

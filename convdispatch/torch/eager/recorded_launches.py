@@ -23,8 +23,6 @@ from ...device.plans.cuda_launches import Launches
 from .cuda_stream import CAPTURED, stream_of
 from .planning import FallbackCall
 
-__all__ = ["Launched", "launched"]
-
 _ALIGNMENT = 16
 """Bytes that kernels read at once, at most."""
 

@@ -185,7 +185,7 @@ class Forms:
 class _Form:
     def __init__(self, net: Any, lock: Any, whole: Callable[..., Any]) -> None:
         self._net, self._lock, self._whole = net, lock, whole
-        self._solvers = [layer.solver for layer in net.layers if layer.problem is not None]
+        self._layout, self._solvers = net.layout, _solvers(net)
 
     @property
     def words(self) -> str:
@@ -195,8 +195,14 @@ class _Form:
         with self._lock:
             leaves, _ = _flat(inputs)
             computed = self._net(*(each.detach().contiguous() for each in leaves))
+            if self._net.layout != self._layout:  # the net's other form was faster
+                self._layout, self._solvers = self._net.layout, _solvers(self._net)
         counting.several("convolution", self._solvers)
         return self._whole(computed, leaves)
+
+
+def _solvers(net: Any) -> list[str]:
+    return [layer.solver for layer in net.layers if layer.problem is not None]
 
 
 class _State:

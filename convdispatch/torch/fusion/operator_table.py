@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["OPERATORS", "operator"]
-
 OPERATORS: dict[str, Callable[..., Any]] = {}
 """By the operator's name; each takes the net first, then the operator's own arguments."""
 

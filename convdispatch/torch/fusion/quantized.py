@@ -15,8 +15,6 @@ from ...api.quantization import Quantization
 from ...nn import functional, quantized
 from ...tensor import Tensor
 
-__all__ = ["BYTES", "DEQUANTIZING", "QUANTIZING", "Known", "Missing", "dequantize", "quantize"]
-
 BYTES = (torch.int8, torch.uint8)
 _LIBRARY = "quantized_decomposed"
 QUANTIZING = (f"{_LIBRARY}.quantize_per_tensor.default", f"{_LIBRARY}.quantize_per_tensor.tensor")

@@ -17,8 +17,6 @@ from torch import nn
 
 from ...api.errors import InvalidArgument
 
-__all__ = ["Arguments"]
-
 _MOST = 16
 """Sets of values whose graphs are kept."""
 

@@ -14,8 +14,6 @@ from ..tiling import axis_tiling, tilings
 from ..transforms import half
 from .geometry import Geometry, ceil
 
-__all__ = ["choices", "possible", "predicted"]
-
 _SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 60, 64)
 _DEEP = (4, 5, 6, 8, 9, 10, 12, 16)  # of three axes: the slot holds their product
 _TRIED = 4  # tilings offered besides their smaller workspaces

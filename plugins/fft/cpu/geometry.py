@@ -23,8 +23,6 @@ from convdispatch.api.cpu import PAGE
 from ..tiling import Tiling, tiling
 from ..transforms import half
 
-__all__ = ["Geometry", "Piece"]
-
 
 def ceil(a: int, b: int) -> int:
     """a / b, rounded up."""

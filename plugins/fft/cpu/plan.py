@@ -12,8 +12,6 @@ from convdispatch.api import OPERANDS, Launch, StepPlan, build
 from .geometry import Geometry, Piece
 from .source import program_text
 
-__all__ = ["make_plan"]
-
 
 class _Launches:
     """Makes the launches of one geometry's program."""

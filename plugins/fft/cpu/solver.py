@@ -12,8 +12,6 @@ from .choice import choices, possible, predicted
 from .geometry import Geometry
 from .plan import make_plan
 
-__all__ = ["Tiled"]
-
 
 class Tiled(Solver):
     """Stride 1, sums of float32, all directions, 1-D to 3-D, on a CPU."""

@@ -11,8 +11,6 @@ from ..transforms import half
 from .code import forward_functions, inverse_functions
 from .geometry import Geometry
 
-__all__ = ["program_text"]
-
 _AXES = "dhw"
 _STREAM = 24e6  # bytes of a kernel's spectrum that is written past the caches: a smaller one waits in them
 

@@ -10,8 +10,6 @@ from convdispatch.api import ConvProblem, DeviceInfo, rates
 from .geometry import Transform, TransformAxis
 from .plan import Layout, Tile
 
-__all__ = ["TILES", "fitting", "layouts", "seconds", "transforms"]
-
 _SIZES = (8, 10, 12, 14, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 48, 54, 56, 60, 64)
 """Points of a transform: a complex row of 64 fills 128 registers."""
 TILES = (  # a product's tile; percent of the unit's rate that it reaches, in four products' operations

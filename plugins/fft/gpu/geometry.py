@@ -19,8 +19,6 @@ from convdispatch.api import ConvProblem
 
 from ..transforms import half
 
-__all__ = ["TransformAxis", "Span", "Transform"]
-
 
 @dataclass(frozen=True)
 class Span:

@@ -16,8 +16,6 @@ from .geometry import Transform
 from .planes import Planes, planes
 from .spectra import Forward, Inverse, group_items, slot_pitch, slots_of
 
-__all__ = ["Layout", "Tile", "make_plan"]
-
 _PAIR = 8  # bytes of a complex number
 
 

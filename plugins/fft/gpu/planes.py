@@ -8,8 +8,6 @@ from convdispatch.api import ConvProblem, TensorLayout
 
 from .geometry import Transform
 
-__all__ = ["Line", "Planes", "planes"]
-
 
 @dataclass(frozen=True)
 class Line:

@@ -11,8 +11,6 @@ from ..tiling import unsuited
 from .choice import fitting, layouts, seconds
 from .plan import Layout, make_plan
 
-__all__ = ["Spectra"]
-
 
 class Spectra(Solver):
     """Stride 1, 1-D and 2-D, every direction, group, dilation and padding, on devices with local memory."""

@@ -11,8 +11,6 @@ from ..transforms import codelet, half
 from .geometry import Span, Transform
 from .planes import Planes
 
-__all__ = ["Forward", "Inverse", "group_items", "slot_pitch", "slots_of"]
-
 _TYPES = "#define PAIR_(T) T##2\n#define PAIR_OF(T) PAIR_(T)\n#define PAIR PAIR_OF(ACC)"
 
 

@@ -16,8 +16,6 @@ from .depthwise_vectors import VectorKernel
 from .passes import passes
 from .places import fits, lanes_in
 
-__all__ = ["Depthwise"]
-
 _SLOT = 96 * 1024  # bytes of a band's source rows
 # Operations of the peak in the time of a pass' launch, of its packing's, and of a packed weight; by layout, of an
 # operation, and of an element that is copied (NCHW) or read and written (NHWC): least squares of logarithms over 67

@@ -23,8 +23,6 @@ from convdispatch.api.cpu import cdiv
 
 from .passes import Pass
 
-__all__ = ["Bands", "DepthwiseKernel", "PlaneKernel", "RowKernel"]
-
 _VECTORS = 4  # vectors of places that NCHW computes at a time
 _NEAR = 32 * 1024  # bytes of the rows and weights that a tile of NHWC meets again at the next row: a first-level cache
 _LEAST_ROWS = 4  # of a band: its neighbours read some of its rows again

@@ -21,8 +21,6 @@ from convdispatch.api import (
 from .passes import passes
 from .places import Tile, moved, name, runs_of, tiles_of
 
-__all__ = ["VectorKernel"]
-
 
 class VectorKernel:
     """One configuration, worked out without compiling; needs no memory."""

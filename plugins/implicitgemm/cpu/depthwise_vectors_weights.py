@@ -20,8 +20,6 @@ from convdispatch.api import (
 from .passes import passes
 from .places import cover, moved, name, runs_of, tiles_of
 
-__all__ = ["VectorSums"]
-
 
 class VectorSums:
     """One configuration, worked out without compiling; needs no memory."""

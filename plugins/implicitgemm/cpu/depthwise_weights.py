@@ -31,8 +31,6 @@ from .depthwise_vectors_weights import VectorSums
 from .passes import Pass, passes
 from .places import fits, lanes_in
 
-__all__ = ["DepthwiseWeights"]
-
 _SLOT = 48 * 1024  # bytes of a band's source rows
 # Operations of the peak in the time of one, of both launches, of an element of x or dy, and of dw.
 _WORK, _LAUNCHES, _COPIED, _RESULT = 2.25, 8e6, 70.0, 670.0

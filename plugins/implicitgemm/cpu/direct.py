@@ -31,8 +31,6 @@ from convdispatch.api.cpu import lanes as lanes_of
 from .passes import Pass, passes
 from .tiles import default, predicted, spaces, straight
 
-__all__ = ["Direct", "PassKernel"]
-
 # Operations of the peak in the time of packing an element of w, one by one or turned in registers, and of a launch.
 _PACKED, _LAUNCH = (155.0, 60.0), 4e6
 

@@ -28,8 +28,6 @@ from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
 
-__all__ = ["FlatWeights"]
-
 _CHANNELS, _WIDTH = 64, 11  # source channels a group and taps along w at most
 _SLOT, _MOST_SLOT = 192 * 1024, 1 << 20  # bytes of a band's rows of x and dy: wanted, and at most
 # Operations of the peak in the time of one in a tile, of adding a tile across its lanes, of an element copied for a

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem, TensorLayout, define, geometry_of
 
-__all__ = ["Pass", "passes"]
-
 
 @dataclass(frozen=True)
 class Pass:

@@ -31,8 +31,6 @@ from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import passes
 
-__all__ = ["Phases"]
-
 _SLOT, _MOST_SLOT = 256 * 1024, 2 << 20  # bytes of a band's source rows: wanted, and at most
 # Operations of the peak in the time of one in a tile, of an element that is copied for a band or written, of packing an
 # element of w, of more bytes than caches keep, and of a launch.

@@ -16,8 +16,6 @@ from convdispatch.api import ConvProblem
 
 from .passes import Pass, passes
 
-__all__ = ["Run", "Store", "Tile", "cover", "fits", "lanes_in", "moved", "name", "runs_of", "tiles_of"]
-
 Lanes = tuple[int | None, ...]
 """Of each lane, an element's offset from the tile's first one; None is 0."""
 Read = tuple[tuple[int, int] | None, ...]

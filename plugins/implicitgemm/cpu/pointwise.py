@@ -22,8 +22,6 @@ from convdispatch.api import (
     rates,
 )
 
-__all__ = ["Pointwise"]
-
 # NCHW's images are folded into one product below so many pixels, for short rows leave vectors half empty, and of so
 # many where weights of so many bytes would be read again for each image. Folded columns are packed at every call.
 _FOLD, _FOLD_HEAVY, _HEAVY = 32, range(128, 256), 3 << 19

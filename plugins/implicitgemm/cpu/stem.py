@@ -29,8 +29,6 @@ from convdispatch.api.cpu import lanes as lanes_of
 from .passes import Pass, passes
 from .places import Read, cover, moved, name, runs_of
 
-__all__ = ["Stem"]
-
 FILES = ("runs.cl", "planes.cl.mako", "stem.cl.mako")
 _CHANNELS, _MANY, _WIDTH = 8, 32, 11
 """Source channels a group at most, where rows are copied and where taps are read in place; taps along w, unrolled."""

@@ -13,8 +13,6 @@ from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass
 
-__all__ = ["default", "spaces", "straight", "tile_cycles"]
-
 _SLOT = 320 * 1024  # bytes of a band's source rows: they share the second-level cache with a block of weights
 _WEIGHTS = 160 * 1024  # bytes of one block of weights
 _PLACES = 96  # a band should have so many places, or reading the weights shows

@@ -28,8 +28,6 @@ from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
 
-__all__ = ["Weights"]
-
 FILES = ("runs.cl", "stage.cl.mako", "weights.cl.mako")
 _SLOT = 256 * 1024  # bytes of a band's source rows
 _GRADIENT = 64 * 1024  # bytes of a band's dy, one block of channels

@@ -16,8 +16,6 @@ from convdispatch.api import ConvProblem, DeviceInfo, Geometry, geometry_of, rat
 from .product import Product, tap_run
 from .tile import Tile
 
-__all__ = ["SECTOR", "SUSTAINED", "choices", "fits", "seconds"]
-
 # (bm, bn, tm, tn): share of SUSTAINED times the device's rate that a busy device reaches, forward and in the weights'
 # gradient; fitted on an H200.
 _TILES = {

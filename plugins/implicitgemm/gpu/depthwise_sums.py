@@ -22,8 +22,6 @@ from convdispatch.api import (
 
 from .depthwise_tile import DepthwiseTile, busy, limits, shapes
 
-__all__ = ["DepthwiseSums"]
-
 _MOST = 24  # configurations offered
 _LOCAL = 16384  # bytes of local memory in which items' sums meet
 _ACROSS, _DEEP = 16, 16  # work items of a group of ``fold``

@@ -18,8 +18,6 @@ from convdispatch.api import ConvProblem, DeviceInfo, Geometry, geometry_of
 
 from .product import element_index
 
-__all__ = ["ITEMS", "DepthwiseTile", "busy", "fits", "limits", "shapes", "vectors"]
-
 ITEMS = 128
 """Work items of a group, or a few less."""
 _MOST_STEPS = 2400  # multiply-adds of vectors that are written out

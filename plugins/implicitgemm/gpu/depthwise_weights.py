@@ -25,8 +25,6 @@ from convdispatch.api import (
 from .choice import SUSTAINED
 from .product import element_index
 
-__all__ = ["DepthwiseWeights"]
-
 _MOST_SUMS = 64  # sums of an item: beyond, registers run out
 _ITEMS = 128
 _PLACES = 4096  # of a chunk: enough that adding the items' sums does not count

@@ -26,8 +26,6 @@ from convdispatch.api import (
 from .choice import SECTOR, SUSTAINED
 from .product import element_index, weight_strides
 
-__all__ = ["Narrow"]
-
 _ROWS = (8, 4, 2, 1)
 _MOST_SUMS = 96  # sums of an item: beyond, registers run out
 _MOST_STEPS = 1600  # multiply-adds a channel that are written out

@@ -11,8 +11,6 @@ from .product import Product
 from .text import product_text
 from .tile import Tile
 
-__all__ = ["TiledPlan", "packed_bytes"]
-
 _ALIGN = 1024  # bytes: no device asks more of a sub-buffer
 
 

@@ -11,8 +11,6 @@ from convdispatch.api import ConvProblem, Geometry, TensorLayout, geometry_of
 from .loader import Loader, across, along
 from .tile import Tile
 
-__all__ = ["Product", "element_index", "tap_run", "weight_strides"]
-
 _INT = 2**31 - 2**24  # element offsets up to here are ints; the margin covers what padding and ragged tiles overshoot
 
 

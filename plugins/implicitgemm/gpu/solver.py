@@ -12,8 +12,6 @@ from .plan import TiledPlan, packed_bytes
 from .product import Product
 from .tile import Tile
 
-__all__ = ["Tiled"]
-
 
 class Tiled(Solver):
     """Every direction, rank, group, stride, dilation, padding, layout and dtype, on devices with local memory."""

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Tile"]
-
 
 @dataclass(frozen=True)
 class Tile:

@@ -26,8 +26,6 @@ from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
 from .tiling import DirectTile, DirectTiling
 
-__all__ = ["choices", "formats", "seconds"]
-
 _CLOCK = 1.62e9
 _MACS = {8: 500, 16: 1000}  # multiply-adds a cycle that a multiprocessor reaches through mma.sync, TF32 and bfloat16
 _NARROW = {4: 1.0, 2: 2.2, 1: 2.5}  # copies by the numbers of one, in times of those of 16 bytes

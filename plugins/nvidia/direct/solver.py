@@ -14,8 +14,6 @@ from .choice import choices, seconds
 from .plan import DirectPlan
 from .tiling import DirectTile, DirectTiling
 
-__all__ = ["Direct"]
-
 _LEAST = 4  # channels of a group
 _PLACES = 2**31 - 2**16  # places along an axis, with room for a tile's overhang
 

@@ -33,8 +33,6 @@ from ..configured import Configured, first_fault, largest
 from ..hopper import LOCAL_LIMIT
 from ..parts import MOST_PARTS, STATE
 
-__all__ = ["FORMATS", "MatrixAxis", "DirectTiling", "DirectTile", "Operand"]
-
 FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
 """Products of tensor cores a multiplication: a float32 is two TF32 or bfloat16 numbers' sum, or rounded to one."""
 _INT = 2**31

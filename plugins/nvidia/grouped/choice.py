@@ -12,8 +12,6 @@ from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
 from .tiling import GroupedTile, GroupedTiling
 
-__all__ = ["choices", "seconds"]
-
 _CLOCK = 1.7e9
 # Fitted to 418 timings on an H200, 0.20 root mean square of the logarithm.
 _ISSUED = 1.95  # instructions a cycle that four schedulers reach together

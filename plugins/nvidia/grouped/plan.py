@@ -13,8 +13,6 @@ from ..instructions import Instructions
 from .sums import GroupedSums, SumsTile
 from .tiling import GroupedTile, GroupedTiling, reads_of
 
-__all__ = ["GroupedPlan", "GroupedSumsPlan"]
-
 
 class GroupedPlan(StepPlan):
     """A Plan; see ``product.cl.mako`` for what the launch computes. ``emulate`` builds plain C (tests)."""

@@ -16,8 +16,6 @@ from .sums import choices as sums_choices
 from .sums import seconds as sums_seconds
 from .tiling import GroupedTile, GroupedTiling
 
-__all__ = ["Grouped"]
-
 _PHASES = 16  # a program has a body for each
 
 

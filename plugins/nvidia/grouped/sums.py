@@ -14,8 +14,6 @@ from ..hopper import LOCAL_LIMIT
 from ..pace import COPY
 from .tiling import SLAB, GroupedTile, GroupedTiling, Region
 
-__all__ = ["GroupedSums", "SumsTile", "choices", "seconds"]
-
 _CLOCK = 1.7e9
 # Fitted to 268 timings on an H200, 0.18 root mean square of the logarithm.
 _ISSUED = 2.6  # instructions a cycle that four schedulers reach together

@@ -17,8 +17,6 @@ from convdispatch.api import ConvProblem, Geometry, Phase, geometry_of
 
 from ..configured import Configured
 
-__all__ = ["SLAB", "GroupedTiling", "GroupedTile", "Region", "reads_of"]
-
 SLAB = 32
 """Channels that are copied together, 64 bytes a pixel."""
 _INT = 2**31

@@ -31,8 +31,6 @@ from ..pace import COPY, read_share
 from .tile import Tile
 from .tiling import Tiling
 
-__all__ = ["choices", "fits", "product_cycles", "seconds"]
-
 _CLOCK = 1.7e9
 _MACS = {"wgmma": 2530, "mma": 1340}  # multiply-adds a cycle of a busy multiprocessor, were columns endless
 # Columns whose time a product costs on top: a narrow one reads as much of A.

@@ -13,8 +13,6 @@ from .layout import Layout
 from .product import product_text
 from .tiling import Tiling
 
-__all__ = ["ProductLaunch", "common_macros", "written"]
-
 
 def common_macros(tiling: Tiling) -> str:
     """The problem's macros, and the type of offsets in the output."""

@@ -7,8 +7,6 @@ from convdispatch.api import Areas
 from ..scales import Scales
 from .tiling import Tiling
 
-__all__ = ["Layout"]
-
 
 class Layout:
     """Where packed tensors and parts lie: byte offsets in the workspace, or in the packed weights' own buffer."""

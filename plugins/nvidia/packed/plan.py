@@ -17,8 +17,6 @@ from .source import Source
 from .tile import Tile
 from .tiling import Tiling
 
-__all__ = ["NvidiaPlan"]
-
 
 class NvidiaPlan(StepPlan):
     """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""

@@ -9,8 +9,6 @@ from convdispatch.api import kernel_text
 
 from .tiling import Tiling
 
-__all__ = ["product_text"]
-
 _AXES = "zyx"
 
 

@@ -17,8 +17,6 @@ from .plan import NvidiaPlan
 from .tile import Tile
 from .tiling import Tiling
 
-__all__ = ["TensorCores"]
-
 _LEAST = 4  # channels of a group
 
 

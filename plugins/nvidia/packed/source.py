@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ..geometry import chunks
 
-__all__ = ["Source"]
-
 
 @dataclass(frozen=True)
 class Source:

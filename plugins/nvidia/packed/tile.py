@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ..configured import Configured
 
-__all__ = ["Tile"]
-
 
 @dataclass(frozen=True)
 class Tile(Configured):

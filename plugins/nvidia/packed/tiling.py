@@ -24,8 +24,6 @@ from ..scales import TOP
 from .source import Source
 from .tile import Tile
 
-__all__ = ["Tiling"]
-
 _INT, _PACKERS = 2**31, 2**16
 
 

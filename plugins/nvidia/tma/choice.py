@@ -23,8 +23,6 @@ from .fold import folded, folds
 from .gather import gathered, gathers
 from .tiling import TmaTile, TmaTiling
 
-__all__ = ["choices", "seconds"]
-
 _CLOCK = 1.7e9
 _MACS = 2010.0  # multiply-adds a cycle of a multiprocessor, of 16-bit numbers; of TF32 half as many
 _COPIED = 71.0  # bytes a cycle from the L2 cache into local memory

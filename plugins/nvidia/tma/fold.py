@@ -13,8 +13,6 @@ from typing import Any
 
 from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text
 
-__all__ = ["fold_launch", "folded", "folds"]
-
 _WHOLE = 64  # channels of a slice of 128 bytes
 _MOST_SOURCE, _MOST_TARGET = 384, 1536  # channels of folded pixels: beyond, zeros take longer than what they spare
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text
 
-__all__ = ["Gathered", "gathered", "gathers", "x_launch", "w_launch"]
-
 _FEW = 8
 """Channels of which the copy engine gathers none."""
 _SEGMENT = 128

@@ -20,8 +20,6 @@ from .maps import WORDS
 from .tiling import MAPS, TmaTile, TmaTiling
 from .turn import turn_launch
 
-__all__ = ["TmaPlan"]
-
 
 class TmaPlan(NvidiaPlan):
     """A Plan; see ``product.cl.mako``."""

@@ -17,8 +17,6 @@ from .maps import missing
 from .plan import TmaPlan
 from .tiling import TmaTile, TmaTiling
 
-__all__ = ["Tma"]
-
 
 def _engine(problem: ConvProblem) -> str:
     """What the device must prove (``probe``)."""

@@ -19,8 +19,6 @@ from .fold import folded
 from .gather import Gathered, gathered
 from .maps import Im2col, Map, Tiled
 
-__all__ = ["MAPS", "MOST_GROUPS", "PhaseOfTiles", "TmaTiling", "TmaTile"]
-
 MAPS = 256
 """Bytes of a work group's two maps."""
 MOST_GROUPS = 512

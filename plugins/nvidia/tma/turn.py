@@ -7,8 +7,6 @@ from typing import Any
 
 from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text
 
-__all__ = ["turn_launch"]
-
 _SIDE = 32
 """Of the squares that a work group turns."""
 

@@ -17,8 +17,6 @@ from ..pace import COPY
 from ..packed.choice import product_cycles
 from .tiling import Points, PointsTile
 
-__all__ = ["choices", "seconds"]
-
 _CLOCK = 1.7e9
 _LAUNCH = 2.9e-6  # seconds, with the pause before it
 _SCALE, _SPLIT, _INVERSE = 0.941, 1.18, 0.612  # of a copy's bandwidth: looked through, into planes, out of products

@@ -16,8 +16,6 @@ from ..instructions import Instructions
 from ..packed.launch import ProductLaunch
 from .tiling import Points, margin
 
-__all__ = ["WinogradPlan"]
-
 _TILES, _CHANNELS = 8, 32
 """A work group of the transform of tiles, which has 256 work items."""
 

@@ -18,8 +18,6 @@ from .choice import choices, seconds
 from .plan import WinogradPlan
 from .tiling import Points
 
-__all__ = ["Winograd"]
-
 _LEAST, _POINTS = 8, 4
 
 

@@ -19,8 +19,6 @@ from ..packed.tile import Tile
 from ..packed.tiling import Tiling
 from ..scales import Scales
 
-__all__ = ["Points", "PointsTile", "margin"]
-
 
 @dataclass(frozen=True)
 class PointsTile(Tile):

@@ -21,8 +21,6 @@ from convdispatch.api import ConvProblem
 
 from ..transforms import Transform, in_range, transform
 
-__all__ = ["Case", "Pair", "summed"]
-
 Pair = tuple[int, int]
 _LOCAL = 30 * 1024  # bytes of a strip's copy: the first-level cache holds it, and every device's local memory
 

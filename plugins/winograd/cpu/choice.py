@@ -21,8 +21,6 @@ from .data import DataKernel, ceil, turned
 from .joined import JoinedKernel
 from .weights import WeightsKernel
 
-__all__ = ["Pace", "configs", "kernel", "predicted"]
-
 _FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache holds them
 _APART = (2 << 20, 24 << 20)  # bytes of V and M of a chunk: as many as the weights or dw, which pass once a chunk
 _NEAR = 16.0  # bytes a cycle and core from the third-level cache

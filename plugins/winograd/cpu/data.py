@@ -29,8 +29,6 @@ from ..program import program
 from ..transforms import Matrix
 from .case import Case
 
-__all__ = ["DataKernel", "ceil", "even", "pitch", "printed"]
-
 SPREAD = 128
 """Channels of a work item that transforms."""
 _STREAMED = 8 << 20

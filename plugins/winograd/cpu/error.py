@@ -14,8 +14,6 @@ from convdispatch.api.activations import ACTIVATIONS, parse_activation
 
 from .case import summed
 
-__all__ = ["TILES", "expected_error", "plain_error", "refusal", "shrunk"]
-
 # (m, r): error over the root of the products summed, for kernels along both axes and along one; every direction.
 _RATE = {
     (2, 3): (3.3e-8, 2.5e-8),

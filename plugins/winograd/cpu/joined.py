@@ -11,8 +11,6 @@ from convdispatch.api.cpu import PAGE
 
 from .data import SPREAD, DataKernel, ceil, pitch
 
-__all__ = ["JoinedKernel"]
-
 _WEIGHTS = 340 << 10
 """Bytes of the transformed weights of a block of target channels that a work item holds."""
 

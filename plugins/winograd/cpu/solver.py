@@ -12,8 +12,6 @@ from .case import Case
 from .choice import Pace, configs, kernel, predicted
 from .error import refusal
 
-__all__ = ["Winograd"]
-
 _CHANNELS = 16  # a group; at 8, implicit GEMM takes 0.4 to 1.1 of the time (docs/results/cpu-layers.md)
 _SAVING = 1.2  # multiplications of the direct sum for one of this, below which the transforms are not earned
 

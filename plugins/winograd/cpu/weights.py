@@ -13,8 +13,6 @@ from convdispatch.api.cpu import LINE, PAGE
 from .case import Case
 from .data import SPREAD, ceil, even, pitch, printed, spread_store
 
-__all__ = ["WeightsKernel"]
-
 _JOINED = 640 << 10  # bytes of M of a job: the second-level cache holds them
 
 

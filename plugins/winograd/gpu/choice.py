@@ -14,8 +14,6 @@ from .geometry import TileGeometry
 from .plan import work_of
 from .work import Work
 
-__all__ = ["COPY", "SUSTAINED", "choices", "seconds"]
-
 _TILES = 4  # product tiles offered
 _SMALLEST = 64  # tiles of a piece below which cutting further would only add launches
 # Of SUSTAINED times the device's rate, what a long product reaches, by the products of a work item; fitted on an H200.

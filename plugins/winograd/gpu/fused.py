@@ -14,8 +14,6 @@ from .geometry import TileGeometry
 from .plan import Passes, pack_key
 from .solver import Tiles
 
-__all__ = ["Fused"]
-
 _SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))  # work items a point along channels and tiles, best first
 _DEPTHS = (3, 4, 8, 2, 6, 1)
 _FLOPS = 230  # operations of a compute unit a cycle, of a unit of 60 TFLOP/s on an H200

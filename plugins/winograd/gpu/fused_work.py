@@ -8,8 +8,6 @@ import functools
 from .geometry import TileGeometry
 from .work import Data, Filter, Work
 
-__all__ = ["FusedWork"]
-
 _INT = 2**31 - 2**24
 _REGISTERS = 105  # of an item: products, operands and addresses, without what is loaded ahead
 

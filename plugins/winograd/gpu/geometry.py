@@ -22,8 +22,6 @@ from convdispatch.api import ConvProblem, TensorLayout
 
 from ..transforms import Matrix, Transform, in_range, transform
 
-__all__ = ["Pair", "TileGeometry"]
-
 Pair = tuple[int, int]
 
 

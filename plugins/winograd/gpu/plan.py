@@ -14,8 +14,6 @@ from .fused_work import FusedWork
 from .geometry import TileGeometry
 from .work import Data, Filter, Printer, Work
 
-__all__ = ["Passes", "gemm_config", "pack_key", "passes", "work_of"]
-
 _GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")
 
 

@@ -12,8 +12,6 @@ from .error import refusal
 from .geometry import TileGeometry
 from .plan import passes, work_of
 
-__all__ = ["Batched", "Tiles"]
-
 
 class Tiles(Solver):
     """F(m, r) along every axis with r taps: stride 1, 1-D and 2-D, groups, any padding, every dtype."""

@@ -12,8 +12,6 @@ from ..program import program
 from ..transforms import Matrix as Coefficients
 from .geometry import Pair, TileGeometry
 
-__all__ = ["Data", "Filter", "Inverse", "Work", "Printer"]
-
 
 def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit

@@ -13,8 +13,6 @@ from ....measurement.shapes import Entry
 from ....measurement.shapes import parse as parse_entries
 from ..report import Report
 
-__all__ = ["bench_many", "measure"]
-
 PART = 8
 """Problems a task, which measures the device's ceilings too; all that a dead worker costs."""
 START_S = 240.0

@@ -13,8 +13,6 @@ from ....selection.plugins.loader import plugins
 from ....selection.records.record import device_key, now
 from ..quiet import load_now
 
-__all__ = ["environment", "plugin_texts"]
-
 PACKAGES = ("convdispatch", "pyopencl", "numpy", "torch", "onnxruntime", "intel-opencl-rt")
 
 

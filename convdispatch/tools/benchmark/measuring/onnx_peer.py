@@ -12,8 +12,6 @@ from ....api.device import DeviceInfo
 from ....api.problem import ConvProblem
 from .peers import Unable, Variant, unable
 
-__all__ = ["Peer"]
-
 _TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "float16": TensorProto.FLOAT16}
 
 

@@ -17,8 +17,6 @@ from ....api.device import DeviceInfo
 from ....api.errors import InvalidArgument
 from ....api.problem import ConvProblem
 
-__all__ = ["PEERS", "Peer", "Unable", "Variant", "load", "unable"]
-
 PEERS = {"torch": ".torch_peer", "onnxruntime": ".onnx_peer"}
 """Name to the module whose ``Peer`` it is."""
 

@@ -25,8 +25,6 @@ from .environment import environment
 from .session import Session
 from .worker import OutOfTime, Worker
 
-__all__ = ["SILENT_S", "run"]
-
 SILENT_S = 60.0
 """Seconds beside thrice a problem's budget after which a candidate that says nothing hangs."""
 RACE_S = 2.0

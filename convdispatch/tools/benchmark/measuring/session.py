@@ -43,8 +43,6 @@ from .peers import Peer, Unable, Variant
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Session", "knowing"]
-
 ROUNDS = (5, 21)
 """Least and most rounds of benchmarking; as many as take the search's budget, between these."""
 SETTLE_MS = 15.0

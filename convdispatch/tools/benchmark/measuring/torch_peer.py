@@ -12,8 +12,6 @@ from ....api.device import DeviceInfo
 from ....api.problem import ConvProblem
 from .peers import Unable, Variant, unable
 
-__all__ = ["Peer"]
-
 
 class Peer:
     """torch with as many threads as the device has units, or on CUDA with cuDNN's own search (benchmark)."""

@@ -12,8 +12,6 @@ from ..quiet import disturbed, signs, spread
 from ..report import EVIDENCE, Report
 from ..summary import Line, gaps, geomean, known, lines
 
-__all__ = ["answers", "to_do", "worst"]
-
 REGRET = 1.05
 """From here on a choice costs enough to be told."""
 REFUSALS = 3

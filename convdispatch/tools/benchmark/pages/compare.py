@@ -20,8 +20,6 @@ from ..report import Report
 from ..summary import Line, geomean, lines
 from .terminal import interval, number
 
-__all__ = ["Comparison", "Pair", "compare", "show_comparison", "write_comparison"]
-
 VERDICTS = ("slower", "faster", "same")
 
 

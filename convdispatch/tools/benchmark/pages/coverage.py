@@ -14,8 +14,6 @@ from itertools import pairwise
 from ..summary import TYPES, Line, geomean
 from .figures import channels, count, pixels
 
-__all__ = ["CELLS", "coverage_map", "shares"]
-
 PIXELS = (1, 64, 256, 1024, 4096, 16384, 65536, 262144, 1 << 40)
 CHANNELS = (1, 8, 32, 128, 512, 1 << 40)
 """Bounds of a cell: from one, included, to the next, excluded."""

@@ -14,8 +14,6 @@ from ..summary import Line, geomean, lines
 from . import page
 from .terminal import interval, number, share
 
-__all__ = ["render", "rows", "sums", "write_html"]
-
 
 @dataclass(frozen=True)
 class Side:

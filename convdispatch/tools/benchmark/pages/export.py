@@ -11,8 +11,6 @@ from typing import Any
 from ..report import Report
 from ..summary import Line, lines
 
-__all__ = ["write_csv", "write_json"]
-
 COLUMNS = (
     "net", "layer", "count", "problem", "direction", "type", "what", "name", "config", "status", "median_ms", "p20_ms",
     "p80_ms", "samples", "ci_low_ms", "ci_high_ms", "timed_in", "measured", "offered",

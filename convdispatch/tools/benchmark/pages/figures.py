@@ -11,8 +11,6 @@ from html import escape
 
 from ..summary import Line, family
 
-__all__ = ["PALETTE", "channels", "colours", "count", "geometry_map", "pixels"]
-
 PALETTE = 8
 """Colours that the page's style sheet defines: ``--c0`` and on."""
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 960, 460, 70, 52, 16, 16

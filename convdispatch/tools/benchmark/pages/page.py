@@ -16,8 +16,6 @@ from .published import CARD, SOURCE, titanx
 from .terminal import errors, evidence, interval, number, share
 from .timeline import by_net, chart, rows_of
 
-__all__ = ["packaged", "render", "write_html"]
-
 
 def write_html(report: Report, path: Path) -> None:
     """Write the page."""

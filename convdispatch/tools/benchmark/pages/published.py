@@ -6,8 +6,6 @@ import functools
 import importlib.resources
 from typing import NamedTuple
 
-__all__ = ["CARD", "SOURCE", "Published", "titanx"]
-
 CARD = "NVIDIA Titan X (Maxwell, 2015)"
 SOURCE = "soumith/convnet-benchmarks, MIT"
 

@@ -14,8 +14,6 @@ from ..report import EVIDENCE, Choice, PeerTime, Report, Row
 from ..summary import Line, gaps, geomean, known, lines, nets
 from .answers import answers
 
-__all__ = ["errors", "evidence", "interval", "number", "share", "show"]
-
 DOUBT = " (busy machine: not to be trusted)"
 WITHHELD = "withheld, the machine was busy"
 

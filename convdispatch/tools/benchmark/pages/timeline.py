@@ -17,8 +17,6 @@ from typing import Any
 from ..report import Report
 from ..summary import Line, family, lines
 
-__all__ = ["Span", "chart", "rows_of", "by_net", "training_events", "write_trace", "write_training_trace"]
-
 WIDTH, HEIGHT, LEFT = 1000, 24, 110
 
 

@@ -8,8 +8,6 @@ from rich.table import Table
 from ..quiet import busy
 from ..training import TrainingReport
 
-__all__ = ["show_training"]
-
 
 def show_training(report: TrainingReport, console: Console) -> None:
     """Print where the time went, and element-wise bandwidth by size."""

@@ -1,0 +1,214 @@
+"""A net to the form that runs it: traced, fused, laid out both ways, planned, recorded, and the fastest form chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+from ..device import background, runtime
+from ..device.cache import artifact_store
+from ..device.commands.interface import thread
+from ..device.programs.compile_pool import side_by_side
+from ..device.replay.program import Program
+from ..device.replay.schedule import Schedule
+from ..selection import dispatch
+from ..selection.planpack import from_environment
+from ..selection.prepared import Prepared
+from . import choice_cache
+from .form_benchmark import Verdict, benchmark_forms, check_purpose
+from .form_tiers import Tiers, tiered
+from .graph import Graph, is_planned
+from .graph_variants import in_layouts, layouts_of, mixed, planned_convolutions, traced_and_fused
+from .layout_pruning import Ranked, pruned
+from .lower import lower, problem_of
+from .net import InferenceNet
+from .passes.layout import LAYOUTS, MIXED
+from .passes.slicing import sliced
+from .weights import Aside, Weights
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    from ..api.problem import ConvProblem
+    from .multi_device import InferenceNets
+
+__all__ = ["build", "problems"]
+
+
+def build(
+    net: Callable[..., Any],
+    *shapes: Sequence[int],
+    dtype: Any = np.float32,
+    queue: cl.CommandQueue | None = None,
+    layout: str | None = None,
+    queues: int | None = None,
+    math: str | None = None,
+    for_: str = "latency",
+    recall: bool = False,
+    devices: Any = None,
+    **options: Any,
+) -> InferenceNet | InferenceNets:
+    """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
+
+    ``dtype`` is what inputs and results are and what lies between them, or a list with one for each input. A net of
+    float32 weights is rounded to "float16" or "bfloat16" where that is asked, after batch norms are folded. ``math``
+    is ``conv()``'s, for float32 data; None leaves what the net says. The weights are read now: later changes do not
+    reach the result.
+
+    Batch norms are folded, sums and activations fused, weights packed, memory shared by lifetimes. ``layout`` ("nchw",
+    "nhwc", or "mixed", where a plan over the net turns some pictures) and ``queues`` (at most so many, for branches
+    that do not depend on each other) are chosen by timing where they are None; with ``recall`` a choice on which two
+    measurements agree is kept on disk, and the next process builds that form alone. With ``recall`` a large net with
+    nothing cached on a CPU is answered in the form that is predicted fastest: the others are built aside, then calls
+    with arrays run all in turns, and the fastest stays. ``policy(tier="full")``, or ``deterministic``, waits for all.
+
+    ``for_`` says what forms are timed at: ``"latency"``, one call that is waited for, or ``"throughput"``, calls that
+    follow each other. Its name is ``for``, which Python lets nobody write as a keyword: ``for_="throughput"`` and
+    ``**{"for": "throughput"}`` say the same.
+
+    ``devices``, ``"all"`` or a list, builds the net on each of several devices: an ``InferenceNets``, to which any
+    number of batches may be given. The net's own weights may lie on any device.
+
+    Raises InvalidArgument where the net computes by anything but convdispatch's operations.
+    """
+    purpose = check_purpose(options.pop("for", for_))
+    if options:
+        raise TypeError(f"build() got unexpected keyword arguments: {', '.join(sorted(options))}")
+    if devices is not None:
+        if queue is not None:
+            raise InvalidArgument("build takes a queue of one device, or devices, not both")
+        from .multi_device import build_on
+
+        more = {"dtype": dtype, "layout": layout, "queues": queues, "math": math, "for_": purpose, "recall": recall}
+        return build_on(build, devices, net, *shapes, **more)
+    queue = queue or runtime.queue()
+    if layout not in (None, *LAYOUTS, MIXED):
+        raise InvalidArgument(f"layout must be None or one of {', '.join((*LAYOUTS, MIXED))}, got {layout!r}")
+    if queues is not None and queues < 1:
+        raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
+    from_environment()
+    compiled = thread.compiled
+    graph = traced_and_fused(net, shapes, dtype, queue, math)
+    # What tracing needs was not there, nor will be the rest; but beside a GPU's compilers that start, choosing is slow.
+    is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
+    layouts, counts = layouts_of(graph, layout), _counts(queues)
+    free = layout is None and queues is None
+    tiers = is_cold and recall and free and purpose == "latency"
+    net_key = (
+        artifact_store.key_of(purpose, *choice_cache.described(graph))
+        if free and artifact_store.wanted(queue.device)
+        else ""
+    )
+    packed = artifact_store.find("forms", net_key, queue.device) if net_key else None
+    key = choice_cache.key_of(graph, queue, purpose) if recall and free and packed is None else None
+    known = None if key is None else choice_cache.load(key)
+    if packed is not None and packed[0]["layout"] in (*layouts, MIXED):
+        layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
+    elif known is not None and known.is_final and known.layout in (*layouts, MIXED):
+        layouts, counts = (known.layout,), (known.queues,)
+    with side_by_side(queue.device, at_once=is_cold):
+        graphs, counts, ranked = pruned(in_layouts(graph, layouts, queue), counts, queue)
+        if layout is None and len(layouts) > 1:
+            graphs |= mixed(graph, queue, ranked)
+        graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
+        graphs, later = tiered(graphs, ranked, queue.device) if tiers else (graphs, {})
+        plans = _plans(graphs, queue, ranked, graph.aside)
+        forms = _forms(graphs, counts, queue, *plans)
+    graph.aside.end()
+    best = _fastest(forms, purpose, key, known)
+    if net_key:
+        artifact_store.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
+    best.tried = [form.described for form in forms]
+    if later:
+
+        def others() -> list[InferenceNet]:
+            with side_by_side(queue.device, at_once=True, beside_calls=True):
+                planned = _plans(later, queue, ranked, Aside())
+                with background.at_work():
+                    return _forms(later, counts, queue, *planned)
+
+        def keep(form: InferenceNet, verdict: Verdict) -> None:
+            if key is not None:
+                choice_cache.store(key, form.layout, form.queues, verdict, known)
+
+        best.watch = Tiers(others, keep)
+    return best
+
+
+def problems(
+    net: Callable[..., Any],
+    *shapes: Sequence[int],
+    dtype: Any = np.float32,
+    queue: cl.CommandQueue | None = None,
+    layout: str | None = None,
+    math: str | None = None,
+) -> list[ConvProblem]:
+    """The convolutions that ``build`` would ask for, in order, with what is fused into them; for both layouts, the one
+    after the other, where ``layout`` is None. Nothing is planned or computed."""
+    graph = traced_and_fused(net, shapes, dtype, queue or runtime.queue(), math)
+    queue = queue or runtime.queue()
+    shaped = in_layouts(graph, layouts_of(graph, layout), queue).values()
+    return [
+        problem_of(node)
+        for each in shaped
+        for node in sliced(each, runtime.device_info(queue.device)).nodes
+        if is_planned(node)
+    ]
+
+
+def _counts(wanted: int | None) -> tuple[int, ...]:
+    return (1, 4) if wanted is None else (wanted,)
+
+
+def _plans(
+    graphs: Mapping[str | None, Graph], queue: cl.CommandQueue, ranked: Ranked, aside: Aside
+) -> tuple[Mapping[ConvProblem, Prepared], Weights]:
+    """The plans of all convolutions, side by side, and their weights on the way into them."""
+    weights, given = Weights(queue, aside), planned_convolutions(graphs.values())
+
+    def pack(problem: ConvProblem, prepared: Prepared) -> None:
+        for w in given[problem]:
+            weights.take(w, prepared)
+
+    return dispatch.prepare_all(list(given), queue.context, ranked, pack), weights
+
+
+def _forms(
+    graphs: Mapping[str | None, Graph],
+    counts: Sequence[int],
+    queue: cl.CommandQueue,
+    ready: Mapping[ConvProblem, Prepared],
+    weights: Weights,
+) -> list[InferenceNet]:
+    """Each graph recorded, on each number of queues on which it is another program."""
+    forms = []
+    for layout, graph in graphs.items():
+        lowered = lower(graph, queue, ready, weights)
+        commands, made = lowered.recording.commands, []
+        for count in counts:
+            schedule = Schedule.single(commands) if count == 1 else Schedule.branches(commands, lowered.needs, count)
+            if schedule.queues > 1 or not made:  # more queues are no other form where nothing can overlap
+                made.append(InferenceNet(lowered, Program(lowered.recording, schedule), layout))
+        forms += made
+    weights.settle()
+    return forms
+
+
+def _fastest(
+    forms: list[InferenceNet], purpose: str, key: str | None, known: choice_cache.Choice | None
+) -> InferenceNet:
+    """The form that is fastest at its purpose; what was found is noted under ``key``."""
+    if len(forms) == 1:
+        forms[0].watch = choice_cache.Watch(key, known) if key is not None and known is not None else None
+        return forms[0]
+    names = [(form.layout, form.queues) for form in forms]
+    before = None if known is None else (known.layout, known.queues)
+    verdict = benchmark_forms(forms, purpose, names.index(before) if before in names else None)
+    for form, ms in zip(forms, verdict.ms, strict=True):
+        form.ms = ms
+    if key is not None:
+        choice_cache.store(key, *names[verdict.best], verdict, known)
+    return forms[verdict.best]

@@ -1,0 +1,132 @@
+"""The form of a net that is predicted fastest answers while the others are built aside; then its calls decide.
+
+With nothing cached a net in two layouts takes a compiler twice as long as in one. So the first calls run what the
+prediction names, and once the others are there, calls with the host's arrays run each form in turns: what they take
+says which one stays. A caller that holds a form's tensors keeps that form.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..api.errors import InvalidArgument
+from ..api.policy import current_policy
+from ..device.programs.compile_pool import compilers
+from ..device.runtime import device_info
+from .form_benchmark import Verdict, verdict_of
+from .graph import Graph
+from .graph_variants import planned_convolutions
+from .layout_pruning import Ranked, seconds
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    from .net import Change, InferenceNet
+
+__all__ = ["Tiers", "tiered"]
+
+LEAST = 16
+"""Convolutions to be planned for the other forms: for fewer nobody need wait long."""
+SAMPLES = 4
+"""Calls of each form that are timed, after one that is not."""
+
+
+def tiered(
+    graphs: dict[str | None, Graph], ranked: Ranked, device: cl.Device
+) -> tuple[dict[str | None, Graph], dict[str | None, Graph]]:
+    """Which of the ``graphs``, by layout, to build now, and which aside; all now where the policy waits, or for few."""
+    policy, told = current_policy(), os.environ.get("CONVDISPATCH_TIER")
+    waits = (policy.tier or told) == "full" or policy.deterministic or policy.frozen or policy.patience is not None
+    if waits or len(graphs) < 2 or compilers(device) < 2:
+        return graphs, {}
+    info = device_info(device)
+    times = {layout: seconds(graph, info, ranked) for layout, graph in graphs.items()}
+    first = min(times, key=lambda layout: math.inf if math.isnan(times[layout]) else times[layout])
+    later = {layout: graph for layout, graph in graphs.items() if layout != first}
+    known = planned_convolutions([graphs[first]])
+    if sum(problem not in known for problem in planned_convolutions(later.values())) < LEAST:
+        return graphs, {}
+    return {first: graphs[first]}, later
+
+
+class Tiers:
+    """Builds the other forms of a net in a thread, then times its calls in turns over all; see ``InferenceNet.watch``.
+
+    ``build`` answers the others; ``keep`` is told the form that stays and the verdict.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Sequence[InferenceNet]],
+        keep: Callable[[InferenceNet, Verdict], Any],
+    ) -> None:
+        self._build, self._keep = build, keep
+        self._others: Sequence[InferenceNet] | None = None
+        """None until they are built; none where that failed."""
+        self._lock, self._turn = threading.Lock(), 0
+        self._samples: list[list[float]] = []
+        self.thread = threading.Thread(
+            target=contextvars.copy_context().run, args=(self._work,), name="convdispatch-forms", daemon=True
+        )
+        self.thread.start()
+
+    def _work(self) -> None:
+        others: Sequence[InferenceNet] = ()
+        try:
+            others = self._build()
+        except Exception:  # the first form goes on; who builds the net next time learns why
+            pass
+        finally:
+            self._samples = [[] for _ in range(1 + len(others))]
+            self._others = others
+
+    def call(self, net: InferenceNet, inputs: Sequence[np.ndarray], change: Change) -> Any:
+        """The results of a call, by whichever form has its turn."""
+        others = self._others
+        if not others:
+            if others is not None:
+                self.pin(net)
+            return net.call_on_host(inputs, change)
+        with self._lock:
+            place, self._turn = self._turn % (1 + len(others)), self._turn + 1
+        start = time.perf_counter()
+        try:
+            answer = (others[place - 1] if place else net).call_on_host(inputs, change)
+        except InvalidArgument:
+            raise
+        except Exception:
+            if not place:
+                raise
+            self.pin(net)
+            return net.call_on_host(inputs, change)
+        took = time.perf_counter() - start
+        with self._lock:
+            self._samples[place].append(took)
+            if net.watch is self and all(len(each) > SAMPLES for each in self._samples):
+                self._decide(net, others)
+        return answer
+
+    def _decide(self, net: InferenceNet, others: Sequence[InferenceNet]) -> None:
+        half = SAMPLES // 2
+        series = [[each[begin : begin + half] for each in self._samples] for begin in (1, 1 + half)]
+        verdict = verdict_of(series, 0)
+        for form, ms in zip((net, *others), verdict.ms, strict=True):
+            form.ms = ms
+        net.tried = [form.described for form in (net, *others)]
+        if verdict.best:
+            net.become(others[verdict.best - 1])
+        self.pin(net)
+        self._keep(net, verdict)
+
+    def pin(self, net: InferenceNet) -> None:
+        """The form that ``net`` is now stays."""
+        if net.watch is self:
+            net.watch = None
