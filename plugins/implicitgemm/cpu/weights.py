@@ -33,8 +33,8 @@ _SLOT = 256 * 1024  # bytes of a band's source rows
 _GRADIENT = 64 * 1024  # bytes of a band's dy, one block of channels
 _LAUNCH = 4e6  # operations of the peak in the time of a launch
 # Operations of the peak in the time of one, of an element of x (NCHW, channels last) or dy that is copied, of a tile's
-# sum that is kept between bands, of a part of dw, of dw, and of a work item that adds parts: least squares of logarithms
-# over the layers that docs/results names.
+# sum that is kept between bands, of a part of dw, of dw, and of a work item that adds parts: least squares of
+# logarithms over the layers that docs/results names.
 _WORK, _SOURCE, _DY, _TILE = 1.22, (30.0, 32.0), 23.0, 24.0
 _PART, _RESULT, _CROWDED, _ITEM = 29.0, 65.0, 450.0, 4.6e3
 _AGAIN, _NEAR = 6.5, 512 * 1024  # of an element of dy that a tile reads anew, of bands of more bytes
