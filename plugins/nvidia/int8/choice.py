@@ -20,9 +20,10 @@ _CLOCK = 1.7e9
 # by prediction takes 1.03 times as long as the fastest, 1.11 at most.
 _MACS = {"mma": 1350.0, "wgmma": 2440.0, "tma": 2520.0}
 """Multiply-adds a cycle of a multiprocessor."""
-_COPIED, _SHARED = 53.0, 26.7  # bytes a cycle from the L2 cache into local memory: of one multiprocessor, and where all do
+_COPIED, _SHARED = 53.0, 26.7  # bytes a cycle from the L2 cache: of one multiprocessor, and of each where all copy
 _LATENCY = 1230.0  # cycles of a copy
-_SLICE, _TILE, _OVERLAPPED = 7.0, 205.0, 1.28  # ``tma``: cycles beside a slice's and a tile's products; of several groups
+_SLICE, _TILE = 7.0, 205.0  # ``tma``: cycles beside a slice's and a tile's products
+_OVERLAPPED = 1.28  # ``tma``: what a tile's end costs where several work groups take turns
 _BEGIN = {"mma": 1630.0, "wgmma": 1630.0, "tma": 180.0}  # cycles of a launch
 _FILL = 540.0  # cycles of a tile before and after its slices
 _WRITTEN, _ADDED = 10.9, 4.8  # elements of y a cycle; with a residual
