@@ -150,10 +150,12 @@ def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: st
     body = "\\n".join(lines)
     return f"""
 __attribute__((noinline))
-void {name}(global const uchar *a, global const uchar *b, global const uchar *ahead, constant int *offsets, long taps, {more}) {{
+void {name}(global const uchar *a, global const uchar *b, global const uchar *ahead, constant int *offsets, long taps,
+            {more}) {{
   long t, k;
   __asm__ volatile("{body}"
-                   : [b] "+r"(b), [ahead] "+r"(ahead), [offsets] "+r"(offsets), [taps] "+r"(taps), [t] "=&r"(t), [k] "=&r"(k)
+                   : [b] "+r"(b), [ahead] "+r"(ahead), [offsets] "+r"(offsets), [taps] "+r"(taps), [t] "=&r"(t),
+                     [k] "=&r"(k)
                    : [a] "r"(a), {given}
                    : "memory");
 }}
