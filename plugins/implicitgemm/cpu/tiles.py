@@ -26,7 +26,7 @@ _STRAIGHT = 1.0, 55.0, 15.0
 tiles here exceed by a fifth."""
 _STRIDED = 0.93, 30.0, 35.0
 """The same of a forward stride and 16 channels and more: least squares over 40 layers with kernels of 1x1 to 4x4."""
-_STREAMED, _KEPT = 65.0, 6 << 20
+_STREAMED, _CACHED = 65.0, 6 << 20
 """Operations in the time of a weight's way from memory, for weights of more bytes than caches keep between calls."""
 _LOAD = 1.15  # cycles of a load beside multiply-adds: tiles of one vector load as often as they multiply
 
@@ -127,7 +127,7 @@ def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
     staged = p.images * math.prod(p.source) * p.groups * p.c * (1 + (p.taps[1] - 1) / max(1, config["rows"]))
     stored = p.images * p.groups * p.n * math.prod(p.places)
     weights = p.groups * p.c * p.n * math.prod(p.taps)
-    streamed = weights if weights * (8 if p.dtype == "float64" else 4) > _KEPT else 0
+    streamed = weights if weights * (8 if p.dtype == "float64" else 4) > _CACHED else 0
     each, copied, written = _STRAIGHT if straight(p, config["cb"]) else (_WORK, _STAGED, _STORED)
     if not p.nhwc and max(p.step) > 1 and p.c >= 16:
         each, copied, written = _STRIDED
