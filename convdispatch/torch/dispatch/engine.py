@@ -106,6 +106,7 @@ def fused(
     result = call(x, w, None, bias, constant, residual)
     if not call.backward_ready:
         call.backward_ready = _prepare_backward(geometry, x, w, bias, result, settings)
+    native.learn([("forward", call, 0)], False, (x, w, bias, residual), w, constant)
     for watcher in _watchers:
         watcher("forward", call, (x, w, bias, residual), Geometry.of(*geometry))
     return result

@@ -16,13 +16,14 @@ from .tiling import Int8Tile, Int8Tiling
 __all__ = ["choices", "seconds"]
 
 _CLOCK = 1.7e9
-_MACS = {"mma": 2300.0, "wgmma": 3700.0, "tma": 4000.0}
+_MACS = {"mma": 1800.0, "wgmma": 2800.0, "tma": 3200.0}
 """Multiply-adds a cycle of a multiprocessor."""
-_COPIED = 50.0  # bytes a cycle from the L2 cache into local memory
+_COPIED = 60.0  # bytes a cycle from the L2 cache into local memory
 _LATENCY = 1000.0  # cycles of a copy
-_SLICE, _TILE, _FIRST, _SHARED = 10.0, 500.0, 1500.0, 0.4  # ``tma``: cycles beside a slice's and a tile's products
-_FILL, _WRITTEN = 2200.0, 24.0  # cycles of a tile before and after its slices; elements of y a cycle
+_SLICE, _TILE, _FIRST, _SHARED = 10.0, 800.0, 1500.0, 0.4  # ``tma``: cycles beside a slice's and a tile's products
+_FILL, _WRITTEN = 2200.0, 12.0  # cycles of a tile before and after its slices; elements of y a cycle
 _MEMORY = 0.75  # of a copy's bandwidth
+_HIDDEN = 2.0  # 1: products and memory add up; the larger, the more of one the other hides
 _START, _PACK = 1.6e-6, 1.6e-6  # seconds of the launch, and of the one that packs weights
 _MOST, _DEEPEST = 16, 8
 _SHAPES = {
@@ -46,7 +47,7 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
         return tiling.slices * max(count * work, _LATENCY / t.ahead) + _FILL + count * leaving if count else 0.0
 
     if t.engine == "tma":  # work groups stay, and what they copy next is on its way
-        turns = math.ceil(tiling.work_groups / (units * resident))
+        turns = math.ceil(tiling.work_groups / units)
         product = tiling.slices * (work + _SLICE) * (1 + _SHARED * (resident - 1))
         cycles = turns * (product + _TILE + leaving / resident) + _FIRST
     else:
@@ -54,7 +55,7 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
         cycles = waves * together(resident) + together(-(-rest // units))
     moved = math.prod(p.x_shape) * read_share(p) + math.prod(p.w_shape)
     moved += math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
-    total = math.hypot(cycles / _CLOCK, moved / (_MEMORY * copy)) + _START
+    total = ((cycles / _CLOCK) ** _HIDDEN + (moved / (_MEMORY * copy)) ** _HIDDEN) ** (1 / _HIDDEN) + _START
     return total if p.constant_weights else total + _PACK + 2 * tiling.packed_size / copy
 
 
