@@ -49,20 +49,20 @@ class Raised(BaseException):
     They know an exception's class and words alone.
     """
 
-    _kept: dict[str, BaseException] = {}  # noqa: RUF012
+    _errors: dict[str, BaseException] = {}  # noqa: RUF012
     _most = 64
 
     def __new__(cls, words: str) -> Any:
         """The exception that was kept."""
-        return cls._kept.pop(words, None) or RuntimeError(words)
+        return cls._errors.pop(words, None) or RuntimeError(words)
 
     @classmethod
     def keep(cls, error: BaseException) -> str:
         """Words for an exception, by which it is found."""
-        while len(cls._kept) >= cls._most:
-            cls._kept.pop(next(iter(cls._kept)))
+        while len(cls._errors) >= cls._most:
+            cls._errors.pop(next(iter(cls._errors)))
         words = f"{type(error).__name__}: {error} [{id(error):x}]"
-        cls._kept[words] = error
+        cls._errors[words] = error
         return words
 
 
