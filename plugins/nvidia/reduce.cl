@@ -1,23 +1,19 @@
 // out = epilogue(sum of the parts, in an order that only their number decides).
 //
-// size, parts  elements of a part, which lies as the output does; how many there are
-// LANES        work items of an element: lane i adds parts i, i + LANES, ...; then the lanes' sums are added in order
+// size   elements of a part, which lies as the output does
+// PARTS  how many there are: by an argument the loop took up to a quarter of the kernel's time more
+// LANES  work items of an element: lane i adds parts i, i + LANES, ...; then the lanes' sums are added in order
 // inner, channels  elements from channel to channel, and how many channels
 #include <convdispatch/output.cl>
 #define WIDTH (256 / LANES)
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void reduce(global const float *restrict partial, OUT_PARAMS, const OUT_INDEX size, const int parts, DIVISOR(inner), DIVISOR(channels)) {
+void reduce(global const float *restrict partial, OUT_PARAMS, const OUT_INDEX size, DIVISOR(inner), DIVISOR(channels)) {
   const int lane = get_local_id(0) / WIDTH;
   const OUT_INDEX i = (OUT_INDEX)get_group_id(0) * WIDTH + get_local_id(0) % WIDTH;
   float v = 0;
   if (i < size)
-    for (int part = lane; part < parts; part += 4 * LANES) {
-      float more[4];  // loads in flight at once; what is added for a part that is not there changes no bit
-#pragma unroll
-      for (int e = 0; e < 4; ++e) more[e] = part + e * LANES < parts ? partial[(OUT_INDEX)(part + e * LANES) * size + i] : -0.0f;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) v += more[e];
-    }
+#pragma unroll 4
+    for (int part = lane; part < PARTS; part += LANES) v += partial[(OUT_INDEX)part * size + i];
 #if LANES > 1
   local float sums[256];
   sums[get_local_id(0)] = v;

@@ -27,8 +27,8 @@ def reduction_launch(
 ) -> Launch:
     """Parts lie in the workspace as the output does; ``index`` is the type of offsets in them."""
     inner = 1 if problem.layout == "nhwc" else math.prod(problem.out_shape[2:])
-    text = reduction_macros(problem, index) + define(LANES=lanes) + kernel_text(__package__, "reduce.cl")
-    sizes = [offset_type(index)(elements), np.int32(parts), *divided_by(inner, problem.channels_out)]
+    text = reduction_macros(problem, index) + define(PARTS=parts, LANES=lanes) + kernel_text(__package__, "reduce.cl")
+    sizes = [offset_type(index)(elements), *divided_by(inner, problem.channels_out)]
     size = -(-elements * lanes // 256) * 256
     arguments = ["workspace", *written, *sizes]
     return Launch(build(context, text), "reduce", (size,), (256,), arguments, names=OPERANDS)

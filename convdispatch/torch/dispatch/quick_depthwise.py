@@ -40,7 +40,7 @@ def quick_depthwise(
         return None
     form = format_of(x, w, bias, Geometry.of(stride, padding, dilation, False, output_padding, groups))
     y = _convolve(x.contiguous(), w.contiguous(), list(w.shape[2:]), bias, *lists)
-    return y.contiguous(memory_format=form)
+    return y if form is torch.contiguous_format else y.clone(memory_format=form)  # of one pixel too
 
 
 def _on_cuda(x: torch.Tensor) -> bool:

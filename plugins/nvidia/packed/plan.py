@@ -115,10 +115,10 @@ class NvidiaPlan(StepPlan):
             taps = problem.kd * problem.kh * problem.kw
             axes = (icg, taps) if last else (taps, icg)
         text = reduction_macros(problem, tiling.out_index)
-        text += define(WEIGHTS=0 if tiling.data else 1 + last, FOLD=int(geo.fold))
+        text += define(PARTS=tiling.tile.split, WEIGHTS=0 if tiling.data else 1 + last, FOLD=int(geo.fold))
         text += kernel_text(__package__, "reduce.cl")
         sizes = [np.int64(self._where.partial // 4), number(size), number(tiling.partial_elements)]
-        sizes += [np.int32(tiling.tile.split), *divided_by(*axes)]
+        sizes += divided_by(*axes)
         sizes += [np.int32(0 if tiling.data else tiling.n), np.int32(geo.c8 * 8), *divided_by(problem.kw)]
         given = ["workspace", *written(problem), *sizes]
         return Launch(build(context, text), "reduce", (-(-size // 256) * 256,), (256,), given, names=OPERANDS)
