@@ -106,7 +106,7 @@ def child(mode: str, seconds: float) -> None:
         step()
         ends.append(time.perf_counter() - begin)
         if mode != "torch" and settled is None:
-            from convdispatch.torch import tiers
+            from convdispatch.calls.framework import tiers
 
             if not tiers.pending() and len(ends) > 2:
                 settled = ends[-1]

@@ -24,7 +24,7 @@ import torch
 
 import convdispatch.torch as ct
 from convdispatch import policy
-from convdispatch.torch import tiers
+from convdispatch.calls.framework import tiers
 from convdispatch.torch.dispatch import native
 
 F = torch.nn.functional

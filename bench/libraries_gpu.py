@@ -50,7 +50,7 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
     from library_models import LIBRARIES, tensors_of
 
     import convdispatch.torch as ct
-    from convdispatch.torch import tiers
+    from convdispatch.calls.framework import tiers
 
     torch.backends.cudnn.benchmark = not given.no_time
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = given.form == "tf32"
@@ -95,13 +95,13 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
         return both
 
     def ready(run: Callable[[], Any]) -> Any:
-        """What it answers once nothing is compiled aside any more."""
+        """What it answers once nothing is compiled aside any more, and fused models are captured."""
         run()
-        for _ in range(8):
+        for turn in range(8):
             tiers.drain()
             ct.reset_counters()
             result = run()
-            if not tiers.pending():
+            if turn > 2 and not tiers.pending():
                 break
         return result
 
@@ -126,6 +126,7 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
         sides["fused"] = graphs["graph"] = lambda: forward(fused)
         row["error_fused"] = error(ready(sides["fused"]), reference)
         row["first_fused_s"], row["untraced"] = time.perf_counter() - begin, ct.fusion(fused).left
+        row["forms"] = sorted(ct.fusion(fused).forms.values())
     except Exception as failure:
         row["fused"] = told_of(failure)
     if given.compile:

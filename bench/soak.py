@@ -3,6 +3,7 @@
     python bench/soak.py --minutes 60                      # the default device
     python bench/soak.py --minutes 60 --device pocl --seed 7
     python bench/soak.py --minutes 10 --jobs 14 --device nvidia   # fourteen processes on one device, seeds 0 to 13
+    python bench/soak.py --minutes 60 --one   # a problem by one solver, in turns of equal time: more problems a minute
     python bench/soak.py --problem fwd_f32_mb1ic3ih8iw8oc4kh3kw3   # one problem again, as a failure names it
     python bench/soak.py --minutes 30 --problems 100000 --state soak.json   # pieces, until all are done
     python bench/soak.py --minutes 30 --kept 4   # caches so small that they are full at once: what grows then leaks
@@ -75,6 +76,8 @@ class Count:
     wrong: list[str] = dataclasses.field(default_factory=list)
     failed: list[str] = dataclasses.field(default_factory=list)
     solvers: dict[str, int] = dataclasses.field(default_factory=dict)
+    spent: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By solver: seconds, most of them the compiler's."""
     worst: dict[str, float] = dataclasses.field(default_factory=dict)
     """By solver: the largest error as a share of what is allowed, on normal data."""
     drawn: int = 0
@@ -200,26 +203,35 @@ def judge(problem: ConvProblem, got: np.ndarray, data: Data, limit: float) -> tu
     return float(difference / max(float(np.linalg.norm(summed)), 1e-300) / limit), True
 
 
-def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, only: str, count: Count) -> None:
-    """Every solver that takes the problem and whose name fits ``only``, pinned in turn."""
+def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, only: str, one: bool, count: Count) -> None:
+    """Every solver that takes the problem and whose name fits ``only``, pinned in turn.
+
+    With ``one``, the solver of these that had least time so far: nearly all of a problem's time is the compiler's, a
+    text is hardly ever another problem's, and so each text is of a geometry that no other solver saw.
+    """
     info = runtime.device_info(queue.device)
     solvers = {name: it for name, it in contestants(problem, info).items() if fnmatch.fnmatchcase(name, only)}
+    solvers = {name: solver for name, solver in solvers.items() if not _refused(name, solver, problem, info)}
     if not solvers:
         return
+    if one:
+        least = min(solvers, key=lambda name: (count.spent.get(name, 0.0), name))
+        solvers = {least: solvers[least]}
     data = data_for(problem, kind, count.problems)
     data_for.cache_clear()  # no problem comes twice
     count.problems += 1
     for name, solver in solvers.items():
+        began = time.monotonic()
         try:
             with policy(solver=name, fallback=False):
-                if refusal(solver, problem, info, current_policy()):
-                    continue
                 got = call(problem, data, queue if on_device else None)
                 queue.finish()
         except (ConvDispatchError, ConvDispatchWarning, ValueError, RuntimeError) as error:
             count.failed.append(f"{problem} {name} {kind}: {type(error).__name__}: {str(error)[:300]}")
             print(f"FAILED {count.failed[-1]}", flush=True)
             continue
+        finally:
+            count.spent[name] = count.spent.get(name, 0.0) + time.monotonic() - began
         share, cancelled = judge(problem, got, data, allowed(problem, kind, solver.exact))
         count.results += 1
         count.cancelled += cancelled
@@ -234,9 +246,13 @@ def soak(problem: ConvProblem, kind: str, queue: Any, on_device: bool, only: str
             print(f"WRONG {count.wrong[-1]} the error allowed", flush=True)
 
 
+def _refused(name: str, solver: Any, problem: ConvProblem, info: Any) -> str | None:
+    with policy(solver=name, fallback=False):
+        return refusal(solver, problem, info, current_policy())
+
+
 def keep_at_most(count: int) -> None:
-    """Bound every cache of programs, and of what holds programs, to twice so many values; oneDNN's likewise."""
-    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = str(count)
+    """Bound every cache of programs, and of what holds programs, to twice so many values."""
     for cache in (kernels._programs, *kernels._holders):
         for line in (cache._probation, cache._protected):
             line.bounds = line.bounds._replace(count=count)
@@ -286,6 +302,7 @@ def together(jobs: int, seed: int, options: list[str], out: Path | None) -> int:
 @click.option("--jobs", default=1, show_default=True, help="Processes; what takes long is mostly the compiler.")
 @click.option("--problem", "texts", multiple=True, help="Only this one; may repeat.")
 @click.option("--solver", default="*", show_default=True, help="Only solvers of this name; a glob.")
+@click.option("--one", is_flag=True, help="Each problem by one solver: the one that had least time so far.")
 @click.option("--problems", default=None, type=int, help="End when so many were drawn, by all pieces together.")
 @click.option(
     "--state", type=click.Path(path_type=Path, dir_okay=False), help="Go on where this file says, and keep it."
@@ -300,6 +317,7 @@ def main(
     jobs: int,
     texts: tuple[str, ...],
     solver: str,
+    one: bool,
     problems: int | None,
     state: Path | None,
     kept: int | None,
@@ -310,6 +328,7 @@ def main(
     if jobs > 1:
         options = {"minutes": minutes, "solver": solver, "most-mib": most_mib, "kept": kept, "device": device}
         given = [word for name, value in options.items() if value for word in ("--" + name, str(value))]
+        given += ["--one"] * one
         sys.exit(together(jobs, seed, given, out))
     faulthandler.enable()
     warnings.simplefilter("error", ConvDispatchWarning)
@@ -325,7 +344,7 @@ def main(
     for text in texts:
         for kind in ("integer", "real"):
             for on_device in (False, True):
-                soak(ConvProblem.parse(text), kind, queue, on_device, solver, count)
+                soak(ConvProblem.parse(text), kind, queue, on_device, solver, False, count)
     while not texts and (spent := time.monotonic() - began) < 60 * minutes:
         if problems is not None and count.drawn >= problems:
             print(f"all {problems} problems are done", flush=True)
@@ -337,7 +356,7 @@ def main(
         faulthandler.dump_traceback_later(HANGS_S, exit=True)  # a call that hangs is named by the last line
         if os.environ.get("SOAK_NAMES"):
             print(problem, kind, flush=True)
-        soak(problem, kind, queue, on_device, solver, count)
+        soak(problem, kind, queue, on_device, solver, one, count)
         faulthandler.cancel_dump_traceback_later()
         if kept:
             let_go(queue.device)

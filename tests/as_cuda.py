@@ -16,6 +16,7 @@ needs_nvcc = pytest.mark.skipif(not (shutil.which("nvcc") and shutil.which("ptxa
 # CUDA's words for what the kernels say in OpenCL C.
 CUDA = """
 #include <cuda_fp16.h>
+#define __NV_CL_C_VERSION 120
 #define restrict __restrict__
 #define inline static __device__ __forceinline__
 typedef unsigned uint; typedef unsigned char uchar; typedef unsigned long ulong;
@@ -25,6 +26,7 @@ typedef unsigned uint; typedef unsigned char uchar; typedef unsigned long ulong;
 #define barrier(x) __syncthreads()
 #define as_uint __float_as_uint
 #define as_float __uint_as_float
+#define as_int __float_as_int
 #define convert_int_rte __float2int_rn
 #define vload_half(i, p) __half2float((p)[i])
 #define vload_half2(i, p) __half22float2(((half2 *)(p))[i])

@@ -26,6 +26,7 @@ from convdispatch.device.cuda.stream import CudaStream
 from convdispatch.device.native import build, loading
 from convdispatch.device.plans import cuda_launches
 from convdispatch.selection import dispatch
+from convdispatch.torch.compile import native_layers
 from convdispatch.torch.dispatch import native, routing
 from convdispatch.torch.eager import cuda_stream, planning
 
@@ -198,6 +199,8 @@ def installed(monkeypatch, device):
     monkeypatch.setattr(planning, "HostCall", call)
     monkeypatch.setattr(loading, "DRIVER", place)
     monkeypatch.setattr(routing, "_NATIVE", "CPU")
+    monkeypatch.setattr(native_layers, "_KIND", "cpu")
+    monkeypatch.setattr(native_layers, "_state", {})
     made = StandIn(driver, ctypes.CDLL(place))
     made.context()
     loading._loaded.cache_clear()  # whatever was found before, with other settings

@@ -188,8 +188,10 @@ def test_a_child_s_words_silence_and_end(hangs):
     with pytest.raises(child.Silent, match=r"within 0\.2 s"):
         one.hear(0.2)
     one.close()
-    other = child.Child(hangs, {})
+    other = child.Child(hangs, {}, background=True)
     assert other.hear(30) == {"heard": {}}
+    if hasattr(os, "SCHED_IDLE"):
+        assert os.sched_getscheduler(other._process.pid) == os.SCHED_IDLE
     other.say({"exit": 3})
     assert other.hear(30) is None
     assert other.how_it_ended() == "it ended with status 3"

@@ -123,25 +123,6 @@ def test_epilogues_and_parts(queue, text, extra):
     check(queue, ConvProblem.parse(text.replace("+", "kh1+", 1) if "+" in text else text + "kh1"), {**SMALL, **extra})
 
 
-@pytest.mark.parametrize(("text", "extra"), [case for case in MORE if case[1].get("fixup")])
-def test_parts_are_waited_for_where_all_work_groups_run_at_once(queue, monkeypatch, text, extra):
-    """Then work groups take a block of a tile each; elsewhere the last one there adds all blocks."""
-    problem = ConvProblem.parse(text.replace("+", "kh1+", 1) if "+" in text else text + "kh1")
-    groups = DirectTiling(problem, DirectTile.of({**SMALL, **extra})).work_groups
-    for waits in (False, True):
-        monkeypatch.setattr(DirectPlan, "concurrent", lambda self, context, n=groups - 1 + waits: n)
-        plan = DirectPlan(queue.context, problem, {**SMALL, **extra}, emulate=True)
-        assert ("take(state, POLLS)" in plan.product_text()) is waits
-    check_plan(queue, problem, plan, f"{problem} {extra}")
-
-
-def test_surely_at_once_are_as_many_as_the_device_has_units(queue):
-    """A work group of a tile fits each unit, whatever its registers; without a device nobody waits."""
-    plan = DirectPlan(queue.context, ConvProblem.parse("fwd_f32_mb2ic20ih6oc18kh1"), SMALL, emulate=True)
-    assert plan.concurrent(queue.context) == queue.device.max_compute_units
-    assert plan.concurrent(None) == 1
-
-
 @pytest.mark.parametrize(("name", "flush_every", "compensated"), list(LIMITS))
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_accuracy(queue, full, direction, name, flush_every, compensated):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.int8.plan import Int8Plan
@@ -9,10 +12,12 @@ from convdispatch_nvidia.int8.solver import Int8
 from convdispatch_nvidia.int8.stream import tiling_of
 from convdispatch_nvidia.int8.tiling import Int8Tile
 
-from convdispatch import ConvProblem
+from convdispatch import ConvProblem, Quantization
 from convdispatch.api.device import DeviceInfo
 from convdispatch.device import runtime
+from convdispatch.measurement import reference
 from convdispatch.measurement.conformance.checks import Examination
+from convdispatch.measurement.quantized import random_operands
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
@@ -60,6 +65,23 @@ def test_bits_are_the_references(queue, text, engine, extra):
     assert tiling_of(problem, Int8Tile.of(config)).misfit is None
     stated = solver.workspace(problem, HOPPER, config)
     Examination(solver, problem, config, stated, queue).run(False)
+
+
+@pytest.mark.parametrize("out", ["u8", "s8"])
+def test_a_residual_over_any_scale(queue, out):
+    """The quotient by y's scale is exact to the last number, and what is beyond y's range saturates."""
+    problem = ConvProblem.parse(f"u8s8{out}_nhwc_mb2ic16ih6iw7oc32kh1+residual")
+    tried = Examination(Emulated(), problem, {**SMALL["mma"], "engine": "mma"}, None, queue)
+    for exponent, apart in itertools.product((-140, -126, -45, 0, 38, 90, 110), (1.0, 1e-9, 1e9)):
+        operands, scale = random_operands(problem, 1), 1.37 * 2.0**exponent
+        w_scale = float(np.clip(scale * apart / 700, 2e-45, 3e38))
+        given = {"w_scale": w_scale, "residual_scale": scale / 3, "y_scale": scale}
+        given |= {"y_zero_point": 7, "residual_zero_point": -3 if out == "s8" else 90, "dtype": problem.out_dtype}
+        quantization = Quantization(**given)
+        operands["bias"] = quantization.table(problem.oc, residual=True)
+        with np.errstate(over="ignore"):
+            expected = reference.compute(problem, **operands)
+        assert np.array_equal(tried.compute(operands), expected), (exponent, apart)
 
 
 LAYERS = [

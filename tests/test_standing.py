@@ -1,4 +1,4 @@
-"""A record decides among what it measured, and no further: against predictions, looks, other sources, in every road."""
+"""A record decides among what it measured, and no further: against predictions, looks, other sources, by every way."""
 
 from __future__ import annotations
 

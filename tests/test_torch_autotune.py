@@ -35,7 +35,8 @@ class StandIn:
 
     made: ClassVar[list] = []
 
-    def __init__(self, module, setup):
+    def __init__(self, module, setup, background):
+        assert background
         self.said, self.answers, self.closed = [], queue.Queue(), False
         self.answers.put({"ready": True})
         StandIn.made.append(self)
@@ -66,6 +67,7 @@ def aside_of(queue, monkeypatch, tmp_path):
     monkeypatch.setattr(autotune, "Child", StandIn)
     monkeypatch.setattr(autotune, "_asked", set())
     monkeypatch.setattr(autotune, "_spent", 0.0)
+    monkeypatch.setattr(autotune, "_pause", autotune.QUIET_S)
     info = runtime.device_info(queue.device)
     prepared = dispatch.prepare(PROBLEM, queue.context)
     wanted = autotune._Wanted(PROBLEM, queue.device, Policy(), choice_text(prepared.solver.name, prepared.config))
@@ -119,6 +121,17 @@ def test_a_call_ends_the_child_and_nothing_is_recorded(aside_of):
     assert StandIn.made[0].closed
     assert not perfdb().lookup(PROBLEM, aside_of.info)
     assert aside_of.wanted.tries == 1
+
+
+def test_after_a_call_the_next_search_waits_for_a_longer_pause(aside_of, monkeypatch):
+    def call(child):
+        autotune._last = time.monotonic() + 1e-3
+
+    assert measured(aside_of, call)[0] is False
+    StandIn.made = []
+    autotune._last = begin = time.monotonic()
+    assert measured(aside_of, lambda child: child.answers.put(FOUND))[0]
+    assert time.monotonic() - begin > 2 * autotune.QUIET_S
 
 
 def test_a_call_that_python_does_not_see_counts(aside_of, monkeypatch):
@@ -210,7 +223,7 @@ def test_a_problem_is_given_up_after_some_tries(aside_of, monkeypatch):
     monkeypatch.setattr(autotune, "_busy", 0)
     monkeypatch.setattr(autotune, "_thread", None)
     monkeypatch.setattr(autotune, "_waiting", queue.SimpleQueue())
-    monkeypatch.setattr(autotune, "_heard", lambda child, seconds, gives_way=True: None)
+    monkeypatch.setattr(autotune, "_heard", lambda child, seconds: None)
     autotune.consider(PROBLEM, aside_of.wanted.device, Policy(), aside_of.prepared)
     assert autotune.drain(60)
     assert len(StandIn.made) == autotune.TRIES

@@ -16,9 +16,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
+from convdispatch.calls.framework import tiers  # noqa: E402
 from convdispatch.device import runtime  # noqa: E402
-from convdispatch.torch import tiers  # noqa: E402
 from convdispatch.torch.dispatch import engine, native  # noqa: E402
+from convdispatch.torch.eager.planning import TORCH  # noqa: E402
 
 F = torch.nn.functional
 CASES = {
@@ -125,12 +126,12 @@ def test_nothing_changes_inside_a_capture(answers, path, monkeypatch):
         for _ in range(2):
             F.conv2d(x, w, padding=1)
         answers["fwd"].set_result(None)
-        monkeypatch.setattr(tiers, "_capturing", lambda: True)
+        monkeypatch.setattr(TORCH, "capturing", lambda: True)
         for _ in range(3):
             F.conv2d(x, w, padding=1)
         assert ct.counters()["compiling"] == 5
         assert cuda.theirs() == (4 if way == "native" else 0)
-        monkeypatch.setattr(tiers, "_capturing", lambda: False)
+        monkeypatch.setattr(TORCH, "capturing", lambda: False)
         F.conv2d(x, w, padding=1)
         assert ct.counters()["ours"] == 1
         assert ct.counters()["compiling"] == 5

@@ -189,7 +189,7 @@ def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: type("P", (), {"uuid": f"GPU-{number}"}))
     for rank, number, told in ((0, 0, False), (1, 1, False), (2, 1, True)):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        monkeypatch.setattr(ranks, "_told", set())
+        monkeypatch.setattr(ranks, "_warned", set())
         if told:
             with pytest.warns(ConvDispatchWarning, match="rank 2 has no GPU of its own: rank 1 uses CUDA's device 1"):
                 ranks._own_device(store, number)

@@ -13,12 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import InvalidArgument, load_pack, policy  # noqa: E402
+from convdispatch.calls.framework import tiers  # noqa: E402
 from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
 from convdispatch.calls.planner_pool import progress_line  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.tools.packing import make_pack  # noqa: E402
-from convdispatch.torch import captures, tiers  # noqa: E402
+from convdispatch.torch import captures, ranks  # noqa: E402
 from convdispatch.torch.dispatch import quick_depthwise, routing  # noqa: E402
+from convdispatch.torch.eager.planning import TORCH  # noqa: E402
 
 F = torch.nn.functional
 MINUTES = 300.0
@@ -244,17 +246,17 @@ def test_nothing_changes_tier_inside_a_capture(aside, monkeypatch):
     made(x)
     (each,) = tiers._pending.values()
     each.answer.result(MINUTES)
-    monkeypatch.setattr(tiers, "_capturing", lambda: True)
+    monkeypatch.setattr(TORCH, "capturing", lambda: True)
     made(x)
     assert ct.counters()["ours"] == 0
-    monkeypatch.setattr(tiers, "_capturing", lambda: False)
+    monkeypatch.setattr(TORCH, "capturing", lambda: False)
     made(x)
     assert ct.counters()["ours"] == 1
 
 
 def test_ranks_of_one_training_wait(aside, monkeypatch):
-    monkeypatch.setattr(tiers.ranks, "many", lambda: True)
-    monkeypatch.setattr(tiers.ranks, "agree", lambda *_: None)
+    monkeypatch.setattr(TORCH, "several", lambda: True)
+    monkeypatch.setattr(ranks, "agree", lambda *_: None)
     layer(17)(torch.randn(1, 3, 5, 12))
     assert ct.counters()["ours"] == 1
     assert ct.counters()["compiling"] == 0

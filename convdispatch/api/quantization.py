@@ -156,7 +156,7 @@ class Quantization:
         floats[HEADER + channels :] = self.multipliers(channels, residual=residual and self.dtype in INTEGERS)
         magnitudes = [floats[each] for each in (Table.sum_scale, Table.residual_scale, Table.y_scale)]
         magnitudes += [floats[HEADER + channels :].min(initial=1), floats[HEADER + channels :].max(initial=1)]
-        words[Table.usual] = all(2.0**-60 < each < 2.0**60 for each in magnitudes)
+        words[Table.usual] = all(2.0**-40 < each < 2.0**40 for each in magnitudes)
         if self.dtype in INTEGERS and (low, high) == self.bounds(None):
             largest = floats[HEADER + channels :].max(initial=0)
             if residual:  # of two numbers that were rounded to bytes

@@ -1,14 +1,12 @@
 """A search in a process of its own, beside the caller's: its compilers, locks and contexts are none of the caller's.
 
-The parent says a device, then a problem a line with what runs it now; the child answers with records. It gives way to
-other processes, and says so where the device had other work meanwhile: the incumbent's times differ among themselves,
-or from what it takes once more at the end.
+The parent says a device, then a problem a line with what runs it now; the child answers with records. It runs where no
+other process wants the processor, and says so where the device had other work meanwhile: the incumbent's times differ
+among themselves, or from what it takes once more at the end.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from typing import Any
 
 from ..api.policy import Policy, policy
@@ -52,8 +50,6 @@ def worth(results: Results, incumbent: str) -> list[bool]:
 def _serve() -> None:
     from ..device import runtime
 
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(19)
     lines = questions()
     device = runtime.find_device(next(lines)["device"])
     answer({"ready": True})

@@ -6,6 +6,7 @@ drivers print on standard output as they please. A child ends itself when its pa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -30,9 +31,12 @@ class Silent(Exception):
 
 
 class Child:
-    """``python -m module``, which reads with ``questions`` and writes with ``answer``; ``setup`` is its first line."""
+    """``python -m module``, which reads with ``questions`` and writes with ``answer``; ``setup`` is its first line.
 
-    def __init__(self, module: str, setup: Mapping[str, Any]) -> None:
+    One in the ``background`` runs, from its imports on, where no other process wants the processor.
+    """
+
+    def __init__(self, module: str, setup: Mapping[str, Any], *, background: bool = False) -> None:
         home = str(Path(__file__).parents[2])
         paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
@@ -46,6 +50,8 @@ class Child:
             errors="replace",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
+        if background:
+            _last_in_line(self._process.pid)
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=_listen, args=(self._process.stdout, self._answers), daemon=True).start()
         self.say(setup)
@@ -91,6 +97,14 @@ class Child:
             return
         self._process.stdin.close()  # type: ignore[union-attr]
         self._errors.close()
+
+
+def _last_in_line(pid: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux has it
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, pid, 19)
 
 
 def _listen(stream: IO[str], answers: queue.Queue[dict[str, Any] | None]) -> None:

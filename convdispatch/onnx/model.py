@@ -29,7 +29,7 @@ FORMS = 32
 """Built forms that a net keeps at most; the one that was used longest ago goes first."""
 _MOST_BYTES = 1 << 31
 """What kept forms may take beyond the newest eight, weights in their plans' form included."""
-_ALWAYS_KEPT = 8
+_LEAST_FORMS = 8
 _MOST_VALUES = 4096
 """Elements of an input whose values a form may depend on."""
 _NEWEST_KNOWN = 7
@@ -185,7 +185,7 @@ class OnnxNet:
                 self._depend(request, arrays)
                 continue
             self._forms[key] = form
-            while len(self._forms) > FORMS or (len(self._forms) > _ALWAYS_KEPT and self._nbytes() > _MOST_BYTES):
+            while len(self._forms) > FORMS or (len(self._forms) > _LEAST_FORMS and self._nbytes() > _MOST_BYTES):
                 self._forms.popitem(last=False)
             return form, fed
 

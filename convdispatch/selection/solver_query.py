@@ -47,7 +47,7 @@ __all__ = [
 
 FLOORS = {"tf32": ("float32", "ieee"), "fast": ("float32", "ieee")}
 """By a problem's math those that are more accurate; the later is asked for where the earlier is refused."""
-_KEPT = 8192
+_MOST_ANSWERS = 8192
 """Answers that are kept: some fifty solvers', derived ones among them, for 160 problems."""
 
 _lock = threading.Lock()
@@ -128,11 +128,11 @@ class SolverAnswers:
 
     def cost(self, config: Mapping[str, Any]) -> float | None:
         """The predicted cost of an offered configuration. Raises Fault."""
-        return self._kept(self._costs, "cost", config, _cost)
+        return self._cached(self._costs, "cost", config, _cost)
 
     def workspace(self, config: Mapping[str, Any]) -> int | None:
         """Bytes of workspace that an offered configuration needs; None when unknown. Raises Fault."""
-        return self._kept(self._sizes, "workspace", config, _size)
+        return self._cached(self._sizes, "workspace", config, _size)
 
     def within(self, limit: int | None) -> list[Mapping[str, Any]]:
         """The offered configurations whose stated workspace is at most ``limit`` bytes; None: where the first one fits
@@ -144,7 +144,7 @@ class SolverAnswers:
         sizes = ((config, self.workspace(config)) for config in self.configs)
         return [config for config, size in sizes if size is None or size <= limit]
 
-    def _kept(self, kept: dict[str, Any], method: str, config: Mapping[str, Any], check: Callable[[Any], Any]) -> Any:
+    def _cached(self, kept: dict[str, Any], method: str, config: Mapping[str, Any], check: Callable[[Any], Any]) -> Any:
         text = canonical(config)
         if text not in kept:
             kept[text] = self._answer(method, check, config)
@@ -208,7 +208,7 @@ def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAns
     made = SolverAnswers(solver, seen, device)
     with _lock:
         found = _answers.setdefault(key, made)
-        while len(_answers) > _KEPT:
+        while len(_answers) > _MOST_ANSWERS:
             _answers.popitem(last=False)
     if found is made:
         made._said = True

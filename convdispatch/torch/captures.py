@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 
-from ..calls.framework import autotune
-from . import tiers
+from ..calls.framework import autotune, tiers
+
+
+def capturing() -> bool:
+    """Whether commands of the current stream are being captured."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def watch_captures() -> None:

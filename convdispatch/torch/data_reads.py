@@ -33,6 +33,8 @@ def _read(parameter: torch.Tensor) -> torch.Tensor:
 
 def _replace(parameter: torch.Tensor, data: torch.Tensor) -> None:
     _DATA.__set__(parameter, data)
+    if id(parameter) in _reads:
+        _reads[id(parameter)] += 1
 
 
 def _forget(key: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .compile import native_layers
 from .compile.fused_operator import fused_convolution, unfused
 from .compile.operators import convolution
 from .compile.transforms import plain_operators
@@ -64,7 +65,9 @@ def fused(
         plain = torch.ops.aten.convolution.default(x, w, bias, *lists, False, [0] * ndim, groups)
         y = unfused(plain, residual, activation)
     else:
-        y = fused_convolution(x, w, bias, residual, activation, *lists, groups)
+        by_native = native_layers.serves(x, w, bias, residual)
+        operator = native_layers.fused if by_native else fused_convolution
+        y = operator(x, w, bias, residual, activation, *lists, groups)
     return y if batched else y.squeeze(0)
 
 

@@ -32,7 +32,7 @@ _PREFIX = "convdispatch/"
 _NONE = "-"
 _lock = threading.Lock()
 _met: Any = None
-_told: set[int] = set()
+_warned: set[int] = set()
 
 
 def many() -> bool:
@@ -112,9 +112,9 @@ def agree(problem: ConvProblem, device: Callable[[], Any], tensor: Any = None) -
 
 def _own_device(store: Any, number: int) -> None:
     """Warn where another process of this host uses the same GPU."""
-    if number in _told:
+    if number in _warned:
         return
-    _told.add(number)
+    _warned.add(number)
     rank = str(torch.distributed.get_rank())
     unique = getattr(torch.cuda.get_device_properties(number), "uuid", number)
     owner = store.compare_set(f"{_PREFIX}device/{socket.gethostname()}/{unique}", "", rank).decode()

@@ -19,7 +19,7 @@ from .loading import load
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_KEPT_PACKS = 64
+_MOST_PACKS = 64
 _BRIEF_FLOPS, _BRIEF_BYTES = 4e9, 80e6
 """What large GPUs compute and move in some 20 microseconds."""
 _made = threading.RLock()
@@ -174,7 +174,7 @@ class CudnnPlan:
         found = self._packs.get(places)
         if found is None:
             found = self._packs[places] = variant_pack(places)
-            if len(self._packs) > _KEPT_PACKS:
+            if len(self._packs) > _MOST_PACKS:
                 self._packs.popitem(last=False)
         return found
 

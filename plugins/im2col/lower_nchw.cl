@@ -37,7 +37,7 @@ void lower(global const SRC *restrict x, global DST *restrict lowered, long star
     global const SRC *plane = x + (long)(g * CG + c) * (XD * XH * XW);
     for (int tz = 0; tz < TD; ++tz)
       for (int ty = 0; ty < TH; ++ty) {
-        DST *to = rows;
+        private DST *to = rows;
         for (int r = 0; r < runs; ++r) {
           const int iz = z[r] + tz * DD, iy = y[r] + ty * DH, len = length[r];
           if (OUTSIDE && ((uint)iz >= XD || (uint)iy >= XH)) {
@@ -45,7 +45,7 @@ void lower(global const SRC *restrict x, global DST *restrict lowered, long star
           } else {
             global const SRC *row = plane + from[r] + ((long)iz * XH + iy) * XW + u[r];
             for (int tx = 0; tx < TW; ++tx) {
-              DST *target = to + tx * W;
+              private DST *target = to + tx * W;
               int low = 0, high = len;
               if (CLIPPED) {  // places low to high - 1 read inside the row
                 const int ix = u[r] + tx * DW;

@@ -112,11 +112,6 @@ class PatchWindow:
         """Positions of the window an image."""
         return math.prod(self.places)
 
-    @functools.cached_property
-    def source_pixels(self) -> int:
-        """Pixels of a source image."""
-        return math.prod(self.source)
-
     @property
     def in_place(self) -> bool:
         """Whether the source is its own lowered matrix: 1x1, stride 1, unpadded."""

@@ -27,16 +27,19 @@ each = {"tf32": 1, "s8": 4, "u8": 4}.get(type, 2)
 #define SCRATCH(items) local uint scratch[(items) / 32 * 192]
 
 // --- numbers: of a register, and of B's where those are others
-% if integers:
-inline WIDE value_of(uint u, int place) { return (${"uchar" if type == "u8" else "char"})(u >> 8 * place); }
-inline WIDE value_of_b(uint u, int place) { return (char)(u >> 8 * place); }
-% elif type == "f16":
+% if integers or type == "f16":
 inline float cvt_f32_f16(ushort h) { return vload_half(0, (const half *)&h); }
 inline ushort cvt_f16_f32(float v) {
   ushort h;
   vstore_half_rte(v, 0, (half *)&h);
   return h;
 }
+% endif
+% if integers:
+inline WIDE value_of(uint u, int place) { return (${"uchar" if type == "u8" else "char"})(u >> 8 * place); }
+inline WIDE value_of_b(uint u, int place) { return (char)(u >> 8 * place); }
+inline float byte_over_2_23(uint word, int which) { return as_float(0x4b000000u | (word >> 8 * which & 255)); }
+% elif type == "f16":
 inline WIDE value_of(uint u, int upper) { return cvt_f32_f16((ushort)(upper ? u >> 16 : u)); }
 % elif type == "bf16":
 #include <convdispatch/bfloat16.cl>

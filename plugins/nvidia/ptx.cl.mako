@@ -18,8 +18,7 @@
 
 <% integers = type in ("s8", "u8") %>\
 // --- numbers
-% if integers:
-% elif type == "f16":
+% if integers or type == "f16":
 inline float cvt_f32_f16(ushort h) {
   float v;
   asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h));
@@ -44,6 +43,14 @@ inline uint cvt_tf32_f32(float v) {
   uint u;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(u) : "f"(v));
   return u;
+}
+% endif
+% if integers:
+// 2 ** 23 and one byte of a word, as a number.
+inline float byte_over_2_23(uint word, int which) {
+  uint v;
+  asm("prmt.b32 %0, %1, 0x4b000000, %2;" : "=r"(v) : "r"(word), "r"(0x7540 + which));
+  return as_float(v);
 }
 % endif
 % if "copies" in groups or "bulk" in groups:

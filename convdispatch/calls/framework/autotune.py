@@ -1,9 +1,10 @@
 """What could compute a problem is measured in the background, as ``torch.backends.cudnn.benchmark`` asks for.
 
 A child process measures, one problem at a time, each within ``PROBLEM_MS`` and all within ``TOTAL_MS`` a process, and
-only while no calls come: it begins after ``QUIET_S`` without any, and is ended by the next one. A problem that calls
-have kept from being measured ``TRIES`` times keeps its choice. What runs now is measured first and in turns with its
-rivals; one that is clearly faster is compiled here and taken by the next call. Captures see nothing of all this.
+only while no calls come: it begins after ``QUIET_S`` without any, and is ended by the next one, after which it waits
+for twice as long a pause: in a loop with short ones it soon waits for good. A problem that calls have kept from being
+measured ``TRIES`` times keeps its choice. What runs now is measured first and in turns with its rivals; one that is
+clearly faster is compiled here and taken by the next call. Captures see nothing of all this.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ PROBLEM_MS = 1000.0
 TOTAL_MS = float(os.environ.get("CONVDISPATCH_TORCH_FIND_MS", "60000"))
 QUIET_S = 0.1
 """Seconds without a call after which measuring begins."""
+MOST_QUIET_S = 2.0
+"""The longest pause that is waited for: most searches end in so long a one."""
+POLL_S = 0.002
+"""Seconds until a search is ended after a call came: the device is shared so long."""
 TRIES = 3
 IDLE_S = 10.0
 """Seconds without a problem after which the child ends: on a GPU it holds a context."""
@@ -62,6 +67,8 @@ _switching = threading.Lock()
 _capturing = 0
 _spent = 0.0
 _busy = 0
+_pause = QUIET_S
+"""Seconds without a call after which the next search begins."""
 _last = 0.0
 """When the last call came (``time.monotonic``)."""
 _count: Callable[[], Any] = int
@@ -159,34 +166,39 @@ def _end(children: dict[str, Child]) -> None:
 
 def _measured(wanted: _Wanted, children: dict[str, Child]) -> bool:
     """Whether that is done: measured, or known, or beyond the time; False where a call came in between."""
-    global _spent
+    global _spent, _pause
     chosen = Policy(deterministic=wanted.policy.deterministic)
-    _until_quiet()
+    _until_quiet(_pause)
     info, left = runtime.device_info(wanted.device), TOTAL_MS - _spent
     if left <= 0 or why_find(wanted.problem, info, chosen, budget_ms=None) is None:
         return True
-    wanted.tries += 1
-    address = runtime.address(wanted.device)
-    if address not in children:
-        children[address] = Child(aside.MODULE, {"device": address})
-        _heard(children[address], START_S, gives_way=False)
-    _until_quiet()
-    begin = time.monotonic()
-    budget = min(PROBLEM_MS, left)
-    question = {"problem": str(wanted.problem), "incumbent": wanted.incumbent, "budget_ms": budget}
-    children[address].say(question | {"deterministic": chosen.deterministic})
+    begin, wanted.tries = time.monotonic(), wanted.tries + 1
     try:
-        said = _heard(children[address], LEAST_S + 3e-3 * budget)
-    except (Silent, EOFError):
-        children.pop(address).close()
-        raise
+        said = _searched(wanted, children, min(PROBLEM_MS, left))
     finally:
         _spent += 1e3 * (time.monotonic() - begin)
     if said is None:
-        children.pop(address).close()
+        _end(children)
+        _pause = min(2 * _pause, MOST_QUIET_S)
         return False
     _take(wanted, info, chosen, said)
     return True
+
+
+def _searched(wanted: _Wanted, children: dict[str, Child], budget_ms: float) -> dict[str, Any] | None:
+    """What a child says of a problem; None where a call came first: one that only begins gives way to it, too."""
+    address = runtime.address(wanted.device)
+    try:
+        if address not in children:
+            children[address] = Child(aside.MODULE, {"device": address}, background=True)
+            if _heard(children[address], START_S) is None:
+                return None
+        question = {"problem": str(wanted.problem), "incumbent": wanted.incumbent, "budget_ms": budget_ms}
+        children[address].say(question | {"deterministic": wanted.policy.deterministic})
+        return _heard(children[address], LEAST_S + 3e-3 * budget_ms)
+    except ConvDispatchError:
+        children.pop(address).close()
+        raise
 
 
 @contextlib.contextmanager
@@ -209,19 +221,19 @@ def _last_call() -> float:
     return _last
 
 
-def _until_quiet() -> None:
-    while time.monotonic() - _last_call() < QUIET_S or _capturing:
+def _until_quiet(pause: float = QUIET_S) -> None:
+    while time.monotonic() - _last_call() < pause or _capturing:
         time.sleep(QUIET_S / 4)
 
 
-def _heard(child: Child, seconds: float, gives_way: bool = True) -> dict[str, Any] | None:
+def _heard(child: Child, seconds: float) -> dict[str, Any] | None:
     """What a child says; None where a call came first. Raises ConvDispatchError for one that ended or is silent."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         try:
-            said = child.hear(0.01)
+            said = child.hear(POLL_S)
         except Silent:
-            if gives_way and (_last_call() > begin or _capturing):
+            if _last_call() > begin or _capturing:
                 return None
             continue
         if said is None:

@@ -72,7 +72,7 @@ class PlannerPool:
         self._under_way = 0
         self._finished = 0
         self._epoch = 0
-        self._told: threading.Event | None = None
+        self._progress: threading.Event | None = None
         self._closed: str | None = None
         self._chosen: DecisionCache | None = None
         dispatch.on_forget(self._forget)
@@ -123,15 +123,15 @@ class PlannerPool:
 
     def _tell(self) -> None:
         """A line on a terminal while much is left. Under the lock."""
-        if self._told is None or self._told.is_set():
+        if self._progress is None or self._progress.is_set():
             first = self._finished
 
             def counts() -> tuple[int, int]:
-                if not self.left and self._told is not None:
-                    self._told.set()
+                if not self.left and self._progress is not None:
+                    self._progress.set()
                 return self._finished - first, self.left
 
-            self._told = progress_line.start("compiling kernels in the background", counts, self._most)
+            self._progress = progress_line.start("compiling kernels in the background", counts, self._most)
 
     @property
     def left(self) -> int:

@@ -7,7 +7,7 @@
 namespace launcher {
 namespace {
 
-TorchLibraryHandle installed = nullptr;
+TorchLibraryHandle installed = nullptr, fused_installed = nullptr;
 
 PyObject *fail(const char *words) { return PyErr_Format(PyExc_RuntimeError, "%s", words); }
 
@@ -23,11 +23,12 @@ PyObject *open(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-// ask(plain, switches, forward, backward, raised): what the operators ask of Python.
+// ask(plain, switches, forward, backward, fused, raised): what the operators ask of Python.
 PyObject *ask(PyObject *, PyObject *given) {
   Python next = python;
-  if (!PyArg_ParseTuple(given, "OO!OOO", &next.plain, &PyTuple_Type, &next.switches, &next.forward, &next.backward,
-                        &raised))
+  PyObject **operators = next.operators;
+  if (!PyArg_ParseTuple(given, "OO!OOOO", &next.plain, &PyTuple_Type, &next.switches, operators, operators + 1,
+                        operators + 2, &raised))
     return nullptr;
   Py_INCREF(given);
   python = next;
@@ -39,11 +40,22 @@ PyObject *install(PyObject *, PyObject *given) {
   const char *key = PyUnicode_AsUTF8AndSize(given, nullptr);
   if (!key) return nullptr;
   if (installed) return fail("installed already");
-  if (!python.forward || !driver.launch) return fail("open() and ask() come before install()");
+  if (!python.operators[0] || !driver.launch) return fail("open() and ask() come before install()");
   if (aoti_torch_library_init_impl("aten", key, __FILE__, __LINE__, &installed) ||
       torch_library_impl(installed, "convolution", convolution, TORCH_TARGET_VERSION) ||
       torch_library_impl(installed, "convolution_backward", convolution_backward, TORCH_TARGET_VERSION))
     return fail("PyTorch refuses a kernel for aten's convolution");
+  Py_RETURN_NONE;
+}
+
+// install_fused(key): the operator of fused layers has a kernel on a dispatch key, for good. Raises RuntimeError.
+PyObject *install_fused(PyObject *, PyObject *given) {
+  const char *key = PyUnicode_AsUTF8AndSize(given, nullptr);
+  if (!key) return nullptr;
+  if (!python.operators[0] || !driver.launch) return fail("open() and ask() come before install_fused()");
+  if (!fused_installed && (aoti_torch_library_init_impl("convdispatch", key, __FILE__, __LINE__, &fused_installed) ||
+                           torch_library_impl(fused_installed, "fused_native", fused, TORCH_TARGET_VERSION)))
+    return fail("PyTorch refuses a kernel for the fused convolution");
   Py_RETURN_NONE;
 }
 
@@ -90,10 +102,11 @@ PyObject *offer(PyObject *, PyObject *given) {
   });
   if (!taken) return nullptr;
   const bool theirs = made->steps.empty(), holding = holds != Py_None;
-  if (theirs ? !holding || !driver.forward || !driver.backward : holding && !missed.inference) Py_RETURN_FALSE;
+  const bool cannot = !holding || missed.operation == kFused || !driver.forward || !driver.backward;
+  if (theirs ? cannot : holding && !missed.by_weights) Py_RETURN_FALSE;
   if (entries.size() >= kMost) forget_all();
   Entry &entry = entries[missed.key];
-  const bool by_weights = missed.inference && (reads_weights || theirs);
+  const bool by_weights = missed.by_weights && (reads_weights || theirs);
   if (by_weights && entry.weights.size() >= kMost) entry.weights.clear();
   Known next{std::move(made), holding ? held(holds) : Ref(), packed};
   std::swap(by_weights ? entry.weights[missed.weights] : entry.known, next);
@@ -132,6 +145,7 @@ PyMethodDef methods[] = {
     {"open", open, METH_VARARGS, nullptr},
     {"ask", ask, METH_VARARGS, nullptr},
     {"install", install, METH_O, nullptr},
+    {"install_fused", install_fused, METH_O, nullptr},
     {"uninstall", uninstall, METH_NOARGS, nullptr},
     {"pause", pause, METH_O, nullptr},
     {"program", make_program, METH_VARARGS, nullptr},

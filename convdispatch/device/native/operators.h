@@ -11,12 +11,13 @@ struct Python {
   PyObject *policy = nullptr, *plain = nullptr;   // answers the policy in force; the only one that is served
   PyObject *object = nullptr, *handle = nullptr;  // a handle's tensor, and a new handle of a tensor
   PyObject *switches = nullptr;  // functions whose answers are part of a key: first tracing, then inference mode
-  PyObject *forward = nullptr, *backward = nullptr;  // the operators
+  PyObject *operators[3] = {};  // by operation
   bool paused = false;
 };
 inline Python python;
 
-enum Source : int { kX, kW, kGrad, kBias, kOut, kNone };
+enum Operation : int { kForward, kBackward, kFused };  // the last with what follows: a sum, an activation
+enum Source : int { kX, kW, kGrad, kBias, kResidual, kOut, kNone };
 
 struct Step {
   Shared program;
@@ -51,7 +52,8 @@ constexpr size_t kMost = 4096;
 struct Missed {  // the key that this thread's call did not find
   std::string key;
   uint64_t weights = 0;
-  bool inference = false, open = false;
+  bool by_weights = false, open = false;  // whether weights may be promised to stay: in inference mode, of fused layers
+  int operation = kForward;
 };
 inline thread_local Missed missed;
 
@@ -140,8 +142,8 @@ inline Decided found(Call &call, uint64_t &packed, Missed &asked) {
   if (bits < 0) return nullptr;
   const uint64_t weights = call.addresses[kW];
   call.key.add(bits);
-  asked = {std::move(call.key.text), weights, (bits & 2) != 0, true};
-  if (!asked.inference && !packed_weights.empty() && packed_weights.erase(weights)) {
+  asked = {std::move(call.key.text), weights, (bits & 2) || call.operation == kFused, true, call.operation};
+  if (!asked.by_weights && !packed_weights.empty() && packed_weights.erase(weights)) {
     for (auto &each : entries) each.second.weights.erase(weights);  // an optimizer may be about to write
     return nullptr;
   }
@@ -162,7 +164,7 @@ inline Decided found(Call &call, uint64_t &packed, Missed &asked) {
 }
 
 inline void count(int operation, const Decision &decided, int by) {
-  if (!decided.steps.empty()) calls[operation] += by;
+  if (!decided.steps.empty()) calls[operation == kBackward] += by;
   for (const Step &step : decided.steps) step.program->count(step.result < 2 ? by : 0);  // sums are no solver's
 }
 
@@ -276,10 +278,10 @@ inline void by_python(int operation, const Arguments &given, Owned *results, Mis
     PyTuple_SetItem(arguments.get(), static_cast<Py_ssize_t>(at), one);
   }
   std::swap(missed, asked);  // a call inside this one has a key of its own
-  Ref answer(PyObject_CallObject(operation ? python.backward : python.forward, arguments.get()));
+  Ref answer(PyObject_CallObject(python.operators[operation], arguments.get()));
   std::swap(missed, asked);
   if (!answer) throw Raised();
-  if (!operation) answer.reset(PyTuple_Pack(1, answer.get()));
+  if (operation != kBackward) answer.reset(PyTuple_Pack(1, answer.get()));
   int at = 0;
   if (!each_of(answer.get(), [&](PyObject *each) { return at < 3 && handle_of(each, results[at++]); })) throw Raised();
 }
@@ -302,7 +304,7 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
     }
     if (!done) by_python(operation, given, results, asked);
   }
-  for (int at = 0; at < (operation ? 3 : 1); ++at) {
+  for (int at = 0; at < (operation == kBackward ? 3 : 1); ++at) {
     if (!results[at]) made(results[at], aoti_torch_new_uninitialized_tensor);
     stack[at] = reinterpret_cast<StableIValue>(results[at].release());
   }
@@ -310,12 +312,17 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
 
 // input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
 inline void convolution(StableIValue *stack, uint64_t, uint64_t) {
-  compute(0, stack, "ttTlllfli", {kX, kW, kBias});
+  compute(kForward, stack, "ttTlllfli", {kX, kW, kBias});
 }
 
 // grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
 inline void convolution_backward(StableIValue *stack, uint64_t, uint64_t) {
-  compute(1, stack, "tttLlllflim", {kGrad, kX, kW});
+  compute(kBackward, stack, "tttLlllflim", {kGrad, kX, kW});
+}
+
+// input, weight, bias, residual, activation (a number of Python's), stride, padding, dilation, groups
+inline void fused(StableIValue *stack, uint64_t, uint64_t) {
+  compute(kFused, stack, "ttTTillli", {kX, kW, kBias, kResidual});
 }
 
 }  // namespace launcher

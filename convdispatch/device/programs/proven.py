@@ -41,7 +41,7 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
             lock.acquire()
         try:
             if place not in _known:
-                _known[place] = _kept(package, what, device, prove)
+                _known[place] = _stored_answer(package, what, device, prove)
             elif _known[place] is None:
                 _note(_artifact_key(package, what, device))
         finally:
@@ -54,7 +54,7 @@ def _artifact_key(package: str, what: str, device: cl.Device) -> str | None:
     return template_cache.artifact_key(package, f"proof of {what}", _values(device))
 
 
-def _kept(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
+def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
     carries = _artifact_key(package, what, device) if artifact_store.wanted() else None
     if carries is not None and artifact_store.find("texts", carries) is not None:
         return None

@@ -67,7 +67,8 @@ class _Maker:
         self.possible, self.source = possible, source
         self.rows: list[Row] = []
         self.impossible: list[Pair] = []
-        every = [(name, value) for name, values in self.letters.items() for value in values]
+        self.items = {name: [(name, value) for value in values] for name, values in self.letters.items()}
+        every = [item for items in self.items.values() for item in items]
         self.bits = {item: 1 << number for number, item in enumerate(every)}
         self.todo: dict[Pair, None] = {
             pair: None for pair in itertools.combinations(every, 2) if pair[0][0] != pair[1][0]
@@ -139,18 +140,19 @@ class _Maker:
 
     def _candidate(self, fixed: Row, wanted: Mapping[Any, None], greedy: bool) -> Row:
         """``fixed``, and the other letters in any order, each with the value that covers most beside those before."""
+        beside, bits, shuffle = self.beside, self.bits, self.source.shuffle
         row = dict(fixed)
-        held = sum(self.bits[item] for item in row.items())
+        held = sum(bits[item] for item in row.items())
         free = [name for name in self.letters if name not in row]
-        self.source.shuffle(free)
+        shuffle(free)
         for name in free:
-            values = list(self.letters[name])
-            self.source.shuffle(values)
-            if greedy:  # the first of the best
-                values = [max(values, key=lambda v: self._gain((name, v), held, wanted))]
-            row[name] = values[0]
-            held |= self.bits[name, values[0]]
+            items = self.items[name].copy()
+            shuffle(items)
+            chosen, most = items[0], -1
+            for item in items if greedy else ():  # the first of the best
+                gain = (beside[item] & held).bit_count() + (_WANTED if item in wanted else 0)
+                if gain > most:
+                    chosen, most = item, gain
+            row[name] = chosen[1]
+            held |= bits[chosen]
         return {name: row[name] for name in self.letters}
-
-    def _gain(self, one: tuple[str, Any], held: int, wanted: Mapping[Any, None]) -> int:
-        return (self.beside[one] & held).bit_count() + _WANTED * (one in wanted)

@@ -45,18 +45,17 @@ def _level(level: str) -> tuple[Case, ...]:
         Case(entry.name.rstrip(_LONG), entry.problem, level, entry.name.endswith(_LONG))
         for entry in shapes.parse(text, f"{level}.txt")
     ]
-    return (*listed, *(case for case in _generated() if case.level == level))
+    return (*listed, *_generated(level))
 
 
-@functools.cache
-def _generated() -> tuple[Case, ...]:
+def _generated(level: str) -> list[Case]:
     made = []
     for block in blocks():
-        for name, row in block.named():
+        for name, row in block.named() if block.level == level else ():
             problem = problem_of(row)
             assert problem is not None  # only possible rows are in an array
-            made.append(Case(name, problem, block.level))
-    return tuple(made)
+            made.append(Case(name, problem, level))
+    return made
 
 
 def cases(level: str = "full") -> list[Case]:

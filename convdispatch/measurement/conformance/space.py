@@ -8,9 +8,9 @@ Heights and widths share no value, so no image is square; most sizes are no mult
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ...api.dtypes import INTEGERS, QUANTIZED
 from ...api.errors import InvalidProblem
@@ -51,13 +51,19 @@ _QUANTIZED: dict[str, Sequence[Any]] = {
 }
 
 
-class Block(NamedTuple):
-    """One covering array: its name (a prefix of its cases' names), the level of its cases, and the array."""
+@dataclass(frozen=True)
+class Block:
+    """One covering array: its name (a prefix of its cases' names), the level of its cases, letters and corners."""
 
     name: str
     level: str
     letters: Mapping[str, Sequence[Any]]
-    array: Array
+    strata: Sequence[Row]
+
+    @functools.cached_property
+    def array(self) -> Array:
+        """Made when it is asked for: all of them take seconds, those of ``core`` a tenth."""
+        return cover(self.letters, _is_case, self.strata, SEED)
 
     def named(self) -> list[tuple[str, Row]]:
         """The rows with the names of their cases."""
@@ -89,10 +95,7 @@ def problem_of(row: Mapping[str, Any]) -> ConvProblem | None:
     values = {name: value for name, value in row.items() if name not in own and not name.startswith("skew")}
     for part in filter(None, row.get("epilogue", "").split("+")):
         values |= {part: True} if part in ("bias", "residual", "accumulate") else {"activation": part}
-    group = values.get("g", 1)
-    if "g" in row:
-        values["ic"] = group * row.get("icg", 1)
-        values["oc"] = group * row.get("ocg", 1)
+    values |= _channels(row)
     for name in [name for name in row if name.startswith("skew")]:
         values[f"p{name[-1]}_r"] = max(0, row["p" + name[-1]] + row[name])
     try:
@@ -101,11 +104,26 @@ def problem_of(row: Mapping[str, Any]) -> ConvProblem | None:
         return None
 
 
+def _channels(row: Mapping[str, Any]) -> dict[str, int]:
+    """``g``, ``ic`` and ``oc``: a row has them, or groups and channels of a group."""
+    if "g" not in row:
+        return {"g": 1, "ic": row["ic"], "oc": row["oc"]}
+    return {"g": row["g"], "ic": row["g"] * row.get("icg", 1), "oc": row["g"] * row.get("ocg", 1)}
+
+
 def _is_case(row: Mapping[str, Any]) -> bool:
-    problem = problem_of(row)
-    if problem is None or problem.flops > MOST_FLOPS:
+    """Whether the kernel fits and the case is small: by sizes alone, as tens of thousands of rows are asked about."""
+    g, ic, oc = _channels(row).values()
+    pixels, places, taps = 1, 1, 1
+    for axis in "dhw"[3 - row["ndim"] :]:
+        size, kernel, near = row["i" + axis], row["k" + axis], row["p" + axis]
+        slack = size + near + max(0, near + row["skew_" + axis]) - row["d" + axis] * (kernel - 1) - 1
+        if slack < 0:
+            return False
+        pixels, places, taps = pixels * size, places * (slack // row["s" + axis] + 1), taps * kernel
+    if 2 * row["mb"] * oc * places * (ic // g) * taps > MOST_FLOPS:
         return False
-    return max(math.prod(problem.x_shape), math.prod(problem.y_shape)) <= MOST_ELEMENTS
+    return row["mb"] * max(ic * pixels, oc * places) <= MOST_ELEMENTS
 
 
 def _letters(form: str, ndim: int, further: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
@@ -152,9 +170,7 @@ def blocks() -> tuple[Block, ...]:
 
 
 def _block(name: str, level: str, form: str, ndim: int, strata: Sequence[Row], **further: Sequence[Any]) -> Block:
-    letters = _letters(form, ndim, further)
-    array = cover(letters, _is_case, strata, SEED)
-    return Block(name, level, letters, array)
+    return Block(name, level, _letters(form, ndim, further), strata)
 
 
 def covered(names: Collection[str]) -> tuple[int, int]:

@@ -177,12 +177,12 @@ def _qlinear_convolution(call: Call) -> Tensor:
     )  # fmt: skip
     bias = call.known(8) if call.has(8) else None
     return _summed(
-        call, x, _kept(call, w, zero_of(call, 5, w.dtype)), bias, quantization, stride=tuple(strides), padding=pads,
+        call, x, _w_bytes(call, w, zero_of(call, 5, w.dtype)), bias, quantization, stride=tuple(strides), padding=pads,
         dilation=tuple(dilations), groups=call.get("group", 1),
     )  # fmt: skip
 
 
-def _kept(call: Call, w: np.ndarray, zero: np.ndarray) -> list[np.ndarray]:
+def _w_bytes(call: Call, w: np.ndarray, zero: np.ndarray) -> list[np.ndarray]:
     """``_bytes``, made once."""
     made = _bytes(w, zero, 0)
     return [
@@ -208,7 +208,7 @@ def _integer_convolution(call: Call) -> Tensor:
     sizes, kernel, strides, dilations = geometry(call)
     zero, moving = _moving(call, 2)
     return _summed(
-        call, x, _kept(call, w, zero_of(call, 3, w.dtype)), None, Quantization(x_zero_point=zero), moving,
+        call, x, _w_bytes(call, w, zero_of(call, 3, w.dtype)), None, Quantization(x_zero_point=zero), moving,
         stride=tuple(strides), padding=tuple(pads_of(call, sizes, kernel, strides, dilations)),
         dilation=tuple(dilations), groups=call.get("group", 1),
     )  # fmt: skip
@@ -223,7 +223,7 @@ def _integer_product(call: Call) -> Tensor:
         rows = call.interpreter.derive(("rows",), b, lambda: np.ascontiguousarray(b.T))
         b_zero = zero_of(call, 3, b.dtype)
         quantization = Quantization(x_zero_point=zero)
-        found = _of_rows(call, call.tensor(0), _kept(call, rows, b_zero),
+        found = _of_rows(call, call.tensor(0), _w_bytes(call, rows, b_zero),
                          lambda x, parts: _summed(call, x, parts, None, quantization, moving))  # fmt: skip
         assert found is not None
         return found
@@ -264,7 +264,7 @@ def _qlinear_product(call: Call) -> Tensor:
             float(_scale(call, 1)[0]), int(call.known(2).reshape(())), _scale(call, 4), float(_scale(call, 6)[0]),
             int(y_zero.reshape(())), dtype=y_zero.dtype.name,
         )  # fmt: skip
-        found = _of_rows(call, call.tensor(0), _kept(call, rows, call.known(5)),
+        found = _of_rows(call, call.tensor(0), _w_bytes(call, rows, call.known(5)),
                          lambda x, parts: _summed(call, x, parts, None, quantization))  # fmt: skip
         assert found is not None
         return found

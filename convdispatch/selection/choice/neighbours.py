@@ -197,7 +197,7 @@ class Neighbours:
 
         None where none is near enough, or where they say nothing of the best one.
         """
-        asked = ((gap, other) for gap, other in self._asked(problem, offers) if other != problem)
+        asked = ((gap, other) for gap, other in self._queried(problem, offers) if other != problem)
         near = list(itertools.islice(asked, MOST))  # its own records were asked before, and do not hold
         if not near or near[0][0] > FAR:
             return None
@@ -206,7 +206,7 @@ class Neighbours:
 
     def corrections(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> dict[str, float]:
         """By what other problems measured near by multiply a solver's prediction; only solvers that they measured."""
-        near = ((gap, other) for gap, other in self._asked(problem, offers) if other != problem)
+        near = ((gap, other) for gap, other in self._queried(problem, offers) if other != problem)
         sums, _ = self._sums(list(itertools.islice(itertools.takewhile(lambda one: one[0] <= FAR, near), MOST)))
         return {solver: math.exp(log / weights) for solver, (log, weights) in sums.items()}
 
@@ -298,7 +298,7 @@ class Neighbours:
         time = record.median_ms * (problem.flops / max(1, measured.flops) or 1.0)
         return Neighbour(record.solver, record.config, record.problem, gap, time, Regret())
 
-    def _asked(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> Iterator[tuple[float, ConvProblem]]:
+    def _queried(self, problem: ConvProblem, offers: Mapping[str, Offer]) -> Iterator[tuple[float, ConvProblem]]:
         for gap, measured in self._nearest_first(problem):
             if any(record.solver in offers for record in self._choices[measured]):
                 yield gap, measured
@@ -315,7 +315,7 @@ class Neighbours:
             times, offers = self._run(problem)
             if len(self._choices[problem]) < 2:
                 continue
-            near = ((gap, other) for gap, other in self._asked(problem, offers) if other != problem)
+            near = ((gap, other) for gap, other in self._queried(problem, offers) if other != problem)
             nearest = list(itertools.islice(near, MOST))
             if not nearest or nearest[0][0] > FAR:
                 continue

@@ -16,7 +16,7 @@ from ..plugins.loader import plugins
 from ..solver_query import query
 
 _quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
-_asked: dict[tuple[ConvProblem, DeviceInfo], dict[str, int]] = {}
+_requested: dict[tuple[ConvProblem, DeviceInfo], dict[str, int]] = {}
 """Bytes of workspace that plans asked for in vain, by solver."""
 _starved: dict[tuple[ConvProblem, DeviceInfo], dict[str, MemoryLimit]] = {}
 """Solvers that were set aside because the device had no memory left, which may have some later."""
@@ -35,7 +35,7 @@ def quarantined(problem: ConvProblem, device: DeviceInfo, solver: str) -> str | 
 
 def forgive() -> None:
     """Nobody is set aside any more, and what was said may be said again."""
-    for kept in (_quarantined, _asked, _starved):
+    for kept in (_quarantined, _requested, _starved):
         kept.clear()
     faults.forget()
 
@@ -65,7 +65,7 @@ def must_have_room(problem: ConvProblem, device: DeviceInfo, solver: str, size: 
 
 
 def _note(problem: ConvProblem, device: DeviceInfo, solver: str, size: int) -> None:
-    _asked.setdefault((problem, device), {})[solver] = size
+    _requested.setdefault((problem, device), {})[solver] = size
 
 
 def lacked(problem: ConvProblem, device: DeviceInfo, solver: str, size: int, error: MemoryLimit) -> None:
@@ -77,7 +77,7 @@ def lacked(problem: ConvProblem, device: DeviceInfo, solver: str, size: int, err
 
 def short_of_memory(problem: ConvProblem, device: DeviceInfo, error: NoSolver) -> MemoryLimit | NoSolver:
     """What a caller is told when nobody is left; who lacked memory as it was planned or ran may try again."""
-    asked, starved = _asked.pop((problem, device), {}), _starved.pop((problem, device), {})
+    asked, starved = _requested.pop((problem, device), {}), _starved.pop((problem, device), {})
     for name in starved:
         _quarantined.pop((problem, device, name), None)
     if not asked:

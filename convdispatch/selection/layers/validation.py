@@ -92,7 +92,7 @@ def convdispatch_enqueue(
 
 
 _sampled: dict[tuple[Any, Any], None] = {}
-_KEPT = 4096
+_MOST_SAMPLED = 4096
 
 
 def _first_time(problem: Any, solver: Any) -> bool:
@@ -100,7 +100,7 @@ def _first_time(problem: Any, solver: Any) -> bool:
     if (problem, solver) in _sampled:
         return False
     _sampled[problem, solver] = None
-    while len(_sampled) > _KEPT:
+    while len(_sampled) > _MOST_SAMPLED:
         _sampled.pop(next(iter(_sampled)))
     return True
 

@@ -17,6 +17,7 @@ from ...api.errors import ConvDispatchError
 from ...api.policy import current_policy
 from ...calls.framework import autotune
 from ...calls.framework.fallback import Fallback
+from ...calls.framework.tiers import Pending
 from ...device.programs.kernels import Programs
 from ...selection import dispatch
 from .. import ranks
@@ -24,7 +25,6 @@ from ..eager.bias_gradient import bias_gradient, make_ready
 from ..eager.planning import PLAIN, CallRequest, FallbackCall, planned_call
 from ..geometry import Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
-from ..tiers import Pending
 from ..weights import promise
 from . import native
 
@@ -106,6 +106,7 @@ def fused(
     result = call(x, w, None, bias, constant, residual)
     if not call.backward_ready:
         call.backward_ready = _prepare_backward(geometry, x, w, bias, result, settings)
+    native.learn([("forward", call, 0)], False, (x, w, bias, residual), w, constant)
     for watcher in _watchers:
         watcher("forward", call, (x, w, bias, residual), Geometry.of(*geometry))
     return result

@@ -23,7 +23,7 @@ from ..eager.bias_gradient import kernels_of
 from ..eager.cuda_stream import StreamCall
 from ..weights import still
 
-_X, _W, _GRAD, _BIAS, _OUT, _NONE = range(6)
+_X, _W, _GRAD, _BIAS, _RESIDUAL, _OUT, _NONE = range(7)
 """Where an operand of a plan comes from."""
 _SOURCES = {
     ("forward", False): (_X, _W, _OUT),
@@ -39,6 +39,8 @@ _PYTHONS: tuple[Any, ...] = ([], None, 0, False)
 _ALIGNMENT = 16
 _C: Any = torch._C
 _launcher: Any = None
+_operators: list[Any] = [None, None, None]
+"""What is asked for what was not decided: forward, backward and a fused layer in Python."""
 
 
 class Raised(BaseException):
@@ -47,25 +49,45 @@ class Raised(BaseException):
     They know an exception's class and words alone.
     """
 
-    _kept: dict[str, BaseException] = {}  # noqa: RUF012
+    _errors: dict[str, BaseException] = {}  # noqa: RUF012
     _most = 64
 
     def __new__(cls, words: str) -> Any:
         """The exception that was kept."""
-        return cls._kept.pop(words, None) or RuntimeError(words)
+        return cls._errors.pop(words, None) or RuntimeError(words)
 
     @classmethod
     def keep(cls, error: BaseException) -> str:
         """Words for an exception, by which it is found."""
-        while len(cls._kept) >= cls._most:
-            cls._kept.pop(next(iter(cls._kept)))
+        while len(cls._errors) >= cls._most:
+            cls._errors.pop(next(iter(cls._errors)))
         words = f"{type(error).__name__}: {error} [{id(error):x}]"
-        cls._kept[words] = error
+        cls._errors[words] = error
         return words
 
 
 def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> bool:
     """Whether aten's operators on a dispatch key are the native path's from now on, which asks these where it must."""
+    _operators[:2] = forward, backward
+    try:
+        return _installed("install", key)
+    except RuntimeError as error:  # of an interface that is not what it was
+        warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
+        loading.launcher().uninstall()
+        return False
+
+
+def install_fused(key: str, compute: Callable[..., Any]) -> bool:
+    """The same for the operator of fused layers, for good."""
+    _operators[2] = compute
+    try:
+        return _installed("install_fused", key)
+    except RuntimeError as error:
+        warnings.warn(f"fused convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
+        return False
+
+
+def _installed(how: str, key: str) -> bool:
     global _launcher
     found = None if BLOCKED else loading.launcher()
     if found is None:
@@ -75,13 +97,8 @@ def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any])
         *(_C._get_cudnn_allow_tf32, _C._get_deterministic_algorithms),
         *(_C._get_cudnn_deterministic, _C._get_cudnn_benchmark),
     )
-    found.ask(DEFAULT, switches, forward, backward, Raised)
-    try:
-        found.install(key)
-    except RuntimeError as error:  # of an interface that is not what it was
-        warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
-        found.uninstall()
-        return False
+    found.ask(DEFAULT, switches, *_operators, Raised)
+    getattr(found, how)(key)
     if _launcher is None:
         counting.also(found.counts)
     _launcher = found
@@ -157,8 +174,9 @@ def _decision(
             packed, holds = constant.addresses.get(call.key, 0), still(weights)
             if not packed or holds is None:
                 return _PYTHONS
-        bias = part == "forward" and tensors[2] is not None
-        steps.append((program, (*_SOURCES[part, transposed], _BIAS if bias else _NONE, _NONE), result, packs))
+        bias, residual = (part == "forward" and each is not None for each in (*tensors[2:], None, None)[:2])
+        beside = (_BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)
+        steps.append((program, (*_SOURCES[part, transposed], *beside), result, packs))
     grad = tensors[0]
     ours = kernels_of(grad) if with_sums and grad is not None else None
     if ours is not None and grad is not None:

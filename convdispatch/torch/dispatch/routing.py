@@ -13,11 +13,11 @@ import torch
 from ...api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPolicy, InvalidProblem
 from ...calls.framework.enabled import Enabled
 from ...calls.framework.fallback import Fallback
+from ...calls.framework.tiers import Compiling
 from ...device import runtime
 from .. import counting, ranks
 from ..captures import watch_captures
 from ..settings import DEFAULT, Settings, checked
-from ..tiers import Compiling
 from . import engine, native
 from .quick_depthwise import quick_depthwise
 

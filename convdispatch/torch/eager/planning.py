@@ -10,15 +10,19 @@ import torch
 from ...api.errors import InvalidArgument, NoSolver
 from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
+from ...calls.framework import tiers
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import cpu_device
-from .. import counting, ranks, tiers
+from .. import counting, ranks
+from ..captures import capturing
 from ..geometry import DTYPES, FORMATS, Geometry, format_of, problem_of
 from ..settings import Settings, math_of
 from .host import HostCall
 
 PLAIN: tuple[str | None, bool] = (None, False)
 """What follows a convolution: no activation, nothing added."""
+TORCH = tiers.Framework(capturing, ranks.many, counting.compiling)
+"""What tiers ask of PyTorch."""
 
 
 class CallRequest(NamedTuple):
@@ -97,7 +101,7 @@ def _call(request: CallRequest) -> Any:
             ranks.agree(problem, lambda: device(x), x)
             like = torch.empty(0, dtype=x.dtype, device=x.device)  # what is made later must not hold x
             where, build = tiers.timed(lambda: device(x)), _under(request, StreamCall, problem, shape, form, like)
-            return tiers.first(where, problem, request.chosen, build, True)
+            return tiers.first(where, problem, request.chosen, build, TORCH, True)
         if x.device.type == "opencl":
             from .opencl_buffers import BufferCall
 
@@ -106,7 +110,7 @@ def _call(request: CallRequest) -> Any:
             raise Fallback(f"no engine here runs on {x.device.type}")
         ranks.agree(problem, cpu_device)
         build = _under(request, HostCall, problem, shape, form, x.dtype)
-        return tiers.first(cpu_device(), problem, request.chosen, build, False)
+        return tiers.first(cpu_device(), problem, request.chosen, build, TORCH, False)
 
 
 def _under(

@@ -35,7 +35,7 @@ class Fusion:
     left: dict[str, str] = field(default_factory=dict)
     """Modules that torch.fx cannot trace, and why; their children were tried one by one."""
     forms: dict[str, str] = field(default_factory=dict)
-    """Inputs' shapes for which the model was called on the CPU, and the form that was built, or why none was."""
+    """Inputs' shapes for which the model was called, and the form that was built, or why none was."""
 
     def __str__(self) -> str:
         lines = [f"{len(self.fused)} convolutions", *(f"  {each}" for each in self.fused)]
@@ -76,7 +76,8 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     exported program (``torch.export``), or its module, may be given too; one that PT2E quantized runs in integers.
 
     On the CPU, outside of compilers and where nothing asks for gradients, a fused model runs as one inference form for
-    each set of input shapes, made at its first call: see ``docs/use/pytorch.md``.
+    each set of input shapes, made at its first call; on a GPU as a CUDA graph from the third call on: see
+    ``docs/use/pytorch.md``.
 
     Raises InvalidArgument where ``model`` is to be fused in training mode: batch norms would use the batch's own
     statistics, so call ``model.eval()`` first; and for another ``fuse``.

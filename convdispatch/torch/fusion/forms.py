@@ -1,7 +1,8 @@
-"""A fused model on the CPU as one inference form for each set of input shapes; elsewhere layer by layer.
+"""A fused model as one form for each set of inputs; layer by layer where that cannot be.
 
-A form is a recorded program: memory shared by lifetimes, no waits between operations, none of PyTorch's threads. It is
-made where a call is plain inference, and holds as long as every layer and weight is what it was when it was made.
+On the CPU a form is a recorded program: memory shared by lifetimes, no waits between operations, none of PyTorch's
+threads. On a GPU it is a CUDA graph. It is made where a call is plain inference, and holds as long as every layer and
+weight is what it was when it was made.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from ..dispatch.routing import settings_in_force
 from ..geometry import DTYPES
 from ..sampled import Sample
 from ..settings import DEFAULT, math_of, policy_of, switches
+from . import cuda_graphs
 
 __all__ = ["FORMS", "FusedModel", "Forms"]
 
 FORMS = 8
 """Sets of input shapes, types and settings for which a model's forms are made; others go layer by layer."""
+_ASKED = 64
 
 
 class FusedModel(fx.GraphModule):
@@ -74,7 +77,7 @@ class FusedModel(fx.GraphModule):
         return super().recompile()
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """By a form where the call is plain inference on the CPU, else by ``forward``, layer by layer."""
+        """By a form where the call is plain inference, else by ``forward``, layer by layer."""
         if torch.compiler.is_compiling():
             return super().__call__(*inputs, **named)
         arguments = self.meta.get("arguments")
@@ -115,6 +118,10 @@ class Forms:
         self._made: dict[Any, Any] = {}
         """Key: a callable, or the reason why there is none."""
         self._state: _State | None = None
+        self._asked: dict[Any, int] = {}
+        """Calls on a GPU with inputs of a kind that has no graph yet."""
+        self._pool: Any = None
+        """The graphs' memory: they run one after the other."""
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -129,25 +136,35 @@ class Forms:
     def find(self, inputs: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The form for inputs like these, made now where it is new; None where the model runs layer by layer."""
         leaves, spec = _flat(inputs)
-        if not leaves or _watched() or not all(map(_plain, leaves)):
+        if not leaves or not isinstance(leaves[0], torch.Tensor) or _watched():
             return None
+        if leaves[0].device.type == cuda_graphs.DEVICE:
+            return self._graph(leaves, spec) if cuda_graphs.served(leaves) else None
+        return self._form(leaves, spec) if all(map(_plain, leaves)) else None
+
+    def _steady(self, leaves: Sequence[Any]) -> bool:
+        """Whether the model is what it was, and its call plain inference."""
         state = self._state
         if state is None or not state.holds():
             with self._lock:
                 self._state = _State(self._model)
                 self._made.clear()
+                self._asked.clear()
+                self._pool = None
             if state is not None:  # weights that change at each call are worth no form
-                return None
+                return False
             state = self._state
-        if state.disturbed() or (torch.is_grad_enabled() and (state.learns() or any(x.requires_grad for x in leaves))):
-            return None
+        learns = torch.is_grad_enabled() and (state.learns() or any(x.requires_grad for x in leaves))
+        return not learns and not state.disturbed()
+
+    def _form(self, leaves: Sequence[Any], spec: TreeSpec | None) -> Callable[..., Any] | None:
         settings = settings_in_force() or DEFAULT
-        if settings.min_flops is not None:
+        if not self._steady(leaves) or settings.min_flops is not None:
             return None
         switched = switches(False)
         chosen = policy_of(settings, switched)
         math = math_of(settings, switched, DTYPES[leaves[0].dtype])
-        key = (tuple((x.shape, x.dtype) for x in leaves), spec, math, chosen)
+        key = (_shapes(leaves), spec, math, chosen)
         made = self._made.get(key)
         if made is None:
             with self._lock:
@@ -158,6 +175,44 @@ class Forms:
                     made = self._made[key] = self._make(leaves, spec, math, chosen)
         return None if isinstance(made, str) else made
 
+    def _graph(self, leaves: Sequence[Any], spec: TreeSpec | None) -> Callable[..., Any] | None:
+        if not self._steady(leaves):
+            return None
+        settings = settings_in_force()
+        policy = policy_of(settings or DEFAULT, switches(True))
+        key = (_shapes(leaves), cuda_graphs.kind_of(leaves), spec, settings, switches(True), policy)
+        made = self._made.get(key)
+        if made is None:
+            with self._lock:
+                made = self._made.get(key) or self._captured(key, leaves, spec)
+        return None if made is None or isinstance(made, str) else made
+
+    def _captured(self, key: Any, leaves: Sequence[Any], spec: TreeSpec | None) -> Any:
+        """A graph, or why there is none; None where it is too soon to tell, or where there are enough."""
+        if len(self._asked) >= _ASKED:
+            self._asked.clear()
+        self._asked[key] = self._asked.get(key, 0) + 1
+        if self._asked[key] < cuda_graphs.CALLS or len(self._made) >= FORMS:
+            return None
+        try:
+            if self._pool is None:
+                self._pool = cuda_graphs.pool()
+            forward, own = self._forward(spec), self._state.tensors if self._state is not None else []
+            self._made[key] = cuda_graphs.captured(forward, leaves, own, self._pool, self._lock)
+        except cuda_graphs.Later:
+            return None
+        except cuda_graphs.Uncapturable as why:
+            self._made[key] = str(why)
+        return self._made[key]
+
+    def _forward(self, spec: TreeSpec | None) -> Callable[..., Any]:
+        """The model layer by layer, of flat inputs."""
+
+        def forward(*given: Any) -> Any:
+            return self._model.forward(*(given if spec is None else tree_unflatten(given, spec)))
+
+        return forward
+
     def _make(self, inputs: Sequence[Any], spec: TreeSpec | None, math: str, chosen: Any) -> Any:
         from ... import inference
         from .aten import Missing, net_of
@@ -166,10 +221,7 @@ class Forms:
             queue = runtime.queue(cpu_device())
             shapes = [tuple(x.shape) for x in inputs]
 
-            def forward(*given: Any) -> Any:
-                return self._model.forward(*(given if spec is None else tree_unflatten(given, spec)))
-
-            net = net_of(forward, inputs, queue, math)
+            net = net_of(self._forward(spec), inputs, queue, math)
             with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
                 dtypes = [DTYPES[x.dtype] for x in inputs]
                 # Timing chooses the layout, and each process may find another one faster.
@@ -219,7 +271,7 @@ class _State:
         # Writes through .data are not counted either, nor those of other views of the memory.
         self._reads = [] if self._unseen else [Reads(t) for _, _, t in held if isinstance(t, torch.nn.Parameter)]
         self._samples = [] if self._unseen else [s for s in (Sample.of(tensor) for _, _, tensor in held) if s]
-        self._tensors = [tensor for _, _, tensor in held]
+        self.tensors = [tensor for _, _, tensor in held]
 
     def holds(self) -> bool:
         """Whether all is as it was."""
@@ -239,7 +291,7 @@ class _State:
 
     def learns(self) -> bool:
         """Whether a gradient would be asked for."""
-        return any(tensor.requires_grad for tensor in self._tensors)
+        return any(tensor.requires_grad for tensor in self.tensors)
 
 
 def _flat(inputs: tuple[Any, ...]) -> tuple[Sequence[Any], TreeSpec | None]:
@@ -247,6 +299,10 @@ def _flat(inputs: tuple[Any, ...]) -> tuple[Sequence[Any], TreeSpec | None]:
     if all(type(each) is torch.Tensor for each in inputs):
         return inputs, None
     return tree_flatten(inputs)
+
+
+def _shapes(leaves: Sequence[torch.Tensor]) -> Any:
+    return tuple((x.shape, x.dtype) for x in leaves)
 
 
 _C: Any = torch._C

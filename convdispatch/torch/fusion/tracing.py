@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..epilogue_chains import has_hooks
 
-__all__ = ["trace"]
+__all__ = ["trace", "written"]
 
 
 class _Proxy(fx.Proxy):
@@ -103,15 +105,35 @@ def _asked(root: nn.Module) -> Iterator[None]:
                 place.pop("isinstance", None)
 
 
+def written(func: Any, args: Any) -> Iterator[torch.Tensor]:
+    """The tensors to which an operator writes."""
+    for argument, given in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from (each for each in tree_leaves(given) if isinstance(each, torch.Tensor))
+
+
+class _Unwritten(TorchDispatchMode):
+    """Refuses writes to a module's tensors."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._own = {each.untyped_storage()._cdata for each in (*module.parameters(), *module.buffers())}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(each.untyped_storage()._cdata in self._own for each in written(func, args)):
+            raise ValueError("its forward writes to a part of it, which tracing would do once and no call again")
+        return func(*args, **(kwargs or {}))
+
+
 def trace(module: nn.Module, concrete: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> fx.Graph:
     """The graph of ``module`` with ``concrete`` values of arguments.
 
-    Raises whatever the model's code does with proxies; ValueError for numbers that are drawn or made in it; TraceError
-    where it asks whether something is a tensor, which proxies cannot tell. Of arguments in ``tensors`` the sizes are
-    those, and hold for the graph.
+    Raises whatever the model's code does with proxies; ValueError for numbers that are drawn or made in it, and for
+    writes to its own tensors, which would be done now and in no call; TraceError where it asks whether something is a
+    tensor, which proxies cannot tell. Of arguments in ``tensors`` the sizes are those, and hold for the graph.
     """
     tracer = _Tracer(tensors)
-    with _asked(module):
+    with _asked(module), _Unwritten(module):
         graph = tracer.trace(module, concrete_args=concrete or None)
     for node in list(graph.nodes):
         # torch.fx's own check of an argument that is None cannot be read from a file: it ends all later traces.

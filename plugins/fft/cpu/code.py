@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..transforms import codelet, half
+from ..transforms import codelet
 from .geometry import Geometry
 
 
@@ -172,8 +172,3 @@ def inverse_functions(g: Geometry, name: str, wanted: tuple[tuple[int, ...], ...
         body = code.text(slot2.read, lambda j, value: slot2.write(again(j), value), in_place=True)
         text += _function(f"{name}_middle", "local float *t", body)
     return text
-
-
-def half_of(g: Geometry) -> int:
-    """Frequencies along the real axis."""
-    return half(g.tiling.sizes[g.order[0]])

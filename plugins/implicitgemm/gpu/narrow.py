@@ -36,7 +36,7 @@ few items run beside it: nine problems of 3 to 62 items a multiprocessor, 1.3 ap
 _APART = 800.0  # operations in the time of a load whose neighbours' values lie in other sectors, of lines that are lost
 _LOADED = {2: 70.0, 4: 25.0, 8: 25.0}
 """The same of one whose line stays in the first cache for the next channels, by bytes of a number: 33 layers' times."""
-_KEPT, _FEW = 64, 8  # bytes of a pixel's channels of a group, and loads of an item, up to which lines stay
+_CACHED, _FEW = 64, 8  # bytes of a pixel's channels of a group, and loads of an item, up to which lines stay
 
 
 class _Use(NamedTuple):
@@ -228,7 +228,7 @@ class Narrow(Solver):
         total = 2.0 * product.work_items * (geo.c * (steps + 4 * product.loads + 8 * geo.volume) + 20 * sums) / 0.7
         size = problem.itemsize
         if geo.source.nhwc:  # the next item's value lies a pixel's channels away
-            stay = geo.c * size <= _KEPT or product.loads <= _FEW
+            stay = geo.c * size <= _CACHED or product.loads <= _FEW
             total += product.work_items * geo.c * product.loads * (_LOADED[size] if stay else _APART)
         # A stride leaves gaps between neighbouring items' results, which other phases fill.
         total += math.prod(problem.out_shape) * (min(geo.out_step[2], 32 // size) - 1) * size / 32 * SECTOR

@@ -1,4 +1,5 @@
-## Parts of a sum that work groups of this launch add (``parts.cl.mako`` says who): 16 rows of every warp at a time.
+## Parts of a sum that the last work group of a tile adds (``parts.cl.mako``): 16 rows of every warp at a time. To wait for the
+## others and share the adding, where all run at once, took 0.98 to 1.11 times as long on an H200.
 <%namespace name="epilogue" file="epilogue.cl.mako"/>\
 <%def name="write()">\
   const int whole = (group * ${tiling.m_tiles} + m_tile) * ${tiling.n_tiles} + n_tile;
@@ -9,13 +10,10 @@ ${unroll}
   for (int i = 0; i < ${t.frag_m * t.frag_n}; ++i)
     parts[part * ${tile_sums} + i * ${t.items}] = (float4)(sum[i * 4], sum[i * 4 + 1], sum[i * 4 + 2], sum[i * 4 + 3]);
   warps_meet(${t.items});
-  if (tid == 0) arrive(state);
-  for (;;) {
-    if (tid == 0) *shared = take(state, ${"POLLS" if waits else 0});
-    warps_meet(${t.items});
-    const int first = *shared;
-    if (first < 0) break;
-    for (int block = first; block < ${"first + 1" if waits else t.frag_m}; ++block) {
+  if (tid == 0) arrive(state), *shared = take(state, 0);
+  warps_meet(${t.items});
+  const int blocks = *shared < 0 ? 0 : ${t.frag_m};  // parts are missing still: the last work group adds them
+  for (int block = 0; block < blocks; ++block) {
     float whole_sum[${t.frag_n * 4}];
 ${unroll}
     for (int j = 0; j < ${t.frag_n * 4}; ++j) whole_sum[j] = 0;
@@ -33,9 +31,5 @@ ${epilogue.stage("whole_sum", 0, f"warp % {t.wm} * 16 + lane / 4")}\
     barrier(CLK_LOCAL_MEM_FENCE);
 ${epilogue.leave(t.wm * 16, f"m0 + r / 16 * {t.bm // t.wm} + block * 16 + r % 16")}\
     barrier(CLK_LOCAL_MEM_FENCE);
-    }
-% if not waits:
-    break;
-% endif
   }
 </%def>

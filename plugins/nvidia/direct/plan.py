@@ -20,16 +20,11 @@ class DirectPlan(StepPlan):
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         self.tiling, self._emulate = DirectTiling(problem, DirectTile.of(config)), emulate
-        self._concurrent = self.concurrent(context)
         self._partial = self.tiling.tile.split > 1 and not self.tiling.tile.fixup
         steps = [self._product(context)]
         if self._partial:
             steps.append(self._reduce(context))
         super().__init__(self.tiling.partial_bytes, steps)
-
-    def concurrent(self, context: Any) -> int:
-        """Work groups that surely run at once: one a compute unit."""
-        return context.devices[0].max_compute_units if context else 1
 
     def _common(self, partial: bool) -> str:
         text = self.tiling.problem.macros() + f"#define OUT_INDEX {self.tiling.out_index}\n"
@@ -45,7 +40,7 @@ class DirectPlan(StepPlan):
         text = self._common(self._partial) + instructions.text(self._emulate) + kernel_text(SHARED, "sums.cl")
         text += parts_text(self.tiling, self.tiling.tile.split, self.tiling.tile.frag_m) if fixup else ""
         text += kernel_text(__package__, "split.cl.mako", depth=depth)
-        return text + product_text(self.tiling, self._emulate, self._concurrent)
+        return text + product_text(self.tiling, self._emulate)
 
     def _written(self) -> list[str]:
         problem = self.tiling.problem

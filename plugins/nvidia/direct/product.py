@@ -98,11 +98,8 @@ class Copies:
         return 4 * (i * self.row_step * row + j * self.k_step * k) + at
 
 
-def product_text(tiling: DirectTiling, emulate: bool, concurrent: int = 1) -> str:
-    """The kernel ``direct`` for a tiling; what it calls comes before it (``plan.py``).
-
-    ``concurrent`` work groups surely run at once: no more than these wait for each other's parts.
-    """
+def product_text(tiling: DirectTiling, emulate: bool) -> str:
+    """The kernel ``direct`` for a tiling; what it calls comes before it (``plan.py``)."""
     t, p, width = tiling.tile, tiling.problem, tiling.out_width
     across = min(t.bn // width, t.items)
     rows = 4 if p.residual and not tiling.gaps else 1
@@ -116,6 +113,6 @@ def product_text(tiling: DirectTiling, emulate: bool, concurrent: int = 1) -> st
         "width": width, "run": "float" if width == 1 else f"float{width}", "pitch_out": t.bn + 8,
         "across": across, "down": t.items // across, "at_once": rows,
         "row": tiling.target.row, "column": tiling.target.k,
-        "tile_sums": t.bm * t.bn // 4, "waits": tiling.work_groups <= concurrent,
+        "tile_sums": t.bm * t.bn // 4,
     }  # fmt: skip
     return kernel_text(__package__, "product.cl.mako", **values)

@@ -52,7 +52,7 @@ class Int8Plan(StepPlan):
     def _key(self) -> str:
         tiling = self.tiling
         return repr(("nvidia.int8", tiling.problem.w_shape, tiling.problem.g, tiling.rows, tiling.row_bytes,
-                     tiling.parts))  # fmt: skip
+                     tiling.parts, tiling.run))  # fmt: skip
 
     def product_text(self) -> str:
         """The product's program."""
@@ -68,5 +68,6 @@ class Int8Plan(StepPlan):
         """The packing's program."""
         tiling = self.tiling
         text = define(OCG=tiling.n, ROWS=tiling.rows, PARTS=tiling.parts, K=tiling.part_k, ROW_BYTES=tiling.row_bytes,
+                      RUN=tiling.run,
                       ALL=tiling.packed_rows, SUMS_AT=f"{tiling.packed_rows * tiling.row_bytes}L")  # fmt: skip
         return text + kernel_text(__package__, "pack.cl")

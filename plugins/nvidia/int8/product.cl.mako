@@ -5,8 +5,7 @@
 ## takes from a sum is the same everywhere.
 ##
 ## All work items copy slices of bk bytes into local memory, chunks of 16 bytes swizzled so that neither copies nor reads
-## meet in a bank; as many are in flight as there are stages. Sums become y's elements in registers, gather in local
-## memory, where a residual has gathered before, and leave in whole rows.
+## meet in a bank; as many are in flight as there are stages. Sums become y's elements in registers and leave from there.
 ##
 ## bm, bn   tile of a work group
 ## unit     bytes of x that are copied at once
@@ -28,13 +27,6 @@ ${results.macros()}\
 #define SBO ${8 * t.bk}
 #define B_LBO LBO
 #define B_SBO SBO
-#define FINISH(s, e) finish_sum(table, (int)((uint)(s) + offset##e), multiplier##e, RESIDUAL ? LOAD_OUT(to, e) : 0)
-// Two neighbouring channels of a place.
-#if OUT_BYTES
-#define FINISH2(s0, s1) *(local ushort *)to = (uchar)FINISH(s0, 0) | (ushort)(uchar)FINISH(s1, 1) << 8
-#else
-#define FINISH2(s0, s1) STORE_OUT(to, 0, FINISH(s0, 0)); STORE_OUT(to, 1, FINISH(s1, 1))
-#endif
 <%def name="piece(slice, at, number)">\
       {
         const int k = ${slice} * ${t.bk} + chunk * 16 + ${number * unit};
@@ -120,7 +112,9 @@ ${copies(s, s * tiling.stage_bytes)}\
   {
     global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
 ${results.numbers()}\
+${results.prefetch()}\
   }
+${results.words()}\
   uint at = 0, next = ${t.ahead * tiling.stage_bytes};
   for (int slice = 0; slice < ${tiling.slices}; ++slice) {
     COPIES_WAIT(${t.ahead - 1});
@@ -165,9 +159,7 @@ ${copies(f"(slice + {t.ahead})", "next")}\
 % if hopper:
   wgmma_finish(sum);
 % endif
-  COPIES_WAIT(0);
-  barrier(CLK_LOCAL_MEM_FENCE);
   {
-${results.leave("barrier(CLK_LOCAL_MEM_FENCE)")}\
+${results.leave()}\
   }
 }

@@ -1,29 +1,118 @@
 ## What follows the sums of a tile: parts of ``product.cl.mako`` and ``stream.cl.mako``, whose kernels have m0, n0, group, tid, lane,
-## m_warp, n_warp and sum; memory, offsets and multipliers.
+## m_warp, n_warp and sum; offsets and multipliers.
+##
+## Rows of packed weights stand in an order (``pack.cl``) by which a work item's sums of a place are those of ``run``
+## neighbouring channels, and four lanes' lie side by side: they are finished in registers and leave for y from there.
 <%!
+VECTOR = {16: "uint4", 8: "uint2", 4: "uint", 2: "ushort", 1: "uchar"}
+
 def numbers_of(tiling):
-    size, unit = tiling.problem.out_itemsize, tiling.out_unit
-    vector = {16: "uint4", 8: "uint2", 4: "uint", 2: "ushort", 1: "uchar"}[unit]
-    return tiling.tile, size, unit, vector, tiling.tile.bn * size // unit, -(-tiling.tile.bn * size // 128)
+    size, run = tiling.problem.out_itemsize, tiling.run
+    return tiling.tile, size, run, run * size
 %>\
 <%def name="macros()">\
+<% t, size, run, nbytes = numbers_of(tiling) %>\
 #include <convdispatch/quantized.cl>
-#define FINISH(s, e) finish_sum(table, (int)((uint)(s) + offset##e), multiplier##e, RESIDUAL ? LOAD_OUT(to, e) : 0)
-// Two neighbouring channels of a place.
-#if OUT_BYTES
-#define FINISH2(s0, s1) *(local ushort *)to = (uchar)FINISH(s0, 0) | (ushort)(uchar)FINISH(s1, 1) << 8
+// A work item's neighbouring elements, and what their channels need.
+typedef union { uint words[${nbytes // 4}]; ${VECTOR[tiling.out_unit]} pieces[${nbytes // tiling.out_unit}]; } RUN;
+typedef union { uint4 fours[${run // 4}]; uint each[${run}]; } OFFSETS;
+typedef union { float4 fours[${run // 4}]; float each[${run}]; } FACTORS;
+// ``left`` bytes of them lie in y.
+inline RUN load_run(global const uchar *from, int left) {
+  RUN run;
+#pragma unroll
+  for (int i = 0; i < ${nbytes // tiling.out_unit}; ++i)
+    if (i * ${tiling.out_unit} < left) run.pieces[i] = *(global const ${VECTOR[tiling.out_unit]} *)(from + i * ${tiling.out_unit});
+  return run;
+}
+inline void store_run(global uchar *to, int left, RUN run) {
+#pragma unroll
+  for (int i = 0; i < ${nbytes // tiling.out_unit}; ++i)
+    if (i * ${tiling.out_unit} < left) *(global ${VECTOR[tiling.out_unit]} *)(to + i * ${tiling.out_unit}) = run.pieces[i];
+}
+// A residual's element less its zero point, a number. Bytes stand on 2 ** 23.
+#if OUT_INT8
+#define ELEMENT(run, i) (byte_over_2_23((run).words[(i) / 4] ^ 0x80808080u, (i) % 4) - (8388736.0f + (float)table[2]))
+#elif OUT_UINT8
+#define ELEMENT(run, i) (byte_over_2_23((run).words[(i) / 4], (i) % 4) - (8388608.0f + (float)table[2]))
+#elif OUT_FLOAT16
+#define ELEMENT(run, i) cvt_f32_f16((ushort)((run).words[(i) / 2] >> (i) % 2 * 16))
 #else
-#define FINISH2(s0, s1) STORE_OUT(to, 0, FINISH(s0, 0)); STORE_OUT(to, 1, FINISH(s1, 1))
+#define ELEMENT(run, i) as_float((run).words[i])
 #endif
+#define EACH for (int i = 0; i < ${run}; ++i)
+#define NUMBER(i) as_float(table[i])
+#define SHIFT 12582912.0f  // 1.5 * 2 ** 23: a sum with it is rounded to an integer, half to even
+// What finish_sum of quantized.cl does with one sum, for neighbours, in few instructions.
+inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, const FACTORS *multiplier, const RUN *added) {
+  RUN run;
+#if OUT_INT32
+#pragma unroll
+  EACH run.words[i] = clamp((int)((uint)sums[i] + offset->each[i] + (RESIDUAL ? added->words[i] : 0)), table[10], table[11]);
+#else
+  float v[${run}];
+#pragma unroll
+  EACH v[i] = mul_rn((float)(int)((uint)sums[i] + offset->each[i]), multiplier->each[i]);
+#if RESIDUAL && OUT_BYTES
+  if (table[3]) {
+#pragma unroll
+    EACH v[i] = mul_rn(add_rn(add_rn(clamp(v[i], NUMBER(8), NUMBER(9)), SHIFT), -SHIFT), NUMBER(5));
+  }
+#pragma unroll
+  EACH v[i] = add_rn(v[i], mul_rn(ELEMENT(*added, i), NUMBER(4)));
+  if (!table[13]) {
+#pragma unroll
+    EACH v[i] = clamp(mul_rn(v[i], NUMBER(14)), -4096.0f * NUMBER(12), 4096.0f * NUMBER(12));
+  }
+#pragma unroll  // Markstein's step: a product with the reciprocal becomes the quotient
+  EACH v[i] = fma(fma(-mul_rn(v[i], NUMBER(15)), NUMBER(12), v[i]), NUMBER(15), mul_rn(v[i], NUMBER(15)));
+#elif RESIDUAL
+#pragma unroll
+  EACH v[i] = add_rn(v[i], mul_rn(ELEMENT(*added, i), NUMBER(4)));
+#endif
+#pragma unroll
+  EACH v[i] = clamp(v[i], NUMBER(6), NUMBER(7));
+#if OUT_BYTES
+#pragma unroll
+  for (int i = 0; i < ${run}; i += 4) {
+    uint bytes[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) bytes[k] = as_uint(add_rn(v[i + k], SHIFT)) + (uint)table[1] & 255;
+    run.words[i / 4] = bytes[0] | bytes[1] << 8 | bytes[2] << 16 | bytes[3] << 24;
+  }
+#elif OUT_FLOAT16
+#pragma unroll
+  for (int i = 0; i < ${run}; i += 2) run.words[i / 2] = cvt_f16_f32(v[i]) | (uint)cvt_f16_f32(v[i + 1]) << 16;
+#else
+#pragma unroll
+  EACH run.words[i] = as_uint(v[i]);
+#endif
+#endif
+  return run;
+}
 </%def>\
-## What each channel needs after its sums, read while the first copies are on their way.
+## The table's words, in registers, y's scale with its reciprocal. A scale that is very large or small, and with it what is
+## divided, is multiplied by a power of two, so that no step of a quotient that counts leaves the numbers.
+<%def name="words()">\
+    int words[16];
+#pragma unroll
+    for (int i = 0; i < 14; ++i) words[i] = table[i];
+    words[14] = words[13] ? as_int(1.0f) : clamp(254 - (words[12] >> 23), 1, 254) << 23;
+    words[12] = as_int(mul_rn(as_float(words[12]), as_float(words[14])));
+    words[15] = as_int(div_rn(1.0f, as_float(words[12])));
+</%def>\
+## What each channel needs after its sums.
 <%def name="numbers()">\
-<% t, size, unit, vector, units, lines = numbers_of(tiling) %>\
+<% t = tiling.tile %>\
     for (int i = tid; i < ${t.bn}; i += ${t.items}) {
       const int channel = group * ${tiling.n} + min(n0 + i, ${tiling.n - 1});
       offsets[i] = (uint)BIASES(table)[channel] - (uint)X_ZERO(table) * (uint)sums_of_w[group * ${tiling.rows} + n0 + i];
       multipliers[i] = MULTIPLIERS(table)[channel];
     }
+</%def>\
+## The residual's lines come into the cache while slices are multiplied.
+<%def name="prefetch()">\
+<% t, size, run, nbytes = numbers_of(tiling); lines = -(-t.bn * size // 128) %>\
 % if tiling.problem.residual:
     for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
       const int r = i / ${lines}, b = i % ${lines} * 128;
@@ -32,44 +121,58 @@ def numbers_of(tiling):
     }
 % endif
 </%def>\
-<%def name="each_unit(to, from_)">\
-<% t, size, unit, vector, units, lines = numbers_of(tiling) %>\
-#pragma unroll
-    for (int i = 0; i < ${-(-t.bm * units // t.items)}; ++i) {
-      const int number = i * ${t.items} + tid, r = number / ${units}, b = number % ${units} * ${unit};
-      const int there = r < ${t.bm} & m0 + r < ${tiling.places} & n0 * ${size} + b < ${tiling.n * size};
-      const long byte = ((long)(m0 + r) * OC + group * ${tiling.n} + n0) * ${size} + b;
-      if (there) *(${to}) = *(${from_});
-    }
-</%def>\
-## y's tile, finished: ``meet`` is where all who have sums wait for one another.
-<%def name="leave(meet)">\
+<%def name="place(g, i, half)">\
 <%
-t, size, unit, vector, units, lines = numbers_of(tiling)
-here = f"(local {vector} *)(memory + r * {tiling.out_row} + b + {tiling.out_at})"
+t, size, run, nbytes = numbers_of(tiling)
+left = str(nbytes) if tiling.n % t.bn == 0 else f"({tiling.n} - n0 - n_lane - {g * 4 * run}) * {size}"
 %>\
-% if tiling.problem.residual:
-${each_unit(here, f"(global const {vector} *)((global const uchar *)residual + byte)")}\
-    ${meet};
+% if tiling.places % t.bm:
+      const int left = m_lane + ${i * 16 + half * 8} < ${tiling.places} ? ${left} : 0;
+% else:
+      const int left = ${left};
 % endif
-    // Four lanes have eight neighbouring channels, two each.
-% for j in range(t.frag_n):
+      const long byte = first_byte + ${((i * 16 + half * 8) * tiling.problem.oc + g * 4 * run) * size};
+</%def>\
+<%def name="loaded(g, halves)">\
+% for i, half in halves:
+    RUN added${g}_${i}_${half};
+% if tiling.problem.residual:
     {
-      const int n = n_warp + ${j * 8} + lane % 4 * 2;
-      const uint offset0 = offsets[n], offset1 = offsets[n + 1];
-      const float multiplier0 = multipliers[n], multiplier1 = multipliers[n + 1];
-      local uchar *from = memory + ${tiling.out_at} + (m_warp + lane / 4) * ${tiling.out_row} + n * ${size};
-% for i in range(t.frag_m):
-% for half in range(2):
-<% s0 = (i * t.frag_n + j) * 4 + half * 2 %>\
+${place(g, i, half)}\
+      added${g}_${i}_${half} = load_run((global const uchar *)residual + byte, left);
+    }
+% endif
+% endfor
+</%def>\
+## y's tile, finished; a block's residual is on its way while the block before it leaves.
+<%def name="leave()">\
+<%
+t, size, run, nbytes = numbers_of(tiling)
+blocks = 2 * t.frag_n // run
+halves = [(i, half) for i in range(t.frag_m) for half in range(2)]
+%>\
+    const int m_lane = m0 + m_warp + lane / 4, n_lane = n_warp + lane % 4 * ${run};
+    const long first_byte = ((long)m_lane * OC + group * ${tiling.n} + n0 + n_lane) * ${size};
+${loaded(0, halves)}\
+% for g in range(blocks):
+% if g + 1 < blocks:
+${loaded(g + 1, halves)}\
+% endif
+    {
+      OFFSETS offset;
+      FACTORS multiplier;
+#pragma unroll
+      for (int i = 0; i < ${run // 4}; ++i) {
+        offset.fours[i] = ((local const uint4 *)(offsets + n_lane + ${g * 4 * run}))[i];
+        multiplier.fours[i] = ((local const float4 *)(multipliers + n_lane + ${g * 4 * run}))[i];
+      }
+% for i, half in halves:
       {
-        local OUT *to = (local OUT *)(from + ${(i * 16 + half * 8) * tiling.out_row});
-        FINISH2(sum[${s0}], sum[${s0 + 1}]);
+${place(g, i, half)}\
+        const int sums[${run}] = {${", ".join(f"sum[{(i * t.frag_n + (g * run + c) // 2) * 4 + half * 2 + c % 2}]" for c in range(run))}};
+        store_run((global uchar *)y + byte, left, finish_run(words, sums, &offset, &multiplier, &added${g}_${i}_${half}));
       }
 % endfor
-% endfor
     }
 % endfor
-    ${meet};
-${each_unit(f"(global {vector} *)((global uchar *)y + byte)", here)}\
 </%def>\

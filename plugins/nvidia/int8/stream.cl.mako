@@ -2,7 +2,7 @@
 ## tensor cores, fed by the copy engine.
 ##
 ## One warp copies and the others multiply, as in ``tma/product.cl.mako``: boxes of two tensor maps, one of x by taps and one of
-## packed weights; ``full`` counts bytes that arrived, ``empty`` warps that have read; work groups stay, and the copies of the
+## packed weights, in pairs of bytes, which it copies faster than bytes; ``full`` counts bytes that arrived, ``empty`` warps that have read; work groups stay, and the copies of the
 ## next tile are in flight while a tile's sums leave. Where a tap lies outside of x the engine puts zeros, which stand for x_zero:
 ## places at the border get back what the sum of all weights took of those taps.
 <%namespace name="results" file="results.cl.mako"/>\
@@ -23,9 +23,9 @@ ${results.macros()}\
 </%def>\
 <%def name="copies()">\
         {
-          const int tap = slice / ${tiling.blocks}, channel = slice % ${tiling.blocks} * ${t.bk};
-          COPY_IM2COL(MAP_A, at, group * ${tiling.c} + channel, v, h, image, tap % KW * DW, tap / KW * DH, full);
-          COPY_BOX2(MAP_B, at + ${tiling.a_bytes}, slice * ${t.bk}, group * ${tiling.rows} + n0, full);
+          const int tap = slice / ${tiling.blocks}, channel = slice % ${tiling.blocks} * ${t.bk // 2};
+          COPY_IM2COL(MAP_A, at, group * ${tiling.c // 2} + channel, v, h, image, tap % KW * DW, tap / KW * DH, full);
+          COPY_BOX2(MAP_B, at + ${tiling.a_bytes}, slice * ${t.bk // 2}, group * ${tiling.rows} + n0, full);
         }
 </%def>\
 <%def name="multiply()">\
@@ -42,15 +42,26 @@ ${results.macros()}\
           for (int tap = 0; tap < ${tiling.taps}; ++tap) {
             const int row = h + tap / KW * DH, column = v + tap % KW * DW;
             if (row >= 0 & row < IH & column >= 0 & column < IW) continue;
-            global const int *part = sums_of_w + (1 + tap) * ${tiling.packed_rows} + group * ${tiling.rows} + n0 + lane % 4 * 2;
+            global const int *part = sums_of_w + (1 + tap) * ${tiling.packed_rows} + group * ${tiling.rows} + n0 + lane % 4 * ${tiling.run};
 % for j in range(t.frag_n):
-            sum[${j * 4 + half * 2}] += x_zero * part[${j * 8}], sum[${j * 4 + half * 2 + 1}] += x_zero * part[${j * 8 + 1}];
+<% n = j * 2 // tiling.run * 4 * tiling.run + j * 2 % tiling.run %>\
+            sum[${j * 4 + half * 2}] += x_zero * part[${n}], sum[${j * 4 + half * 2 + 1}] += x_zero * part[${n + 1}];
 % endfor
           }
         }
 % endfor
       }
 % endif
+</%def>\
+## The work group's channels are most often those of its tile before.
+<%def name="numbers(meet)">\
+      if (held != tile % ${tiling.n_tiles} + group * ${tiling.n_tiles}) {
+        held = tile % ${tiling.n_tiles} + group * ${tiling.n_tiles};
+        ${meet};
+${results.numbers()}\
+        ${meet};
+      }
+${results.prefetch()}\
 </%def>\
 <%def name="beginning(items)">\
   local uchar *memory = (local uchar *)area;
@@ -63,9 +74,11 @@ ${results.macros()}\
 </%def>\
 <%def name="multiplying()">\
     const int m_warp = warp * 16, n_warp = 0, x_zero = X_ZERO(table);
+    int held = -1;
     const uint a_from = warp / 4 * ${64 * t.bk};
     global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
     int sum[${t.frag_n * 4}];
+${results.words()}\
 </%def>\
 % if not emulate:
 constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
@@ -89,8 +102,8 @@ inline void copy_box2(local uchar *memory, global const uchar *w, uint to, int c
   for (int i = get_local_id(0); i < ${t.bn * t.bk}; i += get_local_size(0))
     put_swizzled(memory, to, i / ${t.bk}, i % ${t.bk}, w[(long)(c1 + i / ${t.bk}) * ${tiling.row_bytes} + c0 + i % ${t.bk}]);
 }
-#define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, map, to, c, w, h, n, ow, oh)
-#define COPY_BOX2(map, to, c0, c1, bar) copy_box2(memory, map, to, c0, c1)
+#define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, map, to, 2 * (c), w, h, n, ow, oh)
+#define COPY_BOX2(map, to, c0, c1, bar) copy_box2(memory, map, to, 2 * (c0), c1)
 #define prefetch_line(at)
 % endif
 kernel __attribute__((reqd_work_group_size(${warps * 32 + (0 if emulate else 32)}, 1, 1)))
@@ -143,7 +156,7 @@ ${multiplying()}\
     for (int i = 0; i < ${t.frag_n * 4}; ++i) sum[i] = 0;
     for (int tile = first; tile < ${tiling.tiles}; tile += step) {
 ${tile_of()}\
-${results.numbers()}\
+${numbers(f"warps_meet({t.items})")}\
       uint last = 0;
       int add = 0;
       for (int slice = 0; slice < ${tiling.slices}; ++slice) {
@@ -168,8 +181,7 @@ ${multiply()}\
       wgmma_finish(sum);
       if (lane == 0) barrier_release(last);
 ${give_back()}\
-      warps_meet(${t.items});
-${results.leave(f"warps_meet({t.items})")}\
+${results.leave()}\
     }
   }
 % else:
@@ -179,7 +191,7 @@ ${multiplying()}\
   for (int tile = first; tile < ${tiling.tiles}; tile += step) {
 ${tile_of()}\
 ${start_of()}\
-${results.numbers()}\
+${numbers("barrier(CLK_LOCAL_MEM_FENCE)")}\
     for (int slice = 0; slice < ${tiling.slices}; ++slice) {
       const int add = slice > 0;
 ${copies()}\
@@ -188,8 +200,7 @@ ${multiply()}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }
 ${give_back()}\
-${results.leave("barrier(CLK_LOCAL_MEM_FENCE)")}\
-    barrier(CLK_LOCAL_MEM_FENCE);
+${results.leave()}\
   }
 % endif
 }

@@ -50,14 +50,9 @@ class StreamTiling(Int8Tiling):
         return self.tile.stages * self.stage_bytes
 
     @property
-    def out_at(self) -> int:
-        """Bytes before y's tile, which the next tile's slices do not wait for."""
-        return self.bars_at + 16 * self.tile.stages
-
-    @property
     def numbers_at(self) -> int:
         """Bytes before the tile's offsets and multipliers."""
-        return self.out_at + self.tile.bm * self.out_row
+        return self.bars_at + 16 * self.tile.stages
 
     @property
     def tiles(self) -> int:
@@ -77,18 +72,18 @@ class StreamTiling(Int8Tiling):
 
     @functools.cached_property
     def source(self) -> Im2col:
-        """x, gathered by taps."""
+        """x, gathered by taps; two channels are one of 16 bits to the engine."""
         p = self.problem
         upper = tuple(
             (o - 1) * s - pad - (i - 1) for o, s, pad, i in ((p.ow, p.sw, p.pw, p.iw), (p.oh, p.sh, p.ph, p.ih))
         )
-        return Im2col(p.dtype, (p.ic, p.iw, p.ih, p.mb), (-p.pw, -p.ph), upper, (p.sw, p.sh), self.tile.bm,
-                      self.tile.bk)  # type: ignore[arg-type]  # fmt: skip
+        return Im2col("float16", (p.ic // 2, p.iw, p.ih, p.mb), (-p.pw, -p.ph), upper, (p.sw, p.sh), self.tile.bm,
+                      self.tile.bk // 2)  # type: ignore[arg-type]  # fmt: skip
 
     @property
     def weights(self) -> Tiled:
         """Packed weights."""
-        return Tiled(self.problem.dtype, (self.row_bytes, self.packed_rows), (self.tile.bk, self.tile.bn))
+        return Tiled("float16", (self.row_bytes // 2, self.packed_rows), (self.tile.bk // 2, self.tile.bn))
 
     @property
     def maps(self) -> tuple[Map, Map]:
@@ -111,7 +106,7 @@ class StreamTiling(Int8Tiling):
         t = self.tile
         if t.bm != 64 * t.wm or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.bk not in (64, 128):
             return "64 rows a group of warps, columns in multiples of 32, slices of 64 or 128 bytes"
-        if t.bn // 2 + 60 > 65536 // (t.items + 32):
+        if self.registers > 512 // (t.wm + 1) // 8 * 8:  # the assembler counts warps in fours
             return "more sums than registers"
         return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None
 

@@ -15,12 +15,10 @@ from ..instructions import Instructions, Wgmma
 __all__ = ["Int8Tile", "Int8Tiling"]
 
 _INT = 2**31
-_REGISTERS, _ITEMS = 65536, 2048
+_REGISTERS, _WARPS = 65536, 64
 """Of a multiprocessor."""
 _CHUNK = 16
 """Bytes that a work item copies at once."""
-_APART = 16
-"""Bytes between rows of y's tile in local memory: no two of a warp's in one bank."""
 
 
 @dataclass(frozen=True)
@@ -150,13 +148,20 @@ class Int8Tiling:
         return self.m_tiles * self.n_tiles * self.problem.g
 
     @property
+    def registers(self) -> int:
+        """Of a work item, about, as NVIDIA's assembler takes them."""
+        t = self.tile
+        beside = 60 if t.engine == "mma" else 36
+        return t.frag_m * t.frag_n * 4 + beside + (32 if self.problem.residual else 0)
+
+    @property
     def resident(self) -> int:
         """Work groups of a multiprocessor at a time."""
         t = self.tile
-        items = t.items + (32 if t.engine == "tma" else 0)
-        registers = t.frag_m * t.frag_n * 4 + (72 if t.engine == "mma" else 60)
+        warps = t.items // 32 + (1 if t.engine == "tma" else 0)
         room = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
-        return max(1, min(_REGISTERS // (registers * items), room, _ITEMS // items))
+        held = _REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
+        return max(1, min(held // warps, room, _WARPS // warps))
 
     @property
     def chunks(self) -> int:
@@ -179,24 +184,20 @@ class Int8Tiling:
         return (self.tile.bm + self.tile.bn) * self.tile.bk
 
     @property
-    def out_row(self) -> int:
-        """Bytes of a row of y's tile, with those between it and the next."""
-        return self.tile.bn * self.problem.out_itemsize + _APART
+    def run(self) -> int:
+        """Neighbouring channels of a work item: 4 or more, and no more than it writes at once."""
+        size = self.problem.out_itemsize
+        return next(run for run in (16, 8, 4) if run * size <= _CHUNK and 2 * self.tile.frag_n % run == 0)
 
     @property
     def out_unit(self) -> int:
         """Bytes of y that are written at once."""
-        return math.gcd(self.n * self.problem.out_itemsize, _CHUNK)
-
-    @property
-    def out_at(self) -> int:
-        """Bytes before y's tile: it lies where stages have been."""
-        return 0
+        return math.gcd(self.n, self.run) * self.problem.out_itemsize
 
     @property
     def numbers_at(self) -> int:
-        """Bytes before the tile's offsets and multipliers: stages, and then y's tile in their place."""
-        return max(self.tile.stages * self.stage_bytes, self.tile.bm * self.out_row)
+        """Bytes before the tile's offsets and multipliers."""
+        return self.tile.stages * self.stage_bytes
 
     @property
     def local_bytes(self) -> int:

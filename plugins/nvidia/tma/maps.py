@@ -19,12 +19,12 @@ __all__ = ["Im2col", "Map", "Tiled", "missing"]
 WORDS = 16
 """Of 64 bits."""
 _ANYWHERE = 1 << 20
-_TYPES = {"int8": 0, "uint8": 0, "float16": 6, "bfloat16": 9, "float32": 11}
+_TYPES = {"float16": 6, "bfloat16": 9, "float32": 11}
 """The driver's; float32 numbers are rounded to TF32 on their way."""
 _NO_INTERLEAVE, _PROMOTE_256, _ZEROS = 0, 3, 0
 _SWIZZLES = {64: 2, 128: 3}
 """By the bytes of a box's rows."""
-_ITEM = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+_ITEM = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Bytes."""
 
 

@@ -23,16 +23,16 @@ from .weights import WeightsKernel
 
 _FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache holds them
 _APART = (2 << 20, 24 << 20)  # bytes of V and M of a chunk: as many as the weights or dw, which pass once a chunk
-_NEAR = 16.0  # bytes a cycle and core from the third-level cache
+_NEAR = 15.0  # bytes a cycle and core from the third-level cache
 _FAR = 1.65  # of a copy's bandwidth, at which bytes come from memory: caches hold some
 _L3 = 16 << 20
-_KEPT = 6 << 20  # bytes of weights that caches keep between calls, of one layer among a net's
+_CACHED = 6 << 20  # bytes of weights that caches keep between calls, of one layer among a net's
 _WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
 _HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache beside its weights
 _BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
-_LAUNCH = 0.51  # of a launch's time, what one takes behind another
+_LAUNCH = 0.55  # of a launch's time, what one takes behind another
 # What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
-_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.0, "weights": 1.35}
+_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.22, "weights": 1.4}
 _PACKED = 1.2  # what joined takes beside the others where weights were packed before, whose next ones come meanwhile
 _ACROSS = 1.63  # times of memory's pace that weights take which are read across
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
@@ -128,7 +128,7 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         moved = (bytes_v * (2 + work.blocks) + (0 if held else 2 * bytes_m * ceil(case.c, work.vt))) / _NEAR
         taps = math.prod(case.taps) * (12.0 if turned(case) == "none" else 32.0)
         back = work.chunks * case.c * work.blocks * nv * (case.products * 3.3 + taps)
-        if weights > _KEPT:
+        if weights > _CACHED:
             back = max(back, work.chunks * weights / (groups * pace.far) * (1.0 if turned(case) == "none" else _ACROSS))
         cores = max(1, config["items"] // 4)
         share = ceil(work.blocks, cores) * cores / work.blocks
@@ -141,7 +141,7 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         one = case.c * _multiply(mr, nv) + _runs(case, case.c, mr, nv)
         products = case.products * work.blocks * work.chunks * rows * one
         constant = case.problem.constant_weights  # others were written just before
-        near = bytes_u * groups < (_KEPT if constant else _L3)
+        near = bytes_u * groups < (_CACHED if constant else _L3)
         again = 1 if work.apart and work.chunks == 1 else work.chunks
         # Few tiles multiply so little that they wait for weights from memory; what caches cannot keep at all, whole.
         shown = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= _L3 else 1.0
@@ -151,7 +151,7 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         back = 0.0
         if not case.problem.constant_weights:
             back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * 1.2)
-            if case.problem.direction == "bwd_data" and weights > _KEPT:  # read across, a row of w for each channel
+            if case.problem.direction == "bwd_data" and weights > _CACHED:  # read across, a row of w for each channel
                 back += weights / (groups * pace.far) * _ACROSS
             if bytes_u * groups > _WRITTEN:
                 back += 2 * bytes_u / pace.far

@@ -35,7 +35,7 @@ _STREAMED = 8 << 20
 """Bytes of a chunk's transformed tiles from which on they are written past the caches."""
 _TURNED = 30 << 10
 """Bytes of weights that are turned at once: every device's local memory holds them."""
-_KEPT = 256 << 10
+_CACHED = 256 << 10
 """Bytes of packed weights that a second-level cache keeps beside the tiles."""
 FAR, PACKED = 16 << 20, 8 << 20
 """Bytes of packed weights that leave the third-level cache, and of the parts that are packed and used in turn."""
@@ -123,7 +123,7 @@ class DataKernel:
     @property
     def fetched(self) -> int:
         """Cache lines of the weights multiplied next that a register tile's k asks for; 0 where a cache keeps all."""
-        if self.packed_size <= _KEPT:
+        if self.packed_size <= _CACHED:
             return 0
         return ceil(self.nvl * self.case.size, LINE * ceil(self.s * self.case.strip, self.config["mr"]))
 

@@ -1,9 +1,9 @@
-"""Tiers: PyTorch's own kernel answers a problem's first calls; ours takes over once it is compiled in the background.
+"""Tiers: a framework's own kernel answers a problem's first calls; ours takes over once it is compiled.
 
 A compiler with tiers answers at once and gets faster as it goes; so does ``enable()`` on CUDA. A new problem is planned
 within its call while that is short in all: a burst of new problems may take ``BURST_S``. Further ones go to child
-processes, and their calls to PyTorch's kernel, counted as ``compiling``. Once a child has planned a problem, a later
-call loads the plan and keeps it. A capture waits for everything before it begins; nothing changes tier inside.
+processes, and their calls to the framework's kernel, counted as ``compiling``. Once a child has planned a problem, a
+later call loads the plan and keeps it. A capture waits for everything before it begins; nothing changes tier inside.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from ..api.policy import Policy, current_policy
-from ..api.problem import ConvProblem
-from ..calls.framework.fallback import Fallback
-from ..calls.planner_pool.pool import NoHelp, PlannerPool, pool_of
-from ..device import runtime
-from ..device.cuda import machine_code
-from ..device.garbage import collection_put_off
-from ..selection import dispatch
-from ..selection.planpack import from_environment
-from ..selection.planpack.decisions import fixed_by_pack
-from . import counting, ranks
+from ...api.policy import Policy, current_policy
+from ...api.problem import ConvProblem
+from ...device import runtime
+from ...device.cuda import machine_code
+from ...device.garbage import collection_put_off
+from ...selection import dispatch
+from ...selection.planpack import from_environment
+from ...selection.planpack.decisions import fixed_by_pack
+from ..planner_pool.pool import NoHelp, PlannerPool, pool_of
+from .fallback import Fallback
 
 SWITCH = "CONVDISPATCH_TIER"
 BURST_S = 0.3
@@ -42,8 +40,20 @@ _FLOPS, _BYTES = 20e12, 2e12
 """Of a second, roughly: only their ratio bears on the order of problems."""
 
 
+@dataclass
+class Framework:
+    """What tiers ask of a framework."""
+
+    capturing: Callable[[], bool]
+    """Whether a stream's commands are being captured: nothing changes tier then."""
+    several: Callable[[], bool]
+    """Whether this process is one of several that take the same decisions: calls wait, so that all run the same."""
+    count: Callable[[], None]
+    """Counts a call that its own kernel answers meanwhile."""
+
+
 class Compiling(Fallback):
-    """The call is PyTorch's own kernel's, until the specialised one is there."""
+    """The call is the framework's own kernel's, until the specialised one is there."""
 
     def __init__(self, again: Callable[[str], bool] | None = None) -> None:
         super().__init__("its kernels are being compiled in the background", lasting=False, again=again)
@@ -74,10 +84,11 @@ _pending: dict[Any, Pending] = {}
 """By pool, problem and policy: what waits for its plan."""
 
 
-def waits(policy: Policy, on_cuda: bool) -> bool:
+def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
     """Whether a first call under a policy waits for its specialised kernel."""
     tier = current_policy().tier or os.environ.get(SWITCH) or ("ready" if on_cuda else "full")
-    return tier != "ready" or policy.deterministic or policy.frozen or policy.patience is not None or ranks.many()
+    promised = policy.deterministic or policy.frozen or policy.patience is not None
+    return tier != "ready" or promised or framework.several()
 
 
 class Pending:
@@ -97,9 +108,10 @@ class Pending:
         problem: ConvProblem,
         policy: Policy,
         build: Callable[[], Any],
+        framework: Framework,
         on_cuda: bool = False,
     ) -> None:
-        self.key, self.pool, self.problem, self.policy = key, pool, problem, policy
+        self.key, self.pool, self.problem, self.policy, self._framework = key, pool, problem, policy, framework
         self.call: Any = None
         self._build = build
         self._promised: dict[int, tuple[Any, Any]] = {}
@@ -117,7 +129,7 @@ class Pending:
         """
         if self.call is not None:
             return self.call
-        if not (wait or self.answer.done()) or _capturing():
+        if not (wait or self.answer.done()) or self._framework.capturing():
             return None
         failed = self.answer.exception()
         if failed is not None and not isinstance(failed, NoHelp):
@@ -150,12 +162,12 @@ class Pending:
         raise Compiling(self._again)
 
     def _again(self, _: str) -> bool:
-        """Whether ``resolved()`` would answer None still; a call that is PyTorch's then is counted."""
+        """Whether ``resolved()`` would answer None still; a call that is the framework's then is counted."""
         if self.call is not None:
             return False
-        if self.answer.done() and _allowance.may_load(time.perf_counter()) and not _capturing():
+        if self.answer.done() and _allowance.may_load(time.perf_counter()) and not self._framework.capturing():
             return False
-        counting.compiling()
+        self._framework.count()
         return True
 
 
@@ -175,14 +187,12 @@ def timed(find: Callable[[], Any]) -> Any:
                 _allowance.last = now
 
 
-def first(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], on_cuda: bool) -> Any:
+@collection_put_off()
+def first(
+    device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], framework: Framework, on_cuda: bool
+) -> Any:
     """``build()``, now or later: a call, or the ``Pending`` that becomes one. Raises what ``build`` does."""
-    with collection_put_off():
-        return _first(device, problem, policy, build, on_cuda)
-
-
-def _first(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], on_cuda: bool) -> Any:
-    if waits(policy, on_cuda) or problem.mb == 0 or _capturing():
+    if waits(policy, on_cuda, framework) or problem.mb == 0 or framework.capturing():
         return build()
     if dispatch.planned(problem, runtime.context(device), policy):
         return build()
@@ -202,7 +212,7 @@ def _first(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[]
                 _allowance.burst += _allowance.last - now
         if not pending():
             _allowance.since, _allowance.loaded = now, 0.0
-        made = _pending[key] = Pending(key, pool, problem, policy.selection, build, on_cuda)
+        made = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework, on_cuda)
         return made
 
 
@@ -231,10 +241,6 @@ def drain() -> None:
         with contextlib.suppress(Exception):  # the call that asks next says so
             each.resolved(wait=True)
             each.pack()
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _seconds(problem: ConvProblem) -> float:
