@@ -252,8 +252,7 @@ def _refused(name: str, solver: Any, problem: ConvProblem, info: Any) -> str | N
 
 
 def keep_at_most(count: int) -> None:
-    """Bound every cache of programs, and of what holds programs, to twice so many values; oneDNN's likewise."""
-    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = str(count)
+    """Bound every cache of programs, and of what holds programs, to twice so many values."""
     for cache in (kernels._programs, *kernels._holders):
         for line in (cache._probation, cache._protected):
             line.bounds = line.bounds._replace(count=count)

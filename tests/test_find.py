@@ -185,11 +185,11 @@ def test_a_slow_compilation_keeps_no_other_solver_s_first_from_being_tried(fault
 
 def test_workspace_and_memory_limits(faults, device):
     faults("good", "many")
-    _, results = searched(device, said=False)
+    _, results = searched(device, said=False, budget_ms=60_000)
     least = min(r.workspace for r in results)
     assert "memory" not in results.conditions
     assert results.peak_bytes >= max(r.workspace for r in results)
-    _, results = searched(device, said=False, workspace_limit=least)
+    _, results = searched(device, said=False, budget_ms=60_000, workspace_limit=least)
     assert {r.status for r in results if r.workspace > least} == {"refused"}
     assert f"the limit is {least}" in results.having("refused")[0].reason
     assert "did not fit into the memory" in results.conditions

@@ -138,6 +138,7 @@ class Col2im:
         columns = window.k * window.groups * window.images * window.pixels
         if self.widened:
             total += 2 * LAUNCH + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
+        columns = max(columns, math.prod(self.problem.x_shape))
         return total + COLUMN[window.nhwc] * columns + LAUNCH * sum(sizes.values())
 
     # --- compiled --------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ __all__ = [
     "PACKED_WIDE",
 ]
 
-LOWERED = 110.0
-"""Of an element of the lowered matrix: read, placed, written."""
+LOWERED = 101.0, 85.0
+"""Of an element of the lowered matrix, NCHW and channels last: read, placed, written."""
 KEPT = 6 << 20
 """Bytes of weights that caches keep between calls."""
 PACKED_FAR = 240.0
@@ -28,8 +28,8 @@ PACKED_FAR = 240.0
 PACKED_WIDE = 90.0, 90.0
 """Of an element of weights that is packed in panels of whole vectors, and of more weights than caches keep: 60 to 130
 and 70 on an Intel Xeon, 12 layers of 128 to 2048 channels and 4 to 49 pixels."""
-COLUMN = 35.0, 75.0
-"""Of an element of columns: read and added to what it goes into, NCHW and channels last."""
+COLUMN = 32.0, 75.0
+"""Of an element of columns, or of what they go into where that has more: read and added, NCHW and channels last."""
 CONVERTED = 45.0
 """Of an element that is converted between 16 bits and float32: 0.11 to 0.16 ms a million on two cores of a Xeon."""
 FOLLOWS = 3e6

@@ -205,7 +205,10 @@ class WindowProduct:
         if self.in_place and window.images > 1 and not window.nhwc and self.batched == _folds(window):
             total *= OTHER
         if self.lowering is not None:
-            total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * self.chunks.count
+            total += (
+                LOWERED[window.nhwc] * window.k * window.groups * window.images * window.pixels
+                + LAUNCH * self.chunks.count
+            )
         if self.packs_weights and not self.problem.constant_weights:
             total += self.packing_cost(self.gemm)
         return total

@@ -150,7 +150,10 @@ class WeightsProduct:
         window = self.window
         total = sum(times * gemm_cost(spec, self.gemm_for(spec)) for spec, times in self._specs().items())
         if self.lowering is not None:
-            total += LOWERED * window.k * window.groups * window.images * window.pixels + LAUNCH * self.chunks.count
+            total += (
+                LOWERED[window.nhwc] * window.k * window.groups * window.images * window.pixels
+                + LAUNCH * self.chunks.count
+            )
         if self.widened:
             total += 2 * LAUNCH + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
         return total - self._in_a_row

@@ -30,6 +30,7 @@ CPU, IN_ORDER = 1, 1
 _Pointer = POINTER(c_void_p)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "dnnl_engine_create": (_Pointer, c_int, c_size_t),
+    "dnnl_set_primitive_cache_capacity": (c_int,),
     "dnnl_stream_create": (_Pointer, c_void_p, c_uint),
     "dnnl_memory_desc_create_with_strides": (_Pointer, c_int, POINTER(c_int64), c_int, POINTER(c_int64)),
     "dnnl_memory_desc_create_with_tag": (_Pointer, c_int, POINTER(c_int64), c_int, c_int),
@@ -98,6 +99,8 @@ class Library:
         handle.dnnl_memory_desc_get_size.restype = c_size_t
         handle.dnnl_memory_desc_get_size.argtypes = (c_void_p,)
         handle.dnnl_memory_desc_equal.argtypes = (c_void_p, c_void_p)
+        # Its cache mixes up what differs (see Convolution.primitive); plans are kept by who makes them.
+        self.call("set_primitive_cache_capacity", 0)
         self.engine = self.make("engine_create", CPU, 0)
         self.stream = self.make("stream_create", self.engine, IN_ORDER)
 

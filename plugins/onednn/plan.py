@@ -13,15 +13,13 @@ from convdispatch.api import Areas, ConvDispatchError, ConvProblem
 from .errata import reads_scratch
 from .library import library
 from .native import Call, Script, apart, mixes_buffers, wholes
-from .primitive import Convolution, Descriptor
+from .primitive import Convolution, Descriptor, described, shared
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 _ARGUMENT = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
 _FROM, _TO = 1, 17
-_TIMES = 8
-"""A description is made anew so often, while other threads make primitives."""
 
 
 class _Argument(ctypes.Structure):
@@ -117,9 +115,9 @@ def _out_of_order(queue: cl.CommandQueue) -> bool:
     return bool(queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
-def rooms(found: Convolution) -> tuple[dict[str, int], int]:
+def rooms(problem: ConvProblem, found: Convolution) -> tuple[dict[str, int], int]:
     """Where what is reordered, and the library's scratch memory, begin in the workspace; and its size, in bytes."""
-    problem, areas, starts = found.problem, Areas(), {}
+    areas, starts = Areas(), {}
     for name in "xwy":
         packed = name == "w" and problem.constant_weights and problem.written != "w"
         if not packed and found.user[name] != found.chosen[name]:
@@ -127,16 +125,6 @@ def rooms(found: Convolution) -> tuple[dict[str, int], int]:
     if found.scratch.size:
         starts["scratch"] = areas.add(found.scratch.size)
     return starts, areas.size
-
-
-def _made(problem: ConvProblem, config: Mapping[str, Any]) -> tuple[Convolution, c_void_p]:
-    """The description, and its primitive."""
-    for _ in range(_TIMES):
-        found = Convolution(problem, config)
-        primitive = found.primitive()
-        if primitive is not None:
-            return found, primitive
-    raise ConvDispatchError(f"oneDNN: another implementation than {found.implementation}, which it describes, was made")
 
 
 class OneDNNPlan:
@@ -150,9 +138,10 @@ class OneDNNPlan:
     packed_size = 0
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        found, primitive = _made(problem, config)
+        found = described(shared(problem), config["data"])
+        primitive = found.primitive()
         work = _Work()
-        starts, self.workspace_size = rooms(found)
+        starts, self.workspace_size = rooms(problem, found)
         self._packer = None
         user, chosen, written = found.user, found.chosen, problem.written
         memories: dict[int, c_void_p] = {}

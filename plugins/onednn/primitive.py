@@ -6,11 +6,12 @@ the scratch memory are attributes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from ctypes import byref, c_char_p, c_int64, c_void_p
 from typing import Any
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvDispatchError, ConvProblem
 from convdispatch.api.activations import onednn_eltwise
 
 from .errata import wrong
@@ -127,23 +128,30 @@ class Convolution:
         """The library's name for what runs, as in ``jit:avx512_core``."""
         return self._named(self.handle)
 
-    def primitive(self) -> c_void_p | None:
-        """What computes it, to be destroyed by the caller; None where that is another implementation.
+    def primitive(self) -> c_void_p:
+        """What computes it, to be destroyed by the caller. Raises ConvDispatchError where the library answers another.
 
-        The library keeps primitives, and takes layouts for one that differ in steps of axes of length 1 alone: where
-        such a one was made since this was described, that is what it answers with. Described anew, it is that one.
+        Its cache takes layouts for one that differ in steps of axes of length 1 alone, and answered with what another
+        description needed: wrong numbers, or a crash. ``Library`` leaves it no room.
         """
-        made, described = self.lib.make("primitive_create", self.handle), c_void_p()
-        self.lib.call("primitive_get_primitive_desc", made, byref(described))
-        if self._named(described) == self.implementation:
+        made, answer = self.lib.make("primitive_create", self.handle), c_void_p()
+        self.lib.call("primitive_get_primitive_desc", made, byref(answer))
+        name, room = self._named(answer), self._room(answer)
+        if (name, room) == (self.implementation, self.scratch.size):
             return made
         self.lib.call("primitive_destroy", made)
-        return None
+        raise ConvDispatchError(
+            f"oneDNN: it describes {self.implementation}, {self.scratch.size} bytes, and makes {name}, {room}"
+        )
 
     def _named(self, descriptor: c_void_p) -> str:
         text = c_char_p()
         self.lib.call("primitive_desc_query", descriptor, _IMPLEMENTATION, 0, byref(text))
         return (text.value or b"").decode()
+
+    def _room(self, descriptor: c_void_p) -> int:
+        found = self.lib.handle.dnnl_primitive_desc_query_md(descriptor, _QUERY["scratch"], 0)
+        return int(self.lib.handle.dnnl_memory_desc_get_size(found))
 
     def same(self, other: Convolution) -> bool:
         """Runs the same implementation on the same layouts."""
@@ -227,3 +235,15 @@ class Convolution:
     def _queried(self, role: str) -> Descriptor:
         found = self.lib.handle.dnnl_primitive_desc_query_md(self.handle, _QUERY[role], 0)
         return Descriptor(self.lib.make("memory_desc_clone", found))
+
+
+@functools.lru_cache(maxsize=1024)
+def shared(problem: ConvProblem) -> ConvProblem:
+    """The problem without what changes nothing about the library's answer, so that more of them share it."""
+    return problem.replace(constant_weights=False, math="float32")
+
+
+@functools.lru_cache(maxsize=64)
+def described(problem: ConvProblem, data: str) -> Convolution:
+    """The description of a ``shared`` problem that refusal, workspace and plan ask for, so that they agree."""
+    return Convolution(problem, {"data": data})

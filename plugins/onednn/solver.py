@@ -11,7 +11,7 @@ from convdispatch.api.activations import onednn_eltwise
 
 from .library import OneDNNError, missing
 from .plan import OneDNNPlan, rooms
-from .primitive import DTYPES, Convolution
+from .primitive import DTYPES, Convolution, described, shared
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -40,7 +40,7 @@ def _choices(problem: ConvProblem) -> tuple[tuple[dict[str, Any], ...], str]:
     for data in dict.fromkeys(_layouts(problem)):
         config = {"data": data}
         try:
-            made = Convolution(problem, config)
+            made = described(problem, data)
         except OneDNNError as error:
             refused = refused or str(error)
             continue
@@ -50,11 +50,6 @@ def _choices(problem: ConvProblem) -> tuple[tuple[dict[str, Any], ...], str]:
             found.append((config, made))
     why = f"only the reference code {reference}" if reference else f"no implementation ({refused})"
     return tuple(config for config, _ in found), why
-
-
-@functools.lru_cache(maxsize=1024)
-def _workspace(problem: ConvProblem, data: str) -> int:
-    return rooms(Convolution(problem, {"data": data}))[1]
 
 
 class _OneDNN(Solver):
@@ -75,26 +70,20 @@ class _OneDNN(Solver):
         reason = missing()
         if reason:
             return reason
-        choices, why = _choices(_shared(problem))
+        choices, why = _choices(shared(problem))
         return None if choices else f"an implementation in onednn only, got {why}"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
         """Layouts of the images: the library's choice, the caller's, channels last, blocks of channels."""
-        return _choices(_shared(problem))[0]
+        return _choices(shared(problem))[0]
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Bytes that reordered images, weights that are not constant, and the library's scratch memory take."""
-        return _workspace(problem, config["data"])
+        return rooms(problem, described(shared(problem), config["data"]))[1]
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> OneDNNPlan:
         """The primitive and its reorders; the library generates their code now."""
         return OneDNNPlan(problem, config)
-
-
-@functools.lru_cache(maxsize=1024)
-def _shared(problem: ConvProblem) -> ConvProblem:
-    """The problem without what changes nothing about the library's answer, so that more of them share it."""
-    return problem.replace(constant_weights=False, math="float32")
 
 
 class Forward(_OneDNN):

@@ -18,10 +18,11 @@ _SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48,
 _DEEP = (4, 5, 6, 8, 9, 10, 12, 16)  # of three axes: the slot holds their product
 _TRIED = 4  # tilings offered besides their smaller workspaces
 _CACHE = 12e6  # bytes of spectra that stay in the last cache between passes
-_WORK = 1.2  # what all takes beside this count where other solvers take as long as they predict
+_WORK = 1.12  # what all takes beside this count where other solvers take as long as they predict
 _SHARE, _NARROW = 1.0, 0.62  # of the multiply-add peak, in products; in those of one block, which leave registers empty
+_LINE = 1.1  # what transforms along one axis take beside this count: they load and store more for what they compute
 _VECTOR = 3.2  # operations of the peak in the time of one operation of a transform: it waits for loads and stores
-_NEAR, _FAR = 6.4, 14.4  # operations in the time of a byte of a spectrum in the last cache, and beyond it
+_NEAR, _FAR = 6.7, 12.8  # operations in the time of a byte of a spectrum in the last cache, and beyond it
 _LAUNCH = 2.5e6  # operations in the time of a launch
 _ROUNDS = 512  # pieces of a call at most: more would spend the time on launches
 
@@ -42,7 +43,7 @@ def _transform(g: Geometry, kept: tuple[int, ...]) -> float:
         total += half(n0) * sizes[others[0]] * _operations(sizes[others[1]], False)
     elif others:
         total += half(n0) * _operations(sizes[others[0]], False)
-    return total
+    return total if sum(n > 1 for n in sizes) > 1 else _LINE * total
 
 
 def predicted(g: Geometry) -> float:

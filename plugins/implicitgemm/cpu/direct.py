@@ -32,7 +32,8 @@ from .passes import Pass, passes
 from .tiles import default, predicted, spaces, straight
 
 # Operations of the peak in the time of packing an element of w, one by one or turned in registers, and of a launch.
-_PACKED, _LAUNCH = (155.0, 60.0), 4e6
+_PACKED, _LAUNCH = (145.0, 60.0), 3.7e6
+_FAR, _CACHED = 240.0, 6 << 20  # the same of more bytes of w than caches keep, in either order
 
 
 class PassKernel:
@@ -174,7 +175,11 @@ class Direct(Solver):
         kernels = self._kernels(problem, config, device)
         cost = sum(predicted(kernel.p, kernel.config, device) for kernel in kernels) + _LAUNCH * len(kernels)
         if not problem.constant_weights:
-            cost += sum(_PACKED[kernel.turned] * kernel.packed_size / kernel.size + _LAUNCH for kernel in kernels)
+            cost += sum(
+                (_FAR if kernel.packed_size > _CACHED else _PACKED[kernel.turned]) * kernel.packed_size / kernel.size
+                + _LAUNCH
+                for kernel in kernels
+            )
         return cost / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:

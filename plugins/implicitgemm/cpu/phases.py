@@ -34,8 +34,8 @@ from .passes import passes
 _SLOT, _MOST_SLOT = 256 * 1024, 2 << 20  # bytes of a band's source rows: wanted, and at most
 # Operations of the peak in the time of one in a tile, of an element that is copied for a band or written, of packing an
 # element of w, of more bytes than caches keep, and of a launch.
-_WORK, _STAGED, _STORED, _PACKED, _FAR, _CACHED, _LAUNCH = 0.97, 12.0, 15.0, 120.0, 600.0, 6 << 20, 4e6
-_DENSE = 1.2
+_WORK, _STAGED, _STORED, _PACKED, _FAR, _CACHED, _LAUNCH = 1.06, 12.0, 16.0, 112.0, 600.0, 6 << 20, 4e6
+_DENSE = 1.08
 """What one phase alone takes beside this count: without a stride, many channels are read for few places."""
 
 

@@ -20,14 +20,16 @@ _ITEMS = 16
 # Operations of the peak in the time of one that is counted, and of an element that is copied for a band or written;
 # least squares of logarithms over backward layers, the first less
 # what tiles without spills gained.
-_WORK, _STAGED, _STORED = 1.2, 65.0, 25.0
-_STRAIGHT = 1.0, 55.0, 15.0
+_WORK, _STAGED, _STORED = 1.28, 65.0, 25.0
+_STRAIGHT = 1.0, 52.0, 15.0
 """The same where sums go straight to the target: least squares over 28 layers with channels last, for a rate which
 tiles here exceed by a fifth."""
-_STRIDED = 0.93, 30.0, 35.0
+_STRIDED = 1.05, 30.0, 35.0
 """The same of a forward stride and 16 channels and more: least squares over 40 layers with kernels of 1x1 to 4x4."""
 _STREAMED, _CACHED = 65.0, 6 << 20
 """Operations in the time of a weight's way from memory, for weights of more bytes than caches keep between calls."""
+_SPREAD = 1.12
+"""What taps apart take beside this count: the same lines come for fewer of them."""
 _LOAD = 1.15  # cycles of a load beside multiply-adds: tiles of one vector load as often as they multiply
 
 
@@ -131,5 +133,7 @@ def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
     each, copied, written = _STRAIGHT if straight(p, config["cb"]) else (_WORK, _STAGED, _STORED)
     if not p.nhwc and max(p.step) > 1 and p.c >= 16:
         each, copied, written = _STRIDED
+    if max(p.spread) > 1:
+        each *= _SPREAD
     spent = each * work + copied * staged * config["parts"] + written * stored
     return uneven(config["items"] * config["parts"], device) * spent + _STREAMED * streamed

@@ -31,11 +31,11 @@ from .passes import Pass, passes
 FILES = ("runs.cl", "stage.cl.mako", "weights.cl.mako")
 _SLOT = 256 * 1024  # bytes of a band's source rows
 _GRADIENT = 64 * 1024  # bytes of a band's dy, one block of channels
-_LAUNCH = 3.6e6  # operations of the peak in the time of a launch
-# Operations of the peak in the time of one, of an element of x or dy that is copied, of a tile's sum that is kept
-# between bands, of a part of dw, of dw, and of a work item that adds parts: least squares of logarithms over the layers
-# that docs/results names.
-_WORK, _SOURCE, _DY, _TILE = 1.34, 30.0, 23.0, 24.0
+_LAUNCH = 4e6  # operations of the peak in the time of a launch
+# Operations of the peak in the time of one, of an element of x (NCHW, channels last) or dy that is copied, of a tile's
+# sum that is kept between bands, of a part of dw, of dw, and of a work item that adds parts: least squares of
+# logarithms over the layers that docs/results names.
+_WORK, _SOURCE, _DY, _TILE = 1.22, (30.0, 32.0), 23.0, 24.0
 _PART, _RESULT, _CROWDED, _ITEM = 29.0, 65.0, 450.0, 4.6e3
 _AGAIN, _NEAR = 6.5, 512 * 1024  # of an element of dy that a tile reads anew, of bands of more bytes
 _WAYS = 12  # lines of one place that the first-level cache holds
@@ -147,12 +147,14 @@ def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo) -> float
     cycles = _cycles(p, config["nv"], config["jc"], config["jw"], lanes)
     work = _WORK * 2 * lanes * cycles * p.taps[0] * p.taps[1] * places
     again = max(1.0, config["chunks"] / groups)  # items that share a group each copy its x
-    work += places * (_SOURCE * p.c * again + _DY * blocks * nvl)
+    bands = p.images * p.places[0] * cdiv(p.places[1], config["rows"])
+    rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
+    staged = bands * groups * p.taps[0] * rows * source_width(p) * p.c
+    work += _SOURCE[p.nhwc] * staged * again + _DY * places * blocks * nvl
     size = 8 if p.dtype == "float64" else 4
     if config["rows"] * p.places[2] * nvl * size > _NEAR:  # every tile reads a band's dy from beyond the second cache
         sweeps = cdiv(p.c, config["jc"]) * (p.volume // config["jw"])
         work += _AGAIN * places * blocks * nvl * sweeps
-    bands = p.images * p.places[0] * cdiv(p.places[1], config["rows"])
     work += _TILE * bands * groups * area * blocks * nvl
     work *= uneven(config["parts"] * config["chunks"], device)
     # A vector of sums is written across rows of w, which share few places of the caches where they lie pages apart.

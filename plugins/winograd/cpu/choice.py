@@ -23,16 +23,16 @@ from .weights import WeightsKernel
 
 _FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache holds them
 _APART = (2 << 20, 24 << 20)  # bytes of V and M of a chunk: as many as the weights or dw, which pass once a chunk
-_NEAR = 16.0  # bytes a cycle and core from the third-level cache
+_NEAR = 15.0  # bytes a cycle and core from the third-level cache
 _FAR = 1.65  # of a copy's bandwidth, at which bytes come from memory: caches hold some
 _L3 = 16 << 20
 _CACHED = 6 << 20  # bytes of weights that caches keep between calls, of one layer among a net's
 _WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
 _HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache beside its weights
 _BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
-_LAUNCH = 0.51  # of a launch's time, what one takes behind another
+_LAUNCH = 0.55  # of a launch's time, what one takes behind another
 # What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
-_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.0, "weights": 1.35}
+_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.22, "weights": 1.4}
 _PACKED = 1.2  # what joined takes beside the others where weights were packed before, whose next ones come meanwhile
 _ACROSS = 1.63  # times of memory's pace that weights take which are read across
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
