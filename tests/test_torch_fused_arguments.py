@@ -277,3 +277,28 @@ def test_a_list_of_tensors_is_given_to_a_form():
     assert len(fused.forms.found()) == 1, "shapes are told once"
     assert len(fused.forms._made) == 2, "a list and a tuple are two structures"
     assert all("2 convolutions" in words for words in fused.forms.found().values())
+
+
+class Frozen(nn.Module):
+    """A norm of fixed numbers, as detectors have it: its factor is computed of buffers."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("weight", "bias", "mean", "variance"):
+            self.register_buffer(name, torch.rand(8) + 0.5)
+
+    def forward(self, x):
+        factor = self.weight.reshape(1, -1, 1, 1) * (self.variance.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
+        return x * factor + (self.bias.reshape(1, -1, 1, 1) - self.mean.reshape(1, -1, 1, 1) * factor)
+
+
+def test_what_is_computed_of_buffers_is_traced():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Frozen(), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.ReLU()).eval()
+    fused, x = ct.convert(model, fuse=True), torch.randn(2, 3, 9, 9)
+    assert not ct.fusion(fused).left
+    with torch.no_grad():
+        for _ in range(3):
+            assert error(fused(x), model.double()(x.double())) < 1e-5
+            model.float()[1].variance.mul_(2)
+            fused.get_buffer("1.variance").mul_(2)

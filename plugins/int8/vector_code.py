@@ -120,9 +120,10 @@ def _as_bytes(tile: Tile, signed: bool, residual: str | None) -> list[str]:
     return [*lines, "9:"] if residual is not None else lines
 
 
-def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: str | None) -> str:
-    """OpenCL function ``name(a, b, offsets, taps, channels, numbers, y[, residual])``; with ``out`` None, ``name(a, b,
-    offsets, taps, sums)``, which leaves sums in memory, 32 a position.
+def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: str | None, ahead: int = 0) -> str:
+    """OpenCL function ``name(a, b, ahead, offsets, taps, channels, numbers, y[, residual])``; with ``out`` None,
+    ``name(a, b, ahead, offsets, taps, sums)``, which leaves sums in memory, 32 a position. Each step has ``ahead``
+    bytes more, from the address of that name on, brought into the cache.
 
     A is unsigned; B is ``[step][32][4]``; a step is 4 bytes. At most 14 positions. ``out`` and ``residual`` are
     ``"int8"`` or ``"uint8"``.
@@ -135,6 +136,8 @@ def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: st
     for p, place in enumerate(tile.a):
         lines.append(f"vpbroadcastd {place}(%[t]), %%zmm{30 + p % 2}")
         lines += [f"vpdpbusd %%zmm{28 + j}, %%zmm{30 + p % 2}, %%zmm{halves * p + j}" for j in range(halves)]
+    if ahead:
+        lines += [*(f"prefetcht1 {line}(%[ahead])" for line in range(0, ahead, 64)), f"add ${ahead}, %[ahead]"]
     lines += ["add $4, %[t]", "add $128, %[b]", "dec %[k]", "jnz 2b", "dec %[taps]", "jnz 1b"]
     if out is None:
         lines += [f"vmovdqu32 {z}, {128 * p + 64 * j}(%[sums])" for p, j, z in sums]
@@ -148,10 +151,12 @@ def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: st
     body = "\\n".join(lines)
     return f"""
 __attribute__((noinline))
-void {name}(global const uchar *a, global const uchar *b, constant int *offsets, long taps, {more}) {{
+void {name}(global const uchar *a, global const uchar *b, global const uchar *ahead, constant int *offsets, long taps,
+            {more}) {{
   long t, k;
   __asm__ volatile("{body}"
-                   : [b] "+r"(b), [offsets] "+r"(offsets), [taps] "+r"(taps), [t] "=&r"(t), [k] "=&r"(k)
+                   : [b] "+r"(b), [ahead] "+r"(ahead), [offsets] "+r"(offsets), [taps] "+r"(taps), [t] "=&r"(t),
+                     [k] "=&r"(k)
                    : [a] "r"(a), {given}
                    : "memory");
 }}

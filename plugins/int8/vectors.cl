@@ -8,6 +8,7 @@
 // OFFSETS       where taps begin
 // PER SHARES    panels of 32 channels of a share of them, and shares; LAST channels of a group's last panel
 // WHOLE REST    (whether a panel is the last, ...): functions of instructions for whole tiles, and for those at an end
+// AHEAD         bytes of weights to come that a step brings into the cache; NEXT of them are nearer where a tile is alone
 // FINISH        1: they write bytes of y; otherwise 32 sums a position, into SUMS
 // ITEMS JOBS SLOT NUMBERS_AT  work items, jobs; bytes of a slot and before its numbers; NUMBER(word) a number's place
 #define PRODUCT(full, ...) ((full) ? WHOLE(__VA_ARGS__) : REST(__VA_ARGS__))
@@ -83,15 +84,17 @@ void conv(global const uchar *restrict x, global const uchar *restrict w, long w
           const int row = FLAT ? 0 : tile / across * DOWN, column = (FLAT ? tile : tile % across) * ACROSS;
           const bool full = row + DOWN <= rows && column + ACROSS <= width, ends = panel == PANELS - 1;
           global const uchar *from_a = a + (long)row * A_ROW + (long)column * A_COLUMN;
+          // The tiles of a panel share the next one's bytes out; a single tile has its own come, a little before it reads them.
+          global const uchar *ahead = weights + (AHEAD == 128 ? NEXT : PANEL + tile % (128 / max(1, AHEAD)) * (PANEL / 128 * AHEAD));
           const long to = begin + (long)(row * (FLAT ? 0 : OW) + column) * (NHWC ? OC : 1) + 32 * panel * (long)CHANNEL;
 #if FINISH
 #if RESIDUAL
-          PRODUCT(full, ends, from_a, weights, OFFSETS, TAPS, mine, numbers, (global char *)(y + to), (global const char *)(residual + to));
+          PRODUCT(full, ends, from_a, weights, ahead, OFFSETS, TAPS, mine, numbers, (global char *)(y + to), (global const char *)(residual + to));
 #else
-          PRODUCT(full, ends, from_a, weights, OFFSETS, TAPS, mine, numbers, (global char *)(y + to));
+          PRODUCT(full, ends, from_a, weights, ahead, OFFSETS, TAPS, mine, numbers, (global char *)(y + to));
 #endif
 #else
-          PRODUCT(full, ends, from_a, weights, OFFSETS, TAPS, sums);
+          PRODUCT(full, ends, from_a, weights, ahead, OFFSETS, TAPS, sums);
 #endif
           if (quick) continue;
           const int count = ends ? LAST : 32;

@@ -132,9 +132,13 @@ def trace(module: nn.Module, concrete: dict[str, Any], tensors: dict[str, torch.
     writes to its own tensors, which would be done now and in no call; TraceError where it asks whether something is a
     tensor, which proxies cannot tell. Of arguments in ``tensors`` the sizes are those, and hold for the graph.
     """
-    tracer = _Tracer(tensors)
-    with _asked(module), _Unwritten(module):
-        graph = tracer.trace(module, concrete_args=concrete or None)
+    graph = _traced(module, concrete, _Tracer(tensors))
+    if _constants(graph):  # computed of its buffers, as a frozen norm's factor: then let those be read in each call
+        tracer = _Tracer(tensors)
+        tracer.proxy_buffer_attributes = True
+        graph = _traced(module, concrete, tracer)
+    if _constants(graph):
+        raise ValueError("its forward makes tensors of its own, which tracing would keep as constants")
     for node in list(graph.nodes):
         # torch.fx's own check of an argument that is None cannot be read from a file: it ends all later traces.
         if node.op == "call_function" and getattr(node.target, "__name__", "") == "_assert_is_none":
@@ -146,6 +150,13 @@ def trace(module: nn.Module, concrete: dict[str, Any], tensors: dict[str, torch.
     for node in graph.nodes:
         if isinstance(node.type, str):  # an annotation that was not evaluated, which torch.fx cannot save
             node.type = None
-        if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
-            raise ValueError("its forward makes tensors of its own, which tracing would keep as constants")
     return graph
+
+
+def _traced(module: nn.Module, concrete: dict[str, Any], tracer: _Tracer) -> fx.Graph:
+    with _asked(module), _Unwritten(module):
+        return tracer.trace(module, concrete_args=concrete or None)
+
+
+def _constants(graph: fx.Graph) -> bool:
+    return any(node.op == "get_attr" and str(node.target).startswith("_tensor_constant") for node in graph.nodes)

@@ -33,7 +33,7 @@ from .tiles import default, predicted, spaces, straight
 
 # Operations of the peak in the time of packing an element of w, one by one or turned in registers, and of a launch.
 _PACKED, _LAUNCH = (145.0, 60.0), 3.7e6
-_FAR, _KEPT = 240.0, 6 << 20  # the same of more bytes of w than caches keep, in either order
+_FAR, _CACHED = 240.0, 6 << 20  # the same of more bytes of w than caches keep, in either order
 
 
 class PassKernel:
@@ -176,7 +176,7 @@ class Direct(Solver):
         cost = sum(predicted(kernel.p, kernel.config, device) for kernel in kernels) + _LAUNCH * len(kernels)
         if not problem.constant_weights:
             cost += sum(
-                (_FAR if kernel.packed_size > _KEPT else _PACKED[kernel.turned]) * kernel.packed_size / kernel.size
+                (_FAR if kernel.packed_size > _CACHED else _PACKED[kernel.turned]) * kernel.packed_size / kernel.size
                 + _LAUNCH
                 for kernel in kernels
             )
