@@ -213,8 +213,6 @@ def test_tilings_list_no_longer_transform_than_needed():
     assert (1, 36, 36) in [t.sizes for t in found]
     assert (1, 40, 40) not in [t.sizes for t in found], "36 points give as few tiles"
     assert (1, 80, 80) not in [t.sizes for t in found], "64 points hold the image"
-    best = min(found, key=lambda t: t.product_operations() + t.transform_operations())
-    assert best.product_operations() + best.transform_operations() < problem.flops / 15
     cut = tiling(problem, (1, 36, 36))
     assert (cut.tiles, cut.frequencies, cut.half_axis, cut.products) == (4, 36 * 19, 2, (32, 128, 64))
     assert cut.scale == 1 / (36 * 18)

@@ -56,6 +56,9 @@ def _estimates(monkeypatch):
     ("nvidia.mma", "fwd_f16_nhwc_mb32ic24ih1iw248oc336kh1kw5ph0pw2", {**_MMA, "window": True}, 0.0150),
     ("nvidia.wgmma", "bwd_data_f32_nhwc_mb16ic682ih1iw144oc20kh1kw5ph0pw2",
      {**_NARROW, "bm": 64, "bn": 104, "format": "bfloat2", "stages": 5, "window": True}, 0.0158),
+    # A stride's phases, channels last.
+    ("nvidia.wgmma", "bwd_data_f16_nhwc_mb1ic352ih84iw84oc96kh3kw3sh2sw2ph1pw1",
+     {"bm": 128, "bn": 176, "wm": 2, "wn": 1, "format": "float16", "stages": 4, "flush_every": 3}, 0.0132),
 ])  # fmt: skip
 def test_costs_are_times_measured_on_an_h200(solver, text, config, ms):
     predicted = plugins().solvers[solver].cost(ConvProblem.parse(text), H200, config)

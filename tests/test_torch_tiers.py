@@ -19,6 +19,7 @@ from convdispatch.calls.planner_pool import progress_line  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.tools.packing import make_pack  # noqa: E402
 from convdispatch.torch import captures, ranks  # noqa: E402
+from convdispatch.torch.dispatch import quick_depthwise, routing  # noqa: E402
 from convdispatch.torch.eager.planning import TORCH  # noqa: E402
 
 F = torch.nn.functional
@@ -83,6 +84,47 @@ def test_every_step_is_right_while_tiers_change(aside):
     before = ct.counters()["compiling"]
     step()
     assert ct.counters()["compiling"] == before
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_depthwise_layers_do_not_wait_for_cudnns_compiler(aside, monkeypatch, last):
+    """PyTorch's library's own kernel answers meanwhile, fused and not; other layers are as PyTorch has them."""
+    torch.manual_seed(5)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 6, 3, stride=(2, 1), padding=(1, 2), groups=3), torch.nn.BatchNorm2d(6), torch.nn.ReLU(),
+        torch.nn.Conv2d(6, 4, 3, groups=2), torch.nn.Conv2d(4, 4, 2, dilation=2, groups=4, bias=False),
+    ).eval()  # fmt: skip
+    form, asked = torch.channels_last if last else torch.contiguous_format, []
+    net = net.to(memory_format=form)
+    fused = ct.convert(net, fuse=True)
+    for module in fused.modules():  # with hooks layers run one by one
+        module.register_forward_hook(lambda *_: None)
+
+    def library(x, w, kernel, bias, *lists):
+        assert x.is_contiguous()
+        assert w.is_contiguous()
+        asked.append(kernel)
+        return routing.original("convolution", x, w, bias, *lists, False, [0, 0], x.shape[1])
+
+    monkeypatch.setattr(quick_depthwise, "_on_cuda", lambda x: True)
+    monkeypatch.setattr(quick_depthwise, "_convolve", library)
+    with torch.inference_mode():
+        pixel, w = torch.randn(2, 6, 1, 1).to(memory_format=form), torch.randn(6, 1, 1, 1).to(memory_format=form)
+        given = pixel, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 6
+        assert quick_depthwise.quick_depthwise(*given).stride() == routing.original("convolution", *given).stride()
+        for width, model in ((17, net), (18, fused)):
+            x = torch.randn(2, 3, 13, width).to(memory_format=form)
+            with ct.enable(min_flops=1e15):
+                expected = net(x)  # PyTorch's
+            asked.clear()
+            got = model(x)
+            right(got, expected)
+            assert got.stride() == expected.stride()
+            assert asked == [[3, 3], [2, 2]]
+            until(lambda model=model, x=x: moved(lambda: model(x))["compiling"] == 0)
+            asked.clear()
+            right(model(x), expected)
+            assert not asked
 
 
 def test_policy_full_waits(aside):

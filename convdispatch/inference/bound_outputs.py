@@ -13,8 +13,6 @@ from .host_arrays import HostProgram
 if TYPE_CHECKING:
     from .net import InferenceNet
 
-__all__ = ["run_into"]
-
 
 def run_into(net: InferenceNet, inputs: Sequence[np.ndarray], out: Sequence[np.ndarray | None]) -> list[Any]:
     """The results of a net that answers a list, for NumPy's arrays; each goes to its array of ``out``, if it has one.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ..api.problem import ConvProblem
     from .multi_device import InferenceNets
 
-__all__ = ["build", "problems"]
-
 
 def build(
     net: Callable[..., Any],

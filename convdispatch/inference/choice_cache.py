@@ -37,8 +37,6 @@ from .passes.layout import LAYOUTS, MIXED
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Choice", "Watch", "described", "key_of", "store", "load"]
-
 ENOUGH = 2
 """Measurements in a row that must name the same form."""
 CALM = 0.15

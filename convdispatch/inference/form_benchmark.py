@@ -17,8 +17,6 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 
-__all__ = ["PURPOSES", "Form", "Verdict", "benchmark_forms", "check_purpose", "verdict_of"]
-
 PURPOSES = ("latency", "throughput")
 ROUNDS, LEAST_ROUNDS = 5, 2
 """Turns of each form in a series; fewer where runs are long."""

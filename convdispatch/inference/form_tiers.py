@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from .net import Change, InferenceNet
 
-__all__ = ["Tiers", "tiered"]
-
 LEAST = 16
 """Convolutions to be planned for the other forms: for fewer nobody need wait long."""
 SAMPLES = 4

@@ -24,9 +24,6 @@ from .lower import Lowered
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["InferenceNet", "Layer", "Watch"]
-
-
 Change = Callable[[np.ndarray], Any]
 """What is made of each result."""
 

@@ -1,4 +1,4 @@
-"""Overlap-save: cuts a convolution of stride 1 into tiles whose transforms multiply, and counts what that costs.
+"""Overlap-save: cuts a convolution of stride 1 into tiles whose transforms multiply.
 
 With a tile of n source elements, whose first is ``tile * step - pad``, and the kernel at its dilated positions,
 
@@ -13,7 +13,6 @@ without overlap and zeros behind, multiplies x by conj(dy), sums over images and
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
-from .transforms import codelet, half
+from .transforms import half
 
 _IEEE_SUM = 20
 """Of shorter sums a plain float32 sum errs by less than half of what transforms do: up to 1.16 times the promise."""
@@ -128,66 +127,11 @@ class Tiling:
         return self.oc, self.ic, rows
 
     @property
-    def spectra(self) -> tuple[int, int, int]:
-        """Complex elements of the spectra of (x, w, y), over all groups, images and tiles."""
-        rows = self.images * self.tiles * self.groups * self.frequencies
-        return rows * self.ic, self.groups * self.ic * self.oc * self.frequencies, rows * self.oc
-
-    def product_operations(self, real_products: int = 4) -> float:
-        """Operations of the products over channels, two a multiply-add, with three or four real products."""
-        return 2.0 * real_products * self.groups * math.prod(self.products) * self.frequencies
-
-    def forward_operations(self, given: Sequence[int] | None = None) -> int:
-        """Operations of one tile's forward transform, when along each axis only the first ``given`` are not 0."""
-        return _transform(self.sizes, self.half_axis, tuple(given or self.sizes), "forward")
-
-    def inverse_operations(self, wanted: Sequence[Sequence[int]]) -> int:
-        """Operations of one tile's inverse transform of which ``wanted`` elements along each axis are kept."""
-        return _transform(self.sizes, self.half_axis, tuple(map(tuple, wanted)), "inverse")
-
-    @property
     def kept(self) -> tuple[tuple[int, ...], ...]:
         """The elements along each axis that the inverse transform must give."""
         if self.direction == "bwd_weights":
             return tuple(axis.positions for axis in self.axes)
         return tuple(tuple(range(axis.step)) for axis in self.axes)
-
-    def transform_operations(self, constant_weights: bool = False) -> float:
-        """Operations of every forward and inverse transform of one call."""
-        channels = self.groups * self.images * self.tiles
-        kernel = self.forward_operations([axis.extent for axis in self.axes])
-        back = self.inverse_operations(self.kept)
-        if self.direction == "bwd_weights":
-            dy = self.forward_operations([axis.step for axis in self.axes])
-            pairs = self.groups * self.ic * self.oc
-            return float(channels * (self.ic * self.forward_operations() + self.oc * dy) + pairs * back)
-        source, target = (self.ic, self.oc) if self.direction == "fwd" else (self.oc, self.ic)
-        weights = 0 if constant_weights else self.groups * self.ic * self.oc * kernel
-        return float(channels * (source * self.forward_operations() + target * back) + weights)
-
-    def bytes(self, constant_weights: bool = False) -> float:
-        """Bytes that spectra move when each is written once and read once; a constant's is only read."""
-        x, w, y = (8.0 * size for size in self.spectra)
-        return 2 * x + 2 * y + (1 if constant_weights else 2) * w
-
-
-@functools.lru_cache(maxsize=4096)
-def _transform(sizes: tuple[int, ...], half_axis: int, part: tuple, kind: str) -> int:
-    """Axis by axis, the real one first (forward) or last (inverse); lines of zeros, or dropped ones, are not run."""
-    counts = [len(p) if kind == "inverse" else p for p in part]
-    total = 0
-    order = [half_axis, *(axis for axis in range(3) if axis != half_axis and sizes[axis] > 1)]
-    for place, axis in enumerate(order):
-        lines = 1
-        for other, n in enumerate(sizes):
-            if other == half_axis != axis:
-                lines *= half(n)
-            elif other != axis:
-                lines *= n if other in order[:place] else counts[other]
-        name = f"real_{kind}" if axis == half_axis else kind
-        limits = {"given": part[axis]} if kind == "forward" else {"wanted": part[axis]}
-        total += lines * codelet(sizes[axis], name, **limits).operations
-    return total
 
 
 def unsuited(problem: ConvProblem) -> str | None:

@@ -136,7 +136,8 @@ def vector_tile(name: str, tile: Tile, steps: int, out: str | None, residual: st
     for p, place in enumerate(tile.a):
         lines.append(f"vpbroadcastd {place}(%[t]), %%zmm{30 + p % 2}")
         lines += [f"vpdpbusd %%zmm{28 + j}, %%zmm{30 + p % 2}, %%zmm{halves * p + j}" for j in range(halves)]
-    lines += ["prefetcht1 (%[ahead])", f"add ${ahead}, %[ahead]"] if ahead else []
+    if ahead:
+        lines += [*(f"prefetcht1 {line}(%[ahead])" for line in range(0, ahead, 64)), f"add ${ahead}, %[ahead]"]
     lines += ["add $4, %[t]", "add $128, %[b]", "dec %[k]", "jnz 2b", "dec %[taps]", "jnz 1b"]
     if out is None:
         lines += [f"vmovdqu32 {z}, {128 * p + 64 * j}(%[sums])" for p, j, z in sums]

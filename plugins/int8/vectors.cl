@@ -8,7 +8,7 @@
 // OFFSETS       where taps begin
 // PER SHARES    panels of 32 channels of a share of them, and shares; LAST channels of a group's last panel
 // WHOLE REST    (whether a panel is the last, ...): functions of instructions for whole tiles, and for those at an end
-// AHEAD         bytes of the next panel's weights that a step brings into the cache
+// AHEAD         bytes of weights to come that a step brings into the cache; NEXT of them are nearer where a tile is alone
 // FINISH        1: they write bytes of y; otherwise 32 sums a position, into SUMS
 // ITEMS JOBS SLOT NUMBERS_AT  work items, jobs; bytes of a slot and before its numbers; NUMBER(word) a number's place
 #define PRODUCT(full, ...) ((full) ? WHOLE(__VA_ARGS__) : REST(__VA_ARGS__))
@@ -84,8 +84,8 @@ void conv(global const uchar *restrict x, global const uchar *restrict w, long w
           const int row = FLAT ? 0 : tile / across * DOWN, column = (FLAT ? tile : tile % across) * ACROSS;
           const bool full = row + DOWN <= rows && column + ACROSS <= width, ends = panel == PANELS - 1;
           global const uchar *from_a = a + (long)row * A_ROW + (long)column * A_COLUMN;
-          // The tiles of a panel share the next one's bytes out.
-          global const uchar *ahead = AHEAD ? weights + PANEL + tile % (128 / max(1, AHEAD)) * (PANEL / 128 * AHEAD) : weights;
+          // The tiles of a panel share the next one's bytes out; a single tile has its own come, a little before it reads them.
+          global const uchar *ahead = weights + (AHEAD == 128 ? NEXT : PANEL + tile % (128 / max(1, AHEAD)) * (PANEL / 128 * AHEAD));
           const long to = begin + (long)(row * (FLAT ? 0 : OW) + column) * (NHWC ? OC : 1) + 32 * panel * (long)CHANNEL;
 #if FINISH
 #if RESIDUAL

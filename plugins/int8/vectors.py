@@ -35,6 +35,8 @@ _HELD = 64 << 10
 """Bytes of weights that may be read for each of a job's blocks of tiles."""
 _FEW = 16
 """Tiles of a job that do not hide by themselves that a panel's weights come from far."""
+_NEXT = 32 << 10
+"""Bytes of weights that a tile alone has come before it reads them."""
 _NEAR = 16 << 10
 """Bytes of x and y that a block of tiles touches: they stay in the nearest cache while panels pass."""
 _STEP, _STORED, _SCATTERED, _COPIED, _READ, _PACKED, _LAUNCH = 900.0, 350.0, 500.0, 8.0, 8.0, 400.0, 3e5
@@ -110,7 +112,7 @@ class VectorsKernel(PackedKernel):
             PER=self.config["panels"], SHARES=self.shares, LAST=self.last, DOWN=self.down, ACROSS=self.across,
             A_ROW=f"{self.a_row}L", A_COLUMN=f"{self.a_column}L", BLOCK=self.block, ITEMS=f"{self.items}L",
             JOBS=f"{self.jobs}L", SLOT=f"{self.slot}L", NUMBERS_AT=f"{self.numbers_at}L", W_SUMS=f"{self.w_sums}L",
-            AHEAD=self.ahead, FINISH=int(self.finish), CHANNEL=1 if self.nhwc else f"{p.od * p.oh * p.ow}L",
+            AHEAD=self.ahead, NEXT=_NEXT, FINISH=int(self.finish), CHANNEL=1 if self.nhwc else f"{p.od * p.oh * p.ow}L",
         )  # fmt: skip
         text += number_macros()
         text += f"constant int OFFSETS[{len(self.offsets)}] = {{{', '.join(map(str, self.offsets))}}};\n"
@@ -135,7 +137,7 @@ class VectorsKernel(PackedKernel):
 
     @property
     def ahead(self) -> int:
-        """Bytes of the next panel that a step brings into the cache, where few tiles use the weights of one."""
+        """Bytes of weights to come that a step brings into the cache, where few tiles use those of a panel."""
         tiles = cdiv(self.rows, self.unit) * (1 if self.flat else cdiv(self.problem.ow, self.across))
         if self.panel * self.config["panels"] <= _HELD or tiles > _FEW:
             return 0

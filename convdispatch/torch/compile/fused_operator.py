@@ -13,6 +13,7 @@ import torch
 
 from ...api.activations import ACTIVATIONS, formula_of, gradient_of_input, gradient_of_result, parse_activation
 from ..dispatch import engine
+from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
 from .operators import autocasts, convolution, gradients, without_tangents
 
@@ -103,8 +104,12 @@ def by_engine(x: torch.Tensor, w: torch.Tensor, bias: Any, residual: Any, activa
     def theirs() -> torch.Tensor:
         return unfused(original("convolution", x, w, bias, *_geometry(*rest)), residual, activation)
 
+    def quick() -> torch.Tensor | None:
+        y = quick_depthwise(x, w, bias, *_geometry(*rest))
+        return None if y is None else unfused(y, residual, activation)
+
     arguments = (x, w, bias, residual, activation, *rest)
-    return routed("convolution", engine.fused, theirs, arguments, settings_in_force())
+    return routed("convolution", engine.fused, theirs, arguments, settings_in_force(), quick)
 
 
 _library.impl("fused_convolution", _forward, "CompositeExplicitAutograd")

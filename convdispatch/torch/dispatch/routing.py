@@ -19,6 +19,7 @@ from .. import counting, ranks
 from ..captures import watch_captures
 from ..settings import DEFAULT, Settings, checked
 from . import engine, native
+from .quick_depthwise import quick_depthwise
 
 __all__ = ["TRACED", "Enabled", "disable", "enable", "original", "routed", "settings_in_force"]
 
@@ -111,7 +112,8 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
         try:
             result = compute(*arguments, _in_force or DEFAULT)
         except Exception as error:
-            return _declined(error, operator, lambda: original.call_boxed(keys, *arguments))
+            quick = functools.partial(quick_depthwise, *arguments) if operator == "convolution" else None
+            return _declined(error, operator, lambda: original.call_boxed(keys, *arguments), quick)
         counting.ours(operator)
         return result
 
@@ -143,8 +145,10 @@ def routed(
     theirs: Callable[[], Any],
     arguments: tuple[Any, ...],
     settings: Settings | None,
+    quick: Callable[[], Any] | None = None,
 ) -> Any:
-    """``compute(*arguments)`` or, with the reason counted, ``theirs()``.
+    """``compute(*arguments)`` or, with the reason counted, ``theirs()``; while a kernel is compiled ``quick()``, if
+    that answers anything.
 
     For arguments that PyTorch refuses too, raises PyTorch's kind of error with our sentence.
     """
@@ -154,12 +158,14 @@ def routed(
     try:
         result = compute(*arguments, settings or DEFAULT)
     except Exception as error:
-        return _declined(error, operator, theirs)
+        return _declined(error, operator, theirs, quick)
     counting.ours(operator)
     return result
 
 
-def _declined(error: Exception, operator: str, theirs: Callable[[], Any]) -> Any:
+def _declined(
+    error: Exception, operator: str, theirs: Callable[[], Any], quick: Callable[[], Any] | None = None
+) -> Any:
     """What ``theirs()`` answers instead, the reason counted; raises what is no reason to leave a call."""
     if isinstance(error, InvalidArgument | InvalidProblem):
         try:
@@ -171,10 +177,13 @@ def _declined(error: Exception, operator: str, theirs: Callable[[], Any]) -> Any
         return result
     if isinstance(error, Frozen | InvalidPolicy) or not isinstance(error, Fallback | ConvDispatchError):
         raise error
-    if isinstance(error, Fallback) and error.again is not None:
-        native.leave(functools.partial(error.again, operator))
     if isinstance(error, Compiling):
         counting.compiling()
+        answer = None if quick is None else quick()
+        if answer is not None:
+            return answer
     else:
         counting.left(operator, str(error).splitlines()[0])
+    if isinstance(error, Fallback) and error.again is not None:
+        native.leave(functools.partial(error.again, operator))
     return theirs()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, ker
 from .. import SHARED
 from ..instructions import Instructions
 from ..parts import parts_text
+from ..reduction import reduction_launch
 from .product import product_text
 from .tiling import DirectTile, DirectTiling
 
@@ -55,10 +55,8 @@ class DirectPlan(StepPlan):
         return Launch(build(context, self.product_text()), "direct", size, (tiling.tile.items,), given, names=OPERANDS)
 
     def _reduce(self, context: Any) -> Launch:
-        tiling, problem = self.tiling, self.tiling.problem
-        inner = 1 if tiling.nhwc else math.prod(problem.out_shape[2:])
-        text = self._common(False) + kernel_text(
-            __package__, "reduce.cl.mako", elements=tiling.partial_elements, split=tiling.tile.split,
-            lanes=tiling.lanes, inner=inner, channels=problem.channels_out)  # fmt: skip
-        size = (-(-tiling.partial_elements * tiling.lanes // 256) * 256,)
-        return Launch(build(context, text), "reduce", size, (256,), ["workspace", *self._written()], names=OPERANDS)
+        tiling = self.tiling
+        return reduction_launch(
+            context, tiling.problem, tiling.out_index, tiling.partial_elements, tiling.tile.split, tiling.lanes,
+            self._written(),
+        )  # fmt: skip

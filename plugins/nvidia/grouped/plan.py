@@ -10,6 +10,7 @@ from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, ker
 
 from .. import SHARED
 from ..instructions import Instructions
+from ..reduction import reduction_launch
 from .sums import GroupedSums, SumsTile
 from .tiling import GroupedTile, GroupedTiling, reads_of
 
@@ -45,16 +46,13 @@ class GroupedSumsPlan(StepPlan):
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
         tiling = self.tiling = GroupedSums(problem, SumsTile.of(config))
-        fold = problem.macros() + "#define PARTIAL 0\n" + kernel_text(SHARED, "finish.cl")
-        lanes = 8 if tiling.tile.parts >= 16 else 1
-        fold += kernel_text(f"{SHARED}.direct", "reduce.cl.mako", elements=tiling.size, split=tiling.tile.parts,
-                            lanes=lanes, inner=1, channels=problem.oc)  # fmt: skip
+        lanes, parts = 8 if tiling.tile.parts >= 16 else 1, tiling.tile.parts
+        index = "int" if tiling.size * parts < 2**31 else "long"
         size, items = (tiling.work_groups * tiling.items,), (tiling.items,)
         steps = [
             Launch(build(context, self.sums_text(tiling, emulate)), "sums", size, items, "y x workspace",
                    names=OPERANDS),
-            Launch(build(context, fold), "reduce", (-(-tiling.size * lanes // 256) * 256,), (256,), "workspace w",
-                   names=OPERANDS),
+            reduction_launch(context, problem, index, tiling.size, parts, lanes, ["w"]),
         ]  # fmt: skip
         super().__init__(tiling.workspace_size, steps)
 

@@ -48,6 +48,7 @@ _MEMORY, _WEIGHTS = 0.85, 0.28  # of a copy's bandwidth: what packing moves, and
 _FILL = 270  # cycles of a tile's beginning and end
 _LAUNCH, _SCALED = 0.96e-6, 3.45e-6  # seconds on a stream of CUDA's; of one that looks for scales, with its wait
 _APART = 5.0  # times that results take in memory whose neighbours along w another phase writes
+_PHASED = 1.2  # times that a strided data gradient takes channels last: 70 drawn problems, 1.0 to 1.65 by kind
 _HIDDEN = 1.72  # 16-bit tensors: 1: products and memory add up; the larger, the more of one the other hides
 _NATIVE = 1.03  # times that 16-bit tensors' data directions take, whose operands are not in the cache
 _NATIVE_WEIGHTS = 0.86  # times that their weights' gradients take, as 148 problems' timings say
@@ -158,6 +159,8 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
     if tiling.data and not tiling.target.nhwc and not tiling.tile.stacked and tiling.geometry.out_step[2] > 1:
         total = total + written * _APART / (_MEMORY * copy)
     total = np.where(tiling.partial, total + (_LAUNCH + tiling.partial_bytes * _SUMMED / (_MEMORY * copy)), total)
+    if tiling.data and tiling.target.nhwc and max(tiling.geometry.out_step) > 1:
+        total = total * _PHASED
     if tiling.tile.window and tiling.format.float32_accurate:
         return total * _WINDOWED
     if tiling.format.name == "native":

@@ -6,11 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
+import numpy as np
+
+from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, define, kernel_text
 
 from .. import SHARED
+from ..divisors import divided_by
 from ..geometry import along
 from ..instructions import Instructions
+from ..reduction import offset_type, reduction_macros
 from .launch import ProductLaunch, common_macros, written
 from .layout import Layout
 from .source import Source
@@ -102,10 +106,19 @@ class NvidiaPlan(StepPlan):
         return self._launch().launch(context)
 
     def _reduce(self, context: Any) -> Launch:
-        tiling = self.tiling
-        text = self._common + "#define PARTIAL 0\n#define PAIRS 0\n#define OCTETS 0\n"
-        text += kernel_text(SHARED, "finish.cl")
-        text += kernel_text(__package__, "reduce.cl.mako", tiling=tiling, partial_at=self._where.partial // 4)
-        size = math.prod(tiling.problem.out_shape)
-        given = ["workspace", *written(tiling.problem)]
+        tiling, problem, geo = self.tiling, self.tiling.problem, self.tiling.geometry
+        size, number = math.prod(problem.out_shape), offset_type(tiling.out_index)
+        last, icg = problem.layout == "nhwc", problem.ic // problem.g
+        if tiling.data:
+            axes = 1 if last else math.prod(problem.out_shape[2:]), problem.channels_out
+        else:
+            taps = problem.kd * problem.kh * problem.kw
+            axes = (icg, taps) if last else (taps, icg)
+        text = reduction_macros(problem, tiling.out_index)
+        text += define(PARTS=tiling.tile.split, WEIGHTS=0 if tiling.data else 1 + last, FOLD=int(geo.fold))
+        text += kernel_text(__package__, "reduce.cl")
+        sizes = [np.int64(self._where.partial // 4), number(size), number(tiling.partial_elements)]
+        sizes += divided_by(*axes)
+        sizes += [np.int32(0 if tiling.data else tiling.n), np.int32(geo.c8 * 8), *divided_by(problem.kw)]
+        given = ["workspace", *written(problem), *sizes]
         return Launch(build(context, text), "reduce", (-(-size // 256) * 256,), (256,), given, names=OPERANDS)

@@ -1,0 +1,37 @@
+// The sum of the parts, in their order, and what follows it. Weights go from [group][m][tap][8 c8] to their own order.
+//
+// size, apart   elements of the output, and from part to part, from ``at`` on
+// PARTS         how many there are: by an argument the loop took up to a quarter of the kernel's time more
+// WEIGHTS       0: parts lie as the output does; 1: taps follow channels; 2: channels follow taps (channels last)
+// first, second sizes of the output's last axis and of the one before it; of data, elements of a channel, and channels
+// columns, step elements of a row [tap][8 c8] of a part, and of a tap of it
+// FOLD          1: a tap is a row of the window; window: its taps
+#include <convdispatch/output.cl>
+kernel void reduce(global const float *restrict partial, OUT_PARAMS, const long at, const OUT_INDEX size, const OUT_INDEX apart, DIVISOR(first), DIVISOR(second), const int columns, const int step, DIVISOR(window)) {
+  const OUT_INDEX i = get_global_id(0);
+  if (i >= size) return;
+  const OUT_INDEX next = DIVIDED(i, first), outer = DIVIDED(next, second);
+  const int inner = i - next * first, middle = next - outer * second;
+#if WEIGHTS
+#if WEIGHTS == 1
+  const int tap = inner, c = middle, channels = second;
+#else
+  const int tap = middle, c = inner, channels = first;
+#endif
+#if FOLD
+  const int row = DIVIDED(tap, window), column = row * step + (tap - row * (int)window) * channels + c;
+#else
+  const int column = tap * step + c;
+#endif
+  partial += at + outer * (OUT_INDEX)columns + column;
+#else
+  partial += at + i;
+#endif
+  float v = partial[0];
+#if PARTS > 1
+  // Many loads in flight at once: small outputs have too few work items to wait for one after the other.
+#pragma unroll 16
+  for (int part = 1; part < PARTS; ++part) v += partial[(OUT_INDEX)part * apart];
+#endif
+  put(OUT_ARGS, v, i, WEIGHTS ? 0 : middle);
+}
