@@ -18,6 +18,7 @@ from torch_checks import error  # noqa: E402 (torch is asked for first)
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import ConvDispatchWarning  # noqa: E402
 from convdispatch.calls.framework import tiers  # noqa: E402
+from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.torch import counting  # noqa: E402
 from convdispatch.torch.fusion import cuda_graphs, forms  # noqa: E402
 
@@ -105,6 +106,19 @@ def test_the_third_call_is_captured_and_answers_are_the_callers(graphs, mode):
             assert error(got, plain(picture(turn)).double()) < 1e-5
         assert answers[-1].is_inference() == (mode is torch.inference_mode)
     assert why(fused) == "a CUDA graph, 2 convolutions"
+
+
+def test_what_is_chosen_anew_is_captured_anew(graphs):
+    """Calls layer by layer come between, so that a caller's own capture finds its kernels there."""
+    plain, fused = net()
+    with torch.no_grad():
+        right(fused, plain)
+        dispatch.forget()
+        before = [g.replays for g in graphs]
+        right(fused, plain, 2)
+        assert [g.replays for g in graphs] == before
+        right(fused, plain, 2)
+    assert [g.replays for g in graphs] == [*before, 3]
 
 
 def test_counters_are_those_of_the_calls(graphs):

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ...calls.framework import tiers
 from ...device.garbage import collection_put_off
+from ...selection import dispatch
 from .. import counting
 from ..dispatch import engine
 from ..weights import promise
@@ -38,6 +39,19 @@ SHARE = 1 / 16
 """Of the device's memory, what a graph may hold; a net of so large tensors does not wait for the host."""
 DEVICE = "cuda"
 _C: Any = torch._C
+
+
+class _Choices:
+    """How often what was chosen was forgotten: graphs of before are made anew, after calls that choose again."""
+
+    forgotten = 0
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+choices = _Choices()
+dispatch.on_forget(choices.forget)
 
 
 class Uncapturable(Exception):

@@ -120,6 +120,7 @@ class Forms:
         self._state: _State | None = None
         self._asked: dict[Any, int] = {}
         """Calls on a GPU with inputs of a kind that has no graph yet."""
+        self._forgotten = cuda_graphs.choices.forgotten
         self._pool: Any = None
         """The graphs' memory: they run one after the other."""
 
@@ -178,6 +179,11 @@ class Forms:
     def _graph(self, leaves: Sequence[Any], spec: TreeSpec | None) -> Callable[..., Any] | None:
         if not self._steady(leaves):
             return None
+        if self._forgotten != cuda_graphs.choices.forgotten:
+            with self._lock:
+                self._made.clear()
+                self._asked.clear()
+                self._pool, self._forgotten = None, cuda_graphs.choices.forgotten
         settings = settings_in_force()
         policy = policy_of(settings or DEFAULT, switches(True))
         key = (_shapes(leaves), cuda_graphs.kind_of(leaves), spec, settings, switches(True), policy)
