@@ -89,7 +89,7 @@ def main(device: str, size: int, batch: int, half: bool, pauses: tuple[float, ..
                 for flag in (False, True):
                     torch.backends.cudnn.benchmark = flag
                     if flag:
-                        autotune._asked.clear()
+                        autotune._considered.clear()
                         step()  # asks
                     else:
                         autotune.capture_begins()

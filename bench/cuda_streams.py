@@ -101,7 +101,7 @@ def bits(queue: Any, until: float) -> None:
         arrays = operands(problem)
         on_cuda = {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
         on_queue = {name: cla.to_device(queue, array) for name, array in arrays.items()}
-        told = []
+        outcomes = []
         for name, solver in ranking.contestants(problem, info).items():
             if time.perf_counter() > until:
                 say("  out of time at", text, name)
@@ -113,13 +113,13 @@ def bits(queue: Any, until: float) -> None:
                     expected = call(problem, on_queue).get()
                     got = call(problem, on_cuda).cpu().numpy()
             except Exception as error:
-                told.append(f"{name} FAILED {type(error).__name__}: {str(error)[:200]}")
+                outcomes.append(f"{name} FAILED {type(error).__name__}: {str(error)[:200]}")
                 continue
             same = np.array_equal(got, expected)
             counts["equal" if same else "different"] += 1
             gap = np.abs(got.astype(np.float64) - expected).max() / max(np.abs(expected).max(), 1e-30)
-            told.append(name if same else f"{name} DIFFERS by {gap:.1e}")
-        say(f"  {text}: {', '.join(told)}")
+            outcomes.append(name if same else f"{name} DIFFERS by {gap:.1e}")
+        say(f"  {text}: {', '.join(outcomes)}")
     say("  ", counts)
 
 

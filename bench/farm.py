@@ -98,8 +98,8 @@ def _serve() -> None:
     getattr(module, setup["begin"])(*_value(setup["given"]))
     answer({"ready": True})
     work = getattr(module, setup["work"])
-    for asked in lines:
-        answer({"made": _text(work(_value(asked["task"])))})
+    for request in lines:
+        answer({"made": _text(work(_value(request["task"])))})
 
 
 if __name__ == "__main__":

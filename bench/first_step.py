@@ -168,7 +168,7 @@ def packed(row: str, arguments: argparse.Namespace, caches: Path) -> Path:
     return target
 
 
-def told(row: str, mode: str, got: dict, plain: dict) -> str:
+def described(row: str, mode: str, got: dict, plain: dict) -> str:
     """What a child found, beside PyTorch's."""
     return (
         f"{row:32} {mode:5} first {got['first']:6.2f} s, {got['first'] - plain['first']:+.2f} above PyTorch's; 95 % "
@@ -207,7 +207,7 @@ def main() -> None:
                     print(f"{row} {mode}: {str(error)[-500:]}", flush=True)
                     continue
                 found[row][mode] = got
-                print(told(row, mode, got, plain), flush=True)
+                print(described(row, mode, got, plain), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))
 

@@ -141,8 +141,8 @@ def agreement(address: str, wanted: list[Any], budget_ms: float) -> dict[str, An
     """Problems on two devices of a kind: of each choice that both measured, how far apart, and which are in doubt."""
     from convdispatch import find_many
 
-    told: list[str] = []
-    found = find_many(wanted, address, budget_ms=budget_ms, agree=1, tell=told.append)
+    messages: list[str] = []
+    found = find_many(wanted, address, budget_ms=budget_ms, agree=1, tell=messages.append)
     benchmarked: dict[tuple[str, Any], dict[str, Any]] = {}
     for record in sorted(stored(), key=lambda record: record.created):
         if record.benchmarked and not record.doubt:
@@ -154,7 +154,7 @@ def agreement(address: str, wanted: list[Any], budget_ms: float) -> dict[str, An
                 key=lambda r: r.median_ms) for q in found]  # fmt: skip
     return {"problems": len(found), "choices that both benchmarked": len(pairs), "intervals apart": apart,
             "median ratio": ratios and round(statistics.median(ratios), 4), "largest ratio": ratios and ratios[-1],
-            "in doubt": sum(bool(record.doubt) for record in stored()), "told": told,
+            "in doubt": sum(bool(record.doubt) for record in stored()), "told": messages,
             "fastest": [(r.problem, r.solver, r.median_ms, r.ci_ms, r.worker) for r in best if r]}  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def killed(address: str, wanted: list[Any], budget_ms: float) -> dict[str, Any]:
     from convdispatch import find_many
 
     dead = threading.Event()
-    begun, told = time.perf_counter(), list[str]()
+    begun, messages = time.perf_counter(), list[str]()
 
     def kill(results: Any) -> None:
         if not dead.is_set():
@@ -173,14 +173,14 @@ def killed(address: str, wanted: list[Any], budget_ms: float) -> dict[str, Any]:
             with distributed.Client(address, set_as_default=False) as client:
                 os.kill(client.run(os.getpid)[min(client.scheduler_info()["workers"])], signal.SIGKILL)
 
-    found = find_many(wanted, address, budget_ms=budget_ms, agree=0, each=kill, tell=told.append)
+    found = find_many(wanted, address, budget_ms=budget_ms, agree=0, each=kill, tell=messages.append)
     records = [r for r in stored() if not r.doubt]
     distinct = {(r.problem, r.solver, json.dumps(dict(r.config), sort_keys=True)) for r in records}
     names = [str(r.problem) for r in found]
     return {"killed": dead.is_set(), "wanted": len(wanted), "found": len(found), "twice": len(names) - len(set(names)),
             "lost": len({str(p) for p in wanted} - set(names)), "records": len(records), "distinct": len(distinct),
             "by": {w: sum(r.worker == w for r in found) for w in {r.worker for r in found}},
-            "s": round(time.perf_counter() - begun, 2), "told": told}  # fmt: skip
+            "s": round(time.perf_counter() - begun, 2), "told": messages}  # fmt: skip
 
 
 def inference(net: str, batch: int, devices: Any, rounds: int = 24) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def main(gpus: tuple[int, ...], parts: str, device: str, count: int, budget_ms: 
     from convdispatch.device import runtime
 
     signal.signal(signal.SIGALRM, _ends)
-    limits, asked = Limits(more["within_s"]), parts.split(",")
+    limits, selected = Limits(more["within_s"]), parts.split(",")
     there = [runtime.address(d) for d in runtime.devices() if runtime.device_info(d).vendor == device]
     if device != "nvidia":
         there *= max(gpus)  # a rehearsal: several workers of one device take turns
@@ -264,7 +264,7 @@ def main(gpus: tuple[int, ...], parts: str, device: str, count: int, budget_ms: 
     search_s = 3 * count * budget_ms / 1e3 + 10
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
         # All farms start at once, and the processes of those that wait lie idle meanwhile.
-        wants = [*numbers, *([1] if "times" in asked and 1 not in numbers else [])]
+        wants = [*numbers, *([1] if "times" in selected and 1 not in numbers else [])]
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))) for _ in wants]
         managers = [farm(there[:number], folder) for number, folder in zip(wants, folders)]
         addresses = [*threads.map(lambda manager: manager.__enter__(), managers)]
@@ -273,20 +273,20 @@ def main(gpus: tuple[int, ...], parts: str, device: str, count: int, budget_ms: 
         for number, address, folder in zip(wants, addresses, folders):
             with database(folder / "start"):
                 limits.run(f"start of {number}", 60, started, address, number)
-        if "times" in asked:
+        if "times" in selected:
             for number, address, folder in zip(wants, addresses, folders):
                 with database(folder / "times"):
                     limits.run(f"times on {number}", search_s, tune, address, wanted, budget_ms)
             one = limits.made["times on 1"].get("s")
             limits.made["times"] = {n: round(limits.made[f"times on {n}"].get("s", 0) / one, 3) for n in wants if one}
             limits.run("overhead in ms", 20, overhead, addresses[0])
-        if "agreement" in asked and most > 1:
+        if "agreement" in selected and most > 1:
             with database(folders[0] / "agreement"):
                 limits.run("agreement", 40, agreement, addresses[0], wanted[:8], budget_ms)
-        if "killed" in asked:
+        if "killed" in selected:
             with database(folders[0] / "killed"):
                 limits.run("killed", 40, killed, addresses[0], wanted[:16], budget_ms / 2)
-    if "all" in asked:
+    if "all" in selected:
         devices = "all" if device == "nvidia" and most == len(there) else there[:most]
         limits.run("all", 90, inference, more["net"], more["batch"], devices)
 

@@ -181,7 +181,7 @@ def _double_backward(model: Callable[..., Any], x: torch.Tensor) -> torch.Tensor
 
 
 class Program:
-    """A model and what was made of it; ``told`` says each step in words."""
+    """A model and what was made of it; ``log`` says each step in words."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -189,7 +189,7 @@ class Program:
         self.pristine: Model = made(self.random)
         self.kind = self.random.choice(["model", "model", "converted", "fused"])
         self.model: Any = copy.deepcopy(self.pristine)
-        self.told = [repr(self.model)]
+        self.log = [repr(self.model)]
         if self.kind != "model":
             self.model.eval()
             self.model = ct.convert(self.model, fuse=self.kind == "fused")
@@ -252,7 +252,7 @@ class Program:
         if mode == "inference" and way in RECORDED | UNLIKE_INFERENCE:
             mode = "no_grad"
         narrow = narrow and way in ("plain", "twice", "checkpoint", "functional_call", "copied")
-        self.told.append(f"{write}; {way} {mode}{', enable()' * on}{', autocast' * narrow}, training={self.training}")
+        self.log.append(f"{write}; {way} {mode}{', enable()' * on}{', autocast' * narrow}, training={self.training}")
         x = self.data()
         wide, own = self.twin(torch.float64), self.twin(torch.float32)
         try:
@@ -343,14 +343,14 @@ def run(seed: int, tell: bool = False) -> str | None:
         for _ in range(program.random.randint(2, 5)):
             wrong = program.step()
             if tell:
-                print(program.told[-1], "->", wrong or "right", flush=True)
+                print(program.log[-1], "->", wrong or "right", flush=True)
             if wrong is not None:
-                return "\n".join([*program.told, wrong])
+                return "\n".join([*program.log, wrong])
     except Exception:
-        return "\n".join([*(program.told if program else []), traceback.format_exc(limit=-6)])
+        return "\n".join([*(program.log if program else []), traceback.format_exc(limit=-6)])
     finally:
         ct.disable()
-        if program is not None and any("compile" in told for told in program.told):
+        if program is not None and any("compile" in step for step in program.log):
             torch.compiler.reset()
     return None
 

@@ -121,21 +121,21 @@ def compare(
     """Every layer of the nets beside cuDNN."""
     begun = time.perf_counter()
     form = {"dtype": dtype, "math": math, "layout": layout}
-    asked = [
+    entries = [
         (net, entry.name, entry.problem.replace(direction=direction, **form))
         for net, direction in itertools.product(nets, directions)
         for entry in shapes.load(net)
         if not layers or entry.name in layers
     ]
     if processes:
-        texts = sorted({str(problem) for *_, problem in asked})
+        texts = sorted({str(problem) for *_, problem in entries})
         with multiprocessing.get_context("spawn").Pool(processes) as pool:
             failed = pool.map(warm, [([text], solver, tries) for text in texts], chunksize=1)
         print(f"compiled for {len(texts)} problems in {time.perf_counter() - begun:.0f} s, {sum(failed)} failed")
     ours, rows = Ours(), []
     candidates = solvers(solver)
     for net, direction in itertools.product(nets, directions):
-        for _, name, problem in (a for a in asked if a[0] == net and a[2].direction == direction):
+        for _, name, problem in (a for a in entries if a[0] == net and a[2].direction == direction):
             if time.perf_counter() - begun > budget:
                 break
             ours.load(problem)

@@ -171,7 +171,7 @@ def _bytes(queue, m: int, n: int, k: int, text: str, options: list[str]) -> Call
     kernel = cl.Kernel(cl.Program(queue.context, text).build(options), "product")
     kernel.set_args(*memory, *map(np.int32, (n, k, tiles, each)))
 
-    def work(kept=memory) -> None:  # a kernel keeps none of its arguments
+    def work(held=memory) -> None:  # a kernel keeps none of its arguments
         cl.enqueue_nd_range_kernel(queue, kernel, (n // 32, -(-tiles // each)), (1, 1))
         queue.finish()
 

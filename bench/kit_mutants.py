@@ -20,15 +20,15 @@ from convdispatch.selection.plugins.loader import plugins
 
 def caught_at(kit: Kit, name: str) -> tuple[str, str, int]:
     """The level of the first case that fails, the check it fails, and how many cases lay in the corner."""
-    solver, asked = kit.solvers[name], 0
+    solver, cases = kit.solvers[name], 0
     for case in levels.cases():
         if solver.rejects(case.problem, kit.info):
             continue
-        asked += 1
+        cases += 1
         outcome = kit.examine(solver, case)
         if outcome.status == "failed":
-            return case.level, f"{outcome.check} of {case.name}", asked
-    return "", "", asked
+            return case.level, f"{outcome.check} of {case.name}", cases
+    return "", "", cases
 
 
 def main() -> None:

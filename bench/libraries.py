@@ -80,7 +80,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
             row["first_fused_s"] = time.perf_counter() - begin
             row["forms"], row["untraced"] = list(ct.fusion(fused).forms.values()), ct.fusion(fused).left
         except Exception as failure:
-            fused, row["fused"] = None, told_of(failure)
+            fused, row["fused"] = None, cause(failure)
         row["warnings"] = sorted(
             {str(each.message).splitlines()[0][:200] for each in caught if "ConvDispatch" in each.category.__name__}
         )
@@ -103,7 +103,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
     return row
 
 
-def told_of(failure: Exception) -> str:
+def cause(failure: Exception) -> str:
     """An error in a line."""
     return f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0][:200]}"
 
@@ -172,7 +172,7 @@ def _training(
         try:
             return {"gradients": step(), "ms": timed({"plain": step}, device) if times else {}}
         except Exception as failure:
-            return {"train": told_of(failure)}
+            return {"train": cause(failure)}
     if "train" in alone:
         return {"train": alone["train"]}
     ct.reset_counters()
@@ -212,7 +212,7 @@ def timed(
                 run()
             samples[name] = []
         except Exception as failure:
-            print(f"{name}: {told_of(failure)}", file=sys.stderr)
+            print(f"{name}: {cause(failure)}", file=sys.stderr)
     for _ in range(ROUNDS):
         for name, found in samples.items():
             least = math.inf
@@ -245,7 +245,7 @@ def run(library: str, name: str, given: Any) -> dict[str, Any]:
     return json.loads(lines[-1])  # type: ignore[no-any-return]
 
 
-def told(row: dict[str, Any]) -> str:
+def described(row: dict[str, Any]) -> str:
     """One line."""
     head = f"{row['library']:12.12} {row['model']:32.32}"
     if "failed" in row:
@@ -309,8 +309,8 @@ def main() -> None:
             flush=True,
         )
         return
-    kept = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
-    latest = {(row["library"], row["model"], row["device"]): row for row in kept}
+    recorded = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
+    latest = {(row["library"], row["model"], row["device"]): row for row in recorded}
     if given.table:
         print(table([row for row in latest.values() if row["device"] == given.device]))
         return
@@ -326,7 +326,7 @@ def main() -> None:
             row.pop("failed", None)
         with given.rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        print(told(row), flush=True)
+        print(described(row), flush=True)
 
     with ThreadPoolExecutor(given.jobs) as pool:
         for library, models in LIBRARIES.items():

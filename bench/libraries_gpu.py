@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from libraries import convolutions, error, exact_answer, settle, timed, told_of
+from libraries import cause, convolutions, error, exact_answer, settle, timed
 
 MODELS = (
     "torchvision/resnet50",
@@ -110,7 +110,7 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
         try:
             wanted = step()
         except Exception as failure:
-            row["train"] = told_of(failure)
+            row["train"] = cause(failure)
     torch.backends.cudnn.benchmark = False  # what it found stays; ours would measure in the background
     reference = plain if exact is None else exact
     row["error_plain"] = None if exact is None else error(plain, exact)
@@ -128,7 +128,7 @@ def work(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
         row["first_fused_s"], row["untraced"] = time.perf_counter() - begin, ct.fusion(fused).left
         row["forms"] = sorted(ct.fusion(fused).forms.values())
     except Exception as failure:
-        row["fused"] = told_of(failure)
+        row["fused"] = cause(failure)
     if given.compile:
         import torch._inductor.config as inductor
 
@@ -171,7 +171,7 @@ def _captured(runs: dict[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]
                 run()
             made[name] = graph.replay
         except Exception as failure:
-            print(f"{name}: {told_of(failure)}", file=sys.stderr)
+            print(f"{name}: {cause(failure)}", file=sys.stderr)
             break
     return made if len(made) > 1 else {}
 
@@ -229,7 +229,7 @@ def _here(library: str, name: str, given: argparse.Namespace) -> dict[str, Any]:
     try:
         return work(library, name, given)
     except Exception as failure:
-        return {"failed": told_of(failure)}
+        return {"failed": cause(failure)}
     finally:
         gc.collect()
         torch.cuda.empty_cache()

@@ -74,14 +74,14 @@ def interleaved(works: dict[str, tuple[Callable[[], None], Callable[[], None]]],
 
 def search(problems: set, queue: cl.CommandQueue, budget_ms: float, seconds: float) -> None:
     """Measure and record, for about so many seconds at most."""
-    start = told = time.perf_counter()
+    start = reported = time.perf_counter()
     for done, problem in enumerate(sorted(problems, key=lambda problem: -problem.flops)):
         now = time.perf_counter()
         if now - start > seconds:
             say(f"find: time is up, {len(problems) - done} of {len(problems)} problems are left to the choice")
             return
-        if now - told > 10 or not done:
-            told = now
+        if now - reported > 10 or not done:
+            reported = now
             say(f"find: {done} of {len(problems)} problems")
         try:
             find(problem, device=queue.device, budget_ms=budget_ms)
@@ -269,18 +269,18 @@ def train(nets, batches, budget, seconds, layout, device, within, folder) -> Non
                 theirs.step()
 
             if budget:
-                asked: set = set()
+                noted: set = set()
                 prepare = dispatch.prepare
 
-                def note(problem, *rest, asked=asked, prepare=prepare, **options):
-                    asked.add(problem)
+                def note(problem, *rest, noted=noted, prepare=prepare, **options):
+                    noted.add(problem)
                     return prepare(problem, *rest, **options)
 
                 dispatch.prepare = note
                 step()
                 dispatch.prepare = prepare
                 queue.finish()
-                search(asked, queue, budget, SHARE_FOR_FINDING * left(within) / max(1, wanted - len(rows)))
+                search(noted, queue, budget, SHARE_FOR_FINDING * left(within) / max(1, wanted - len(rows)))
                 dispatch.forget()
                 captured.forget()
             for _ in range(2):  # as it is, then recorded

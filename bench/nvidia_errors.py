@@ -68,13 +68,13 @@ def _plans(problem: ConvProblem):
 
     bench = _WORKER["bench"]
     for math in ("ieee", "float32"):
-        asked = problem.replace(math=math)
+        request = problem.replace(math=math)
         for name, solver in plugins().solvers.items():
             owner = "nvidia" if name.startswith("nvidia.") else "portable" if name.startswith(PORTABLE) else None
-            if owner and not solver.rejects(asked, bench.info):
-                for config in _first_of_each_format(solver, asked, bench.info):
+            if owner and not solver.rejects(request, bench.info):
+                for config in _first_of_each_format(solver, request, bench.info):
                     shown = " ".join((name, config.get("format", ""))).strip()
-                    yield f"{owner} {math}", shown, solver.plan(bench.context, asked, config)
+                    yield f"{owner} {math}", shown, solver.plan(bench.context, request, config)
     cudnn = plugins().solvers["cudnn.convolution"]
     if cudnn.rejects(problem, bench.info):
         return

@@ -53,11 +53,11 @@ def exported(name: str, batch: int, path: str) -> dict:
         from convdispatch.models import catalogue
         from convdispatch.models.efficientnet import EfficientNetLite0
 
-        catalogue.create, kept = (lambda name: EfficientNetLite0.pretrained()), catalogue.create
+        catalogue.create, original = (lambda name: EfficientNetLite0.pretrained()), catalogue.create
         try:
             return bench.exported(name, batch, path)
         finally:
-            catalogue.create = kept
+            catalogue.create = original
     return bench.exported(name, batch, path)
 
 

@@ -203,24 +203,24 @@ def _task(text: str) -> dict[str, Any]:
 
 def report(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Lines: chosen over best, the worst, and by solver how its cost stood."""
-    kept = [row for row in rows if len(row["ms"]) > 1 and row["chosen"] in row["ms"]]
-    if not kept:
+    complete = [row for row in rows if len(row["ms"]) > 1 and row["chosen"] in row["ms"]]
+    if not complete:
         yield "nothing was measured"
         return
-    best = {row["problem"]: min(row["ms"], key=row["ms"].__getitem__) for row in kept}
-    regret = {row["problem"]: row["ms"][row["chosen"]] / row["ms"][best[row["problem"]]] for row in kept}
+    best = {row["problem"]: min(row["ms"], key=row["ms"].__getitem__) for row in complete}
+    regret = {row["problem"]: row["ms"][row["chosen"]] / row["ms"][best[row["problem"]]] for row in complete}
     ordered = sorted(regret.values())
     p95 = ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)]
     whole = f"chosen over best {mean(ordered):.3f}, 95th percentile {p95:.3f}, worst {ordered[-1]:.3f}"
-    yield f"{len(kept)} problems: {whole}"
-    for row in sorted(kept, key=lambda row: -regret[row["problem"]])[:8]:
+    yield f"{len(complete)} problems: {whole}"
+    for row in sorted(complete, key=lambda row: -regret[row["problem"]])[:8]:
         winner, ms, said = best[row["problem"]], row["ms"], row["predicted"]
         yield (
             f"  {regret[row['problem']]:.2f} {row['problem']}: {row['chosen']} {ms[row['chosen']]:.4g} ms (predicted "
             f"{said[row['chosen']] or 0:.3g}), {winner} {ms[winner]:.4g} (predicted {said[winner] or 0:.3g})"
         )
     paces, chosen, missed = defaultdict(list), defaultdict(list), defaultdict(list)
-    for row in kept:
+    for row in complete:
         logs = {name: math.log(ms / row["predicted"][name]) for name, ms in row["ms"].items() if row["predicted"][name]}
         level = statistics.median(logs.values()) if logs else 0.0
         for name, log in logs.items():

@@ -338,7 +338,7 @@ def main(
     count.pieces.append(piece)
     if kept:
         keep_at_most(kept)
-    began, told, early, late = time.monotonic(), 0.0, None, None
+    began, reported, early, late = time.monotonic(), 0.0, None, None
     most = held()
     print(f"{runtime.device_info(queue.device)}; seed {seed}; {minutes:g} minutes; {held()}", flush=True)
     for text in texts:
@@ -366,8 +366,8 @@ def main(
             early = now
         if spent > LATE * 60 * minutes:
             late = {name: min((late or now)[name], now[name]) for name in now}
-        if spent - told > 60:
-            told = spent
+        if spent - reported > 60:
+            reported = spent
             piece["seconds"] = round(spent)
             piece["held"].append([round(spent / 60), *now.values()])
             count.keep(state, seed)

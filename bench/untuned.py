@@ -164,9 +164,9 @@ def rivals(problem: ConvProblem) -> dict[str, float]:
     chosen = rank(problem, info)[0]
     costs = {}
     for name, solver in contestants(problem, info).items():
-        asked = query(solver, problem, info)
-        if "+" not in name and not asked.refused:
-            cost = asked.cost(asked.within(None)[0])
+        answers = query(solver, problem, info)
+        if "+" not in name and not answers.refused:
+            cost = answers.cost(answers.within(None)[0])
             if cost is not None:
                 costs[name] = cost
     least = min(costs.values(), default=math.inf)

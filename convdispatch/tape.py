@@ -151,7 +151,7 @@ class Tape:
             raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
         wanted = {tensor.mark for tensor in keep}
         self._rectified -= wanted  # whoever asks for a ReLU's result's gradient wants it without the slope
-        kept: dict[int, Tensor] = {}
+        final: dict[int, Tensor] = {}
         self._written, self._accumulate = set(), accumulate
         gradients: dict[int, list[Tensor]] = {result.mark: [gradient]}
         outer = put_in_force(None)
@@ -163,7 +163,7 @@ class Tape:
                     continue
                 for mark, dy in zip(results, given, strict=True):
                     if mark in wanted and dy is not None:
-                        kept[mark] = dy
+                        final[mark] = dy
                 for mark, dx in zip(inputs, backward(*given), strict=True):
                     if dx is None or not mark:
                         continue
@@ -177,9 +177,9 @@ class Tape:
         finally:
             put_in_force(outer)
             self._notes.clear()
-        kept |= {mark: _sum(waiting) for mark, waiting in gradients.items() if mark in wanted}
-        kept |= {mark: self._parameters[mark].grad for mark in wanted if mark in self._parameters}
-        return [kept.get(tensor.mark) for tensor in keep]
+        final |= {mark: _sum(waiting) for mark, waiting in gradients.items() if mark in wanted}
+        final |= {mark: self._parameters[mark].grad for mark in wanted if mark in self._parameters}
+        return [final.get(tensor.mark) for tensor in keep]
 
     def _deliver(self, parameter: Parameter, dx: Tensor) -> None:
         if dx.shape != parameter.shape:

@@ -169,7 +169,7 @@ def by_tiles(problem, sizes, arrays):
             fx, fy = (np.fft.fftn(v, axes=(2, 3, 4)) for v in (source, second))
             total = total + np.einsum("bcdhw,bodhw->ocdhw", fx, fy.conj())
         full = np.fft.ifftn(total, axes=(2, 3, 4)).real
-        return full[np.ix_(range(full.shape[0]), range(full.shape[1]), *cut.kept)].reshape(problem.out_shape)
+        return full[np.ix_(range(full.shape[0]), range(full.shape[1]), *cut.outputs)].reshape(problem.out_shape)
     source = deep(arrays["x" if problem.direction == "fwd" else "y"])
     kernel = deep(arrays["w"])
     spread = np.zeros((*kernel.shape[:2], *cut.sizes))
@@ -180,8 +180,8 @@ def by_tiles(problem, sizes, arrays):
         starts = [i * a.step for i, a in zip(t, cut.axes)]
         fx = np.fft.fftn(tile(source, [s - a.pad for s, a in zip(starts, cut.axes)], cut.sizes), axes=(2, 3, 4))
         back = np.fft.ifftn(np.einsum(letters, fx, fw), axes=(2, 3, 4)).real
-        kept = back[np.ix_(range(back.shape[0]), range(back.shape[1]), *cut.kept)]
-        result[(..., *(slice(s, s + a.step) for s, a in zip(starts, cut.axes)))] = kept
+        outputs = back[np.ix_(range(back.shape[0]), range(back.shape[1]), *cut.outputs)]
+        result[(..., *(slice(s, s + a.step) for s, a in zip(starts, cut.axes)))] = outputs
     return result[tuple(slice(s) for s in shape)].reshape(problem.out_shape)
 
 

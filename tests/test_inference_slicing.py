@@ -42,21 +42,21 @@ def images(graph):
 def small(monkeypatch):
     """Sizes at which four images of the net's first layers are too large: they move 70,240 to 131,072 bytes."""
     monkeypatch.setattr(slicing, "LARGE", 70_000)
-    monkeypatch.setattr(slicing, "KEPT", 100_000)
+    monkeypatch.setattr(slicing, "SLICE_BYTES", 100_000)
 
 
 @pytest.mark.parametrize(
-    ("kept", "batch", "taken"),
+    ("slice_bytes", "batch", "taken"),
     [
         (70_000, 4, [2] * 5 * 2 + [4]),
         (60_000, 4, [1] * 4 * 4 + [4, 4]),
-        (1, 4, [1] * 4 * 4 + [4, 4]),  # one image may be more than is kept
+        (1, 4, [1] * 4 * 4 + [4, 4]),  # one image may be more than a slice's bytes
         (100_000, 6, [3] * 5 * 2 + [6]),
         (100_000, 1, [1] * 6),
     ],
 )
-def test_slices_are_as_large_as_the_cache(queue, monkeypatch, small, kept, batch, taken):
-    monkeypatch.setattr(slicing, "KEPT", kept)
+def test_slices_are_as_large_as_the_cache(queue, monkeypatch, small, slice_bytes, batch, taken):
+    monkeypatch.setattr(slicing, "SLICE_BYTES", slice_bytes)
     graph = building.traced_and_fused(Block(), [(batch, *SHAPE[1:])], np.float32, queue, None)
     assert images(slicing.sliced(graph, CPU)) == taken
 

@@ -106,7 +106,7 @@ def test_slices_share_packed_weights(queue, monkeypatch):
     packed, real = [], Constant.packed
     monkeypatch.setattr(Constant, "packed", lambda self, *given: packed.append(self) or real(self, *given))
     monkeypatch.setattr(slicing, "LARGE", 1)
-    monkeypatch.setattr(slicing, "KEPT", 1)
+    monkeypatch.setattr(slicing, "SLICE_BYTES", 1)
     cpu = type("Info", (), {"type": "cpu"})()
     monkeypatch.setattr(building, "sliced", lambda graph, device, real=slicing.sliced: real(graph, cpu))
     net = nn.Sequential(nn.Conv2d(5, 8, 3, padding=1, queue=queue), nn.Conv2d(8, 6, 1, queue=queue))

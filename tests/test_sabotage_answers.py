@@ -184,7 +184,7 @@ def test_what_a_thread_answers_or_raises_is_what_counts(sabotage, tried):
 def test_find_says_whom_it_asks_in_a_child(sabotage, tried):
     sabotage(PLUGIN.format(method="rejects", expression="'not today'"))
     said = []
-    with answer_trial.told(said.append):
+    with answer_trial.reporting(said.append):
         cd.find(PROBLEM, budget_ms=1.0, store=False)
     assert f"asking the plugin bad, which was not verified here, in a child process: {PROBLEM}" in said
     assert said[-1] == str(PROBLEM)

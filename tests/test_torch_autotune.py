@@ -65,7 +65,7 @@ def aside_of(queue, monkeypatch, tmp_path):
     dispatch.forget()
     StandIn.made = []
     monkeypatch.setattr(autotune, "Child", StandIn)
-    monkeypatch.setattr(autotune, "_asked", set())
+    monkeypatch.setattr(autotune, "_considered", set())
     monkeypatch.setattr(autotune, "_spent", 0.0)
     monkeypatch.setattr(autotune, "_pause", autotune.QUIET_S)
     info = runtime.device_info(queue.device)

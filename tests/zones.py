@@ -44,7 +44,7 @@ ZONES = {
     "selection": """
         choices
         math_floor
-        standing
+        record_coverage
         derivation
         dispatch
         evidence

@@ -148,12 +148,12 @@ class Graph:
     def prune(self) -> None:
         """Drop the nodes whose results nobody uses."""
         needed = {ref.value for ref in operands(self.output) if isinstance(ref, Ref)}
-        kept = []
+        live = []
         for node in reversed(self.nodes):
             if any(value in needed for value in node.values):
-                kept.append(node)
+                live.append(node)
                 needed |= {ref.value for ref in node.refs}
-        self.nodes = kept[::-1]
+        self.nodes = live[::-1]
 
 
 def operands(structure: Any) -> Iterator[Any]:

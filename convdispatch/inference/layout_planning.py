@@ -118,8 +118,8 @@ def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
             net.add_edge(maker, f"t{place}", capacity=capacity(seconds))
         if f"s{place}" in net:
             net.add_edge(f"s{place}", maker, capacity=capacity(seconds))
-    _, (kept, _) = networkx.minimum_cut(net, stays, turns)
-    return frozenset(node for node, name in names.items() if name not in kept)
+    _, (source_side, _) = networkx.minimum_cut(net, stays, turns)
+    return frozenset(node for node, name in names.items() if name not in source_side)
 
 
 def _readers(graph: Graph) -> dict[Value, list[Node | None]]:

@@ -161,9 +161,9 @@ class Frame:
         error = _Function(getattr(api, name))(ctypes.addressof(arguments))
         if not error:
             return
-        asked = _MessageArguments(ctypes.sizeof(_MessageArguments), None, error, None)
-        _Function(api.error_message)(ctypes.addressof(asked))
-        said = (asked.message or b"no reason").decode(errors="replace")
+        request = _MessageArguments(ctypes.sizeof(_MessageArguments), None, error, None)
+        _Function(api.error_message)(ctypes.addressof(request))
+        said = (request.message or b"no reason").decode(errors="replace")
         destroyed = _DestroyArguments(ctypes.sizeof(_DestroyArguments), None, error)
         _Function(api.error_destroy)(ctypes.addressof(destroyed))
         raise MemoryError(f"XLA refused {name}: {said}")
@@ -205,9 +205,9 @@ _threads = threading.local()
 def _keep_thread() -> None:
     """Let Python keep what it knows of a thread of XLA's, such as the queues and kernels that a thread has to itself:
     it would forget all of it whenever the thread leaves the handler."""
-    if not hasattr(_threads, "kept"):
-        _threads.kept = isinstance(threading.current_thread(), threading._DummyThread)
-        if _threads.kept:
+    if not hasattr(_threads, "foreign"):
+        _threads.foreign = isinstance(threading.current_thread(), threading._DummyThread)
+        if _threads.foreign:
             ctypes.pythonapi.PyGILState_Ensure()
 
 

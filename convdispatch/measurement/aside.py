@@ -65,10 +65,10 @@ def _searched(device: Any, problem: str, incumbent: str, deterministic: bool, bu
         search = Search(ConvProblem.parse(problem), device, chosen, budget_ms=budget_ms, incumbent=incumbent)
         results = search.run()
         results.inconclusive = "; ".join(filter(None, (results.inconclusive, disturbance(results, incumbent))))
-        kept = Results(r for r, keep in zip(results, worth(results, incumbent)) if keep)
-        vars(kept).update(vars(results))
+        worthwhile = Results(r for r, keep in zip(results, worth(results, incumbent)) if keep)
+        vars(worthwhile).update(vars(results))
         return {
-            "records": [record.to_json() for record in search.records(kept)],
+            "records": [record.to_json() for record in search.records(worthwhile)],
             "unsound": {solver: [plugins().fingerprint(solver), what] for solver, what in search.unsound.items()},
         }
 

@@ -267,11 +267,11 @@ class OnnxNet:
         """The outputs for inputs of which one has no elements: shapes alone, as nothing is computed."""
         traced: list[Any] = []
 
-        def kept(*tensors: Tensor) -> list[Tensor]:
+        def recording(*tensors: Tensor) -> list[Tensor]:
             traced[:] = net(*tensors)
             return traced
 
-        inference.problems(kept, *shapes, dtype=dtypes, queue=self.queue)
+        inference.problems(recording, *shapes, dtype=dtypes, queue=self.queue)
         found = [traced[place] if isinstance(place, int) else place for place in places]
         for value, port, place in zip(found, self.outputs, places, strict=True):
             if isinstance(place, int) and 0 not in value.shape:

@@ -71,8 +71,8 @@ class _Rewriter:
         numbers = [f"{self.node.output[0]}.number{i}" for i in range(len(operands) + 1)]
         for operand, number in zip(operands, numbers, strict=False):
             yield self._made("DequantizeLinear", operand, number)
-        kept = [each for name, each in self.attributes.items() if name not in ("channels_last", "opset")]
-        yield self._made(kind, numbers[:-1], numbers[-1], kept)
+        attributes = [each for name, each in self.attributes.items() if name not in ("channels_last", "opset")]
+        yield self._made(kind, numbers[:-1], numbers[-1], attributes)
         yield self._made("QuantizeLinear", [numbers[-1], *self._ends(result, operands[0])], self.node.output[0])
 
     def _gemm(self) -> Iterator[Any]:

@@ -148,12 +148,12 @@ class InferenceSession:
             return [OrtValue(value).numpy() for value in found]
         return found
 
-    def _names(self, asked: Sequence[str] | None) -> list[str]:
+    def _names(self, requested: Sequence[str] | None) -> list[str]:
         known = [port.name for port in self.net.outputs]
-        unknown = [name for name in asked or () if name not in known]
+        unknown = [name for name in requested or () if name not in known]
         if unknown:
             raise InvalidArgument(f"there is no output {', '.join(map(repr, unknown))}; outputs are {', '.join(known)}")
-        return list(asked) if asked else known
+        return list(requested) if requested else known
 
     def run_async(
         self,

@@ -77,8 +77,8 @@ class SessionOptions(_Entries):
 
     def warn(self) -> None:
         """Say what was asked for and is not done."""
-        asked = {name: getattr(self, name) for name in ("enable_profiling", "optimized_model_filepath")}
-        for name, value in asked.items():
+        requested = {name: getattr(self, name) for name in ("enable_profiling", "optimized_model_filepath")}
+        for name, value in requested.items():
             if value:
                 more = "; for layers' times: convdispatch run MODEL --profile" if name == "enable_profiling" else ""
                 warnings.warn(f"SessionOptions.{name} does nothing here{more}", ConvDispatchWarning, stacklevel=4)

@@ -27,15 +27,15 @@ def serve() -> None:
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     while True:
         try:
-            asked = json.loads(lines.get(timeout=answer_trial.IDLE_S))
+            request = json.loads(lines.get(timeout=answer_trial.IDLE_S))
         except queue.Empty:
             os._exit(0)
-        info = asked["device"]
+        info = request["device"]
         sizes, extensions = tuple(info.pop("max_work_item_sizes")), frozenset(info.pop("extensions"))
         device = DeviceInfo(**info, max_work_item_sizes=sizes, extensions=extensions)
-        problem = ConvProblem.parse(asked["problem"])
+        problem = ConvProblem.parse(request["problem"])
         for name, solver in plugins().solvers.items():
-            if name not in asked["without"]:
+            if name not in request["without"]:
                 with contextlib.suppress(Exception):  # what it raises is contained where it is asked, too
                     _ask(name, solver, problem, device)
         _say("done")

@@ -107,10 +107,10 @@ def changed(handed: Any, values: Mapping[str, Any]) -> str:
         if type(handed) in _VALUES and theirs | values == theirs:
             return ""
         names = [name for name, value in values.items() if name not in theirs or theirs[name] is not value]
-        told = [f"{name} from {values[name]!r} to {reprlib.repr(theirs.get(name))}" for name in names[:2]]
+        diffs = [f"{name} from {values[name]!r} to {reprlib.repr(theirs.get(name))}" for name in names[:2]]
     except Exception:  # values of the plugin's own kinds
-        told = []
-    return f"{_KINDS.get(type(handed), 'kind of what')} that it was handed" + (f", {', '.join(told)}" if told else "")
+        diffs = []
+    return f"{_KINDS.get(type(handed), 'kind of what')} that it was handed" + (f", {', '.join(diffs)}" if diffs else "")
 
 
 def _new_traits(solver: Solver, loaded: LoadedAs | None) -> str:

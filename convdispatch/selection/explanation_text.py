@@ -88,10 +88,10 @@ def sentence(verdicts: Iterable[Verdict], because: str) -> str:
     }
     why = because or reasons.get(str(first.source), str(first.source))
     measured = str(first.source).startswith("measured")
-    told = "" if measured else _time(first)
+    prediction = "" if measured else _time(first)
     rival = ranked[1] if len(ranked) > 1 else None
     after = f"next {rival.solver} {_time(rival) or 'of unknown time'}" if rival else "nobody else accepts it"
-    return f"{first.solver} runs: {why}; " + ", ".join(filter(None, (told, after)))
+    return f"{first.solver} runs: {why}; " + ", ".join(filter(None, (prediction, after)))
 
 
 def _time(verdict: Verdict) -> str:

@@ -49,9 +49,9 @@ class Ready:
         table.add_row("all", *(_ms(self.notes.of(name)) for name in names), style="bold")
         yield f"{self.name} on {self.device}: ready after {self.seconds:.2f} s"
         yield table
-        told = sum(self.notes.of(name).seconds for name in names)
+        accounted = sum(self.notes.of(name).seconds for name in names)
         compiled, loaded = self.notes.of("compile").count, self.notes.of("load").count
-        yield f"{compiled} programs compiled, {loaded} loaded; {max(0.0, self.seconds - told):.2f} s elsewhere"
+        yield f"{compiled} programs compiled, {loaded} loaded; {max(0.0, self.seconds - accounted):.2f} s elsewhere"
 
 
 def _ms(spent: startup_profile.Spent | None) -> str:

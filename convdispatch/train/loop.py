@@ -85,7 +85,7 @@ def train(
     if path is not None and path.exists():
         restore(path, run)
     began, before = time.perf_counter(), run.step
-    warm, told = began, 0.0
+    warm, reported = began, 0.0
     try:
         while run.step < run.total:
             run.advance()
@@ -93,9 +93,9 @@ def train(
                 run.loss()
                 warm = time.perf_counter()
             now = time.perf_counter()
-            if progress is not None and (now - told >= _TELL_SECONDS or run.step == run.total):
+            if progress is not None and (now - reported >= _TELL_SECONDS or run.step == run.total):
                 progress(run.step, run.total, run.loss())
-                told = now
+                reported = now
             elif run.step % _AHEAD == 0:
                 queue.finish()
             if path is not None and (run.step % every == 0 or run.step == run.total):

@@ -132,8 +132,8 @@ def _named(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
 
 def candidates(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
     """What the heuristics name, best first, that the problem's math permits."""
-    asked = problem.replace(math="float32", constant_weights=False)
-    return [each for each in _named(asked, handle.value or 0) if _allowed(problem, each)]
+    request = problem.replace(math="float32", constant_weights=False)
+    return [each for each in _named(request, handle.value or 0) if _allowed(problem, each)]
 
 
 def engines(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:

@@ -127,7 +127,7 @@ class Tiling:
         return self.oc, self.ic, rows
 
     @property
-    def kept(self) -> tuple[tuple[int, ...], ...]:
+    def outputs(self) -> tuple[tuple[int, ...], ...]:
         """The elements along each axis that the inverse transform must give."""
         if self.direction == "bwd_weights":
             return tuple(axis.positions for axis in self.axes)

@@ -132,8 +132,8 @@ def _real_inverse(n: int, given: int, wanted: tuple[int, ...], halved: bool) -> 
     The inverse weighs those two once and the others twice; everything is halved here.
     """
     net = Network()
-    kept = set(wanted)
-    result = _dft(net, [(net.leaf(str(j)) if j in kept else None, None) for j in range(n)], -1)
+    needed = set(wanted)
+    result = _dft(net, [(net.leaf(str(j)) if j in needed else None, None) for j in range(n)], -1)
     for k in range(given):
         edge = k == 0 or 2 * k == n
         scale = 0.5 if edge and n > 1 and not halved else 1.0

@@ -6,11 +6,11 @@ from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api import GEMM_PACKED as PACKED
 
 __all__ = [
+    "CACHED",
     "COLUMN",
     "CONVERTED",
     "FOLLOWS",
     "HEAVY",
-    "KEPT",
     "LAUNCH",
     "LOWERED",
     "OTHER",
@@ -21,7 +21,7 @@ __all__ = [
 
 LOWERED = 101.0, 85.0
 """Of an element of the lowered matrix, NCHW and channels last: read, placed, written."""
-KEPT = 6 << 20
+CACHED = 6 << 20
 """Bytes of weights that caches keep between calls."""
 PACKED_FAR = 240.0
 """Of an element of more weights than that, which is packed across rows."""

@@ -30,13 +30,13 @@ class Lowering:
     """Places of a panel."""
     most: int = 0
     """Places of the largest chunk, which ``columns`` are laid out for."""
-    narrow_kept: bool = False
+    narrow_stored: bool = False
     """Keep 16-bit elements; a panel never does."""
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element of the lowered matrix."""
-        return DTYPES[self.window.dtype].itemsize if self.narrow_kept else self.window.accumulator_size
+        return DTYPES[self.window.dtype].itemsize if self.narrow_stored else self.window.accumulator_size
 
     @property
     def ld(self) -> int:
@@ -64,7 +64,7 @@ class Lowering:
     def text(self, cpu: bool) -> str:
         """The kernel's program."""
         window = self.window
-        text = window.macros(self.narrow_kept)
+        text = window.macros(self.narrow_stored)
         if not cpu:
             return text + define(NHWC=int(window.nhwc), LD=self.ld) + kernel_text(__package__, "lower_gpu.cl")
         kind = DTYPES[window.dtype].accumulator

@@ -31,7 +31,7 @@ from convdispatch.api import (
     packed_layout,
 )
 
-from .cost import HEAVY, KEPT, LAUNCH, LOWERED, OTHER, PACKED, PACKED_FAR, PACKED_WIDE
+from .cost import CACHED, HEAVY, LAUNCH, LOWERED, OTHER, PACKED, PACKED_FAR, PACKED_WIDE
 from .lower import Lowering
 from .window import PatchWindow
 
@@ -105,7 +105,7 @@ class WindowProduct:
             width = 1
             if form == "panel" and "split" in self.gemm:
                 width = packed_layout(self.spec(self.largest), self.gemm, "b").width
-            self.lowering = Lowering(window, form, width, self.largest, narrow_kept=not self.cpu)
+            self.lowering = Lowering(window, form, width, self.largest, narrow_stored=not self.cpu)
 
     # --- pure ------------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class WindowProduct:
         A swapped product packs them in wide panels, from as many rows, which lie in few sets of a cache.
         """
         window = self.window
-        count, far = window.targets * window.k, window.targets * window.k * window.accumulator_size > KEPT
+        count, far = window.targets * window.k, window.targets * window.k * window.accumulator_size > CACHED
         if gemm["swap"]:
             return PACKED_WIDE[far] * count + LAUNCH
         return (PACKED_FAR if far and self.flipped else PACKED[self.flipped]) * count + LAUNCH

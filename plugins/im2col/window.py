@@ -174,10 +174,10 @@ class PatchWindow:
         steps = [chunks.total] * (chunks.repeats > 1) + [chunks.size] * (chunks.size < chunks.total)
         return not any(self.offset(channels, step) % 4 for step in steps)
 
-    def macros(self, narrow_kept: bool = False) -> str:
+    def macros(self, narrow_stored: bool = False) -> str:
         """The window as OpenCL text, with SRC and DST (element types) and GET(p, i), which turns one into the other.
 
-        ``narrow_kept``: the lowered matrix keeps the source's 16-bit elements; otherwise it holds sums' type.
+        ``narrow_stored``: the lowered matrix keeps the source's 16-bit elements; otherwise it holds sums' type.
         """
         text = storage_macros(self.dtype)
         for prefix, triple in (
@@ -187,7 +187,7 @@ class PatchWindow:
             text += define(**{prefix + axis.upper(): f"({value})" for axis, value in zip(_AXES, triple, strict=True)})
         text += define(C=self.channels, CG=self.group_channels, G=self.groups, K=self.k, TAPS=self.volume)
         narrow = self.dtype in ("float16", "bfloat16")
-        if narrow and not narrow_kept:
+        if narrow and not narrow_stored:
             return text + define(SRC="REAL", DST="ACC", SAME=0) + "#define GET(p, i) LOAD(p, i)\n"
         kind = "ushort" if narrow else DTYPES[self.dtype].storage
         return text + define(SRC=kind, DST=kind, SAME=1) + "#define GET(p, i) ((p)[i])\n"

@@ -89,9 +89,9 @@ def depthwise_columns(
     bytes of y from column to column. ``shifts`` is shift[16] and scale[16].
     """
     sums = range(columns * rows)
-    kept = len({each.weights for each in products}) <= _MOST_WEIGHTS
+    once = len({each.weights for each in products}) <= _MOST_WEIGHTS
     lines = (
-        [f"vmovdqu32 {64 * w}(%[w]), %%zmm{8 + w}" for w in sorted({each.weights for each in products})] if kept else []
+        [f"vmovdqu32 {64 * w}(%[w]), %%zmm{8 + w}" for w in sorted({each.weights for each in products})] if once else []
     )
     lines += [f"vmovdqu32 {at('order')}, %%zmm31", "1:"]
     lines += [f"vmovdqu32 (%[shifts]), %%zmm{z}" for z in sums]
@@ -102,7 +102,7 @@ def depthwise_columns(
     for i, (place, found) in enumerate(sorted(used.items())):
         lines.append(f"vmovdqu32 {place}(%[v]), %%zmm{26 + i % 2}")
         for z, w in found:
-            lines.append(f"vpdpbusd {f'%%zmm{8 + w}' if kept else f'{64 * w}(%[w])'}, %%zmm{26 + i % 2}, %%zmm{z}")
+            lines.append(f"vpdpbusd {f'%%zmm{8 + w}' if once else f'{64 * w}(%[w])'}, %%zmm{26 + i % 2}, %%zmm{z}")
     lines += finished(sums, ["64(%[shifts])" for _ in sums], None)
     for row in range(rows):
         four = [rows * min(column, columns - 1) + row for column in range(4)]

@@ -98,9 +98,9 @@ def _as_bytes(tile: Tile, signed: bool, residual: str | None) -> list[str]:
         lines += [f"testq $1, {at('slow')}", "jz 4f"]
         lines += [f"vmovdqu32 %%zmm{z}, {at('sums', 128 * (z // halves) + 64 * (z % halves))}" for z in sums]
         lines += ["jmp 9f", "4:", f"kmovw {at('rounds')}, %%k3"]
-        wide, kept = "vpmovsxbd" if residual == "int8" else "vpmovzxbd", ["%{z%}" if each else "" for each in masks]
+        wide, zeroed = "vpmovsxbd" if residual == "int8" else "vpmovzxbd", ["%{z%}" if each else "" for each in masks]
         loads = [
-            f"{wide} {tile.y[z // halves] + 16 * (z % halves)}(%[residual]), @R{masks[z % halves]}{kept[z % halves]}"
+            f"{wide} {tile.y[z // halves] + 16 * (z % halves)}(%[residual]), @R{masks[z % halves]}{zeroed[z % halves]}"
             for z in sums
         ]
     lines += finished(sums, [f"{128 + 64 * (z % halves)}(%[channels])" for z in sums], loads)

@@ -59,7 +59,7 @@ class _Wanted:
     tries: int = 0
 
 
-_asked: set[Any] = set()
+_considered: set[Any] = set()
 _waiting: queue.SimpleQueue[_Wanted] = queue.SimpleQueue()
 _lock = threading.Lock()
 _switching = threading.Lock()
@@ -86,12 +86,12 @@ def consider(
     global _thread, _busy, _last
     _last = time.monotonic()
     key = (problem, device, chosen)
-    if key in _asked or chosen.frozen or chosen.solver is not None:
+    if key in _considered or chosen.frozen or chosen.solver is not None:
         return
     with _lock:
-        if key in _asked:
+        if key in _considered:
             return
-        _asked.add(key)
+        _considered.add(key)
         if unless():
             return
         _busy += 1

@@ -41,15 +41,15 @@ def _serve(platform: int, number: int) -> None:
     epoch = None
     while True:
         try:
-            asked, _ = receive(sys.stdin.buffer)
+            request, _ = receive(sys.stdin.buffer)
         except EOFError:
             return
-        if asked["epoch"] != epoch:  # what was recorded, installed or set aside since
+        if request["epoch"] != epoch:  # what was recorded, installed or set aside since
             dispatch.forget()
-            epoch = asked["epoch"]
+            epoch = request["epoch"]
         try:
-            with artifact_store.gathering(device) as made, policy(**asked["policy"]):
-                prepared = rehearse(ConvProblem.parse(asked["problem"]), asked["for_cuda"])
+            with artifact_store.gathering(device) as made, policy(**request["policy"]):
+                prepared = rehearse(ConvProblem.parse(request["problem"]), request["for_cuda"])
         except Exception as error:
             send(answers, {"failed": f"{type(error).__name__}: {error}"}, b"")
             continue

@@ -54,9 +54,9 @@ def machine_code(cuda: Cuda, text: str) -> bytes | None:
         key = _key(cuda, text)
     except CudaError:
         return None
-    kept = artifact_store.find("programs", key)
-    if kept is not None:
-        return bytes(kept[0])
+    cached = artifact_store.find("programs", key)
+    if cached is not None:
+        return bytes(cached[0])
     place = folder()
     path = None if place is None else place / f"{key[:40]}.cubin"
     if path is None and not artifact_store.gathers():

@@ -29,9 +29,10 @@ _LOCAL = 14.0, 75.0  # the same by the work item that needs it
 _WIDENED = 4.0  # of an element of A that a tile widens for itself
 _READ, _WRITTEN, _SCATTERED = 30.0, 5.0, 90.0  # of an element of A or B; of C; of C whose columns lie apart
 _PARTIAL = 20.0  # of one of C that a part of a sum leaves and another kernel adds
-_FAR, _KEPT = 20.0, 1 << 20  # of an element of A that a panel of B, or of a panel that an item reads from memory anew;
+_CACHED = 1 << 20  # bytes that are read again from a near cache
+_FAR = 20.0  # of an element of A that a panel of B, or of a panel that an item reads from memory anew;
 # of A's rows side by side in place, columns apart, whole lines come for a tile's few
-_ASKED = 2.0  # the same of rows in place whose lines are asked for ahead
+_AHEAD = 2.0  # the same of rows in place whose lines are asked for ahead
 _CROWDED, _PAGE = 8.0, 4096  # of one in place, read again: of B's rows whole pages apart, of A's columns on many pages
 _AWAY_AGAIN = 18.0  # of one of A in rows side by side whose columns share few places of the nearest cache
 _AGAIN, _NEAR = 0.35, 32 * 1024  # of an element of B that a row of tiles reads anew from beyond the nearest cache
@@ -111,16 +112,16 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
         cost += _PARTIAL * c * split + LAUNCH
     again_a, again_b = _read_again(spec, gemm, min(gemm["kc"], spec.k))
     cost += again_a * every_a * panels + again_b * every_b * rows
-    if spec.m * spec.k * size > _KEPT:
+    if spec.m * spec.k * size > _CACHED:
         in_place = not (gemm["pack_a"] or spec.a_packed)
         lines = in_place and spec.a.row.stride == 1 and spec.a.col.stride * size >= _LINE
-        each = _ASKED if far_rows(spec, not in_place, nv) else _FAR * (max(1.0, _LINE / (mr * size)) if lines else 1.0)
+        each = _AHEAD if far_rows(spec, not in_place, nv) else _FAR * (max(1.0, _LINE / (mr * size)) if lines else 1.0)
         # An item whose rows stay in the second-level cache from one of its panels to the next reads them once.
-        near = gemm["mt"] * mr * min(gemm["kc"], spec.k) * size <= _KEPT // 2
+        near = gemm["mt"] * mr * min(gemm["kc"], spec.k) * size <= _CACHED // 2
         cost += each * (every_a * (cdiv(panels, gemm["np"]) if near else panels) - a)
-    if spec.k * (wide if split == 1 else spec.n) * size > _KEPT:
+    if spec.k * (wide if split == 1 else spec.n) * size > _CACHED:
         cost += _FAR * (every_b * sweeps - b)
-    if spec.c.col.stride == 1 and c * size > _KEPT:
+    if spec.c.col.stride == 1 and c * size > _CACHED:
         # Lines that two panels share are brought and written twice.
         cost += _FAR * c * (_LINE - math.gcd(wide * size, _LINE)) / (wide * size)
     if spec.c.col.stride > 1:

@@ -85,9 +85,9 @@ def _large_are_safe(device: cl.Device) -> bool:
     chosen = os.environ.get(SWITCH, "").strip()
     if chosen in ("0", "1"):
         return chosen == "1"
-    kept = _folder() / _key(device)
+    cached = _folder() / _key(device)
     try:
-        answer = kept.read_text()
+        answer = cached.read_text()
         if answer in _ANSWERS.values():
             return answer == "safe"
     except (OSError, UnicodeDecodeError):
@@ -101,11 +101,11 @@ def _large_are_safe(device: cl.Device) -> bool:
             stacklevel=2,
         )
         return False
-    draft = kept.with_suffix(f".{os.getpid()}")
+    draft = cached.with_suffix(f".{os.getpid()}")
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        cached.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(_ANSWERS[status])
-        draft.replace(kept)
+        draft.replace(cached)
     except OSError:  # a home that cannot be written: the next process tries again
         pass
     return status == 0

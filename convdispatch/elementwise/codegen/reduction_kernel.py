@@ -1,9 +1,9 @@
 """Writes the kernels of a reduction: a formula's values combined over some axes of the operands' common shape.
 
-Axes collapse into kept ones (index k) and reduced ones (index r). On a GPU a work group takes some k and shares their
+Axes collapse into free ones (index k) and reduced ones (index r). On a GPU a work group takes some k and shares their
 r among its items, neighbouring items taking what lies together in memory; a tree through local memory combines them.
 On a CPU a work item takes one k and runs over r with sixteen partial results, so that the additions overlap and
-rounding stays small; where neighbours in memory are kept, a work item takes one k and the compiler makes vectors of
+rounding stays small; where neighbours in memory are free, a work item takes one k and the compiler makes vectors of
 neighbouring items. Long reductions are split among more groups, whose partial results a second kernel combines.
 """
 
@@ -47,9 +47,9 @@ class _Form:
 
     operation: str
     formulas: tuple[Formula, ...]
-    kept: tuple[int, ...]
+    free: tuple[int, ...]
     reduced: tuple[int, ...]
-    kept_steps: tuple[tuple[int, ...], ...]
+    free_steps: tuple[tuple[int, ...], ...]
     reduced_steps: tuple[tuple[int, ...], ...]
     operands: tuple[tuple[str, str], ...]
     """Names and types; the one named "" receives the first formula's values."""
@@ -101,11 +101,11 @@ def plan(
     gpu = info.type != "cpu"
     groups = [axis in axes for axis in range(len(shape))]
     sizes, steps, kinds = collapse(shape, [operand.strides for operand in operands], groups)
-    kept = [axis for axis, kind in enumerate(kinds) if not kind]
+    free = [axis for axis, kind in enumerate(kinds) if not kind]
     reduced = [axis for axis, kind in enumerate(kinds) if kind]
     dtypes = [operand.dtype for operand in operands if operand.read]
     kind = kind_of(dtypes, integral and all(formula.integral for formula in formulas))
-    k, r = math.prod(sizes[a] for a in kept), math.prod(sizes[a] for a in reduced)
+    k, r = math.prod(sizes[a] for a in free), math.prod(sizes[a] for a in reduced)
     rows = bool(kinds) and bool(kinds[-1])
     lanes_k, lanes_r = _lanes(k, r, rows) if gpu else (1, 1)
     wanted = _GROUPS_WANTED["gpu" if gpu else "cpu"] * info.compute_units
@@ -117,9 +117,9 @@ def plan(
     form = _Form(
         operation,
         formulas,
-        tuple(sizes[a] for a in kept),
+        tuple(sizes[a] for a in free),
         tuple(sizes[a] for a in reduced),
-        tuple(tuple(step[a] for a in kept) for step in steps),
+        tuple(tuple(step[a] for a in free) for step in steps),
         tuple(tuple(step[a] for a in reduced) for step in steps),
         tuple((operand.name, operand.dtype.name) for operand in operands),
         scalars,
@@ -162,7 +162,7 @@ def plan(
 
 
 def _lanes(k: int, r: int, rows: bool) -> tuple[int, int]:
-    """How a GPU's group is shared between kept and reduced indices."""
+    """How a GPU's group is shared between free and reduced indices."""
     if rows:
         lanes_r = min(_GROUP, max(8, 1 << (max(1, r // 4) - 1).bit_length()))
         return _GROUP // lanes_r, lanes_r
@@ -171,13 +171,13 @@ def _lanes(k: int, r: int, rows: bool) -> tuple[int, int]:
 
 
 def _launch(context: cl.Context, form: _Form) -> Launch:
-    k = math.prod(form.kept)
+    k = math.prod(form.free)
     if form.gpu:
         size = (-(-k // form.lanes_k) * form.lanes_k * form.lanes_r, form.splits)
         group: tuple[int, ...] | None = (form.lanes_k * form.lanes_r, 1)
     else:
         # Columns: neighbouring items take neighbouring places, whatever the outer axes are.
-        inner, wide = form.kept[-1] if form.kept else 1, _columns(form)
+        inner, wide = form.free[-1] if form.free else 1, _columns(form)
         columns = (-(-inner // wide) * wide, form.splits, k // inner)
         size, group = ((k, form.splits), (1, 1)) if form.rows else (columns, (wide, 1, 1))
     names = [f"{part}{i}" for i in range(len(form.operands)) for part in "po"] + [f"v_{name}" for name in form.scalars]
@@ -275,7 +275,7 @@ def _store(form: _Form, values: list[str], indent: str = "") -> list[str]:
     lines = []
     for i, dtype in enumerate(form.results):
         value = values[i] if form.scale == 1.0 else f"{values[i]} * ({form.kind}){form.scale!r}"
-        where = f"or{i} + k" if form.splits == 1 else f"or{i} + (long)split * {math.prod(form.kept)} + k"
+        where = f"or{i} + k" if form.splits == 1 else f"or{i} + (long)split * {math.prod(form.free)} + k"
         lines.append(indent + element(np.dtype(_numpy(dtype))).store.format(p=f"pr{i}", i=f"({where})", v=value) + ";")
     return lines
 
@@ -292,7 +292,7 @@ def _range(form: _Form) -> list[str]:
 
 
 def _gpu(form: _Form) -> list[str]:
-    k, items, count = math.prod(form.kept), form.lanes_k * form.lanes_r, len(form.formulas)
+    k, items, count = math.prod(form.free), form.lanes_k * form.lanes_r, len(form.formulas)
     if form.rows:
         share = [f"const int lr = t % {form.lanes_r}, lk = t / {form.lanes_r};"]
     else:
@@ -303,7 +303,7 @@ def _gpu(form: _Form) -> list[str]:
     lines += [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
     lines += _range(form)
     lines.append(f"if (k < {k}) {{")
-    lines += ["  " + line for line in _split("kk", "k", form.kept, form.kept_steps, "b")]
+    lines += ["  " + line for line in _split("kk", "k", form.free, form.free_steps, "b")]
     lines.append("#pragma unroll 4")
     lines.append(f"for (long r = first + lr; r < last; r += {form.lanes_r}) {{")
     lines += _split("rr", f"r * {form.wide}" if form.wide > 1 else "r", form.reduced, form.reduced_steps, "q")
@@ -323,13 +323,13 @@ def _gpu(form: _Form) -> list[str]:
 
 def _cpu_columns(form: _Form) -> list[str]:
     count = len(form.formulas)
-    inner, wide = form.kept[-1] if form.kept else 1, _columns(form)
+    inner, wide = form.free[-1] if form.free else 1, _columns(form)
     # The last group ends where the columns do: of those that the one before it has too, it stores none.
     lines = [f"const long begin = get_group_id(0) * {wide}L, a = min(begin, {inner - wide}L) + get_local_id(0);"]
     lines += [f"const long outer = get_global_id(2), k = outer * {inner} + a;", "const bool own = a >= begin;"]
     lines += [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
-    lines += _range(form) + _split("kk", "outer", form.kept[:-1], tuple(s[:-1] for s in form.kept_steps), "c")
-    steps = [step[-1] if step else 0 for step in form.kept_steps]
+    lines += _range(form) + _split("kk", "outer", form.free[:-1], tuple(s[:-1] for s in form.free_steps), "c")
+    steps = [step[-1] if step else 0 for step in form.free_steps]
     lines += [f"const long b{i} = c{i} + a * {step};" for i, step in enumerate(steps)]
     lines.append("for (long r = first; r < last; ++r) {")
     lines += _split("rr", "r", form.reduced, form.reduced_steps, "q")
@@ -341,7 +341,7 @@ def _cpu_columns(form: _Form) -> list[str]:
 def _columns(form: _Form) -> int:
     """Columns of a CPU's group: whole vectors, for what is left over is compiled to add in another order, and then
     columns that are alike in memory are not in the result."""
-    inner = form.kept[-1] if form.kept else 1
+    inner = form.free[-1] if form.free else 1
     return inner if inner < _LANES else min(_COLUMNS, inner // _LANES * _LANES)
 
 
@@ -349,7 +349,7 @@ def _cpu_rows(form: _Form) -> list[str]:
     """Whole rows of the last axis where a split holds some, pieces of a row at its ends; lanes within a row."""
     count, inner = len(form.formulas), form.reduced[-1]
     lines = ["const long k = get_global_id(0);"] + [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
-    lines += _range(form) + _split("kk", "k", form.kept, form.kept_steps, "b")
+    lines += _range(form) + _split("kk", "k", form.free, form.free_steps, "b")
     lines.append("for (long r = first; r < last;) {")
     lines.append(f"const long row = r / {inner}, start = r - row * {inner}, stop = min({inner}L, start + last - r);")
     lines += _split("rr", "row", form.reduced[:-1], tuple(step[:-1] for step in form.reduced_steps), "q")

@@ -23,7 +23,7 @@ from .layout import reorder
 
 LARGE = 16 << 20
 """Bytes that an operation reads and writes, of pictures, from where caches do not hold them until the next one."""
-KEPT = 16 << 20
+SLICE_BYTES = 16 << 20
 """Bytes that an operation on a slice should read and write at most."""
 BEYOND = 8
 """Operations after the last large one among which is looked for the least to hand on."""
@@ -46,7 +46,7 @@ def sliced(graph: Graph, device: DeviceInfo) -> Graph:
     if batch < 2 or not large:
         return graph
     most = max(_moved(node) for node in first[: large[-1] + 1])
-    images = max(n for n in range(1, batch) if batch % n == 0 and (n == 1 or most * n <= KEPT * batch))
+    images = max(n for n in range(1, batch) if batch % n == 0 and (n == 1 or most * n <= SLICE_BYTES * batch))
     heavy = (place for place, node in enumerate(first) if _weights(node) * batch > _moved(node) * images)
     end = _end(graph, first[: next(heavy, len(first))], large)
     return graph if end is None else _Slices(graph, first[:end], batch, images).run()

@@ -94,10 +94,10 @@ class Report:
             return "incomplete"
         if not found["passed"]:
             return "nothing computed"
-        asked = {outcome.case for outcome in self.outcomes}
+        cases = {outcome.case for outcome in self.outcomes}
         computed = {outcome.case for outcome in self.outcomes if outcome.status == "passed"}
-        thin = len(computed) < THIN * len(asked)
-        return f"passed, thin: {len(computed)} of {len(asked)} computed" if thin else "passed"
+        thin = len(computed) < THIN * len(cases)
+        return f"passed, thin: {len(computed)} of {len(cases)} computed" if thin else "passed"
 
     @property
     def passed(self) -> bool:
@@ -117,9 +117,9 @@ class Report:
         """
         if self.version != VERSION:
             return {}
-        asked, every = covered({outcome.case for outcome in self.outcomes})
+        queried, every = covered({outcome.case for outcome in self.outcomes})
         computed, _ = covered({outcome.case for outcome in self.of(status="passed")})
-        return {"asked": asked, "computed": computed, "all": every} if asked else {}
+        return {"asked": queried, "computed": computed, "all": every} if queried else {}
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, with the verdict, counts by level and what was covered."""
@@ -132,8 +132,8 @@ class Report:
         if not isinstance(values, dict) or values.get("schema") != SCHEMA:
             raise InvalidArgument(f"no conformance report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
-            kept = {name: value for name, value in values.items() if name not in ("verdict", "levels", "coverage")}
-            return declared.made(cls, kept)
+            fields = {name: value for name, value in values.items() if name not in ("verdict", "levels", "coverage")}
+            return declared.made(cls, fields)
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidArgument(f"a damaged conformance report: {error!r}") from error
 

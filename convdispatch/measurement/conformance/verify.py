@@ -64,7 +64,7 @@ def verify(
     """
     began = time.perf_counter()
     entry, chosen = find_plugin(plugin), runtime.find_device(device)
-    asked = [one for one in select(level, case, own) if only is None or one.name in only]
+    selected = [one for one in select(level, case, own) if only is None or one.name in only]
     made = Report(
         plugin={"name": entry.name, "version": entry.version, "solvers": list(entry.solvers)},
         environment=_environment(chosen),
@@ -81,26 +81,26 @@ def verify(
 
     def heard(done: Case, outcomes: list[Outcome]) -> bool:
         made.outcomes += outcomes
-        report(done, outcomes, len(asked))
+        report(done, outcomes, len(selected))
         return not (first and any(outcome.status == "failed" for outcome in outcomes))
 
     if jobs:
         limit = TIMEOUT_S if timeout_s is None else timeout_s
-        left = run(asked, settings | {"device": runtime.address(chosen)}, jobs, limit, heard, until)
+        left = run(selected, settings | {"device": runtime.address(chosen)}, jobs, limit, heard, until)
     else:
-        left = _here(Kit(**settings, device=chosen), asked, heard, until)
+        left = _here(Kit(**settings, device=chosen), selected, heard, until)
     made.unasked = [] if first else left
-    place = {one.name: number for number, one in enumerate(asked)}
+    place = {one.name: number for number, one in enumerate(selected)}
     made.outcomes.sort(key=lambda outcome: (place[outcome.case], outcome.solver))
     made.seconds = round(time.perf_counter() - began, 2)
     return made
 
 
-def _here(kit: Kit, asked: list[Case], heard: Callable[[Case, list[Outcome]], bool], until: float | None) -> list[str]:
+def _here(kit: Kit, batch: list[Case], heard: Callable[[Case, list[Outcome]], bool], until: float | None) -> list[str]:
     """Run the cases in this process; answers the names of those that were not reported."""
-    left = [one.name for one in asked]
+    left = [one.name for one in batch]
     try:
-        for one in asked:
+        for one in batch:
             if until is not None and time.monotonic() > until:
                 break
             found = kit.run(one)

@@ -63,21 +63,21 @@ def _run(child: RestartingChild, case: Case, timeout_s: float) -> list[Outcome]:
         known = len(found)
         skip = sorted(outcome.solver for outcome in found)
         child.ask({**asdict(case), "problem": str(case.problem), "skip": skip})
-        asked = ""
+        running = ""
         try:
             while "done" not in (said := child.hear(timeout_s)):
                 if "lost" in said:
                     child.close()
                     break
-                asked = said.get("asked", "")
-                if not asked:
+                running = said.get("asked", "")
+                if not running:
                     found.append(_outcome(child, said))
             else:
                 return found
         except Died as died:
             words = str(died).replace("it gave no answer within", "it did not end within")
-            if asked:
-                found.append(_ended(case, asked, words))
+            if running:
+                found.append(_ended(case, running, words))
             elif len(found) == known:  # it died at the question itself, and would again
                 return [*found, _ended(case, "", words)]
 
@@ -107,9 +107,9 @@ def _serve() -> None:
         answer({"error": f"{type(error).__name__}: {error}"})
         return
     answer({"ready": True})
-    for asked in lines:
-        skip, problem = set(asked.pop("skip")), ConvProblem.parse(asked.pop("problem"))
-        case = Case(problem=problem, **asked)
+    for request in lines:
+        skip, problem = set(request.pop("skip")), ConvProblem.parse(request.pop("problem"))
+        case = Case(problem=problem, **request)
         for solver in kit.solvers_for(case):
             if solver.name in skip:
                 continue

@@ -371,8 +371,8 @@ class Search:
     def _left_ms(self, best: float | None) -> float:
         if self.budget_ms is None:
             return math.inf
-        kept = 0.0 if best is None else min(FINAL_SHARE * self.budget_ms, ROUNDS * FINALISTS * max(1.0, best))
-        return self.budget_ms - kept - self._spent_ms()
+        reserved = 0.0 if best is None else min(FINAL_SHARE * self.budget_ms, ROUNDS * FINALISTS * max(1.0, best))
+        return self.budget_ms - reserved - self._spent_ms()
 
     def _harness(self, problem: ConvProblem) -> Harness:
         if problem not in self._harnesses:

@@ -86,14 +86,14 @@ def normalise(
 
     def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
         dy = dense(dy)
-        dx, kept = Tensor.empty(x.shape, x.dtype, x.queue), None
+        dx, dres = Tensor.empty(x.shape, x.dtype, x.queue), None
         dscale, dshift = (_target(tape, tensor) for tensor in (scale, shift))
         if keep:
-            kept = Tensor.empty(x.shape, x.dtype, x.queue)
-        given = [*_place(dy), *_place(x), *_place(shift), stats, result, stats if kept is None else kept.base_data]
+            dres = Tensor.empty(x.shape, x.dtype, x.queue)
+        given = [*_place(dy), *_place(x), *_place(shift), stats, result, stats if dres is None else dres.base_data]
         rest = [*_place(dscale), *_place(dshift), dx.base_data]
         _run(form._replace(backward=True), x.queue, given, given, rest, [dy, x])
-        return dx, dscale, dshift, kept if keep else dy if tape.tracks(residual) else None
+        return dx, dscale, dshift, dres if keep else dy if tape.tracks(residual) else None
 
     tape.record(y, (x, scale, shift, residual), backward)
     return y

@@ -144,10 +144,10 @@ def _of_rows(call: Call, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -
     """A product as a convolution of pictures of one pixel."""
     *lead, k = x.shape
     pixels = functional.view(x, (math.prod(lead), k, 1, 1))
-    kept = [
+    kernels = [
         call.interpreter.derive(("pixel",), part, lambda part=part: part.reshape(*part.shape, 1, 1)) for part in parts
     ]
-    y = compute(pixels, kept)
+    y = compute(pixels, kernels)
     return None if y is None else functional.view(y, (*lead, len(parts[0])))
 
 

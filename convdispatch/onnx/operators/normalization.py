@@ -35,9 +35,10 @@ def _by_the_batch(call: Call, x: Tensor, scale: Tensor, shift: Tensor, mean: Ten
     y = functional.standardize(x, axes, e, functional.view(scale, wide), functional.view(shift, wide))
     m = reduce("mean", "x", axes, x=x)
     v = reduce("mean", "square(x - m)", axes, x=x, m=functional.view(m, wide))
-    kept = float(call.get("momentum", 0.9))
+    momentum = float(call.get("momentum", 0.9))
     moved = [
-        formula(call, "old * k + new * (1 - k)", old=old, new=new, k=kept) for old, new in ((mean, m), (variance, v))
+        formula(call, "old * k + new * (1 - k)", old=old, new=new, k=momentum)
+        for old, new in ((mean, m), (variance, v))
     ]
     return (y, *moved)
 

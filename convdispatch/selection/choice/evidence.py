@@ -37,7 +37,7 @@ def measured(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, accepted: Mapping[str, Solver], configs: Configs
 ) -> list[Evidence]:
     """The records of accepted solvers that the policy admits, fastest first, each solver's best only; how they stand
-    among the unmeasured says ``standing``.
+    among the unmeasured says ``record_coverage``.
 
     A record whose provenance changed still counts, for it is the best there is to go by; its source says the doubt,
     and ``find`` will measure it again. Its configuration is used only if the solver still offers it.

@@ -197,8 +197,8 @@ class Neighbours:
 
         None where none is near enough, or where they say nothing of the best one.
         """
-        asked = ((gap, other) for gap, other in self._queried(problem, offers) if other != problem)
-        near = list(itertools.islice(asked, MOST))  # its own records were asked before, and do not hold
+        others = ((gap, other) for gap, other in self._queried(problem, offers) if other != problem)
+        near = list(itertools.islice(others, MOST))  # its own records were asked before, and do not hold
         if not near or near[0][0] > FAR:
             return None
         found = self._unpredicted(problem, near[0], offers, first) or self._corrected(near, offers, first)
@@ -352,11 +352,11 @@ _known: WeakKeyDictionary[PerfDB, dict[DeviceInfo | str, tuple[int, Neighbours]]
 def neighbours(db: PerfDB, device: DeviceInfo | str) -> Neighbours:
     """The Neighbours of a device's records in a database, kept until the database learns something."""
     with _lock:
-        kept = _known.setdefault(db, {})
-        generation, found = kept.get(device, (-1, None))
+        cached = _known.setdefault(db, {})
+        generation, found = cached.get(device, (-1, None))
         if found is None or generation != db.generation:
             found = Neighbours(db.all(device), _cost_on(device))
-            kept[device] = (db.generation, found)
+            cached[device] = (db.generation, found)
         return found
 
 

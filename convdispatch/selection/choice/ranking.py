@@ -2,8 +2,8 @@
 
 Read from the top: who could compute it; who refuses, and why; and of those that accept, whom a lock file names, who was
 measured as fastest, whom measured neighbours speak for, whom ``registry.yaml`` prefers, who predicts the least time,
-whose name comes first. What records did not measure may go before what they did: ``standing``. A policy's pin is a
-refusal of all others.
+whose name comes first. What records did not measure may go before what they did (``record_coverage``). A policy's pin
+is a refusal of all others.
 
 A plugin none of whose solvers predict a time (a vendor's library, which is loaded to be asked) comes after all who do,
 unless something names it. So what runs first can be known without it: ``Choices``.
@@ -32,8 +32,8 @@ from . import lockfile
 from .evidence import Evidence, error_reason, from_neighbours, measured
 from .neighbours import Offer, neighbours
 from .preference import Preferred, preferred
+from .record_coverage import Prediction, ahead
 from .set_aside import needs_too_much, quarantined
-from .standing import Standing, ahead
 
 
 @dataclass(frozen=True)
@@ -211,12 +211,12 @@ class _Ranking:
             first = unmeasured[0].solver.name
             near = from_neighbours(self.problem, self.device, offers, first, self._affordable, self._cost)
         places = {candidate.solver.name: place for candidate, place in placed}
-        told = [
+        recorded = [
             *(_candidate(self.accepted, each) for each in self._locked()),
             *(self._unbeaten(known, placed, offers) if known else ()),
             *(_candidate(self.accepted, each) for each in (*known, *([near] if near else []))),
         ]
-        for candidate in (*told, *unmeasured):
+        for candidate in (*recorded, *unmeasured):
             if all(candidate.solver.name != other.solver.name for other in ordered):
                 ordered.append(candidate)
         return [(candidate, places[candidate.solver.name]) for candidate in ordered]
@@ -230,14 +230,14 @@ class _Ranking:
         """Who goes before the first of the records although it is not that, with the reason: nobody, or one."""
         near = neighbours(perfdb(), self.device).corrections(self.problem, offers)
         configs = {each.solver: each.config for each in known}
-        standing = {}
+        predictions = {}
         for candidate, place in placed:
             name, cost = candidate.solver.name, offers[candidate.solver.name].cost
             if name in configs:  # what it predicts for what was measured
                 cost = query(candidate.solver, self.problem, self.device).cost(configs[name])
             predicted = None if cost is None else 1e3 * cost * near.get(name, 1.0)
-            standing[name] = Standing(name, place, predicted, candidate.rule != "")
-        found = ahead(known, standing)
+            predictions[name] = Prediction(name, place, predicted, candidate.rule != "")
+        found = ahead(known, predictions)
         if found is None:
             return []
         name, why = found

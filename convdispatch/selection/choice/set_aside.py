@@ -35,8 +35,8 @@ def quarantined(problem: ConvProblem, device: DeviceInfo, solver: str) -> str | 
 
 def forgive() -> None:
     """Nobody is set aside any more, and what was said may be said again."""
-    for kept in (_quarantined, _requested, _starved):
-        kept.clear()
+    for table in (_quarantined, _requested, _starved):
+        table.clear()
     faults.forget()
 
 
@@ -77,13 +77,13 @@ def lacked(problem: ConvProblem, device: DeviceInfo, solver: str, size: int, err
 
 def short_of_memory(problem: ConvProblem, device: DeviceInfo, error: NoSolver) -> MemoryLimit | NoSolver:
     """What a caller is told when nobody is left; who lacked memory as it was planned or ran may try again."""
-    asked, starved = _requested.pop((problem, device), {}), _starved.pop((problem, device), {})
+    requested, starved = _requested.pop((problem, device), {}), _starved.pop((problem, device), {})
     for name in starved:
         _quarantined.pop((problem, device, name), None)
-    if not asked:
+    if not requested:
         return next(iter(starved.values()), error)
-    name = min(asked, key=lambda name: asked[name])
+    name = min(requested, key=lambda name: requested[name])
     return MemoryLimit(
         f"no solver is left for {problem} whose workspace fits on {device}: {name} needs least, "
-        f"{size_text(asked[name])}; let arrays go, or take smaller batches or images"
+        f"{size_text(requested[name])}; let arrays go, or take smaller batches or images"
     )

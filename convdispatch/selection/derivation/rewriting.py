@@ -73,13 +73,13 @@ def rotated(problem: ConvProblem) -> Rewritten | str:
     copies = spread or any(min(pair) < 0 for pair in ends.values())
     for axis, (near, far) in ends.items():
         # A copy that is made anyway takes what one side's padding has more than the other's.
-        kept = max(0, min(near, far))
-        low, high = (near - kept, far - kept) if copies else (0, 0)
+        common = max(0, min(near, far))
+        low, high = (near - common, far - common) if copies else (0, 0)
         s, o = getattr(problem, "s" + axis), getattr(problem, "o" + axis)
         extent = (o - 1) * s + 1 + low + high
         if extent < 1:
             return f"padding within the gradient's reach, got p{axis}={getattr(problem, 'p' + axis)}"
-        pads = (kept, kept) if copies else (near, far)
+        pads = (common, common) if copies else (near, far)
         changes |= {f"i{axis}": extent, f"s{axis}": 1, f"p{axis}": pads[0], f"p{axis}_r": pads[1]}
         spatial[axis] = (extent, low, s)
     inner = problem.replace(direction="fwd", ic=problem.oc, oc=problem.ic, constant_weights=False, **changes)
@@ -168,15 +168,15 @@ def padded(problem: ConvProblem) -> Rewritten | str:
     return _padded(problem, dict.fromkeys(problem.axes, 0), "padding through a padded copy of x")
 
 
-def _padded(problem: ConvProblem, kept: Mapping[str, int], words: str) -> Rewritten | str:
+def _padded(problem: ConvProblem, remaining: Mapping[str, int], words: str) -> Rewritten | str:
     if problem.direction == "bwd_data":
         return "fwd or bwd_weights, got bwd_data"
     changes, before = {}, {}
     for axis in problem.axes:
         near, far = getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")
-        before[axis] = near - kept[axis]
-        extent = getattr(problem, "i" + axis) + near + far - 2 * kept[axis]
-        changes |= {f"i{axis}": extent, f"p{axis}": kept[axis], f"p{axis}_r": kept[axis]}
+        before[axis] = near - remaining[axis]
+        extent = getattr(problem, "i" + axis) + near + far - 2 * remaining[axis]
+        changes |= {f"i{axis}": extent, f"p{axis}": remaining[axis], f"p{axis}_r": remaining[axis]}
     inner = problem.replace(**changes)
     into, source = axes_of(inner, "x"), axes_of(problem, "x")
     spatial = {

@@ -127,8 +127,8 @@ def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[
     if problem.mb < 1 or problem.quantized:  # a solver of these takes any geometry
         return found
     for solvers in own.values():
-        asked = [solver for name, solver in solvers.items() if not quarantined(problem, device, name)]
-        answers = [query(solver, problem, device) for solver in asked]
+        queried = [solver for name, solver in solvers.items() if not quarantined(problem, device, name)]
+        answers = [query(solver, problem, device) for solver in queried]
         if any(answer.accepts for answer in answers):
             continue
         sound = [answer.solver for answer in answers if answer.fault is None and answer.elsewhere is None]

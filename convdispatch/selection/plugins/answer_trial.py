@@ -56,7 +56,7 @@ _listeners: list[Callable[[str], None]] = []
 
 
 @contextlib.contextmanager
-def told(listener: Callable[[str], None]) -> Iterator[None]:
+def reporting(listener: Callable[[str], None]) -> Iterator[None]:
     """Inside the block ``listener`` is told, in words, when a child is asked, which may take a minute, and when not."""
     _listeners.append(listener)
     try:
@@ -172,7 +172,7 @@ def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collect
                 if child is not None:
                     child.end()
                 child = _Child(plugin, version)
-            at, how = child.asked(question)
+            at, how = child.ask(question)
         except OSError:  # no process can be started, or it ended as it began: nothing is known
             return "", ""
         if not how:
@@ -206,7 +206,7 @@ class _Child:
         """Whether it can be asked on behalf of a version: it is this process's own, not that of one which forked."""
         return self._version == version and self._owner == os.getpid() and self._process.poll() is None
 
-    def asked(self, question: str) -> tuple[str, str]:
+    def ask(self, question: str) -> tuple[str, str]:
         """Where it was when it ended, and how; two empty texts where it answered everything."""
         at, limit = "", LOAD_S
         try:

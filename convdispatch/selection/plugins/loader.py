@@ -194,18 +194,18 @@ def try_each(again: bool = False, *, strangers: bool = False) -> bool:
     Those of which that is known are left out; ``again`` forgets it first. With ``strangers`` only those that neither
     came with this package nor were verified here. Answers whether what is known changed.
     """
-    asked = [
+    tried = [
         (found.name, found.fingerprint)
         for found in _candidates()
         if not _shut_out(found.name) and not (strangers and found.own)
     ]
     if strangers:
-        asked = [(name, version) for name, version in asked if not verdicts.trusted(name, version)]
-    before = {name: verdicts.import_fault(name, version) for name, version in asked}
+        tried = [(name, version) for name, version in tried if not verdicts.trusted(name, version)]
+    before = {name: verdicts.import_fault(name, version) for name, version in tried}
     if again:
         verdicts.lift()
     with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1))) as pool:
-        new = [(name, version) for name, version in asked if again or before[name] is None]
+        new = [(name, version) for name, version in tried if again or before[name] is None]
         found = pool.map(lambda one: verdicts.try_import(*one), new)
     return before != before | {name: fault for (name, _), fault in zip(new, found)}
 

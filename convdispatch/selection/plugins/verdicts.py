@@ -76,11 +76,11 @@ def _sound(place: str, held: Any) -> bool:
 
     Earlier versions noted no such thing, and under a problem that a plugin had changed they blamed innocent solvers.
     """
-    asked = held.get("asked") if isinstance(held, dict) else None
-    if not isinstance(asked, str) or not place.startswith(asked + " "):
+    queried = held.get("asked") if isinstance(held, dict) else None
+    if not isinstance(queried, str) or not place.startswith(queried + " "):
         return False
     try:
-        return str(ConvProblem.parse(asked)) == asked
+        return str(ConvProblem.parse(queried)) == queried
     except ConvDispatchError:
         return False
 

@@ -79,18 +79,18 @@ def summarise(samples: Iterable[float]) -> Timing:
     if not times:
         raise BadTiming("no sample was taken")
     middle = statistics.median(times)
-    kept = [sample for sample in times if middle / WILD <= sample <= middle * WILD]
-    if len(times) - len(kept) > WILD_SHARE * len(times):
-        wild = len(times) - len(kept)
+    inliers = [sample for sample in times if middle / WILD <= sample <= middle * WILD]
+    if len(times) - len(inliers) > WILD_SHARE * len(times):
+        wild = len(times) - len(inliers)
         raise BadTiming(f"{wild} of {len(times)} samples are {WILD:g} times off the median {middle:g} ms")
-    low, high = order_interval(len(kept)) or (0, len(kept) - 1)
+    low, high = order_interval(len(inliers)) or (0, len(inliers) - 1)
     return Timing(
-        median=statistics.median(kept),
-        ci=(kept[low], kept[high]),
-        p20=_rank(kept, 0.2),
-        p80=_rank(kept, 0.8),
-        count=len(kept),
-        wild=len(times) - len(kept),
+        median=statistics.median(inliers),
+        ci=(inliers[low], inliers[high]),
+        p20=_rank(inliers, 0.2),
+        p80=_rank(inliers, 0.8),
+        count=len(inliers),
+        wild=len(times) - len(inliers),
     )
 
 

@@ -38,12 +38,12 @@ def regret_report(session: Judge, report: Report, say: Callable[[str], None] = l
 
 
 def _regret(
-    session: Judge, asked: Sequence[Measured], known: Sequence[Measured], say: Callable[[str], None]
+    session: Judge, queried: Sequence[Measured], known: Sequence[Measured], say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
     """By problem what dispatch chooses when only ``known`` is on record, and what that costs."""
-    first = session.choices([found.problem for found in asked], known)
+    first = session.choices([found.problem for found in queried], known)
     answers = {}
-    for found in asked:
+    for found in queried:
         choice = first.get(found.problem)
         if choice is not None:
             say(f"regret of {found.problem}")

@@ -69,14 +69,14 @@ def _self_test(seconds: float, chosen: str | None, as_json: bool) -> bool:
     simulated = {"oclgrind"}  # too slow to compute with
     found = [runtime.find_device(chosen)] if chosen else [
         one for one in runtime.devices() if runtime.device_info(one).vendor not in simulated]  # fmt: skip
-    results, asked = {}, cases.every()
+    results, selected = {}, cases.every()
     for device in found:
         name, problem = str(runtime.device_info(device)), runtime.probe(device)
         if problem is not None:
             echo(f"{name}: not tested, it does not work: {problem}", err=as_json)
             continue
-        with progress(stderr(), name, len(asked)) as step:
-            result = run(runtime.address(device), asked, time.monotonic() + seconds, step)
+        with progress(stderr(), name, len(selected)) as step:
+            result = run(runtime.address(device), selected, time.monotonic() + seconds, step)
         results[name] = asdict(result)
         echo(f"{name}: {result}", err=as_json)
         for sentence in result.wrong[1:10]:

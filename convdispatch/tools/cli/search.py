@@ -146,7 +146,7 @@ def _search(
             verdicts.lift(problem)
     budget_s, known = limits["budget_ms"] / 1e3, 0
     shown = progress(None if quiet else console, "find", len(problems), budget_s)
-    with shown as step, answer_trial.told(lambda words: step(words, 0)):
+    with shown as step, answer_trial.reporting(lambda words: step(words, 0)):
         try:
             new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
             known = len(problems) - len(new)

@@ -94,8 +94,8 @@ def train(
         report = run(settings, device=device, checkpoint=checkpoint, resume=resume, every=every, progress=tell, **more)
     except KeyboardInterrupt:
         bar.stop()
-        kept = f"{checkpoint} holds it: go on with --resume" if checkpoint else "no --checkpoint was named to keep it"
-        echo(f"interrupted after {steps[-1]} steps; {kept}", err=True)
+        advice = f"{checkpoint} holds it: go on with --resume" if checkpoint else "no --checkpoint was named to keep it"
+        echo(f"interrupted after {steps[-1]} steps; {advice}", err=True)
         sys.exit(130)
     finally:
         bar.stop()

@@ -57,8 +57,8 @@ def selection(part: int, parts: int) -> list[dict[str, Any]]:
 
 def every(turns: int = len(WIDTHS)) -> list[dict[str, Any]]:
     """All of it, so many widths a form, in an order that has met most kinds early."""
-    asked = []
+    shuffled = []
     for turn in range(turns):
         mixed = [*families(turn), *(solvers() if turn == 0 else [])]
-        asked += random.Random(turn).sample(mixed, len(mixed))
-    return [*KNOWN, *asked]
+        shuffled += random.Random(turn).sample(mixed, len(mixed))
+    return [*KNOWN, *shuffled]

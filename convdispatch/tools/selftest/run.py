@@ -32,8 +32,8 @@ class Result:
 
     def __str__(self) -> str:
         found = f"{len(self.wrong)} wrong: {self.wrong[0]}" if self.wrong else "everything right" if self.right else ""
-        asked = f"{self.right + len(self.wrong)} computed, {self.refused} refused, {self.left} not asked"
-        return f"{found or 'nothing was computed'} ({asked}; {self.seconds:.0f} s)"
+        counts = f"{self.right + len(self.wrong)} computed, {self.refused} refused, {self.left} not asked"
+        return f"{found or 'nothing was computed'} ({counts}; {self.seconds:.0f} s)"
 
 
 def named(case: dict[str, Any]) -> str:

@@ -71,7 +71,7 @@ def register_device() -> torch.device:
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
     from .operators import install
 
-    register_device.kept = install()  # type: ignore[attr-defined]
+    register_device.library = install()  # type: ignore[attr-defined]
     _mend()
     return torch.device(NAME, 0)
 

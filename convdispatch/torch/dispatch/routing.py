@@ -91,8 +91,8 @@ def _install() -> Any:
     for key in _KEYS:
         if key != _NATIVE:
             in_python(key)
-    asked = [functools.partial(kernels[operator, _NATIVE], _keyset(_NATIVE)) for operator in _OPERATORS]
-    if not native.install(_NATIVE, *asked):
+    bound = [functools.partial(kernels[operator, _NATIVE], _keyset(_NATIVE)) for operator in _OPERATORS]
+    if not native.install(_NATIVE, *bound):
         in_python(_NATIVE)
     return library
 

@@ -33,13 +33,13 @@ def _operations(n: int, real: bool) -> float:
     return 0.85 * whole * (0.5 if real else 1.0)
 
 
-def _transform(g: Geometry, kept: tuple[int, ...]) -> float:
-    """Vector operations of one tile, ``kept`` elements along d, h, w in or out."""
+def _transform(g: Geometry, counts: tuple[int, ...]) -> float:
+    """Vector operations of one tile, ``counts`` elements along d, h, w in or out."""
     sizes, order = g.tiling.sizes, g.order
     n0, others = sizes[order[0]], order[1:]
-    total = math.prod(kept[axis] for axis in others) * (_operations(n0, True) + 2 * n0)
+    total = math.prod(counts[axis] for axis in others) * (_operations(n0, True) + 2 * n0)
     if len(others) == 2:
-        total += half(n0) * kept[others[1]] * _operations(sizes[others[0]], False)
+        total += half(n0) * counts[others[1]] * _operations(sizes[others[0]], False)
         total += half(n0) * sizes[others[0]] * _operations(sizes[others[1]], False)
     elif others:
         total += half(n0) * _operations(sizes[others[0]], False)
@@ -104,7 +104,7 @@ def _choices(problem: ConvProblem, lane: int, local: int, units: int) -> tuple[M
     cut = tilings(problem, _sizes(problem))
     whole = [g for g in (_whole(problem, t.sizes, lane, units) for t in cut) if _fits(g, local)]
     ranked = sorted(whole, key=predicted)[:_TRIED]
-    pieces = sorted((g for kept in ranked for g in _pieces(kept)), key=predicted)
+    pieces = sorted((g for each in ranked for g in _pieces(each)), key=predicted)
     found = pieces[:6]
     # Between the fastest and the floor, the least that some transform can do with, each offer takes half of the last.
     floor = min((_least(g) for g in whole), key=lambda g: (g.areas["size"], predicted(g)))
@@ -122,8 +122,8 @@ def _choices(problem: ConvProblem, lane: int, local: int, units: int) -> tuple[M
 
 
 def _fits(g: Geometry, local: int) -> bool:
-    kept = [g.whole, g.steps, g.taps if g.weights_gradient else g.spans]
-    return 4 * max(g.slot(part) for part in kept) <= local - 1024
+    counts = [g.whole, g.steps, g.taps if g.weights_gradient else g.spans]
+    return 4 * max(g.slot(part) for part in counts) <= local - 1024
 
 
 def _whole(problem: ConvProblem, sizes: tuple[int, ...], lane: int, units: int) -> Geometry:

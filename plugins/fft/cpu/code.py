@@ -150,12 +150,12 @@ def inverse_functions(g: Geometry, name: str, wanted: tuple[tuple[int, ...], ...
     if len(order) == 1:
         return text
     last = order[-1]
-    kept = _numbered(wanted[last])
+    last_number = _numbered(wanted[last])
     slot = _Place("t", (sizes[order[1]] if len(order) == 3 else 1) * pair, lanes)
     parameters = "global const float *restrict s, local float *restrict t"
 
     def write(output: str, value: str) -> str:
-        return slot.write(kept(output), _scaled(value, g.taken_out[1]))
+        return slot.write(last_number(output), _scaled(value, g.taken_out[1]))
 
     body = codelet(sizes[last], "inverse", wanted=wanted[last]).text(spectrum.read, write)
     text += _function(f"{name}_column", parameters, _ahead(spectrum, sizes[last], False) + body)

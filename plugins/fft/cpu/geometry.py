@@ -184,23 +184,23 @@ class Geometry:
 
     # --- slots: one tile between two axes' passes --------------------------------------------------------------------
 
-    def lines(self, kept: tuple[int, ...]) -> int:
+    def lines(self, counts: tuple[int, ...]) -> int:
         """Elements (vector pairs) from one frequency of the real axis to the next in a slot: odd, as above.
 
-        ``kept``: how many elements along d, h, w come from, or go to, the tile.
+        ``counts``: how many elements along d, h, w come from, or go to, the tile.
         """
         if len(self.order) < 2:
             return 1
         second, *third = self.order[1:]
         if not third:
-            return kept[second] | 1
-        return (self.tiling.sizes[second] * kept[third[0]]) | 1
+            return counts[second] | 1
+        return (self.tiling.sizes[second] * counts[third[0]]) | 1
 
-    def slot(self, kept: tuple[int, ...]) -> int:
+    def slot(self, counts: tuple[int, ...]) -> int:
         """Floats of one slot, which is local memory."""
         if len(self.order) < 2:
             return 0
-        return half(self.tiling.sizes[self.order[0]]) * self.lines(kept) * 2 * self.lanes
+        return half(self.tiling.sizes[self.order[0]]) * self.lines(counts) * 2 * self.lanes
 
     @property
     def whole(self) -> tuple[int, ...]:

@@ -63,17 +63,17 @@ def _tensor(g: Geometry, which: str) -> dict[str, Any]:
     return macros
 
 
-def _panel(g: Geometry, blocks: int, rows: int, stride: int, kept: tuple[int, ...]) -> dict[str, Any]:
+def _panel(g: Geometry, blocks: int, rows: int, stride: int, counts: tuple[int, ...]) -> dict[str, Any]:
     return {
         "BLOCKS": blocks,
         "ROWS": rows,
         "STRIDE": f"{stride}L",
-        "SLOT_": max(1, g.slot(kept)),
-        "LINES": g.lines(kept) * 2 * g.lanes,
+        "SLOT_": max(1, g.slot(counts)),
+        "LINES": g.lines(counts) * 2 * g.lanes,
     }
 
 
-def _passes(g: Geometry, name: str, kept: tuple[int, ...], inverse: bool) -> str:
+def _passes(g: Geometry, name: str, counts: tuple[int, ...], inverse: bool) -> str:
     """Calls of the columns' functions between the slot and the spectrum."""
     order, sizes, pair = g.order, g.tiling.sizes, 2 * g.lanes
     if len(order) == 1:
@@ -93,7 +93,7 @@ def _passes(g: Geometry, name: str, kept: tuple[int, ...], inverse: bool) -> str
             inner = call("column", "slot + k * LINES", f"s + ({g.column(1)} + (k - 1) * N1) * STRIDE")
             calls.append(f"ONCE for (int k = 1; k <= {count}; ++k) {inner}")
     else:
-        middle = f"ONCE for (int j = 0; j < {kept[order[2]]}; ++j) " + call(
+        middle = f"ONCE for (int j = 0; j < {counts[order[2]]}; ++j) " + call(
             "middle", f"slot + k * LINES + j * (N1 * {pair})", None
         )
         last = "ONCE for (int j = 0; j < N1; ++j) " + call(
@@ -228,6 +228,6 @@ def _gradient(g: Geometry) -> str:
         "accumulate": p.accumulate,
         "lane": macros["LANE"],
     }
-    return inverse_functions(g, "inverse", g.tiling.kept, g.result_stride) + kernel_text(
+    return inverse_functions(g, "inverse", g.tiling.outputs, g.result_stride) + kernel_text(
         __package__, "gradient.cl.mako", **values
     )

@@ -81,9 +81,9 @@ class Layout:
     def changed(self, tile: Tile | None = None, parts: tuple[int, int, int] | None = None) -> Layout:
         """Another tile or other parts; what does not follow from these is not worked out again."""
         made = Layout(self.problem, self.transform, parts or self.parts, tile or self.tile, self.local, self.wide)
-        kept = ("planes", "slots", "_groups") if parts else ("planes", "slots", "_groups", "chunks", "sizes", "areas")
+        valid = ("planes", "slots", "_groups") if parts else ("planes", "slots", "_groups", "chunks", "sizes", "areas")
         known = self.__dict__
-        made.__dict__.update({name: known[name] for name in kept if name in known})
+        made.__dict__.update({name: known[name] for name in valid if name in known})
         return made
 
     def fits(self, device: DeviceInfo) -> bool:

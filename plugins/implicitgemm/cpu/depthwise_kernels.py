@@ -53,9 +53,9 @@ class Bands:
 
     def _channels(self) -> int:
         """NHWC channels at a time: all of them, copied in whole rows, unless that leaves too few jobs."""
-        p, asked = self.p, self.config["cb"]
-        if asked:
-            return min(asked, p.groups)
+        p, block = self.p, self.config["cb"]
+        if block:
+            return min(block, p.groups)
         few = cdiv(16, max(1, p.images * p.places[0] * cdiv(p.places[1], 8)))
         return min(p.groups, cdiv(cdiv(p.groups, few), self.lanes) * self.lanes)
 

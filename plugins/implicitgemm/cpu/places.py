@@ -122,8 +122,8 @@ def cover(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> Read
         if plain not in windows:
             windows.append(plain)
         return tuple((plain, lane) for lane in range(lanes))
-    kept, new = (_choose(offsets, some, lowest, highest) for some in (windows, []))
-    chosen = min(kept, new, key=len)  # a load costs less than moving lanes once more
+    reused, new = (_choose(offsets, some, lowest, highest) for some in (windows, []))
+    chosen = min(reused, new, key=len)  # a load costs less than moving lanes once more
     windows += [window for window in chosen if window not in windows]
     return tuple(
         None if offset is None else next((w, offset - w) for w in chosen if w <= offset < w + lanes)

@@ -186,10 +186,10 @@ def choices(problem: ConvProblem, device: DeviceInfo) -> list[Tile]:
         ranked += zip(seconds(product, device).tolist(), turns, sizes.tolist(), strict=True)
     ranked.sort(key=lambda entry: entry[:2])
     smallest = min(ranked, key=lambda entry: entry[2], default=None)
-    kept = ranked[:_MOST]
-    if smallest is not None and smallest not in kept:
-        kept.append(smallest)
-    return [dataclasses.replace(tiles[number], split=split) for _, (number, split), _ in kept]
+    offered = ranked[:_MOST]
+    if smallest is not None and smallest not in offered:
+        offered.append(smallest)
+    return [dataclasses.replace(tiles[number], split=split) for _, (number, split), _ in offered]
 
 
 def _many(problem: ConvProblem, tiles: Sequence[tuple[Tile, int]]) -> Product:

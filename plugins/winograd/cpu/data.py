@@ -128,7 +128,7 @@ class DataKernel:
         return ceil(self.nvl * self.case.size, LINE * ceil(self.s * self.case.strip, self.config["mr"]))
 
     @property
-    def kept(self) -> int:
+    def local_elements(self) -> int:
         """Elements of local memory of a work item that transforms weights and collects."""
         return max(self.case.local, turned_size(self.case))
 
@@ -148,7 +148,7 @@ class DataKernel:
         text += define(V=f"{DTYPES[p.dtype].accumulator}{case.lanes}", LANES=case.lanes, NVL=self.nvl, MR=config["mr"])
         text += define(ACROSS=case.across, TILES_H=case.tiles[0], STRIPS=case.strips, S=self.s, XS=case.strip)
         text += define(ITEMS=self.items, NB=self.blocks, E=case.products, C=case.c, N=case.n, G=p.g, SPREAD_C=SPREAD)
-        text += define(LOCAL=case.local, TURNED=max(1, turned_size(case)), KEPT=self.kept) + self.sizes()
+        text += define(LOCAL=case.local, TURNED=max(1, turned_size(case)), KEPT=self.local_elements) + self.sizes()
         common = {
             "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
             "images": p.mb, "strip": case.strip, "across": case.across, "c": case.c, "n_": case.n,

@@ -52,10 +52,10 @@ def _engines(timed: list[Line]) -> str:
         count[line.winner] = count.get(line.winner, 0) + line.layer.count
         time[line.winner] = time.get(line.winner, 0.0) + line.layer.count * line.ms
     first = sorted(filter(None, time), key=lambda solver: -time[solver])
-    told = [f"{name} is fastest in {count[name]} ({time[name] / whole:.0%} of the time)" for name in first[:4]]
-    told += [f"{len(first) - 4} others in the rest"] if len(first) > 4 else []
-    told += [f"too little was measured to know it in {count['']} ({time['']:.3g} ms)"] if "" in count else []
-    return f"Of {sum(count.values())} layers {', '.join(told)}."
+    shares = [f"{name} is fastest in {count[name]} ({time[name] / whole:.0%} of the time)" for name in first[:4]]
+    shares += [f"{len(first) - 4} others in the rest"] if len(first) > 4 else []
+    shares += [f"too little was measured to know it in {count['']} ({time['']:.3g} ms)"] if "" in count else []
+    return f"Of {sum(count.values())} layers {', '.join(shares)}."
 
 
 def _why(timed: list[Line]) -> str:
@@ -113,7 +113,7 @@ def to_do(line: Line, doubtful: bool = False) -> Iterator[str]:
             yield f"{peer} needs {ratio:.2f} of the time, so there is a faster way."
     refused = [row for row in found.rows if row.status == "refused" and row.reason and not ELSEWHERE.search(row.reason)]
     if refused:
-        told = dict.fromkeys(f"{row.solver}: {row.reason}" for row in refused)
-        yield f"Refused: {'; '.join(list(told)[:REFUSALS])}{'; and more' if len(told) > REFUSALS else ''}."
+        reasons = dict.fromkeys(f"{row.solver}: {row.reason}" for row in refused)
+        yield f"Refused: {'; '.join(list(reasons)[:REFUSALS])}{'; and more' if len(reasons) > REFUSALS else ''}."
     if (line.fraction or 0.0) < 0.5:
         yield "A plugin for this geometry would fill the gap (docs/plugins/writing-a-plugin.md)."

@@ -112,10 +112,10 @@ def _doubtful(report: Report, line: Line) -> bool:
 def heading(compared: Comparison) -> str:
     """All of it in a sentence."""
     mean = compared.speedup
-    told = "is withheld, for a machine was busy" if compared.pairs and mean is None else f"is {number(mean)}"
+    ratio = "is withheld, for a machine was busy" if compared.pairs and mean is None else f"is {number(mean)}"
     counts = ", ".join(f"{compared.count(verdict)} {verdict}" for verdict in VERDICTS)
     return (
-        f"{len(compared.pairs)} problems in both runs: {counts}; the old time over the new one {told} (geometric mean)"
+        f"{len(compared.pairs)} problems in both runs: {counts}; the old time over the new one {ratio} (geometric mean)"
     )
 
 

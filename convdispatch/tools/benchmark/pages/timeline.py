@@ -88,11 +88,11 @@ def _events(number: int, net: str, rows: Mapping[str, list[Span]]) -> Iterator[d
     for place, (row, spans) in enumerate(rows.items(), 1):
         yield _name("thread_name", row, number, place)
         for span in spans:
-            told = {"what": span.what, "problem": span.line.measured.problem}
-            told |= {"GFLOP/s": round(span.line.measured.flops / span.ms / 1e6, 1)}
+            details = {"what": span.what, "problem": span.line.measured.problem}
+            details |= {"GFLOP/s": round(span.line.measured.flops / span.ms / 1e6, 1)}
             if span.line.roof_ms:
-                told["of the roofline"] = round(span.line.roof_ms / span.ms, 3)
-            yield _span(span.layer, span.what, span.start_ms * 1e3, span.ms * 1e3, number, place, told)
+                details["of the roofline"] = round(span.line.roof_ms / span.ms, 3)
+            yield _span(span.layer, span.what, span.start_ms * 1e3, span.ms * 1e3, number, place, details)
 
 
 def training_events(net: str, spans: Sequence[Sequence[Any]], number: int = 1) -> list[dict[str, Any]]:
@@ -121,10 +121,10 @@ def _name(what: str, name: str, process: int, thread: int = 0) -> dict[str, Any]
 
 
 def _span(
-    name: str, kind: str, start: float, length: float, process: int, thread: int, told: dict[str, Any]
+    name: str, kind: str, start: float, length: float, process: int, thread: int, details: dict[str, Any]
 ) -> dict[str, Any]:
     at = {"ts": round(start, 3), "dur": round(length, 3), "pid": process, "tid": thread}
-    return {"ph": "X", "name": name, "cat": kind, **at, "args": told}
+    return {"ph": "X", "name": name, "cat": kind, **at, "args": details}
 
 
 def chart(rows: Mapping[str, list[Span]], colour: Mapping[str, str]) -> str:

@@ -18,32 +18,32 @@ from typing import Any
 
 from .evidence import Evidence
 
-LUCK = 0.1
+MARGIN = 0.1
 """Screening beats benchmarking only where its slowest sample is so much below: few samples may be lucky."""
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A solver that no record has measured: its place in the order without records, and what it predicts, in ms."""
+class Prediction:
+    """What holds of a solver without records: its place in the order, and the time that it predicts, in ms."""
 
     solver: str
     place: tuple[Any, ...]
-    """What unmeasured solvers are sorted by, the rule's place first."""
+    """What unmeasured ones are sorted by, the rule's place first."""
     predicted_ms: float | None
     by_rule: bool = False
 
 
-def ahead(known: Sequence[Evidence], standing: Mapping[str, Standing]) -> tuple[str, str] | None:
+def ahead(known: Sequence[Evidence], predictions: Mapping[str, Prediction]) -> tuple[str, str] | None:
     """Who goes before ``known[0]``, the first of the measured, and why, in words; None where it is the first indeed.
 
-    ``known`` are the measured in the order of records, ``standing`` every solver that accepts, those among them.
+    ``known`` are the measured in the order of records, ``predictions`` those of all that accept.
     """
     sure = [one for one in known if one.record is not None and one.record.sure]
-    return _before_benchmarked(known, sure, standing) if sure else _before_screened(known, standing)
+    return _before_benchmarked(known, sure, predictions) if sure else _before_screened(known, predictions)
 
 
 def _before_benchmarked(
-    known: Sequence[Evidence], sure: Sequence[Evidence], standing: Mapping[str, Standing]
+    known: Sequence[Evidence], sure: Sequence[Evidence], predictions: Mapping[str, Prediction]
 ) -> tuple[str, str] | None:
     best = sure[0]
     assert best.record is not None
@@ -52,10 +52,10 @@ def _before_benchmarked(
         record = one.record
         assert record is not None
         elsewhere = record.sure and record.source != best.record.source and record.median_ms < least
-        if elsewhere or (not record.sure and record.ci_ms[1] * (1 + LUCK) < min(least, best.record.ci_ms[0])):
+        if elsewhere or (not record.sure and record.ci_ms[1] * (1 + MARGIN) < min(least, best.record.ci_ms[0])):
             least, found = record.median_ms, (one.solver, f"{one.source}, below {_who(best)}")
-    longer = max(1.0, _excess(sure, standing))
-    for other in _predicted(known, best, standing):
+    longer = max(1.0, _excess(sure, predictions))
+    for other in _predicted(known, best, predictions):
         if other.predicted_ms is not None and other.predicted_ms * longer < least:
             least = other.predicted_ms * longer
             found = other.solver, _beyond(other, best)
@@ -64,20 +64,20 @@ def _before_benchmarked(
     return found
 
 
-def _before_screened(known: Sequence[Evidence], standing: Mapping[str, Standing]) -> tuple[str, str] | None:
-    first = min(standing.values(), key=lambda one: one.place)
+def _before_screened(known: Sequence[Evidence], predictions: Mapping[str, Prediction]) -> tuple[str, str] | None:
+    first = min(predictions.values(), key=lambda one: one.place)
     names = {one.solver for one in known}
     if first.solver not in names and first.predicted_ms is None and first.by_rule:
         return first.solver, f"nobody was benchmarked, and {_who(known[0])} was not compared with it"
 
     def time(one: Evidence) -> float:
         assert one.record is not None
-        predicted = standing[one.solver].predicted_ms
+        predicted = predictions[one.solver].predicted_ms
         return one.record.median_ms if predicted is None else min(one.record.median_ms, predicted)
 
-    best = min(known, key=lambda one: (time(one), standing[one.solver].place))
+    best = min(known, key=lambda one: (time(one), predictions[one.solver].place))
     least, found = time(best), None
-    for other in _predicted(known, best, standing):
+    for other in _predicted(known, best, predictions):
         if other.predicted_ms is not None and other.predicted_ms < least:
             least, found = other.predicted_ms, (other.solver, _beyond(other, best))
     if found is None and best is not known[0]:
@@ -85,18 +85,18 @@ def _before_screened(known: Sequence[Evidence], standing: Mapping[str, Standing]
     return found
 
 
-def _predicted(known: Sequence[Evidence], best: Evidence, standing: Mapping[str, Standing]) -> list[Standing]:
+def _predicted(known: Sequence[Evidence], best: Evidence, predictions: Mapping[str, Prediction]) -> list[Prediction]:
     """The unmeasured who predict, and whom no rule puts behind the best of the measured."""
     names = {one.solver for one in known}
-    mine = standing[best.solver].place[0]
-    return [one for one in standing.values() if one.solver not in names and one.place[0] <= mine]
+    mine = predictions[best.solver].place[0]
+    return [one for one in predictions.values() if one.solver not in names and one.place[0] <= mine]
 
 
-def _excess(sure: Sequence[Evidence], standing: Mapping[str, Standing]) -> float:
+def _excess(sure: Sequence[Evidence], predictions: Mapping[str, Prediction]) -> float:
     """How many times longer than predicted those took who were benchmarked: the middle one."""
     logs = []
     for one in sure:
-        predicted = standing[one.solver].predicted_ms
+        predicted = predictions[one.solver].predicted_ms
         if predicted and one.record is not None:
             logs.append(math.log(one.record.median_ms / predicted))
     return math.exp(statistics.median(logs)) if logs else 1.0
@@ -107,6 +107,6 @@ def _who(best: Evidence) -> str:
     return f"{best.solver}'s {best.record.words}"
 
 
-def _beyond(other: Standing, best: Evidence) -> str:
+def _beyond(other: Prediction, best: Evidence) -> str:
     ms = other.predicted_ms
     return f"no record measured it, and it is predicted {ms:.3g} ms, below {_who(best)}, the fastest that was measured"
