@@ -31,6 +31,8 @@ def test_the_next_process_knows_it(device):
     DecisionCache(device).put(KEY, CHOSEN)
     assert DecisionCache(device).get(KEY) == CHOSEN
     assert DecisionCache(device).get(KEY + "+bias") is None
+    DecisionCache(device).put(KEY, {**CHOSEN, "math": "ieee"})
+    assert DecisionCache(device).get(KEY) == {**CHOSEN, "math": "ieee"}
 
 
 def test_a_later_choice_replaces_an_earlier_one(device):
@@ -79,6 +81,7 @@ DAMAGE = [
     b'["k"]',
     b'["k", {"solver": 1, "config": {}}]',
     b'{"a": 1}',
+    json.dumps(["k", {**CHOSEN, "math": 1}]).encode(),
 ]
 
 

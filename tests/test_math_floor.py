@@ -7,22 +7,27 @@ from plans import LARGE
 from test_choices import PROBLEM
 
 import convdispatch as cd
+from convdispatch.api import ConvDispatchWarning
 from convdispatch.device import runtime
-from convdispatch.selection import dispatch
+from convdispatch.device.cache import artifact_store
+from convdispatch.selection import dispatch, planpack, solver_query
 from convdispatch.selection.choice.ranking import rank
 from convdispatch.selection.explanation import explain
+from convdispatch.selection.planpack import decisions
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.solver_query import query
 
 PLUGIN = """
 from types import SimpleNamespace
 from convdispatch.api import Solver, hookimpl
-planned = []
+planned, asked = [], []
 class Made(Solver):
     def __init__(self, name, **seconds): self.name, self.seconds = name, seconds
     def rejects(self, problem, device):
         return None if problem.math in self.seconds else f"{list(self.seconds)} only, got {problem.math}"
-    def configs(self, problem, device): return [{"of": problem.math}, {"of": "all"}]
+    def configs(self, problem, device):
+        asked.append(self.name)
+        return [{"of": problem.math}, {"of": "all"}]
     def cost(self, problem, device, config): return self.seconds[problem.math]
     def plan(self, context, problem, config):
         planned.append((self.name, problem.math, config["of"]))
@@ -84,6 +89,92 @@ def test_a_plan_is_asked_for_in_the_math_that_offered_it(made, queue):
         ("made.plain", "float32", "all"),
         ("made.exact", "ieee", "ieee"),
     ]
+
+
+# --- what is kept of a choice ----------------------------------------------------------------------------------------
+
+TF32 = PROBLEM.replace(math="tf32")
+
+
+@pytest.fixture
+def kept(made, queue, tmp_path):
+    """``kept(problem, decision)``: its plan where a pack says so, in which math it was planned, who was asked for
+    configurations. The decision is sealed, unless it says a seal."""
+    said, device = type(made["made.both"]).plan.__globals__, queue.device
+    decisions._said.clear()
+
+    def planned(problem, decision):
+        sealed = decision if "seal" in decision else decisions.sealed(str(problem), decision, device)
+        gathered = artifact_store.Gathered(artifact_store.identity(device))
+        gathered.tables["decisions"][str(problem)] = sealed
+        planpack.write(tmp_path / "a.cdpack", gathered)
+        dispatch.forget()
+        said["planned"].clear()
+        said["asked"].clear()
+        with cd.load_pack(tmp_path / "a.cdpack"):
+            prepared = dispatch.prepare(problem, queue.context)
+        assert prepared.math == said["planned"][-1][1]
+        return prepared, said["planned"][-1], sorted(set(said["asked"]))
+
+    yield planned
+    decisions._sources.cache_clear()
+
+
+BOTH = {"solver": "made.both", "config": {"of": "all"}}
+
+
+@pytest.mark.parametrize("math", ["float32", "tf32"])
+def test_a_kept_decision_says_its_math_and_nobody_is_asked(kept, queue, math):
+    prepared, planned, asked = kept(TF32.replace(bias=True), {**BOTH, "config": {"of": math}, "math": math})
+    assert prepared.source.startswith("plan pack ")
+    assert planned == ("made.both", math, math)
+    assert not asked
+
+
+def test_what_a_pack_keeps_is_the_math_that_was_planned(kept, queue):
+    dispatch.forget()
+    with artifact_store.gathering(queue.device) as gathered:
+        chosen = dispatch.prepare(TF32, queue.context)
+    decision = gathered.tables["decisions"][str(TF32)]
+    assert (decision["solver"], decision["math"]) == ("made.plain", "float32")
+    prepared, planned, asked = kept(TF32, decision)
+    assert (prepared.config, planned[1], asked) == (chosen.config, "float32", [])
+
+
+def test_an_earlier_version_s_decision_is_asked_for_its_math(kept):
+    """It has no such field: the seal is over the others, and holds."""
+    assert kept(TF32, BOTH)[1:] == (("made.both", "tf32", "all"), ["made.both"])
+    plain = {"solver": "made.plain", "config": {"of": "all"}}
+    assert kept(TF32, plain)[1:] == (("made.plain", "float32", "all"), ["made.plain"])
+    assert not kept(PROBLEM, {**BOTH, "config": {"of": "float32"}})[2], "no more accurate math is known: no question"
+
+
+@pytest.mark.parametrize("math", ["ieee", "tf32", "fast", "no math", ""])
+def test_a_math_that_is_not_admitted_counts_for_nothing(kept, math):
+    prepared, planned, asked = kept(PROBLEM, {**BOTH, "math": math})
+    assert prepared.source.startswith("plan pack "), "the solver offers the configuration for the problem's own math"
+    assert planned == ("made.both", "float32", "all")
+    assert asked
+    with pytest.warns(ConvDispatchWarning, match="made.coarse .*refuses"):
+        prepared, planned, _ = kept(PROBLEM, {"solver": "made.coarse", "config": {"of": "all"}, "math": math})
+    assert planned[1] == "float32"
+
+
+def test_a_math_that_is_admitted_no_longer_is_asked_for_anew(kept, monkeypatch):
+    plain = {"solver": "made.plain", "config": {"of": "float32"}, "math": "float32"}
+    assert not kept(TF32, plain)[2]
+    monkeypatch.setattr(solver_query, "FLOORS", {"tf32": ("ieee",)})
+    with pytest.warns(ConvDispatchWarning, match="made.plain .*refuses"):
+        _, planned, asked = kept(TF32, plain)
+    assert planned[:2] == ("made.coarse", "tf32")
+    assert asked
+
+
+def test_a_math_that_was_written_over_breaks_the_seal(kept, queue):
+    sealed = decisions.sealed(str(TF32), {**BOTH, "math": "tf32"}, queue.device)
+    assert not kept(TF32, sealed)[2]
+    for other in ({"math": "float32"}, {"math": 1}, {"math": None}):
+        assert kept(TF32, sealed | other)[1:] == (("made.both", "tf32", "all"), ["made.both"])
 
 
 def test_under_a_pin_and_determinism_nothing_changes(made):

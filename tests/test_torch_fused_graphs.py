@@ -13,13 +13,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from torch_checks import error  # noqa: E402 (torch is asked for first)
+from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for first)
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch_checks import error  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import ConvDispatchWarning  # noqa: E402
 from convdispatch.calls.framework import tiers  # noqa: E402
+from convdispatch.device.cache.bounded import Bounds  # noqa: E402
+from convdispatch.device.programs.kernels import Programs  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.torch import counting  # noqa: E402
+from convdispatch.torch.dispatch import engine, native  # noqa: E402
 from convdispatch.torch.fusion import cuda_graphs, forms  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -119,6 +124,29 @@ def test_what_is_chosen_anew_is_captured_anew(graphs):
         assert [g.replays for g in graphs] == before
         right(fused, plain, 2)
     assert [g.replays for g in graphs] == [*before, 3]
+
+
+def test_a_callers_capture_finds_what_a_graph_launches(graphs, stand_in, monkeypatch):  # noqa: F811
+    """Replays ask for no kept call, so others take their places meanwhile; in a capture none can be made."""
+    calls = Programs(engine._let_go)
+    calls._probation.bounds = Bounds(2, 1 << 30)
+    monkeypatch.setattr(engine, "_calls", calls)
+    plain, fused = net()
+    wanted = plain(picture(7)).double()
+    with torch.no_grad(), ct.enable(solver="im2col*"):
+        for turn in range(4):
+            fused(picture(turn))
+        assert len(graphs) == 1
+        plain(picture(size=5))  # two other convolutions
+        native.forget()  # as each enable() does
+        ct.reset_counters()
+        monkeypatch.setattr(HostGraph, "capturing", True)
+        stand_in.driver.capturing = True
+        stand_in.driver.log.clear()
+        assert error(fused(picture(7)), wanted) < 1e-5
+        assert ct.counters()["reasons"] == {}
+        assert ct.counters()["ours"] == 2
+        assert "cuMemAllocFromPoolAsync" not in stand_in.driver.names(), "weights are packed already"
 
 
 def test_counters_are_those_of_the_calls(graphs):
@@ -287,6 +315,19 @@ def test_what_counts_its_calls_is_not_traced():
     with torch.no_grad():
         for _ in range(2):
             assert error(fused(picture()), made(picture()).double()) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "more"), [("flash", ()), ("efficient", (None, False)), ("cudnn", (None, False))])
+def test_attention_without_dropout_draws_nothing(name, more):
+    attention = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
+    with FakeTensorMode():
+        x = torch.empty(2, 4, 32, 64, device="cuda", dtype=torch.float16)
+        with cuda_graphs._Looking(x.device, set()) as looking:
+            attention(x, x, x, *more)
+            attention(x, x, x, *more, 0.0)
+            assert looking.operators == 2
+            with pytest.raises(cuda_graphs.Uncapturable, match="draws random numbers"):
+                attention(x, x, x, *more, 0.5)
 
 
 def test_a_replay_that_answers_otherwise_is_refused(graphs, monkeypatch):

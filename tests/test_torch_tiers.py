@@ -16,7 +16,7 @@ from convdispatch import InvalidArgument, load_pack, policy  # noqa: E402
 from convdispatch.calls.framework import tiers  # noqa: E402
 from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
 from convdispatch.calls.planner_pool import progress_line  # noqa: E402
-from convdispatch.selection import dispatch  # noqa: E402
+from convdispatch.selection import dispatch, solver_query  # noqa: E402
 from convdispatch.tools.packing import make_pack  # noqa: E402
 from convdispatch.torch import captures, ranks  # noqa: E402
 from convdispatch.torch.dispatch import quick_depthwise, routing  # noqa: E402
@@ -215,6 +215,23 @@ def test_a_choice_that_was_forgotten_is_made_anew(aside):
     made(x)
     dispatch.forget()
     until(lambda: made(x) is not None and ct.counters()["ours"])
+
+
+@pytest.mark.parametrize("burst", [0.0, MINUTES], ids=["by a child", "within the call"])
+def test_a_later_process_asks_no_solver_for_what_was_chosen(aside, monkeypatch, tmp_path, burst):
+    """Neither for configurations nor for the math of each: under TF32 more accurate kernels run."""
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(tiers, "BURST_S", burst)
+    x, made, asked, ask = torch.randn(1, 3, 9, 11), layer(19), [], solver_query.ask
+    monkeypatch.setattr(solver_query, "ask", lambda solver, what, *more: asked.append(what) or ask(solver, what, *more))
+    with ct.enable(math="tf32"):
+        for _ in range(2):
+            monkeypatch.setattr(pools, "_pools", {})
+            dispatch.forget()
+            ct.reset_counters()
+            asked.clear()
+            until(lambda: made(x) is not None and ct.counters()["ours"])
+    assert set(asked) <= {"serves", "cost"}, "what a call costs tells whether one thread computes it"
 
 
 def test_a_capture_begins_when_all_is_there(aside, monkeypatch):

@@ -164,7 +164,7 @@ def _planned_first(
             continue
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
-            made = with_room(context.devices[0], lambda plan=plan, source=candidate.source: plan(source=source))
+            made = with_room(context.devices[0], functools.partial(plan, candidate.source, candidate.math))
             made.nbytes = thread.built - before
             decisions.note(made, context.devices[0], policy, thread.compiled - compiled)
             return made
@@ -209,13 +209,15 @@ def make(
     context: cl.Context,
     policy: Policy | None = None,
     source: str = "",
+    math: str = "",
 ) -> Prepared:
     """One solver's plan for one configuration, with the generic epilogue where the solver lacks it; not kept.
 
+    ``math``: what the configuration was offered for, where that is known; else the solver is asked.
     Raises what the solver raises, and PluginError if the plan breaks the contract or the workspace limit.
     """
     seen = visible_problem(solver, problem)
-    shown = planned_as(solver, problem, seen, context, config)
+    shown = planned_as(solver, problem, seen, context, config, math)
     with phase("plan"):
         plan = checked_plan(solver, guarded(f"{solver.name}.plan()", ask, solver, "plan", context, shown, config))
     size = plan.workspace_size
@@ -223,7 +225,7 @@ def make(
     if limit is not None and size > limit:
         raise PluginError(f"{solver.name} needs {size} bytes of workspace, the limit is {limit}")
     must_have_room(problem, runtime.device_info(context.devices[0]), solver.name, size)
-    return Prepared(context, problem, seen, solver, config, plan, source)
+    return Prepared(context, problem, seen, solver, config, plan, source, shown.math)
 
 
 def quarantine(

@@ -183,9 +183,12 @@ class Prepared:
         config: Mapping[str, Any],
         plan: Plan,
         source: str = "",
+        math: str = "",
     ) -> None:
         self.context, self.problem, self.solver, self.config = context, problem, solver, config
         self.plan, self.source = plan, source
+        self.math = math or seen.math
+        """What the solver planned it in: the problem's own, or more accurate."""
         self.workspace_size = plan.workspace_size
         self.after: Callable[..., Any] | None = None
         """What is told of each call of it under ``policy(tune=...)``."""

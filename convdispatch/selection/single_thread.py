@@ -17,7 +17,7 @@ _WAKING = 2.25e6
 def prefers_one_thread(prepared: Prepared) -> bool:
     """Whether a prepared call is so short, by its solver's own prediction."""
     device = runtime.device_info(prepared.context.devices[0])
-    cost = predicted(prepared.solver, prepared.problem, device, prepared.config)
+    cost = predicted(prepared.solver, prepared.problem, device, prepared.config, prepared.math)
     if cost is None:
         return False
     cores = device.compute_units

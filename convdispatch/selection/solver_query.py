@@ -35,6 +35,7 @@ __all__ = [
     "MOST_CONFIGS",
     "SolverAnswers",
     "Fault",
+    "admits",
     "query",
     "canonical",
     "checked_plan",
@@ -217,10 +218,20 @@ def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAns
     return found
 
 
+def admits(problem: ConvProblem, math_: str) -> bool:
+    """Whether a solver may plan a problem in this math: its own or, of float32 data, a more accurate one."""
+    return math_ == problem.math or (problem.dtype == "float32" and math_ in FLOORS.get(problem.math, ()))
+
+
 def planned_as(
-    solver: Solver, problem: ConvProblem, seen: ConvProblem, context: Any, config: Mapping[str, Any]
+    solver: Solver, problem: ConvProblem, seen: ConvProblem, context: Any, config: Mapping[str, Any], math_: str = ""
 ) -> ConvProblem:
-    """The problem for which the solver's ``plan`` is asked, where it sees ``seen`` of ``problem``; see ``FLOORS``."""
+    """The problem for which the solver's ``plan`` is asked, where it sees ``seen`` of ``problem``; see ``FLOORS``.
+
+    ``math_`` is the math that the configuration was offered for, where that is known: then nobody is asked.
+    """
+    if math_:
+        return _with_math(seen, math_)
     if seen.math not in FLOORS:
         return seen
     return query(solver, problem, device_info(context.devices[0])).shown(config)
@@ -242,10 +253,17 @@ def serves(solver: Solver, device: DeviceInfo) -> bool:
         return False
 
 
-def predicted(solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-    """What a solver predicts for a configuration of a record, which may be none for it; None where it cannot say."""
+def predicted(
+    solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any], math_: str = ""
+) -> float | None:
+    """What a solver predicts for a configuration of a record, which may be none for it; None where it cannot say.
+
+    ``math_`` is the math that the configuration was offered for, where that is known: then only its cost is asked.
+    """
     seen = visible_problem(solver, problem)
-    if seen.math in FLOORS:
+    if math_:
+        seen = _with_math(seen, math_)
+    elif seen.math in FLOORS:
         return _least_cost(solver, seen, device, config)
     try:
         return _cost(ask(solver, "cost", seen, device, config))
@@ -268,7 +286,7 @@ def _least_cost(solver: Solver, seen: ConvProblem, device: DeviceInfo, config: M
 
 @functools.lru_cache(maxsize=256)
 def _with_math(problem: ConvProblem, math_: str) -> ConvProblem:
-    return problem.replace(math=math_)
+    return problem if problem.math == math_ else problem.replace(math=math_)
 
 
 def canonical(config: Mapping[str, Any]) -> str:

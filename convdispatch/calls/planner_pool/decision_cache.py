@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _MOST = 8 << 20
 """Bytes of a file after which nothing is added: some 30,000 decisions."""
 _FIELDS = {"solver": str, "config": dict, "source": str, "seal": str}
+_OPTIONAL = {"math": str}
+"""Fields that earlier versions did not write."""
 
 
 class DecisionCache:
@@ -40,7 +42,7 @@ class DecisionCache:
         self._known = {} if self._path is None else _read(self._path)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Solver, configuration and source; None where nothing was chosen yet."""
+        """Solver, configuration, source and math; None where nothing was chosen yet."""
         return self._known.get(key)
 
     def put(self, key: str, decision: dict[str, Any]) -> None:
@@ -68,8 +70,9 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             key, decision = json.loads(line)
-            decision = {name: decision[name] for name in _FIELDS}
-            if isinstance(key, str) and all(isinstance(decision[name], kind) for name, kind in _FIELDS.items()):
+            kinds = _FIELDS | {name: kind for name, kind in _OPTIONAL.items() if name in decision}
+            decision = {name: decision[name] for name in kinds}
+            if isinstance(key, str) and all(isinstance(decision[name], kind) for name, kind in kinds.items()):
                 found[key] = decision
     return found
 

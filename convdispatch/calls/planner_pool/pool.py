@@ -109,7 +109,8 @@ class PlannerPool:
     def remember(self, problem: ConvProblem, policy: Policy, prepared: Prepared) -> None:
         """Note what this process chose itself, for processes to come."""
         config = dict(prepared.config)
-        decision = {"solver": prepared.solver.name, "config": config, "source": prepared.source}
+        name, source, math = prepared.solver.name, prepared.source, prepared.math
+        decision = {"solver": name, "config": config, "source": source, "math": math}
         key = artifact_store.decision_key(problem, policy)
         with contextlib.suppress(TypeError, ValueError):  # a configuration that JSON does not hold
             if json.loads(json.dumps(config)) == config:
@@ -227,7 +228,7 @@ class PlannerPool:
                 begin += size
             tables["texts"].update(said["texts"])
             key = artifact_store.decision_key(task.problem, task.policy)
-            decision = sealed(key, {name: said[name] for name in ("solver", "config", "source")}, self.device)
+            decision = sealed(key, {name: said[name] for name in ("solver", "config", "source", "math")}, self.device)
             tables["decisions"][key] = decision
             self._choices().put(key, decision)
         with self._changed:

@@ -87,6 +87,7 @@ def _answer(answers: Any, send: Any, prepared: Any, made: Any) -> None:
         "solver": prepared.solver.name,
         "config": dict(prepared.config),
         "source": prepared.source,
+        "math": prepared.math,
         "texts": made.tables["texts"],
         "programs": [[key, len(binary)] for key, binary in programs.items()],
     }

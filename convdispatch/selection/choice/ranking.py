@@ -46,6 +46,8 @@ class Candidate:
     """For example ``measured``, ``registry.yaml:12`` or ``predicted``."""
     rule: str = ""
     """The rule that put it there, in words."""
+    math: str = ""
+    """The math that the solver offered it for, where a kept decision says it; where it is empty the solver is asked."""
 
 
 def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> list[Candidate]:

@@ -2,6 +2,7 @@
 
 A decision carries a seal over what it follows from. Where that is unbroken the solver offered its configuration under
 the same sources on the same device, and is only asked whether it serves that still, not for all its configurations.
+The decision says for which math it was offered; one of an earlier version does not, and its solver is asked for that.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
+from ...api.solver import Solver
 from ...device import runtime
 from ...device.cache import artifact_store
 from ...device.programs import template_cache
 from ..choice import lockfile
 from ..choice.ranking import Candidate, contestants, refusal, set_aside_here
+from ..derivation import named
 from ..plugins.loader import plugins
 from ..prepared import Prepared
-from ..solver_query import query, serves
+from ..solver_query import admits, query, serves
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -48,12 +51,13 @@ def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, pol
     decision, pack = found
     name, config = decision["solver"], decision["config"]
     source = decision.get("source") or f"plan pack {pack}"
-    solver = plugins().solvers.get(name) or contestants(problem, info).get(name)
+    known, math = _is_sealed(problem, policy, decision, device), decision.get("math", "")
+    solver = _solver(name) if known else plugins().solvers.get(name)
+    solver = solver or contestants(problem, info).get(name)
     if solver is None:
         return _misfit(pack, f"it fixes {name} for {problem}, which no plugin provides")
-    seal = decision.get("seal") and _seal(artifact_store.decision_key(problem, policy), decision, device)
-    if seal and seal == decision["seal"] and serves(solver, info) and set_aside_here(solver, problem, info) is None:
-        return Candidate(solver, config, source)
+    if known and serves(solver, info) and set_aside_here(solver, problem, info) is None:
+        return Candidate(solver, config, source, math=math)
     refused = refusal(solver, problem, info, policy)
     if refused is not None:
         return _misfit(pack, f"it fixes {name} for {problem}, which refuses: {refused[1]}")
@@ -65,7 +69,8 @@ def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, pol
 def note(prepared: Prepared, device: cl.Device, policy: Policy, compiled: int) -> None:
     """Tell those who gather of a plan. ``compiled`` is how many programs were, which a pack should have held."""
     if policy.selection == Policy():
-        key, decision = str(prepared.problem), {"solver": prepared.solver.name, "config": dict(prepared.config)}
+        key, name, math = str(prepared.problem), prepared.solver.name, prepared.math
+        decision = {"solver": name, "config": dict(prepared.config), "math": math}
         artifact_store.note("decisions", key, lambda: sealed(key, decision, device), device)
     if compiled and prepared.source.startswith("plan pack "):
         why = f"the kernels of {prepared.solver.name} for {prepared.problem} read otherwise than when it was made"
@@ -77,9 +82,26 @@ def sealed(key: str, decision: Mapping[str, Any], device: cl.Device) -> dict[str
     return {**decision, "seal": _seal(key, decision, device)}
 
 
+def _is_sealed(problem: ConvProblem, policy: Policy, decision: Mapping[str, Any], device: cl.Device) -> bool:
+    """Whether a decision holds as it stands: its seal is unbroken, and its math is one that the problem admits."""
+    said, math = decision.get("seal"), decision.get("math")
+    if not said or not (math is None or admits(problem, math)):
+        return False
+    return bool(said == _seal(artifact_store.decision_key(problem, policy), decision, device))
+
+
+def _solver(name: str) -> Solver | None:
+    """The solver of that name, a derived one made without asking those that it stands in for."""
+    try:
+        return named(name, plugins().solvers)
+    except KeyError:
+        return None
+
+
 def _seal(key: str, decision: Mapping[str, Any], device: cl.Device) -> str:
     try:
-        said = json.dumps([key, decision["solver"], decision["config"]], sort_keys=True)
+        math = [decision["math"]] if "math" in decision else []
+        said = json.dumps([key, decision["solver"], decision["config"], *math], sort_keys=True)
     except (TypeError, ValueError):
         return ""
     sources = _sources(plugins().provider(decision["solver"]), device)

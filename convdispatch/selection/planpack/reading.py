@@ -110,6 +110,8 @@ class PackFile:
                 raise _Wrong(f"the decision for {text[:200]} names no solver")
             config = _mapping(decision.get("config"), f"the configuration for {text[:200]}")
             found = {"solver": decision["solver"], "config": config, "seal": str(decision.get("seal", ""))}
+            if isinstance(decision.get("math"), str):
+                found["math"] = decision["math"]
             self.decisions[str(ConvProblem.parse(text))] = found
         self.forms = {}
         for key, form in _mapping(manifest.get("forms"), "forms").items():

@@ -8,6 +8,7 @@ costs a look-up; ``eager.planning`` plans the others.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,10 +40,14 @@ def _let_go() -> None:
 
 
 _calls = Programs(_let_go)
+_alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+"""Calls by key, also those that went for others, as long as somebody holds them. A fused model's CUDA graph does: its
+replays ask for no call, and a caller's own capture of the model, in which none can be made, finds them here."""
 
 
 def _forget() -> None:
     _calls.drop()
+    _alive.clear()
     _let_go()
     native.forget()
 
@@ -237,14 +242,15 @@ def cached_call(
         call = _calls.get(key)
         if call is None:
             request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after)
-            call = _calls.make(key, lambda: planned_call(request))
+            call = _alive[key] = _calls.make(key, lambda: _alive.get(key) or planned_call(request))
         _store_last(part, w, facts, call)
     if type(call) is Pending:
         loaded = call.resolved(wait=current_policy().tier == "full")
         if loaded is None:
             return call
-        call = loaded
-        _calls.put(key_of(part, geometry, x, w, grad, bias, constant, settings, after), call)
+        key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
+        call = _alive[key] = loaded
+        _calls.put(key, call)
         _store_last(part, w, facts, call)
     if benchmark() and call.prepared is not None:
         autotune.consider(call.problem, call.device, chosen, call.prepared, ranks.many)

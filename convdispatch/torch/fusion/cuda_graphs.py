@@ -90,6 +90,7 @@ def kind_of(leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         *(_C._get_cublas_allow_fp16_reduced_precision_reduction(), _C._get_float32_matmul_precision()),
         *(_C._get_cudnn_enabled(), _C._get_cudnn_benchmark(), _C._get_deterministic_algorithms()),
         *(_C._get_flash_sdp_enabled(), _C._get_mem_efficient_sdp_enabled(), _C._get_math_sdp_enabled()),
+        _C._get_cudnn_sdp_enabled(),
     )
 
 
@@ -101,7 +102,7 @@ class GraphForm:
         self._lock = lock
         self.tape = counting.Tape()
         self.held: list[Any] = []
-        """Packed weights that kernels read."""
+        """Packed weights that kernels read, and the layers' calls: a caller's own capture finds them again."""
 
     @property
     def words(self) -> str:
@@ -195,12 +196,15 @@ def _alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 @contextlib.contextmanager
 def _watched(held: list[Any]) -> Iterator[None]:
-    """While it lasts convolutions go by Python, and packed weights that this thread's read are added to ``held``."""
+    """While it lasts convolutions go by Python, and this thread's calls and the packed weights that they read are added
+    to ``held``."""
     thread = threading.get_ident()
 
     def watcher(part: str, call: Any, tensors: Sequence[Any], geometry: Any) -> None:
-        if threading.get_ident() == thread and getattr(call, "packs", False):
-            held.append(promise(tensors[1], fused=True))
+        if threading.get_ident() == thread:
+            held.append(call)
+            if getattr(call, "packs", False):
+                held.append(promise(tensors[1], fused=True))
 
     end = engine.watch(watcher)
     try:
@@ -217,7 +221,7 @@ class _Looking(TorchDispatchMode):
         self._device, self._memory, self.operators = device, memory, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _attends_to_all(func, args, kwargs or {}):
             raise Uncapturable(f"{func} draws random numbers")
         if any(map(self._kept, written(func, args))):
             raise Uncapturable(f"{func} writes to an input or to a part of the model")
@@ -230,6 +234,16 @@ class _Looking(TorchDispatchMode):
 
     def _kept(self, tensor: torch.Tensor) -> bool:
         return not isinstance(tensor, FakeTensor) or tensor.untyped_storage()._cdata in self._memory
+
+
+def _attends_to_all(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether it is attention without dropout: the operators that may draw random numbers draw none then."""
+    if not func.name().startswith("aten::_scaled_dot_product_"):
+        return False
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            return bool(kwargs.get("dropout_p", args[at] if at < len(args) else argument.default_value) == 0)
+    return False
 
 
 def _look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor]) -> None:
