@@ -206,6 +206,7 @@ def four():
     """A client of four workers in this process, each of which pretends to offer a device; and the workers."""
     resources = {KEY: 1, f"compile {KEY}": 1}
     options = {"threads_per_worker": 2, "processes": False, "dashboard_address": None, "resources": resources}
+    options["memory_limit"] = 0  # none: in a process of so many tests workers would pause for good
     with distributed.LocalCluster(n_workers=4, silence_logs=50, **options) as cluster:
         for worker, offer in zip(cluster.workers.values(), offers(4).values()):
             worker.convdispatch_offer, worker.convdispatch_children = offer, Compiles()
