@@ -337,6 +337,7 @@ def test_families_that_are_none(families, says):
     ("text", "glob"),
     [
         ("mb4ic64iw4000oc128kw2dw128", "im2col"),  # two taps: transforms save nothing
+        ("mb4ic512ih4oc512kh3ph1", "winograd.*"),  # weights of 9 MB, transformed where they are used
         ("mb4ic512ih4oc512kh3ph1+constant", "winograd.*"),
         ("bwd_data_mb4ic512ih4oc512kh3ph1", "winograd.*"),
         ("mb4ic256ih14oc256kh3ph1", "winograd.*"),  # large enough that it pays

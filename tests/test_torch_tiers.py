@@ -109,6 +109,11 @@ def test_depthwise_layers_do_not_wait_for_cudnns_compiler(aside, monkeypatch, la
     monkeypatch.setattr(quick_depthwise, "_on_cuda", lambda x: True)
     monkeypatch.setattr(quick_depthwise, "_convolve", library)
     with torch.inference_mode():
+        pixel, w = torch.randn(2, 6, 1, 1).to(memory_format=form), torch.randn(6, 1, 1, 1).to(memory_format=form)
+        y = quick_depthwise.quick_depthwise(pixel, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 6)
+        # As PyTorch answers on CUDA; on a CPU what it answers depends on the library that it takes.
+        assert y.stride() == ((6, 1, 6, 6) if last else (6, 1, 1, 1))
+        right(y, routing.original("convolution", pixel, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 6))
         for width, model in ((17, net), (18, fused)):
             x = torch.randn(2, 3, 13, width).to(memory_format=form)
             with ct.enable(min_flops=1e15):

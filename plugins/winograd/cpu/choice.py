@@ -32,7 +32,7 @@ _HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache b
 _BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
 _LAUNCH = 0.55  # of a launch's time, what one takes behind another
 # What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
-_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.22, "weights": 1.4}
+_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.15, "weights": 1.4}
 _PACKED = 1.2  # what joined takes beside the others where weights were packed before, whose next ones come meanwhile
 _ACROSS = 1.63  # times of memory's pace that weights take which are read across
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
