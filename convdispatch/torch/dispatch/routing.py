@@ -63,7 +63,7 @@ def _set(settings: Settings | None) -> None:
     global _library, _in_force
     with _lock:
         _in_force = settings
-        native.forget()
+        native.under(settings or DEFAULT)
         if settings is None:
             if _library is not None:
                 native.uninstall()
