@@ -2,7 +2,7 @@
 
     python bench/torch_cpu.py [--batch 1] [--net resnet50]
 
-Both sides run in one process, PyTorch alone first. With ``CONVDISPATCH_NATIVE=0`` kernels run in OpenCL's own threads. The
+Both sides run in one process, PyTorch alone first. With ``CONVDISPATCH_NATIVE=0`` kernels run in threads of OpenCL. The
 convolutions' own time and PyTorch's other operators' bound what ``enable`` can give without joining operators.
 """
 

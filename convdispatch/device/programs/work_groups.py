@@ -26,7 +26,7 @@ _GROUPED = re.compile(
 
 @dataclass(frozen=True)
 class Divisible:
-    """How the kernels of a text may be launched in parts, which have a global offset: ``get_global_id`` counts from it."""
+    """How a text's kernels may be launched in parts: these have a global offset, which ``get_global_id`` counts."""
 
     whole: frozenset[int]
     """The axes along which they cannot."""
