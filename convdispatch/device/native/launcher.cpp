@@ -1,8 +1,10 @@
-// convdispatch.device.native._launcher: the warm way of a convolution on PyTorch's CUDA tensors, below Python.
+// convdispatch.device.native._launcher: the warm way of a convolution on PyTorch's CUDA tensors, below Python; and
+// kernels on a CPU in PyTorch's threads.
 //
 // Python decides what a problem runs, once; this looks the decision up and launches it. See docs/design/adr/0021.
 
 #include "replay.h"
+#include "work_groups.h"
 
 namespace launcher {
 namespace {
@@ -166,6 +168,8 @@ PyMethodDef methods[] = {
     {"program", make_program, METH_VARARGS, nullptr},
     {"replay", make_replay, METH_VARARGS, nullptr},
     {"under", under, METH_O, nullptr},
+    {"groups", make_groups, METH_VARARGS, nullptr},
+    {"run_groups", run_groups, METH_VARARGS, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},
