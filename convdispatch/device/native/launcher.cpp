@@ -153,6 +153,7 @@ PyMethodDef methods[] = {
     {"program", make_program, METH_VARARGS, nullptr},
     {"replay", make_replay, METH_VARARGS, nullptr},
     {"groups", make_groups, METH_VARARGS, nullptr},
+    {"point_groups", point_groups, METH_VARARGS, nullptr},
     {"run_groups", run_groups, METH_VARARGS, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
