@@ -10,12 +10,13 @@ many processes as there are processors.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 
 import click
 import results
@@ -55,16 +56,20 @@ def programs(net: str, form: str, batch: int) -> tuple[int, set[str]]:
     return len(problems), found
 
 
-def compiled(texts: Collection[str]) -> tuple[float, float]:
-    """Seconds of compilers for these texts, one after the other, and until the last of them ended."""
+@contextlib.contextmanager
+def compilers() -> Iterator[Callable[[Collection[str]], tuple[float, float]]]:
+    """What compiles texts in processes of their own: seconds of all compilers, and until the last of them ended."""
     processors = min(compile_pool.MOST, compile_pool.processors())
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(processors, initializer=_seconds, initargs=("kernel void warm() {}",)) as pool:
+
+        def compiled(texts: Collection[str]) -> tuple[float, float]:
+            begin = time.perf_counter()
+            took = sum(pool.imap_unordered(_seconds, sorted(texts, key=len, reverse=True)))
+            return took, time.perf_counter() - begin
+
         pool.map(_ready, range(processors), 1)
-        begin = time.perf_counter()
-        longest_first = sorted(texts, key=len, reverse=True)
-        took = sum(pool.imap_unordered(_seconds, longest_first))
-        return took, time.perf_counter() - begin
+        yield compiled
 
 
 def _ready(_: int) -> None:
@@ -76,6 +81,7 @@ def _seconds(text: str) -> float:
     from convdispatch_nvidia.hopper import MARK, build_for_hopper
 
     context = runtime.context(runtime.find_device("nvidia"))
+    kernels.forget()
     begin = time.perf_counter()
     (build_for_hopper if MARK in text else kernels.build)(context, text)
     return time.perf_counter() - begin
@@ -91,14 +97,15 @@ def main(nets: str, batch: int, compiles: bool) -> None:
     seconds = ["compiler, s", "until all are there, s"] if compiles else []
     table = Table("net, form", "problems", "programs", "that multiply", "pack", "reduce", "fold", *seconds)
     os.environ |= {"CONVDISPATCH_KERNEL_CACHE": "off", "CUDA_CACHE_DISABLE": "1"}
-    for net in nets.split(","):
-        for form in FORMS:
-            problems, texts = programs(net, form, batch)
-            kinds = Counter(name for text in texts for name in set(_KERNEL.findall(text)) & BESIDE)
-            main_ones = sum(not set(_KERNEL.findall(text)) <= BESIDE for text in texts)
-            counts = (problems, len(texts), main_ones, kinds["pack"], kinds["reduce"], kinds["fold"])
-            took = (f"{each:.1f}" for each in compiled(texts)) if compiles else ()
-            table.add_row(f"{net}, {form}", *map(str, counts), *took)
+    with compilers() if compiles else contextlib.nullcontext() as compiled:
+        for net in nets.split(","):
+            for form in FORMS:
+                problems, texts = programs(net, form, batch)
+                kinds = Counter(name for text in texts for name in set(_KERNEL.findall(text)) & BESIDE)
+                main_ones = sum(not set(_KERNEL.findall(text)) <= BESIDE for text in texts)
+                counts = (problems, len(texts), main_ones, kinds["pack"], kinds["reduce"], kinds["fold"])
+                took = (f"{each:.1f}" for each in compiled(texts)) if compiled else ()
+                table.add_row(f"{net}, {form}", *map(str, counts), *took)
     Console(width=140).print(table)
     results.keep_table(table)
 
