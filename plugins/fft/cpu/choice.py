@@ -23,6 +23,9 @@ _SHARE, _NARROW = 1.0, 0.62  # of the multiply-add peak, in products; in those o
 _LINE = 1.1  # what transforms along one axis take beside this count: they load and store more for what they compute
 _VECTOR = 3.2  # operations of the peak in the time of one operation of a transform: it waits for loads and stores
 _NEAR, _FAR = 6.7, 12.8  # operations in the time of a byte of a spectrum in the last cache, and beyond it
+# Of an element that is read or written by itself, a channel at a time: no transformed axis is a row of memory. And of one
+# of a tensor of more bytes than second-level caches hold, whose line is brought anew for each of its elements.
+_SINGLE, _BROUGHT, _SECOND = 150.0, 200.0, 4 << 20
 _LAUNCH = 2.5e6  # operations in the time of a launch
 _ROUNDS = 512  # pieces of a call at most: more would spend the time on launches
 
@@ -44,6 +47,20 @@ def _transform(g: Geometry, counts: tuple[int, ...]) -> float:
     elif others:
         total += half(n0) * _operations(sizes[others[0]], False)
     return total if sum(n > 1 for n in sizes) > 1 else _LINE * total
+
+
+def _single(g: Geometry, again: int) -> float:
+    """Of elements that go between a tensor and lines one by one: channels first, no axis along a row of memory."""
+    t, p = g.tiling, g.problem
+    if p.layout == "nhwc" or t.half_axis == 2:
+        return 0.0
+    x, y = math.prod(p.x_shape), math.prod(p.y_shape)
+    source, other = (y, x) if p.direction == "bwd_data" else (x, y)
+    total = 0.0
+    for tensor, blocks, counts in ((source, again * ceil(g.c, g.lanes), g.whole), (other, ceil(g.d, g.lanes), g.steps)):
+        each = _SINGLE + (_BROUGHT if tensor * p.itemsize > _SECOND else 0.0)
+        total += each * g.all_rows * t.groups * blocks * g.lanes * math.prod(counts)
+    return total
 
 
 def predicted(g: Geometry) -> float:
@@ -74,7 +91,8 @@ def predicted(g: Geometry) -> float:
     traffic = sum(size * times for size, times in moved) * (_NEAR + far * (_FAR - _NEAR))
     wide = g.result_blocks > 1 or blocks_n == 1
     products = 8.0 * f * groups * m * n * k / (_SHARE if wide else _NARROW)
-    return _WORK * (products + _VECTOR * lane * groups * transforms + traffic + 3 * _LAUNCH * g.rounds)
+    work = products + _VECTOR * lane * groups * transforms + traffic + _single(g, again)
+    return _WORK * (work + 3 * _LAUNCH * g.rounds)
 
 
 def possible(problem: ConvProblem, device: DeviceInfo) -> bool:
