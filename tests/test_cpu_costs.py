@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from convdispatch_fft.cpu.solver import Tiled
 from convdispatch_im2col.solver import Im2col
 from convdispatch_implicitgemm.cpu.depthwise import Depthwise
 from convdispatch_implicitgemm.cpu.direct import Direct
@@ -110,3 +111,24 @@ def test_a_gradient_of_weights_has_no_more_parts_than_it_earns(text, parts):
     """32 groups are work for all cores: four copies of dw, written and added, took a quarter of the time."""
     problem = ConvProblem.parse("bwd_weights_" + text)
     assert next(Weights().configs(problem, CPU))["parts"] == parts
+
+
+@pytest.mark.parametrize(("text", "tile", "ms"), [
+    ("bwd_data_f32_mb8ic248ih32iw32oc24kh7kw1ph3pw0+constant", [1, 40, 1], 5.44),
+    ("bwd_data_f32_mb1ic368ih60iw60oc120kh3kw1ph1pw0", [1, 32, 1], 7.33),
+    ("fwd_f32_mb4ic16ih55iw55oc64kh7kw1ph3pw0", [1, 64, 1], 1.17),
+    ("bwd_data_f32_mb1ic32ih43iw43oc80kh7kw1", [1, 28, 1], 0.436),
+    ("bwd_weights_f32_nhwc_mb1ic48ih48iw48oc48kh7kw1ph3pw0", [1, 30, 1], 0.298),  # pixels are vectors of channels
+])  # fmt: skip
+def test_transforms_across_rows_of_memory_load_each_number_alone(text, tile, ms, monkeypatch):
+    """Times of two cores with AVX-512: columns of planes, whose neighbours lie a row apart."""
+    monkeypatch.setenv("CONVDISPATCH_RATES", "off")
+    problem = ConvProblem.parse(text)
+    config = next(config for config in Tiled().configs(problem, CPU) if config["tile"] == tile)
+    assert 1e3 * Tiled().cost(problem, CPU, config) == pytest.approx(ms / 1.15, rel=0.3)
+
+
+def test_a_gradient_of_few_channels_is_its_transforms():
+    """20 and 44 channels a group, 400 tiles: direct sums took 2.8 ms, 49 planes of both tensors 4.4."""
+    problem = ConvProblem.parse("bwd_weights_f32_g4mb1ic80ih99iw99oc176kh3kw3ph1pw1")
+    assert operations(Winograd(5, 3), problem) > 0.84 * operations(Weights(), problem)

@@ -32,9 +32,10 @@ _HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache b
 _BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
 _LAUNCH = 0.55  # of a launch's time, what one takes behind another
 # What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
-_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.15, "weights": 1.4}
+_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.15, "weights": 1.3}
 _PACKED = 1.2  # what joined takes beside the others where weights were packed before, whose next ones come meanwhile
 _ACROSS = 1.63  # times of memory's pace that weights take which are read across
+_SPREAD = 5.0  # of a vector that a weights' gradient writes to V or M, each to a plane of its own
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
 
 
@@ -118,6 +119,8 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
             moved += (bytes_v * work.blocks + bytes_m * ceil(case.c, work.cr)) / _NEAR
         else:
             moved += 2 * bytes_u * work.chunks / (_NEAR if bytes_u < _L3 else pace.far)
+        forward += _SPREAD * tiles * vectors_c * case.products
+        other += _SPREAD * tiles * vectors_n * case.products
         launches = 2 * work.chunks * groups
     elif isinstance(work, JoinedKernel):
         other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
