@@ -9,13 +9,15 @@ from convdispatch_fft.cpu.solver import Tiled
 from convdispatch_im2col.solver import Im2col
 from convdispatch_implicitgemm.cpu.depthwise import Depthwise
 from convdispatch_implicitgemm.cpu.direct import Direct
+from convdispatch_implicitgemm.cpu.phases import Phases
 from convdispatch_implicitgemm.cpu.pointwise import Pointwise
 from convdispatch_implicitgemm.cpu.weights import Weights
 from convdispatch_winograd.cpu.solver import Winograd
 
 from convdispatch import ConvProblem
 from convdispatch.api import DeviceInfo, rates
-from convdispatch.api.cpu import uneven
+from convdispatch.api.cpu import FITTED, Balance, uneven
+from convdispatch.device.rates import estimate
 
 CPU = DeviceInfo("two cores", "intel", "cpu", "simd512", compute_units=2, simd_width=16, local_mem_size=1 << 18)
 
@@ -55,6 +57,29 @@ def test_gradients_of_weights_that_lie_pages_apart_cost_more():
         operations(Weights(), ConvProblem.parse(f"bwd_weights_f32_mb1ic{c}ih5oc56kh4")) / c for c in (760, 768)
     )
     assert far > 1.3 * near
+
+
+@pytest.mark.parametrize(("solver", "text", "launches"), [
+    (Direct(), "mb1ic16ih7oc16kh3ph1", 2),
+    (Weights(), "bwd_weights_f32_mb1ic16ih7oc16kh3ph1", 2),
+    (Depthwise(), "mb1g32ic32ih7oc32kh3ph1", 1),
+    (Phases(), "bwd_data_f32_mb1ic16ih8oc16kh3sh2ph1", 2),
+    (Pointwise(), "mb1ic32ih7oc32kh1+constant", 1),
+    (Im2col(), "mb1ic16ih7oc16kh3ph1+constant", 2),
+    (Im2col(), "bwd_weights_f32_mb1ic16ih7oc16kh3ph1", 2),
+    (Im2col(), "bwd_data_f32_nhwc_mb1ic16ih8oc16kh3sh2ph1", 2),
+    (Tiled(), "mb1ic16ih7oc16kh5ph2+constant", 2.5),
+])  # fmt: skip
+@pytest.mark.parametrize("units", [2, 64])
+def test_a_launch_takes_its_time_on_any_number_of_cores(solver, text, launches, units, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_RATES", "off")
+    device, problem = dataclasses.replace(CPU, compute_units=units), ConvProblem.parse(text)
+    assert solver.cost(problem, device, next(solver.configs(problem, device))) > launches * rates(device).launch
+
+
+def test_costs_are_of_two_cores():
+    assert Balance.of(estimate(CPU)) == pytest.approx(FITTED)
+    assert Balance.of(estimate(dataclasses.replace(CPU, compute_units=8))) == pytest.approx((4, 4))
 
 
 def test_memory_and_launches_are_no_faster_on_more_cores(monkeypatch):

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo
-from convdispatch.api.cpu import lanes
+from convdispatch.api import ConvProblem, DeviceInfo, rates
+from convdispatch.api.cpu import FITTED, Balance, lanes
 
 from ..tiling import axis_tiling, tilings
 from ..transforms import half
@@ -23,8 +23,8 @@ _SHARE, _NARROW = 1.0, 0.62  # of the multiply-add peak, in products; in those o
 _LINE = 1.1  # what transforms along one axis take beside this count: they load and store more for what they compute
 _VECTOR = 3.2  # operations of the peak in the time of one operation of a transform: it waits for loads and stores
 _NEAR, _FAR = 6.7, 12.8  # operations in the time of a byte of a spectrum in the last cache, and beyond it
-# Of an element that is read or written by itself, a channel at a time: no transformed axis is a row of memory. And of one
-# of a tensor of more bytes than second-level caches hold, whose line is brought anew for each of its elements.
+# Of an element that is read or written alone, a channel at a time: no transformed axis is a row of memory. Of one of
+# a tensor of more bytes than second-level caches hold, too, whose line is brought anew for each of its elements.
 _SINGLE, _BROUGHT, _SECOND = 150.0, 200.0, 4 << 20
 _LAUNCH = 2.5e6  # operations in the time of a launch
 _ROUNDS = 512  # pieces of a call at most: more would spend the time on launches
@@ -63,7 +63,7 @@ def _single(g: Geometry, again: int) -> float:
     return total
 
 
-def predicted(g: Geometry) -> float:
+def predicted(g: Geometry, balance: Balance = FITTED) -> float:
     """Operations of the peak in the time that a call takes: products, transforms, traffic and launches."""
     t, lane = g.tiling, g.lanes
     f, rows, groups = g.frequencies, g.all_rows, t.groups
@@ -88,11 +88,11 @@ def predicted(g: Geometry) -> float:
         moved = [(source, again + block_rounds), (kernel, row_rounds + (0 if g.held else 1)), (result, 2)]
     alive = g.areas["size"] + (g.packed_size if g.held else 0)
     far = min(1.0, max(0.0, (alive - _CACHE) / _CACHE))
-    traffic = sum(size * times for size, times in moved) * (_NEAR + far * (_FAR - _NEAR))
+    traffic = sum(size * times for size, times in moved) * (_NEAR + far * (_FAR * balance.memory - _NEAR))
     wide = g.result_blocks > 1 or blocks_n == 1
     products = 8.0 * f * groups * m * n * k / (_SHARE if wide else _NARROW)
     work = products + _VECTOR * lane * groups * transforms + traffic + _single(g, again)
-    return _WORK * (work + 3 * _LAUNCH * g.rounds)
+    return _WORK * (work + 3 * _LAUNCH * balance.launch * g.rounds)
 
 
 def possible(problem: ConvProblem, device: DeviceInfo) -> bool:
@@ -110,7 +110,8 @@ def _sizes(problem: ConvProblem) -> tuple[int, ...]:
 
 def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
     """Configurations: the fastest by prediction first, then others in whole and in pieces of falling workspace."""
-    return iter(_choices(problem, lanes(device), device.local_mem_size, device.compute_units))
+    balance = Balance.of(rates(device))
+    return iter(_choices(problem, lanes(device), device.local_mem_size, device.compute_units, balance))
 
 
 def _config(g: Geometry, **changes: int) -> dict[str, Any]:
@@ -118,15 +119,18 @@ def _config(g: Geometry, **changes: int) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _choices(problem: ConvProblem, lane: int, local: int, units: int) -> tuple[Mapping[str, Any], ...]:
+def _choices(
+    problem: ConvProblem, lane: int, local: int, units: int, balance: Balance
+) -> tuple[Mapping[str, Any], ...]:
+    rated = functools.partial(predicted, balance=balance)
     cut = tilings(problem, _sizes(problem))
     whole = [g for g in (_whole(problem, t.sizes, lane, units) for t in cut) if _fits(g, local)]
-    ranked = sorted(whole, key=predicted)[:_TRIED]
-    pieces = sorted((g for each in ranked for g in _pieces(each)), key=predicted)
+    ranked = sorted(whole, key=rated)[:_TRIED]
+    pieces = sorted((g for each in ranked for g in _pieces(each)), key=rated)
     found = pieces[:6]
     # Between the fastest and the floor, the least that some transform can do with, each offer takes half of the last.
-    floor = min((_least(g) for g in whole), key=lambda g: (g.areas["size"], predicted(g)))
-    falling = sorted([*pieces, *_pieces(_full(floor)), floor], key=lambda g: (-g.areas["size"], predicted(g)))
+    floor = min((_least(g) for g in whole), key=lambda g: (g.areas["size"], rated(g)))
+    falling = sorted([*pieces, *_pieces(_full(floor)), floor], key=lambda g: (-g.areas["size"], rated(g)))
     least = min(g.areas["size"] for g in found)
     for g in falling:
         if g.areas["size"] <= least / 2 or (g is floor and floor.areas["size"] < least):

@@ -221,7 +221,7 @@ class Narrow(Solver):
         )
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Issue slots: multiply-adds, some four for each load, some eight for each vector of weights; sectors; memory."""
+        """Issue slots: multiply-adds, four for each load, eight for each vector of weights; sectors; memory."""
         product = NarrowProduct(problem, config["rows"], config.get("apart", False))
         geo = product.geometry
         steps = geo.volume * product.rows * geo.m
