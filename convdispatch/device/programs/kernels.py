@@ -27,7 +27,7 @@ from ..commands.interface import Commands, Kernel, thread
 from ..commands.queues import commands_of
 from ..opencl.platforms import device_info
 from ..startup_profile import phase
-from . import template_cache
+from . import template_cache, work_groups
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -196,6 +196,8 @@ def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
     # Oclgrind's compiler says that there is cl_khr_fp16, its device does not list it, and computes with it wrongly.
     simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
     program = compiled(context, text, (*options, "-Ucl_khr_fp16") if simulated else options)
+    if isinstance(text, str):
+        work_groups.note(program, text)
     nbytes = _PROGRAM + _TIMES * sum(program.get_info(cl.program_info.BINARY_SIZES))
     return (program, nbytes), nbytes
 

@@ -69,7 +69,7 @@ def _set(settings: Settings | None) -> None:
     global _library, _in_force
     with _lock:
         _in_force = settings
-        native.forget()
+        native.under(settings or DEFAULT)
         if settings is None:
             if _library is not None:
                 native.uninstall()
@@ -88,7 +88,7 @@ def _install() -> Any:
                 _originals[operator, key] = torch.library.get_kernel(f"aten::{operator}", key)
             kernels[operator, key] = _kernel(operator, key, compute)
 
-    def in_python(key: str) -> None:
+    def in_python(key: str, library: Any = library) -> None:
         with warnings.catch_warnings():  # that a kernel is overridden is what is wanted; PyTorch says so once
             warnings.simplefilter("ignore")
             for operator in _OPERATORS:
@@ -97,6 +97,10 @@ def _install() -> Any:
     for key in _KEYS:
         if key != _NATIVE:
             in_python(key)
+    if not native.runs():  # what overrides below Python is said to the log, which nobody can quieten
+        quietly = torch.library.Library("aten", "IMPL")
+        in_python(_NATIVE, quietly)
+        quietly._destroy()
     bound = [functools.partial(kernels[operator, _NATIVE], _keyset(_NATIVE)) for operator in _OPERATORS]
     if not native.install(_NATIVE, *bound):
         in_python(_NATIVE)
