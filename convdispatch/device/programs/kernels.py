@@ -69,11 +69,12 @@ def _template(package: str, file: str) -> Any:
 
 def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
     template = _read(package, file)
-    carries = template_cache.artifact_key(package, template, values) if artifact_store.wanted() else None
+    subject = template_cache.Subject(package, template, values)
+    carries = subject.artifact_key() if artifact_store.wanted() else None
     found = None if carries is None else artifact_store.find("texts", carries)
     if found is not None:
         return found[0]
-    key = template_cache.text_key(package, template, values)
+    key = subject.text_key()
     text = None if key is None else template_cache.load(key)
     if text is None:
         text = _template(package, file).render(**values)
