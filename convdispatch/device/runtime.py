@@ -30,6 +30,7 @@ from .memory.allocator import (
     sub_region,
 )
 from .opencl import icd
+from .opencl.contexts import made_context
 from .opencl.platforms import address, device_info, devices, platforms
 
 if TYPE_CHECKING:
@@ -198,8 +199,10 @@ def refuse_forked() -> None:
 
 
 def _after_fork() -> None:
-    global forked
-    if _context.cache_info().currsize:
+    global forked, _lock
+    being_made = not _lock.acquire(blocking=False)  # by a thread that the child lacks
+    _lock = threading.RLock()
+    if being_made or _context.cache_info().currsize:
         forked = True
         _threads.__dict__.clear()
 
@@ -208,11 +211,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-@functools.lru_cache(maxsize=64)
-def _context(device: cl.Device) -> cl.Context:
-    import pyopencl as cl
-
-    return cl.Context([device])
+_context = functools.lru_cache(maxsize=64)(made_context)
 
 
 def context(device: cl.Device | None = None) -> cl.Context:
