@@ -51,6 +51,7 @@ class Child:
             encoding="utf-8",
             errors="replace",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=background,  # the system hangs up on the whole group of a halted child that is left alone
         )
         self.halted = self.may_halt = False
         if background:
