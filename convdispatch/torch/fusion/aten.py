@@ -72,7 +72,9 @@ class _Net:
                 continue
             name = str(node.target)
             parts = node.all_input_nodes
-            if name != "<built-in function getitem>" and parts and all(each in self._constants for each in parts):
+            drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            known = all(each in self._constants for each in parts) and not drawn
+            if known and name != "<built-in function getitem>":  # also what is made of sizes alone
                 with torch.no_grad():
                     self._constants[node] = node.target(*_mapped(node.args, self._constants.get), **node.kwargs)
                 self.integers.note(node, self._constants)
