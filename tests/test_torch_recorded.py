@@ -282,7 +282,7 @@ def test_what_the_first_call_keeps_may_be_kept():
     alike(fused, model, picture())
 
 
-def test_training_gradients_hooks_and_modes_go_by_layers():
+def test_training_gradients_hooks_and_modes_go_by_layers(monkeypatch):
     model, fused = made(lambda m, x: F.dropout(m.layers(x), 0.5, m.training))
     alike(fused, model, picture())
     seen = []
@@ -293,6 +293,9 @@ def test_training_gradients_hooks_and_modes_go_by_layers():
             return fused.records.recorded((picture(),), {}) is None
 
     assert not unserved()
+    monkeypatch.setenv("CONVDISPATCH_TORCH_GRAPHS", "0")
+    assert unserved()
+    monkeypatch.delenv("CONVDISPATCH_TORCH_GRAPHS")
     learning = copy.deepcopy(fused).train()
     with torch.no_grad():
         assert (learning(picture()) == 0).any(), "dropout"

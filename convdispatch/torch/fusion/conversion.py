@@ -75,7 +75,8 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     are folded into the weights of the convolution before them (in float64), and a convolution takes in the sum with
     another tensor and the activation that follow it, where nobody else reads what lies between: ReLU, ReLU6, Hardtanh,
     LeakyReLU, ELU, Sigmoid, SiLU and Tanh. The fused weights do not learn. What
-    ``torch.fx`` cannot trace is left as it is, its children are tried one by one, and ``fusion(model)`` says so. An
+    ``torch.fx`` cannot trace keeps its code: its children are tried one by one, and it is recorded at its calls without
+    gradients, by shapes and all other arguments (``recording``); ``fusion(model)`` says so. An
     exported program (``torch.export``), or its module, may be given too; one that PT2E quantized runs in integers.
 
     On the CPU, outside of compilers and where nothing asks for gradients, a fused model runs as one inference form for

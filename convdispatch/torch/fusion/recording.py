@@ -14,6 +14,7 @@ Everywhere else the module runs as it is written, and its parts are asked in tur
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -131,6 +132,8 @@ class Records(Forms):
         """What serves a call, and the tensors to give it; None where the module runs as it is written."""
         model = self._model
         if torch.is_grad_enabled() or model.training or self._changes > CHANGES or watched():
+            return None
+        if os.environ.get(cuda_graphs.SWITCH) == "0":
             return None
         leaves, spec = tree_flatten((args, kwargs))
         tensors: list[torch.Tensor] = []
