@@ -315,6 +315,18 @@ def test_training_gradients_hooks_and_modes_go_by_layers(monkeypatch):
     assert not unserved()
 
 
+def test_what_is_drawn_and_not_used_is_no_part_of_an_answer():
+    """As transformers' encoders draw which layers are left out, and leave none out where they do not learn."""
+
+    def body(m, x):
+        drawn = torch.rand([])
+        return m.layers(x) * 2 if m.training and drawn < 0.5 else m.layers(x)
+
+    model, fused = made(body)
+    alike(fused, model, picture())
+    assert "2 convolutions" in records(fused)[0], records(fused)
+
+
 def test_copies_files_and_threads():
     model, fused = made(None)
     model.body = fused.body = Layers()

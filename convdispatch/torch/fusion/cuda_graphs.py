@@ -233,10 +233,17 @@ class _Looking(TorchDispatchMode):
     def __init__(self, device: torch.device, memory: set[int]) -> None:
         super().__init__()
         self._device, self._memory, self.operators = device, memory, 0
+        self._drawn: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and not _attends_to_all(func, args, kwargs or {}):
+        draws = torch.Tag.nondeterministic_seeded in func.tags and not _attends_to_all(func, args, kwargs or {})
+        if draws and any(True for _ in written(func, args)):
             raise Uncapturable(f"{func} draws random numbers")
+        if draws or (func.is_view and self._is_drawn(args)):
+            made = func(*args, **(kwargs or {}))
+            self._drawn += tree_leaves(made)
+            return made
+        self.refuse_drawn((args, kwargs))
         if any(map(self._kept, written(func, args))):
             raise Uncapturable(f"{func} writes to an input or to a part of the model")
         made = func(*args, **(kwargs or {}))
@@ -245,6 +252,14 @@ class _Looking(TorchDispatchMode):
             if isinstance(each, torch.Tensor) and each.device != self._device:
                 raise Uncapturable(f"{func} answers a tensor on {each.device}")
         return made
+
+    def refuse_drawn(self, used: Any) -> None:
+        """Raises Uncapturable where one of these was drawn; numbers that nobody uses are no part of an answer."""
+        if self._is_drawn(used):
+            raise Uncapturable("it draws random numbers")
+
+    def _is_drawn(self, used: Any) -> bool:
+        return bool(self._drawn) and any(each is drawn for each in tree_leaves(used) for drawn in self._drawn)
 
     def _kept(self, tensor: torch.Tensor) -> bool:
         return not isinstance(tensor, FakeTensor) or tensor.untyped_storage()._cdata in self._memory
@@ -268,6 +283,7 @@ def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int
         try:
             with _Looking(leaves[0].device, memory) as looking:
                 answers = tree_leaves(forward(*inputs))
+                looking.refuse_drawn(answers)
         except Uncapturable:
             raise
         except Exception as error:  # whatever the model's code raises when it asks for a value
