@@ -33,6 +33,7 @@ __all__ = [
     "DEVICE",
     "GraphForm",
     "Later",
+    "TooSmall",
     "Uncapturable",
     "alike",
     "captured",
@@ -69,6 +70,10 @@ dispatch.on_forget(choices.forget)
 
 class Uncapturable(Exception):
     """Why the model runs layer by layer, in words."""
+
+
+class TooSmall(Uncapturable):
+    """It has so few operations that no inputs make a graph worth it."""
 
 
 class Later(Exception):
@@ -289,7 +294,7 @@ def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int
         except Exception as error:  # whatever the model's code raises when it asks for a value
             raise Uncapturable(f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}") from None
     if looking.operators < least:
-        raise Uncapturable(f"it has {looking.operators} operations, which a graph hardly helps")
+        raise TooSmall(f"it has {looking.operators} operations, which a graph hardly helps")
     for each in answers:
         if not isinstance(each, torch.Tensor | _CONSTANTS):
             raise Uncapturable(f"it answers a {type(each).__name__}")

@@ -1,0 +1,89 @@
+"""Launches on a CPU in PyTorch's intra-op threads, so that one pool of threads serves its operators and our kernels.
+
+With a pool of its own beside PyTorch's, an OpenCL runtime wakes its threads for each launch, PyTorch wakes its own for
+the next operator, and whichever of them spins takes a core from the other: more than a short layer takes. Where the
+runtime has queues whose commands the giving thread computes (``runtime.serial_queue``), each of PyTorch's threads gives
+a part of a kernel's work groups to one of those. The native module shares them out (``native/work_groups.h``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import sys
+import threading
+from collections.abc import Sequence
+
+import pyopencl as cl
+
+from .. import runtime
+from ..commands import host_memory
+from ..commands.interface import Kernel
+from ..native import loading
+from ..programs.work_groups import dividing_axis
+
+KEPT = 4 << 20
+"""Bytes of scratch memory up to which a thread keeps its own, in which its calls take turns."""
+_queues, _scratch = threading.local(), threading.local()
+
+
+@functools.lru_cache(maxsize=1)
+def _functions() -> list[int]:
+    """Where pyopencl's own loader has what is called here."""
+    from pyopencl import _cl
+
+    library = ctypes.CDLL(_cl.__file__)
+    found = (library.clEnqueueNDRangeKernel, library.clSetKernelArgSVMPointer)
+    return [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in found]
+
+
+def scratch(device: cl.Device, size: int) -> int:
+    """The address of at least ``size`` bytes, the same for all of a thread's calls."""
+    known = _scratch.__dict__.get(device)
+    if known is None or known[0] < size:
+        memory = host_memory.lease(device, size)
+        known = _scratch.__dict__[device] = size, ctypes.addressof(memory), memory
+    return known[1]  # type: ignore[no-any-return]
+
+
+def can_run(device: cl.Device, kernels: Sequence[Kernel]) -> bool:
+    """Whether PyTorch's threads can compute all kernels, each in parts."""
+    if loading.module() is None or None in map(dividing_axis, kernels):
+        return False
+    return runtime.serial_queue(device) is not None
+
+
+class IntraOpLaunches:
+    """Kernels for the thread that makes this: each with its own, and with the arguments that are memory, as (argument,
+    operand, bytes into that). ``run()`` launches them in order and waits."""
+
+    __slots__ = ("_device", "_groups", "_module")
+
+    def __init__(
+        self, device: cl.Device, launches: Sequence[tuple[Kernel, cl.Kernel, Sequence[tuple[int, int, int]]]]
+    ) -> None:
+        self._device, self._module = device, loading.module()
+        given = [
+            (own.int_ptr, dividing_axis(of), of.global_size, of.local_size or (), memory)
+            for of, own, memory in launches
+        ]
+        self._groups = self._module.groups(*_functions(), given)
+
+    def point(self, addresses: Sequence[int], but: int = -1) -> None:
+        """Take operands there; ``but`` is one that the caller sets. Raises RuntimeError with OpenCL's status."""
+        self._module.point_groups(self._groups, addresses, but)
+
+    def run(self) -> None:
+        """Raises RuntimeError with OpenCL's status."""
+        self._module.run_groups(self._groups, _queues_of(self._device))
+
+
+def _queues_of(device: cl.Device) -> bytes:
+    """The addresses of this thread's queues, one for each thread that PyTorch may use."""
+    count = sys.modules["torch"].get_num_threads()
+    known = _queues.__dict__.setdefault(device, ([], b""))
+    if len(known[0]) < count:
+        made = [*known[0], *(runtime.new_serial_queue(device) for _ in range(count - len(known[0])))]
+        known = _queues.__dict__[device] = made, struct.pack(f"{count}P", *(queue.int_ptr for queue in made))
+    return known[1]
