@@ -194,7 +194,8 @@ def _decision(
     if laid is None:
         return _PYTHONS
     grad = tensors[0]
-    ours = kernels_of(grad) if with_sums and grad is not None else None
+    as_it_lies = all(place != _GRAD for place, _ in laid)  # these kernels read it so, not the convolution's copy
+    ours = kernels_of(grad) if with_sums and grad is not None and as_it_lies else None
     if ours is not None and grad is not None:
         program = ours.launches.program(_launcher, ours.name, ours.context, (grad.shape[1],), (1,))
         if program is None:
