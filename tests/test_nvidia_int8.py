@@ -46,6 +46,9 @@ PRODUCTS = [
     ("s8s8s32_nhwc_g2mb2ic128ih6iw5oc40kh3ph1+residual", "tma", {"bm": 128, "wm": 2}),
     ("u8s8u8_nhwc_mb2ic96ih9iw8oc32kh1sh2+constant", "tma", {"bk": 128}),
     ("u8s8s8_nhwc_mb2ic16iw19oc24kw5pw2", "tma", {}),
+    # clusters: tiles beyond the last place beside whole ones, and a cluster's last tile alone
+    ("u8s8u8_nhwc_mb2ic32ih8iw16oc40kh3ph1+residual", "tma", {"bn": 64, "cluster": 4}),
+    ("s8s8s32_nhwc_g2mb3ic64ih8oc64kh1+residual", "tma", {"cluster": 2}),
 ]
 
 

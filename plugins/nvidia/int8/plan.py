@@ -11,7 +11,7 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, bui
 
 from ..hopper import build_for_hopper
 from ..tma.maps import WORDS
-from .stream import MAPS, MOST_GROUPS, StreamTiling, tiling_of
+from .stream import MAPS, StreamTiling, tiling_of
 from .tiling import Int8Tile, Int8Tiling
 
 __all__ = ["Int8Plan", "areas_of"]
@@ -36,11 +36,12 @@ class Int8Plan(StepPlan):
         given = ["x", "w" if constant else "workspace", np.int64(place), "y"]
         given += [*(["workspace"] if stream else []), "bias", *(["residual"] if problem.residual else [])]
         hopper = tiling.tile.engine != "mma" and not emulate
-        program = (build_for_hopper if hopper else build)(context, self.product_text())
+        text = self.product_text()
+        program = build_for_hopper(context, text, tiling.tile.cluster) if hopper else build(context, text)
         items, groups = tiling.tile.items, tiling.work_groups
         if stream:
             items += 0 if emulate else 32
-            groups = min(groups, context.devices[0].max_compute_units * tiling.resident, MOST_GROUPS)
+            groups = tiling.staying(context.devices[0].max_compute_units)
         product = Launch(program, "product", (groups * items,), (items,), given, names=OPERANDS)
         pack = Launch(build(context, self.pack_text()), "pack", (tiling.packed_rows * 128,), (128,),
                       ["w", "workspace", np.int64(place)], names=OPERANDS)  # fmt: skip

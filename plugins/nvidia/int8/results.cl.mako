@@ -126,7 +126,7 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
 t, size, run, nbytes = numbers_of(tiling)
 left = str(nbytes) if tiling.n % t.bn == 0 else f"({tiling.n} - n0 - n_lane - {g * 4 * run}) * {size}"
 %>\
-% if tiling.places % t.bm:
+% if tiling.ragged:
       const int left = m_lane + ${i * 16 + half * 8} < ${tiling.places} ? ${left} : 0;
 % else:
       const int left = ${left};

@@ -3,12 +3,13 @@
 ##
 ## One warp copies and the others multiply, as in ``tma/product.cl.mako``: boxes of two tensor maps, one of x by taps and one of
 ## packed weights, in pairs of bytes, which it copies faster than bytes; ``full`` counts bytes that arrived, ``empty`` warps that have read; work groups stay, and the copies of the
-## next tile are in flight while a tile's sums leave. Where a tap lies outside of x the engine puts zeros, which stand for x_zero:
+## next tile are in flight while a tile's sums leave. Work groups of a cluster multiply other places by the same weights, and each
+## copies a part of these to all: a slot is free when all have read it. Where a tap lies outside of x the engine puts zeros, which stand for x_zero:
 ## places at the border get back what the sum of all weights took of those taps.
 <%namespace name="results" file="results.cl.mako"/>\
 <%
 t, p = tiling.tile, tiling.problem
-warps, stage_bytes, stages = t.wm * 4, tiling.stage_bytes, t.stages
+warps, stage_bytes, stages, cluster = t.wm * 4, tiling.stage_bytes, t.stages, t.cluster
 %>\
 ${results.macros()}\
 #define LBO 16
@@ -16,16 +17,33 @@ ${results.macros()}\
 #define B_LBO LBO
 #define B_SBO SBO
 <%def name="tile_of()">\
-      const int n0 = tile % ${tiling.n_tiles} * ${t.bn}, m0 = tile / ${tiling.n_tiles} % ${tiling.m_tiles} * ${t.bm}, group = tile / ${tiling.n_tiles * tiling.m_tiles};
+      const int n0 = tile % ${tiling.n_tiles} * ${t.bn}, m0 = (tile / ${tiling.n_tiles} % ${tiling.m_steps} * ${cluster} + rank) * ${t.bm}, group = tile / ${tiling.n_tiles * tiling.m_steps};
 </%def>\
 <%def name="start_of()">\
-      const int image = m0 / (OH * OW), h = m0 / OW % OH * SH - PH, v = m0 % OW * SW - PW;
+<% from_m = "m0" if tiling.m_tiles % cluster == 0 else f"min(m0, {(tiling.m_tiles - 1) * t.bm})" %>\
+      const int from = ${from_m}, image = from / (OH * OW), h = from / OW % OH * SH - PH, v = from % OW * SW - PW;
 </%def>\
 <%def name="copies()">\
         {
           const int tap = slice / ${tiling.blocks}, channel = slice % ${tiling.blocks} * ${t.bk // 2};
           COPY_IM2COL(MAP_A, at, group * ${tiling.c // 2} + channel, v, h, image, tap % KW * DW, tap / KW * DH, full);
-          COPY_BOX2(MAP_B, at + ${tiling.a_bytes}, slice * ${t.bk // 2}, group * ${tiling.rows} + n0, full);
+<%
+part = t.bn // cluster
+def box(rank): return f"MAP_B, at + {tiling.a_bytes} + {rank} * {part * t.bk}, slice * {t.bk // 2}, group * {tiling.rows} + n0 + {rank} * {part}, full"
+%>\
+% if cluster > 1 and not emulate:
+          if (sharing > 1) {
+            COPY_BOX2_TO(${box("rank")}, ${(1 << cluster) - 1});
+          } else {
+% for i in range(cluster):
+            COPY_BOX2(${box(i)});
+% endfor
+          }
+% else:
+% for i in range(cluster):
+          COPY_BOX2(${box(i)});
+% endfor
+% endif
         }
 </%def>\
 <%def name="multiply()">\
@@ -53,6 +71,13 @@ ${results.macros()}\
       }
 % endif
 </%def>\
+<%def name="release()">\
+% if cluster > 1:
+if (lane < sharing) barrier_release_at(last, lane);\
+% else:
+if (lane == 0) barrier_release(last);\
+% endif
+</%def>\
 ## The work group's channels are most often those of its tile before.
 <%def name="numbers(meet)">\
       if (held != tile % ${tiling.n_tiles} + group * ${tiling.n_tiles}) {
@@ -69,7 +94,7 @@ ${results.prefetch()}\
   local float *multipliers = (local float *)(offsets + ${t.bn});
   const uint base = LOCAL_BASE(memory);
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
-  const int first = get_group_id(0), step = get_num_groups(0);
+  const int first = get_group_id(0) / ${cluster}, step = get_num_groups(0) / ${cluster}, rank = get_group_id(0) % ${cluster};
   w += w_at;
 </%def>\
 <%def name="multiplying()">\
@@ -99,7 +124,7 @@ inline void copy_im2col(local uchar *memory, global const uchar *x, uint to, int
   }
 }
 inline void copy_box2(local uchar *memory, global const uchar *w, uint to, int c0, int c1) {
-  for (int i = get_local_id(0); i < ${t.bn * t.bk}; i += get_local_size(0))
+  for (int i = get_local_id(0); i < ${t.bn // cluster * t.bk}; i += get_local_size(0))
     put_swizzled(memory, to, i / ${t.bk}, i % ${t.bk}, w[(long)(c1 + i / ${t.bk}) * ${tiling.row_bytes} + c0 + i % ${t.bk}]);
 }
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, map, to, 2 * (c), w, h, n, ow, oh)
@@ -111,16 +136,19 @@ void product(global const uchar *restrict x, global const uchar *restrict w, lon
   local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
 ${beginning(0)}\
 % if not emulate:
-  const uint bars = base + ${tiling.bars_at};
+  const uint bars = base + ${tiling.bars_at}, sharing = ${"cluster_size()" if cluster > 1 else 1};
   if (tid == 0) {
 #pragma unroll
     for (int i = 0; i < ${stages}; ++i) {
       barrier_init(bars + i * 16, 1);
-      barrier_init(bars + i * 16 + 8, ${warps});
+      barrier_init(bars + i * 16 + 8, ${warps} * sharing);
     }
     barriers_visible();
   }
   barrier(CLK_LOCAL_MEM_FENCE);
+% if cluster > 1:
+  cluster_meets();
+% endif
   if (warp == ${warps}) {
     if (lane == 0) {
       global ulong *maps = (global ulong *)(workspace + ${maps_at} + get_group_id(0) * ${maps_each});
@@ -166,7 +194,7 @@ ${multiply()}\
         WGMMA_COMMIT();
         if (add) {
           WGMMA_WAIT(1);
-          if (lane == 0) barrier_release(last);
+          ${release()}
         }
         add = 1;
         last = bar + 8;
@@ -179,11 +207,14 @@ ${multiply()}\
         }
       }
       wgmma_finish(sum);
-      if (lane == 0) barrier_release(last);
+      ${release()}
 ${give_back()}\
 ${results.leave()}\
     }
   }
+% if cluster > 1:
+  cluster_meets();  // nobody copies to or tells one that is gone
+% endif
 % else:
   const uint at = 0, full = 0;
   global const uchar *MAP_A = x, *MAP_B = w;

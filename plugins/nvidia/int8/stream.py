@@ -16,6 +16,8 @@ __all__ = ["MAPS", "MOST_GROUPS", "StreamTiling", "tiling_of"]
 
 MAPS, MOST_GROUPS = 256, 528
 """Bytes of a work group's two maps, and work groups that stay, at most."""
+_CLUSTERS, _NEIGHBOURS = (1, 2, 4), 2
+"""Sizes; multiprocessors stand in twos."""
 _NEAREST, _FARTHEST, _OFFSET, _STEP, _TAPS = -128, 127, 255, 8, 32
 """What an im2col map can say: its corners, its offsets and its steps; taps that a mask has."""
 
@@ -55,9 +57,30 @@ class StreamTiling(Int8Tiling):
         return self.bars_at + 16 * self.tile.stages
 
     @property
+    def m_steps(self) -> int:
+        """Tiles of a whole cluster along m."""
+        return -(-self.m_tiles // self.tile.cluster)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether tiles hold places beyond the last."""
+        return self.places != self.m_steps * self.tile.cluster * self.tile.bm
+
+    @property
     def tiles(self) -> int:
-        """Of all work groups."""
-        return self.m_tiles * self.n_tiles * self.problem.g
+        """Of all clusters."""
+        return self.m_steps * self.n_tiles * self.problem.g
+
+    @property
+    def work_groups(self) -> int:
+        """A tile each, if all run at once."""
+        return self.tiles * self.tile.cluster
+
+    def staying(self, units: int) -> int:
+        """Work groups that run at once on a device of ``units`` multiprocessors, in whole clusters."""
+        cluster = self.tile.cluster
+        units = units if cluster <= _NEIGHBOURS else units * 15 // 16  # of others in a part of the chip some stay idle
+        return min(self.work_groups, max(1, min(units * self.resident, MOST_GROUPS) // cluster) * cluster)
 
     @property
     def maps_bytes(self) -> int:
@@ -68,7 +91,7 @@ class StreamTiling(Int8Tiling):
     def instructions(self) -> Instructions:
         """What the product calls."""
         kind = "s8" if self.problem.dtype == "int8" else "u8"
-        return Instructions(kind, ("bulk", "parts"), Wgmma(self.tile.bn, False, False, self.tile.bk))
+        return Instructions(kind, ("bulk", "clusters", "parts"), Wgmma(self.tile.bn, False, False, self.tile.bk))
 
     @functools.cached_property
     def source(self) -> Im2col:
@@ -83,7 +106,7 @@ class StreamTiling(Int8Tiling):
     @property
     def weights(self) -> Tiled:
         """Packed weights."""
-        return Tiled("float16", (self.row_bytes // 2, self.packed_rows), (self.tile.bk // 2, self.tile.bn))
+        return Tiled("float16", (self.row_bytes // 2, self.packed_rows), (self.tile.bk // 2, self.tile.bn // self.tile.cluster))
 
     @property
     def maps(self) -> tuple[Map, Map]:
@@ -106,6 +129,8 @@ class StreamTiling(Int8Tiling):
         t = self.tile
         if t.bm != 64 * t.wm or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.bk not in (64, 128):
             return "64 rows a group of warps, columns in multiples of 32, slices of 64 or 128 bytes"
+        if t.cluster not in _CLUSTERS or t.bn * t.bk % (1024 * t.cluster):
+            return "clusters of 1, 2 or 4 work groups, of whole swizzles' parts of weights"
         if self.registers > 512 // (t.wm + 1) // 8 * 8:  # the assembler counts warps in fours
             return "more sums than registers"
         return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None

@@ -36,6 +36,8 @@ class Int8Tile(Configured):
     engine: str = "mma"
     """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory; ``tma``: these, fed by the
     copy engine (``stream``)."""
+    cluster: int = 1
+    """Work groups along m of which each copies a part of their weights to all (``tma``)."""
 
     @property
     def items(self) -> int:
@@ -110,6 +112,11 @@ class Int8Tiling:
     def m_tiles(self) -> int:
         """Tiles along m."""
         return -(-self.places // self.tile.bm)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether tiles hold places beyond the last."""
+        return self.places % self.tile.bm > 0
 
     @property
     def n_tiles(self) -> int:
