@@ -9,7 +9,7 @@ import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.int8.plan import Int8Plan
 from convdispatch_nvidia.int8.solver import Int8
-from convdispatch_nvidia.int8.stream import tiling_of
+from convdispatch_nvidia.int8.engines import tiling_of
 from convdispatch_nvidia.int8.tiling import Int8Tile
 
 from convdispatch import ConvProblem, Quantization
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("item_by_item")
 
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 GROUP = {"bm": 64, "bn": 32, "wm": 1, "wn": 1}
-SMALL = {"mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1}, "wgmma": GROUP, "tma": GROUP}
+SMALL = {"mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1}, "wgmma": GROUP, "tma": GROUP, "halo": GROUP}
 PRODUCTS = [
     # problem, engine, what the configuration adds: whole tiles and what is left of them, all dtypes of y
     ("u8s8u8_nhwc_mb2ic64ih5iw4oc32kh3ph1", "mma", {}),
@@ -48,7 +48,12 @@ PRODUCTS = [
     ("u8s8s8_nhwc_mb2ic16iw19oc24kw5pw2", "tma", {}),
     # clusters: tiles beyond the last place beside whole ones, and a cluster's last tile alone
     ("u8s8u8_nhwc_mb2ic32ih8iw16oc40kh3ph1+residual", "tma", {"bn": 64, "cluster": 4}),
-    ("s8s8s32_nhwc_g2mb3ic64ih8oc64kh1+residual", "tma", {"cluster": 2}),
+    ("s8s8s32_nhwc_g2mb3ic128ih8oc64kh1+residual", "tma", {"cluster": 2}),
+    # rows of x copied once for all taps: tiles beyond the last row, several blocks of channels, a stage of a row of taps
+    ("u8s8u8_nhwc_mb2ic64ih7iw13oc32kh3ph1+residual", "halo", {}),
+    ("s8s8s8_nhwc_mb3ic160ih5iw9oc70kh3ph1ph_r0dh2dw2pw2+constant", "halo", {"bk": 128, "bn": 64, "cluster": 2}),
+    ("u8s8s32_nhwc_g2mb1ic128ih9iw30oc64kh2kw5pw2", "halo", {"bm": 128, "wm": 2}),
+    ("u8s8f16_nhwc_mb2ic16ih6iw5oc24kh3kw1ph1+residual", "halo", {"bn": 64, "bk": 128, "cluster": 4}),
 ]
 
 

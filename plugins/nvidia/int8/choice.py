@@ -10,7 +10,7 @@ from convdispatch.api import ConvProblem
 
 from ..hopper import LOCAL_LIMIT
 from ..pace import COPY, read_share
-from .stream import tiling_of
+from .engines import tiling_of
 from .tiling import Int8Tile, Int8Tiling
 
 __all__ = ["choices", "seconds"]

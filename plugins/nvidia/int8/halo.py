@@ -102,6 +102,21 @@ class HaloTiling(StreamTiling):
         return _SOURCES
 
     @property
+    def by_rows(self) -> bool:
+        """Whether a tile's places stand in rows of x's length, not one behind the other."""
+        return True
+
+    @property
+    def ragged(self) -> bool:
+        """Whether clusters hold tiles beyond the last."""
+        return self.m_tiles % self.tile.cluster > 0
+
+    @property
+    def copiers(self) -> int:
+        """Warps that copy: one x, one weights."""
+        return 2
+
+    @property
     def maps(self) -> tuple[Map, Map]:
         """Of x and of packed weights."""
         p = self.problem

@@ -11,7 +11,9 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, bui
 
 from ..hopper import build_for_hopper
 from ..tma.maps import WORDS
-from .stream import MAPS, StreamTiling, tiling_of
+from .engines import tiling_of
+from .halo import HaloTiling
+from .stream import StreamTiling
 from .tiling import Int8Tile, Int8Tiling
 
 __all__ = ["Int8Plan", "areas_of"]
@@ -40,7 +42,7 @@ class Int8Plan(StepPlan):
         program = build_for_hopper(context, text, tiling.tile.cluster) if hopper else build(context, text)
         items, groups = tiling.tile.items, tiling.work_groups
         if stream:
-            items += 0 if emulate else 32
+            items += 0 if emulate else 32 * tiling.copiers
             groups = tiling.staying(context.devices[0].max_compute_units)
         product = Launch(program, "product", (groups * items,), (items,), given, names=OPERANDS)
         pack = Launch(build(context, self.pack_text()), "pack", (tiling.packed_rows * 128,), (128,),
@@ -62,8 +64,8 @@ class Int8Plan(StepPlan):
         if not isinstance(tiling, StreamTiling):
             return text + kernel_text(__package__, "product.cl.mako", tiling=tiling)
         encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in tiling.maps]
-        return text + kernel_text(__package__, "stream.cl.mako", tiling=tiling, emulate=self._emulate, encoded=encoded,
-                                  maps_at=0, maps_each=MAPS)  # fmt: skip
+        file = "halo.cl.mako" if isinstance(tiling, HaloTiling) else "stream.cl.mako"
+        return text + kernel_text(__package__, file, tiling=tiling, emulate=self._emulate, encoded=encoded)
 
     def pack_text(self) -> str:
         """The packing's program."""

@@ -1,5 +1,5 @@
 ## What follows the sums of a tile: parts of ``product.cl.mako`` and ``stream.cl.mako``, whose kernels have m0, n0, group, tid, lane,
-## m_warp, n_warp and sum; offsets and multipliers.
+## m_warp, n_warp and sum; offsets and multipliers; and of ``halo.cl.mako``, which has image and top for m0.
 ##
 ## Rows of packed weights stand in an order (``pack.cl``) by which a work item's sums of a place are those of ``run``
 ## neighbouring channels, and four lanes' lie side by side: they are finished in registers and leave for y from there.
@@ -116,9 +116,19 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
 % if tiling.problem.residual:
     for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
       const int r = i / ${lines}, b = i % ${lines} * 128;
-      if (m0 + r < ${tiling.places} & n0 * ${size} + b < ${tiling.n * size})
-        prefetch_line((global const uchar *)residual + ((long)(m0 + r) * OC + group * ${tiling.n} + n0) * ${size} + b);
+${place_of("r", "")}\
+      if (there && n0 * ${size} + b < ${tiling.n * size})
+        prefetch_line((global const uchar *)residual + ((long)m * OC + group * ${tiling.n} + n0) * ${size} + b);
     }
+% endif
+</%def>\
+## Place m of y of a tile's row r, and whether there is one.
+<%def name="place_of(r, name)">\
+% if tiling.by_rows:
+      const int row${name} = (${r}) / ${tiling.pitch}, column${name} = (${r}) % ${tiling.pitch}, m${name} = (image * OH + top + row${name}) * OW + column${name};
+      const int there${name} = column${name} < OW & row${name} < min(${tiling.tile_rows}, OH - top) & image < MB;
+% else:
+      const int m${name} = m0 + ${r}, there${name} = m${name} < ${tiling.places};
 % endif
 </%def>\
 <%def name="place(g, i, half)">\
@@ -126,12 +136,17 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
 t, size, run, nbytes = numbers_of(tiling)
 left = str(nbytes) if tiling.n % t.bn == 0 else f"({tiling.n} - n0 - n_lane - {g * 4 * run}) * {size}"
 %>\
+% if tiling.by_rows:
+      const int left = there${half} ? ${left} : 0;
+      const long byte = first_byte + ((long)m${half} * OC + ${g * 4 * run}) * ${size};
+% else:
 % if tiling.ragged:
       const int left = m_lane + ${i * 16 + half * 8} < ${tiling.places} ? ${left} : 0;
 % else:
       const int left = ${left};
 % endif
       const long byte = first_byte + ${((i * 16 + half * 8) * tiling.problem.oc + g * 4 * run) * size};
+% endif
 </%def>\
 <%def name="loaded(g, halves)">\
 % for i, half in halves:
@@ -151,8 +166,16 @@ t, size, run, nbytes = numbers_of(tiling)
 blocks = 2 * t.frag_n // run
 halves = [(i, half) for i in range(t.frag_m) for half in range(2)]
 %>\
-    const int m_lane = m0 + m_warp + lane / 4, n_lane = n_warp + lane % 4 * ${run};
+    const int n_lane = n_warp + lane % 4 * ${run};
+% if tiling.by_rows:
+% for half in range(2):
+${place_of(f"m_warp + lane / 4 + {8 * half}", half)}\
+% endfor
+    const long first_byte = (group * ${tiling.n} + n0 + n_lane) * ${size};
+% else:
+    const int m_lane = m0 + m_warp + lane / 4;
     const long first_byte = ((long)m_lane * OC + group * ${tiling.n} + n0 + n_lane) * ${size};
+% endif
 ${loaded(0, halves)}\
 % for g in range(blocks):
 % if g + 1 < blocks:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
-
 from ..hopper import LOCAL_LIMIT
 from ..instructions import Instructions, Wgmma
 from ..tma.maps import Im2col, Map, Tiled
-from .tiling import Int8Tile, Int8Tiling
+from .tiling import Int8Tiling
 
-__all__ = ["MAPS", "MOST_GROUPS", "StreamTiling", "tiling_of"]
+__all__ = ["StreamTiling"]
 
-MAPS, MOST_GROUPS = 256, 528
-"""Bytes of a work group's two maps, and work groups that stay, at most."""
+_MAPS, _MOST_GROUPS = 256, 528
+"""Bytes of a warp's two maps, and work groups that stay, at most."""
 _CLUSTERS, _NEIGHBOURS = (1, 2, 4), 2
 """Sizes; multiprocessors stand in twos."""
 _NEAREST, _FARTHEST, _OFFSET, _STEP, _TAPS = -128, 127, 255, 8, 32
@@ -80,12 +78,22 @@ class StreamTiling(Int8Tiling):
         """Work groups that run at once on a device of ``units`` multiprocessors, in whole clusters."""
         cluster = self.tile.cluster
         units = units if cluster <= _NEIGHBOURS else units * 15 // 16  # of others in a part of the chip some stay idle
-        return min(self.work_groups, max(1, min(units * self.resident, MOST_GROUPS) // cluster) * cluster)
+        return min(self.work_groups, max(1, min(units * self.resident, _MOST_GROUPS) // cluster) * cluster)
+
+    @property
+    def copiers(self) -> int:
+        """Warps that copy, beside those that multiply."""
+        return 1
+
+    @property
+    def maps_each(self) -> int:
+        """Bytes of a work group's maps."""
+        return self.copiers * _MAPS
 
     @property
     def maps_bytes(self) -> int:
         """Where every work group keeps its maps."""
-        return MOST_GROUPS * MAPS
+        return _MOST_GROUPS * self.maps_each
 
     @property
     def instructions(self) -> Instructions:
@@ -134,8 +142,3 @@ class StreamTiling(Int8Tiling):
         if self.registers > 512 // (t.wm + 1) // 8 * 8:  # the assembler counts warps in fours
             return "more sums than registers"
         return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None
-
-
-def tiling_of(problem: ConvProblem, tile: Int8Tile) -> Int8Tiling:
-    """The tiling of a tile's engine."""
-    return (StreamTiling if tile.engine == "tma" else Int8Tiling)(problem, tile)

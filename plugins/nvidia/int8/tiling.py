@@ -35,9 +35,9 @@ class Int8Tile(Configured):
     """Slices in local memory."""
     engine: str = "mma"
     """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory; ``tma``: these, fed by the
-    copy engine (``stream``)."""
+    copy engine (``stream``); ``halo``: these, of x that is copied once for all taps."""
     cluster: int = 1
-    """Work groups along m of which each copies a part of their weights to all (``tma``)."""
+    """Work groups along m of which each copies a part of their weights to all (``tma``, ``halo``)."""
 
     @property
     def items(self) -> int:
@@ -155,6 +155,16 @@ class Int8Tiling:
         return self.m_tiles * self.n_tiles * self.problem.g
 
     @property
+    def copiers(self) -> int:
+        """Warps that copy, beside those that multiply."""
+        return 0
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a tile's places stand in rows of x's length (``halo``), not one behind the other."""
+        return False
+
+    @property
     def registers(self) -> int:
         """Of a work item, about, as NVIDIA's assembler takes them."""
         t = self.tile
@@ -165,7 +175,7 @@ class Int8Tiling:
     def resident(self) -> int:
         """Work groups of a multiprocessor at a time."""
         t = self.tile
-        warps = t.items // 32 + (1 if t.engine == "tma" else 0)
+        warps = t.items // 32 + self.copiers
         room = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
         held = _REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
         return max(1, min(held // warps, room, _WARPS // warps))
