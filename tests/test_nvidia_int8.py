@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
+from convdispatch_nvidia import probe
 from convdispatch_nvidia.int8.plan import Int8Plan
 from convdispatch_nvidia.int8.solver import Int8
 from convdispatch_nvidia.int8.engines import tiling_of
@@ -90,6 +92,19 @@ def test_a_residual_over_any_scale(queue, out):
         with np.errstate(over="ignore"):
             expected = reference.compute(problem, **operands)
         assert np.array_equal(tried.compute(operands), expected), (exponent, apart)
+
+
+@pytest.mark.parametrize("engine", ["int8", "int8_wgmma", "int8_tma", "int8_halo"])
+def test_the_probe_looks_at_bytes(queue, monkeypatch, engine):
+    """A sum, a zero point and a residual that are off by one step are seen."""
+    planned, sound = probe._plan, Int8Plan.product_text
+    monkeypatch.setattr("convdispatch_nvidia.int8.plan.Int8Plan", functools.partial(Int8Plan, emulate=True))
+    assert planned(queue.context, engine)[0].residual
+    assert probe._answer(queue.context, engine) is None
+    for right, wrong in (("X_ZERO(table) * (uint)", "(X_ZERO(table) - 1) * (uint)"), ("(uint)table[1]", "(uint)table[1] + 1"),
+                         ("NUMBER(4)", "NUMBER(5)")):  # fmt: skip
+        monkeypatch.setattr(Int8Plan, "product_text", lambda plan, a=right, b=wrong: sound(plan).replace(a, b))
+        assert probe._answer(queue.context, engine) == "the probe computed wrong results", right
 
 
 LAYERS = [
