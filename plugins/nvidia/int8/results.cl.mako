@@ -70,22 +70,30 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
 #pragma unroll
   EACH v[i] = add_rn(v[i], mul_rn(ELEMENT(*added, i), NUMBER(4)));
 #endif
+#if OUT_BYTES
+  if (table[10]) {
+#pragma unroll
+    EACH v[i] = clamp(v[i], NUMBER(6), NUMBER(7));
+  }
+  int n[${run}];
+#pragma unroll
+  EACH n[i] = round_plus(v[i], table[11]);
+  if (table[1] & 1) {
+#pragma unroll
+    EACH --n[i];
+  }
+#pragma unroll
+  for (int i = 0; i < ${run}; i += 4) run.words[i / 4] = saturated_bytes(n[i], n[i + 1], n[i + 2], n[i + 3])${" ^ 0x80808080u" if tiling.problem.out_dtype == "int8" else ""};
+#else
 #pragma unroll
   EACH v[i] = clamp(v[i], NUMBER(6), NUMBER(7));
-#if OUT_BYTES
-#pragma unroll
-  for (int i = 0; i < ${run}; i += 4) {
-    uint bytes[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) bytes[k] = as_uint(add_rn(v[i + k], SHIFT)) + (uint)table[1] & 255;
-    run.words[i / 4] = bytes[0] | bytes[1] << 8 | bytes[2] << 16 | bytes[3] << 24;
-  }
-#elif OUT_FLOAT16
+#if OUT_FLOAT16
 #pragma unroll
   for (int i = 0; i < ${run}; i += 2) run.words[i / 2] = cvt_f16_f32(v[i]) | (uint)cvt_f16_f32(v[i + 1]) << 16;
 #else
 #pragma unroll
   EACH run.words[i] = as_uint(v[i]);
+#endif
 #endif
 #endif
   return run;
@@ -100,6 +108,11 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
     words[14] = words[13] ? as_int(1.0f) : clamp(254 - (words[12] >> 23), 1, 254) << 23;
     words[12] = as_int(mul_rn(as_float(words[12]), as_float(words[14])));
     words[15] = as_int(div_rn(1.0f, as_float(words[12])));
+#if OUT_BYTES  // whether y has other bounds than its type; its zero point as of unsigned bytes, one more where that is odd
+    const int lowest = ${-128 if tiling.problem.out_dtype == "int8" else 0} - words[1];
+    words[10] = as_float(words[6]) != (float)lowest | as_float(words[7]) != (float)(lowest + 255);
+    words[11] = (words[1] & 1) - lowest;
+#endif
 </%def>\
 ## What each channel needs after its sums.
 <%def name="numbers()">\
