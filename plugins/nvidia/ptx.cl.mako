@@ -174,6 +174,8 @@ inline void barrier_wait(uint bar, uint parity) {
 inline void barrier_release(uint bar) {
   asm volatile("//@mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
 }
+// The next launch may be placed, where its work groups find room; it waits for this one's end by itself.
+inline void launch_dependents(void) { asm volatile("//@griddepcontrol.launch_dependents;\n" ::: "memory"); }
 
 // --- Hopper's copy engine, told by tensor maps in global memory
 inline void map_address(global ulong *map, global const ushort *tensor) {

@@ -90,6 +90,7 @@ ${copy_weights()}\
 ${staying.advance(tiling.stage_bytes, t.stages, sources)}\
           }
       }
+      launch_dependents();
     }
   } else {
 ${staying.multiplying()}\

@@ -69,7 +69,7 @@ class HaloTiling(StreamTiling):
     @property
     def slices(self) -> int:
         """Stages of a sum."""
-        return self.taps * self.blocks // self.together
+        return self.tap_slices // self.together
 
     @property
     def stage_bytes(self) -> int:
@@ -79,7 +79,12 @@ class HaloTiling(StreamTiling):
     @property
     def row_bytes(self) -> int:
         """Of a channel's packed weights."""
-        return self.taps * self.blocks * self.tile.bk
+        return self.tap_slices * self.tile.bk
+
+    @property
+    def copied(self) -> int:
+        """Bytes of a tile that come into local memory."""
+        return self.blocks * self.box_bytes + self.slices * self.stage_bytes
 
     @property
     def sources_at(self) -> int:

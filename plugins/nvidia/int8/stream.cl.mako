@@ -64,6 +64,7 @@ ${copies()}\
 ${staying.advance(stage_bytes, t.stages, 0)}\
         }
       }
+      launch_dependents();
     }
   } else {
 ${staying.multiplying()}\

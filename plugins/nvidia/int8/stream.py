@@ -31,7 +31,18 @@ class StreamTiling(Int8Tiling):
 
     @property
     def slices(self) -> int:
-        """Of a sum."""
+        """Of a sum, as stages hold them."""
+        return self.tap_slices
+
+    @property
+    def fetched(self) -> int:
+        """Bytes of a tile that leave the second-level cache: a cluster's weights once."""
+        weights = self.tap_slices * self.tile.bn * self.tile.bk
+        return self.copied - weights + weights // self.tile.cluster
+
+    @property
+    def tap_slices(self) -> int:
+        """Of a channel's weights, and of a sum."""
         return self.taps * self.blocks
 
     @property

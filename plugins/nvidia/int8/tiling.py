@@ -201,6 +201,16 @@ class Int8Tiling:
         return (self.tile.bm + self.tile.bn) * self.tile.bk
 
     @property
+    def copied(self) -> int:
+        """Bytes of a tile that come into local memory."""
+        return self.slices * self.stage_bytes
+
+    @property
+    def fetched(self) -> int:
+        """Bytes of a tile that leave the second-level cache."""
+        return self.copied
+
+    @property
     def run(self) -> int:
         """Neighbouring channels of a work item: 4 or more, and no more than it writes at once."""
         size = self.problem.out_itemsize
