@@ -1,4 +1,4 @@
-"""``int8.words``: one channel a group, channels last, on any device: a work item has four channels of several places."""
+"""``int8.words``: one channel a group, channels last, on any device: four channels of several places a work item."""
 
 from __future__ import annotations
 

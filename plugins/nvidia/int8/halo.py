@@ -1,4 +1,4 @@
-"""HaloTiling: a StreamTiling of whole rows of y, whose pixels of x are copied once for all taps; see ``halo.cl.mako``."""
+"""HaloTiling: a StreamTiling of whole rows of y, whose pixels of x come once for all taps; see ``halo.cl.mako``."""
 
 from __future__ import annotations
 

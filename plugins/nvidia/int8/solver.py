@@ -11,8 +11,8 @@ from ..pace import memory, pace
 from ..probe import refusal, require
 from ..tma.maps import missing
 from .choice import choices, seconds
-from .plan import Int8Plan, areas_of
 from .engines import tiling_of
+from .plan import Int8Plan, areas_of
 from .tiling import Int8Tile, Int8Tiling
 
 __all__ = ["Int8"]

@@ -125,7 +125,9 @@ class StreamTiling(Int8Tiling):
     @property
     def weights(self) -> Tiled:
         """Packed weights."""
-        return Tiled("float16", (self.row_bytes // 2, self.packed_rows), (self.tile.bk // 2, self.tile.bn // self.tile.cluster))
+        return Tiled(
+            "float16", (self.row_bytes // 2, self.packed_rows), (self.tile.bk // 2, self.tile.bn // self.tile.cluster)
+        )
 
     @property
     def maps(self) -> tuple[Map, Map]:
