@@ -51,7 +51,7 @@ PRODUCTS = [
     # clusters: tiles beyond the last place beside whole ones, and a cluster's last tile alone
     ("u8s8u8_nhwc_mb2ic32ih8iw16oc40kh3ph1+residual", "tma", {"bn": 64, "cluster": 4}),
     ("s8s8s32_nhwc_g2mb3ic128ih8oc64kh1+residual", "tma", {"cluster": 2}),
-    # rows of x copied once for all taps: tiles beyond the last row, several blocks of channels, a stage of a row of taps
+    # rows of x copied once for all taps: tiles beyond the last row, blocks of channels, a stage of a row of taps
     ("u8s8u8_nhwc_mb2ic64ih7iw13oc32kh3ph1+residual", "halo", {}),
     ("s8s8s8_nhwc_mb3ic160ih5iw9oc70kh3ph1ph_r0dh2dw2pw2+constant", "halo", {"bk": 128, "bn": 64, "cluster": 2}),
     ("u8s8s32_nhwc_g2mb1ic128ih9iw30oc64kh2kw5pw2", "halo", {"bm": 128, "wm": 2}),
@@ -100,8 +100,8 @@ def test_the_probe_looks_at_bytes(queue, monkeypatch, engine):
     sound = Int8Plan.product_text
     monkeypatch.setattr("convdispatch_nvidia.int8.plan.Int8Plan", functools.partial(Int8Plan, emulate=True))
     assert probe._answer(queue.context, engine) is None
-    for right, wrong in (("X_ZERO(table) * (uint)", "(X_ZERO(table) - 1) * (uint)"), ("= (words[1] & 1)", "= 2 + (words[1] & 1)"),
-                         ("NUMBER(4)", "NUMBER(5)")):  # fmt: skip
+    for right, wrong in (("X_ZERO(table) * (uint)", "(X_ZERO(table) - 1) * (uint)"), ("NUMBER(4)", "NUMBER(5)"),
+                         ("= (words[1] & 1)", "= 2 + (words[1] & 1)")):  # fmt: skip
         monkeypatch.setattr(Int8Plan, "product_text", lambda plan, a=right, b=wrong: sound(plan).replace(a, b))
         assert probe._answer(queue.context, engine) == "the probe computed wrong results", right
 

@@ -4,8 +4,9 @@
     y[p, n] = saturate(round(multiplier[n] * sum[p, n]) + y_zero)
 
 ``direct`` runs on every device, and ``words`` (depthwise). On CPUs ``vnni``, ``interleaved`` (depthwise) and ``amx``
-multiply by inline assembly, and ``depthwise`` sums channels along vectors in float32. A table of numbers stands in the place of a bias
-(``convdispatch.api.Quantization``), and convdispatch/quantized.cl says what follows a sum.
+multiply by inline assembly, and ``depthwise`` sums channels along vectors in float32. A table of
+numbers stands in the place of a bias (``convdispatch.api.Quantization``), and convdispatch/quantized.cl says what
+follows a sum.
 """
 
 from __future__ import annotations
