@@ -18,33 +18,41 @@
 #else
 #define ON_2_23(to, word, i) to = as_float(0x4b000000u | ((word) >> 8 * i & 255))
 #endif
-inline float4 four_of(uint word, float less) {
-  float a, b, c, d;
-  ON_2_23(a, word, 0);
-  ON_2_23(b, word, 1);
-  ON_2_23(c, word, 2);
-  ON_2_23(d, word, 3);
-  return (float4)(a, b, c, d) - less;
+#define FOUR(i) UNROLL for (int i = 0; i < 4; ++i)
+typedef union { uint4 v; uint u[4]; int s[4]; float f[4]; } FOUR_OF;
+
+inline FOUR_OF bytes_less(uint word, float less) {
+  FOUR_OF v;
+  ON_2_23(v.f[0], word, 0);
+  ON_2_23(v.f[1], word, 1);
+  ON_2_23(v.f[2], word, 2);
+  ON_2_23(v.f[3], word, 3);
+  FOUR(i) v.f[i] -= less;
+  return v;
+}
+inline FOUR_OF load_four(global const void *from) {
+  FOUR_OF v;
+  v.v = *(global const uint4 *)from;
+  return v;
 }
 
-// Four channels of y from their sums, bias and zero point added. limits: of y, before its zero point; the bits of that.
-inline void put_four(global OUT *y, TABLE_PARAMS, const int *sums, float4 scale, float4 limits, long at) {
-  union { float4 v; float s[4]; } m = {scale};
+// Four channels of y from their sums, bias and zero point added; its limits before its zero point.
+inline void put_four(global OUT *y, TABLE_PARAMS, const int *sums, const float *scale, float low, float high, int zero, long at) {
 #if OUT_BYTES && !RESIDUAL
   uint word = 0;
-  UNROLL for (int i = 0; i < 4; ++i) {
-    const float v = clamp(mul_rn((float)sums[i], m.s[i]), limits.x, limits.y);
-    word |= (as_uint(add_rn(v, SHIFT)) + as_uint(limits.z) & 255) << 8 * i;
+  FOUR(i) {
+    const float v = clamp(mul_rn((float)sums[i], scale[i]), low, high);
+    word |= (as_uint(add_rn(v, SHIFT)) + zero & 255) << 8 * i;
   }
   *(global uint *)(y + at) = word;
 #else
-  UNROLL for (int i = 0; i < 4; ++i) {
+  FOUR(i) {
 #if RESIDUAL
     const ADDED_TYPE r = LOAD_OUT(residual, at + i);
 #else
     const ADDED_TYPE r = 0;
 #endif
-    STORE_OUT(y, at + i, finish_sum(table, sums[i], m.s[i], r));
+    STORE_OUT(y, at + i, finish_sum(table, sums[i], scale[i], r));
   }
 #endif
 }
@@ -55,12 +63,13 @@ void conv(global const uchar *restrict x, global const float *restrict w, long w
   if (item >= ITEMS) return;
   const int c = item % WORDS * 4, place = item / WORDS;
   const int ow = place % WIDE * COLUMNS, oh = place / WIDE % HIGH * ROWS, depth = place / (WIDE * HIGH), od = depth % OD, image = depth / OD;
-  const float less = 8388608.0f + LOWER + (float)X_ZERO(table);
+  const float less = 8388608.0f + LOWER + (float)X_ZERO(table), low = WORD(6), high = WORD(7);
   const uint none = (uint)(uchar)(X_ZERO(table) + LOWER) * 0x01010101u;
+  const int zero = table[1];
   w = (global const float *)((global const uchar *)w + w_at) + c;
-  float4 sums[ROWS][COLUMNS];
+  FOUR_OF sums[ROWS][COLUMNS];
   UNROLL for (int u = 0; u < ROWS; ++u)
-    UNROLL for (int j = 0; j < COLUMNS; ++j) sums[u][j] = 0;
+    UNROLL for (int j = 0; j < COLUMNS; ++j) FOUR(i) sums[u][j].f[i] = 0;
   for (int kd = 0; kd < KD; ++kd) {
     const int d = od * SD + kd * DD - PD;
     if (d < 0 | d >= ID) continue;
@@ -68,30 +77,28 @@ void conv(global const uchar *restrict x, global const float *restrict w, long w
       const int h = oh * SH + r - PH;
       if (h < 0 | h >= IH) continue;
       global const uchar *row = x + ((long)(image * ID + d) * IH + h) * (IW * IC) + c;
-      float4 v[SPAN];
+      FOUR_OF v[SPAN];
       UNROLL for (int t = 0; t < SPAN; ++t) {
         const int column = ow * SW + t - PW;
-        v[t] = four_of(column >= 0 & column < IW ? *(global const uint *)(row + column * IC) ^ FLIP : none, less);
+        v[t] = bytes_less(column >= 0 & column < IW ? *(global const uint *)(row + column * IC) ^ FLIP : none, less);
       }
       UNROLL for (int u = 0; u < ROWS; ++u) {
         const int below = r - u * SH;
         if (below < 0 || below % DH || below / DH >= KH) continue;
         UNROLL for (int kw = 0; kw < KW; ++kw) {
-          const float4 k = vload4(0, w + ((kd * KH + below / DH) * KW + kw) * (WORDS * 4));
-          UNROLL for (int j = 0; j < COLUMNS; ++j) sums[u][j] = fma(v[j * SW + kw * DW], k, sums[u][j]);
+          const FOUR_OF k = load_four(w + ((kd * KH + below / DH) * KW + kw) * (WORDS * 4));
+          UNROLL for (int j = 0; j < COLUMNS; ++j) FOUR(i) sums[u][j].f[i] = fma(v[j * SW + kw * DW].f[i], k.f[i], sums[u][j].f[i]);
         }
       }
     }
   }
-  const int4 bias = vload4(0, BIASES(table) + c);
-  const float4 scale = vload4(0, MULTIPLIERS(table) + c), limits = (float4)(WORD(6), WORD(7), WORD(1), 0.0f);
+  const FOUR_OF bias = load_four(BIASES(table) + c), scale = load_four(MULTIPLIERS(table) + c);
   UNROLL for (int u = 0; u < ROWS; ++u)
     UNROLL for (int j = 0; j < COLUMNS; ++j)
       if (oh + u < OH & ow + j < OW) {
-        // The integer, from the bits of its sum with SHIFT.
-        const int4 whole = as_int4(as_uint4(sums[u][j] + SHIFT) - as_uint(SHIFT) + as_uint4(bias));
-        const int each[4] = {whole.x, whole.y, whole.z, whole.w};
-        put_four(y, TABLE_ARGS, each, scale, limits, (((long)depth * OH + oh + u) * OW + ow + j) * OC + c);
+        int whole[4];  // the integer, from the bits of its sum with SHIFT
+        FOUR(i) whole[i] = (int)(as_uint(sums[u][j].f[i] + SHIFT) - as_uint(SHIFT) + bias.u[i]);
+        put_four(y, TABLE_ARGS, whole, scale.f, low, high, zero, (((long)depth * OH + oh + u) * OW + ow + j) * OC + c);
       }
 }
 

@@ -29,10 +29,12 @@ _MOST_TAPS = (1 << 22) // (255 * 128)
 _GROUP = 128
 _TILES = ((1, 4), (2, 4), (1, 8), (2, 2), (1, 2), (1, 1))
 """(rows, columns) of a work item."""
-_SUMS = 16
-"""Places of a work item at most: four registers each."""
-_READ, _PRODUCT, _AFTER = 2.0, 0.5, 10.0
-"""Instructions of a channel: of a column of x, of a product, and of what follows a sum."""
+_FIXED, _READ, _PRODUCT, _AFTER = 150.0, 11.0, 4.0, 36.0
+"""Instructions of a work item, of a word that it reads, of a place's tap, and of what follows a place's sums."""
+_ISSUED = 0.35
+"""Instructions in the time of an operation of the peak; measured on an H200."""
+_FULL = 256
+"""Work items that a multiprocessor needs for that."""
 
 
 class Words(Solver):
@@ -76,10 +78,10 @@ class Words(Solver):
         items = self._items(p, config)[2]
         span, rise = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1, (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1
         taps = p.kd * p.kh * p.kw
-        each = _READ * p.kd * span * rise + rows * taps + rows * columns * (_PRODUCT * taps + _AFTER)
-        enough = min(1.0, items / (2048 * max(1, device.compute_units)))  # of the device's work items
+        each = _FIXED + _READ * p.kd * span * rise + rows * columns * (_PRODUCT * taps + _AFTER)
+        idle = max(1.0, _FULL * max(1, device.compute_units) / items)
         moved = math.prod(p.x_shape) + math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
-        return known.launch + max(8 * items * each / known.flops / enough, moved / known.bandwidth)
+        return known.launch + max(items * each * idle / (_ISSUED * known.flops), moved / known.bandwidth)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Packed weights that are not kept."""
