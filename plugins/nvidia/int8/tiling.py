@@ -201,6 +201,11 @@ class Int8Tiling:
         return (self.tile.bm + self.tile.bn) * self.tile.bk
 
     @property
+    def depth(self) -> int:
+        """Products of a sum, those of filled up slices too."""
+        return self.row_bytes
+
+    @property
     def copied(self) -> int:
         """Bytes of a tile that come into local memory."""
         return self.slices * self.stage_bytes
