@@ -9,13 +9,16 @@ ARGS ?=
 # of Python, and the tests of a file share programs and fixtures. One more than two cores: some tests wait, for a child or
 # for seconds; such files took 64 s by three processes and 73 s by two.
 N ?= 3
+# Each worker and each of the hundreds of processes that tests start would compile this package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint bench docs clean
+.NOTPARALLEL:
 
 demo: $(VENV)/.demo
 	$(BIN)/convdispatch classify
 
-test: $(VENV)/.test $(if $(PEERS),$(VENV)/.peers)
+test: $(VENV)/$(if $(PEERS),.peers,.test)
 	$(BIN)/python -m pytest -n $(N) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev
@@ -38,29 +41,17 @@ docs: $(VENV)/.docs
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# One stamp an extra; each is laid anew when the dependencies change.
-$(VENV)/.base: $(VENV)/bin/python pyproject.toml
-	$(PIP) --editable '.[cpu]'
-	touch $@
+# What each target needs of pyproject.toml's extras, laid by one run of pip, and anew when the dependencies change.
+$(VENV)/.demo: EXTRAS := cpu,demo
+$(VENV)/.test: EXTRAS := cpu,pocl,demo,test
+$(VENV)/.peers: EXTRAS := cpu,pocl,demo,test,peers
+$(VENV)/.docs: EXTRAS := cpu,docs
+$(VENV)/.dev: EXTRAS := cpu,pocl,demo,test,dev
 
-$(VENV)/.demo: $(VENV)/.base
-	$(PIP) --editable '.[cpu,demo]'
-	touch $@
-
-$(VENV)/.test: $(VENV)/.base
-	$(PIP) --editable '.[cpu,pocl,demo,test]'
-	touch $@
-
-$(VENV)/.peers: $(VENV)/.test
-	$(PIP) --editable '.[peers]'
-	touch $@
-
-$(VENV)/.docs: $(VENV)/.base
-	$(PIP) --editable '.[cpu,docs]'
-	touch $@
-
-$(VENV)/.dev: $(VENV)/.test
-	$(PIP) --editable '.[dev]'
+# pip would compile on one core, tests of libraries included. One file or another is for a later Python: it stays as it is.
+$(VENV)/.demo $(VENV)/.test $(VENV)/.peers $(VENV)/.docs $(VENV)/.dev: $(VENV)/bin/python pyproject.toml
+	$(PIP) --no-compile --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib convdispatch plugins || true
 	touch $@
 
 clean:

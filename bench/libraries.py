@@ -193,7 +193,7 @@ def timed(
     """Median milliseconds of each side, in turns; a side that fails is left out.
 
     ``within`` are contexts in which sides run, as ``enable()``: entered once a turn and not timed, as a script enters
-    it once; to enter it at each call would have its calls learn their native path anew.
+    it once.
     """
     import torch
 

@@ -2,7 +2,7 @@
 
     python bench/torch_cpu.py [--batch 1] [--net resnet50]
 
-Both sides run in one process, PyTorch alone first, because the team of threads that sleeps (``share_cores``) stays. The
+Both sides run in one process, PyTorch alone first. With ``CONVDISPATCH_NATIVE=0`` kernels run in threads of OpenCL. The
 convolutions' own time and PyTorch's other operators' bound what ``enable`` can give without joining operators.
 """
 
@@ -20,7 +20,6 @@ from torch_rows import images, net, say
 import convdispatch.torch as ct
 from convdispatch.selection.prepared import Constant
 from convdispatch.torch.dispatch import engine, routing
-from convdispatch.torch.eager import host
 
 
 def median_ms(run: Callable[[], Any], seconds: float) -> float:
@@ -79,7 +78,6 @@ def main(batch: int, name: str, seconds: float) -> None:
         say(net=name, batch=batch, threads=torch.get_num_threads(), what=what, ms=found)
 
     tell("PyTorch alone", median_ms(run, seconds))
-    shares, host.share_cores = host.share_cores, lambda: False
     tell("PyTorch, timed", split_ms(run, theirs, seconds))
     taken: list[Any] = []
     stop = engine.watch(lambda part, call, tensors, geometry: taken.append((call, tensors, geometry)))
@@ -99,15 +97,8 @@ def main(batch: int, name: str, seconds: float) -> None:
 
     tell("our convolutions in a row", median_ms(ours_alone, seconds))
     tell("PyTorch's convolutions in a row", median_ms(theirs_alone, seconds))
-    tell("ours, PyTorch's threads spin", split_ms(run, engine.forward, seconds))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    tell("ours, PyTorch in one thread", split_ms(run, engine.forward, seconds))
-    torch.set_num_threads(threads)
-    host.share_cores = shares
-    ct.share_cores()
-    tell("ours, share_cores()", split_ms(run, engine.forward, seconds))
-    tell("PyTorch alone after share_cores()", median_ms(run, seconds))
+    tell("ours", split_ms(run, engine.forward, seconds))
+    tell("PyTorch alone again", median_ms(run, seconds))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,32 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(_HOME, ignore_errors=True)
 
 
+MANY = 100_000
+"""Objects, as PyTorch's compiler and the tables of its tests are when they are imported."""
+
+
+def settle() -> None:
+    """Python's collector leaves out what is alive now, and looks once through what it left out before.
+
+    Tests, their items and PyTorch's modules are a million objects that live to the end: it went through them in half a
+    second, several hundred times, for tests of leaks and by itself.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session):
+    """What collection makes lives to the end, and is no garbage to look for meanwhile."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        settle()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
@@ -118,6 +144,13 @@ def patience():
 
     verdicts.IMPORT_S = probing.RUN_S = session.LEAST_TRIAL_S = 600.0
     answer_trial.LIMIT_S = None  # hundreds of plugins, each of a text of its own, would each cost a child
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled():
+    """A file begins with few objects that may be garbage, whatever the files before it imported."""
+    if len(gc.get_objects()) > MANY:
+        settle()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from convdispatch_fft.cpu.solver import Tiled
 from convdispatch_im2col.solver import Im2col
 from convdispatch_implicitgemm.cpu.depthwise import Depthwise
 from convdispatch_implicitgemm.cpu.direct import Direct
+from convdispatch_implicitgemm.cpu.phases import Phases
 from convdispatch_implicitgemm.cpu.pointwise import Pointwise
 from convdispatch_implicitgemm.cpu.weights import Weights
 from convdispatch_winograd.cpu.solver import Winograd
 
 from convdispatch import ConvProblem
 from convdispatch.api import DeviceInfo, rates
-from convdispatch.api.cpu import uneven
+from convdispatch.api.cpu import FITTED, Balance, uneven
+from convdispatch.device.rates import estimate
 
 CPU = DeviceInfo("two cores", "intel", "cpu", "simd512", compute_units=2, simd_width=16, local_mem_size=1 << 18)
 
@@ -54,6 +57,29 @@ def test_gradients_of_weights_that_lie_pages_apart_cost_more():
         operations(Weights(), ConvProblem.parse(f"bwd_weights_f32_mb1ic{c}ih5oc56kh4")) / c for c in (760, 768)
     )
     assert far > 1.3 * near
+
+
+@pytest.mark.parametrize(("solver", "text", "launches"), [
+    (Direct(), "mb1ic16ih7oc16kh3ph1", 2),
+    (Weights(), "bwd_weights_f32_mb1ic16ih7oc16kh3ph1", 2),
+    (Depthwise(), "mb1g32ic32ih7oc32kh3ph1", 1),
+    (Phases(), "bwd_data_f32_mb1ic16ih8oc16kh3sh2ph1", 2),
+    (Pointwise(), "mb1ic32ih7oc32kh1+constant", 1),
+    (Im2col(), "mb1ic16ih7oc16kh3ph1+constant", 2),
+    (Im2col(), "bwd_weights_f32_mb1ic16ih7oc16kh3ph1", 2),
+    (Im2col(), "bwd_data_f32_nhwc_mb1ic16ih8oc16kh3sh2ph1", 2),
+    (Tiled(), "mb1ic16ih7oc16kh5ph2+constant", 2.5),
+])  # fmt: skip
+@pytest.mark.parametrize("units", [2, 64])
+def test_a_launch_takes_its_time_on_any_number_of_cores(solver, text, launches, units, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_RATES", "off")
+    device, problem = dataclasses.replace(CPU, compute_units=units), ConvProblem.parse(text)
+    assert solver.cost(problem, device, next(solver.configs(problem, device))) > launches * rates(device).launch
+
+
+def test_costs_are_of_two_cores():
+    assert Balance.of(estimate(CPU)) == pytest.approx(FITTED)
+    assert Balance.of(estimate(dataclasses.replace(CPU, compute_units=8))) == pytest.approx((4, 4))
 
 
 def test_memory_and_launches_are_no_faster_on_more_cores(monkeypatch):
@@ -110,3 +136,24 @@ def test_a_gradient_of_weights_has_no_more_parts_than_it_earns(text, parts):
     """32 groups are work for all cores: four copies of dw, written and added, took a quarter of the time."""
     problem = ConvProblem.parse("bwd_weights_" + text)
     assert next(Weights().configs(problem, CPU))["parts"] == parts
+
+
+@pytest.mark.parametrize(("text", "tile", "ms"), [
+    ("bwd_data_f32_mb8ic248ih32iw32oc24kh7kw1ph3pw0+constant", [1, 40, 1], 5.44),
+    ("bwd_data_f32_mb1ic368ih60iw60oc120kh3kw1ph1pw0", [1, 32, 1], 7.33),
+    ("fwd_f32_mb4ic16ih55iw55oc64kh7kw1ph3pw0", [1, 64, 1], 1.17),
+    ("bwd_data_f32_mb1ic32ih43iw43oc80kh7kw1", [1, 28, 1], 0.436),
+    ("bwd_weights_f32_nhwc_mb1ic48ih48iw48oc48kh7kw1ph3pw0", [1, 30, 1], 0.298),  # pixels are vectors of channels
+])  # fmt: skip
+def test_transforms_across_rows_of_memory_load_each_number_alone(text, tile, ms, monkeypatch):
+    """Times of two cores with AVX-512: columns of planes, whose neighbours lie a row apart."""
+    monkeypatch.setenv("CONVDISPATCH_RATES", "off")
+    problem = ConvProblem.parse(text)
+    config = next(config for config in Tiled().configs(problem, CPU) if config["tile"] == tile)
+    assert 1e3 * Tiled().cost(problem, CPU, config) == pytest.approx(ms / 1.15, rel=0.3)
+
+
+def test_a_gradient_of_few_channels_is_its_transforms():
+    """20 and 44 channels a group, 400 tiles: direct sums took 2.8 ms, 49 planes of both tensors 4.4."""
+    problem = ConvProblem.parse("bwd_weights_f32_g4mb1ic80ih99iw99oc176kh3kw3ph1pw1")
+    assert operations(Winograd(5, 3), problem) > 0.84 * operations(Weights(), problem)

@@ -18,6 +18,7 @@ from convdispatch.api import Declared, Solver, kernel_text
 from convdispatch.device import runtime, startup_profile
 from convdispatch.device.garbage import collection_put_off
 from convdispatch.device.programs import binary_cache, kernels, template_cache
+from convdispatch.device.programs.template_cache import Subject
 from convdispatch.models import catalogue
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins.loader import plugins
@@ -137,11 +138,11 @@ def test_damaged_text_is_rendered_anew(folder, renderings):
 
 
 def test_values_that_cannot_be_told_are_rendered_each_time(folder, renderings):
-    assert template_cache.text_key("p", "template", {"f": lambda: 1}) is None
+    assert Subject("p", "template", {"f": lambda: 1}).text_key() is None
     cycle = []
     cycle.append(cycle)
-    assert template_cache.text_key("p", "template", {"c": cycle}) is None
-    assert template_cache.text_key("p", "template", {"c": 1}) != template_cache.text_key("p", "template", {"c": 2})
+    assert Subject("p", "template", {"c": cycle}).text_key() is None
+    assert Subject("p", "template", {"c": 1}).text_key() != Subject("p", "template", {"c": 2}).text_key()
 
 
 # --- where time goes -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ H200 = DeviceInfo(
 _FFT: dict[str, Any] = {"local": 73728, "wide": 256, "bk": 8, "tm": 4, "tn": 4, "three": False, "unroll": 8,
                         "m_parts": 1, "n_parts": 1, "k_parts": 1}  # fmt: skip
 _SMALL = {**_FFT, "bm": 16, "bn": 16}
+_TAPS = {"bm": 16, "bn": 128, "tm": 4, "tn": 4, "walk": "taps"}
 _MMA: dict[str, Any] = {"bm": 128, "bn": 64, "wm": 2, "wn": 2, "format": "float16", "bk": 32, "flush_every": 6}
 _NARROW: dict[str, Any] = {"wm": 1, "wn": 1, "bk": 32, "flush_every": 6}
 
@@ -41,6 +42,16 @@ def _estimates(monkeypatch):
     # Few channels of a group, channels last: their lines stay in the first cache.
     ("implicitgemm.tiled_narrow", "fwd_f32_nhwc_g32mb64ic96ih15iw15oc32kh3kw3", {"rows": 2}, 0.00809),
     ("implicitgemm.tiled_narrow", "bwd_data_f16_nhwc_g8mb64ic24ih90iw90oc192kh3kw3ph1pw1", {"rows": 8}, 0.723),
+    # Taps of few channels, channels last: neighbours' numbers lie a pixel apart, and wait for one bank.
+    ("implicitgemm.tiled", "bwd_data_f32_nhwc_g224mb64ic224ih11iw11oc224kh7kw7ph3pw3", {**_TAPS, "bk": 7}, 0.410),
+    ("implicitgemm.tiled", "fwd_f16_nhwc_g32mb32ic32ih71iw71oc32kh7kw7ph3pw3", {**_TAPS, "bk": 7}, 0.879),
+    ("implicitgemm.tiled", "fwd_f32_nhwc_g240mb1ic240ih63iw63oc240kh5kw5sh2sw2ph2pw2", {**_TAPS, "bk": 5}, 0.0350),
+    ("implicitgemm.tiled", "fwd_f16_nhwc_g32mb4ic32ih46iw46oc256kh3kw3ph1pw1", {**_TAPS, "bk": 9}, 0.0260),
+    # Planes of a stride's gradient: neighbours' results lie two places or four apart; memory.
+    ("implicitgemm.tiled_depthwise", "bwd_data_f32_g144mb64ic144ih110iw110oc144kh3kw3sh2sw2",
+     {"vector": 1, "rows": 8, "columns": 2, "turns": 4}, 0.782),
+    ("implicitgemm.tiled_narrow", "bwd_data_f32_g144mb64ic144ih110iw110oc144kh3kw3sh2sw2", {"rows": 8}, 0.287),
+    ("implicitgemm.tiled_narrow", "fwd_f32_g88mb128ic88ih78iw78oc88kh3kw3sh2sw2", {"rows": 8}, 0.1136),
     # Launches, little else.
     ("fft.gpu", "bwd_data_f16_nhwc_mb4ic63ih7iw7oc8kh9kw9ph4pw4", {**_FFT, "bm": 64, "bn": 16, "th": 12, "tw": 12},
      0.00564),

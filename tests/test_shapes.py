@@ -15,6 +15,7 @@ MULTIPLY_ADDS = {
     "mobilenet_v3": (0.219, 0.015),
     "efficientnet_b0": (0.39, 0.015),
     "convnext_t": (4.5, 0.015),
+    "resnext50": (4.2, 0.015),
     "inception_v3": (5.0, 0.15),
     "densenet121": (2.83, 0.005),
 }
@@ -27,7 +28,7 @@ PARAMETERS = {
     "densenet121": (7.98, 0.015),
     "unet": (31.0, 0.002),
 }
-LAYERS = {"densenet121": 121, "unet": 23, "inception_v3": 95, "convnext_t": 1 + 3 + 3 * 18 + 1}
+LAYERS = {"densenet121": 121, "resnext50": 53, "unet": 23, "inception_v3": 95, "convnext_t": 1 + 3 + 3 * 18 + 1}
 NETS = sorted({*MULTIPLY_ADDS, *PARAMETERS, "unet3d", "wavenet"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from convdispatch_winograd.gpu.work import Printer
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
-from convdispatch.device.programs import kernels, template_cache
+from convdispatch.device.programs import kernels
+from convdispatch.device.programs.template_cache import Subject
 
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132, local_mem_size=48 << 10,
                     max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64))  # fmt: skip
@@ -59,8 +61,8 @@ def test_what_is_kept_follows_from_what_is_given(what, tmp_path, monkeypatch):
     if what == "winograd":
         monkeypatch.setattr(kernels, "_read", lambda package, file: file)
         kernels._template.cache_clear()
-    keys, real = [], template_cache.text_key
-    monkeypatch.setattr(template_cache, "text_key", lambda *given: keys.append(real(*given)) or keys[-1])
+    keys, real = [], Subject.text_key
+    monkeypatch.setattr(Subject, "text_key", lambda self: keys.append(real(self)) or keys[-1])
     first = CASES[what]()
     half = len(keys)
     assert CASES[what]() == first
@@ -71,7 +73,7 @@ def test_what_is_kept_follows_from_what_is_given(what, tmp_path, monkeypatch):
 _KEYS = """
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
-from convdispatch.device.programs import template_cache
+from convdispatch.device.programs.template_cache import Subject
 from convdispatch_nvidia.packed import choice
 from convdispatch_nvidia.packed.tiling import Tiling
 problem = ConvProblem.parse("fwd_f32_mb1ic64ih56iw56oc64kh3ph1+bias+relu")
@@ -80,7 +82,8 @@ tiling = Tiling(problem, choice.choices(problem, "wgmma", 132)[0])
 hash(problem), tiling.slices, problem.x_shape
 more = [device, (problem, {"x": tiling})]
 for values in ({"problem": problem}, {"device": device}, {"tiling": tiling}, {"more": more}):
-    print(*(key("convdispatch_nvidia", "t", values) for key in (template_cache.text_key, template_cache.artifact_key)))
+    subject = Subject("convdispatch_nvidia", "t", values)
+    print(subject.text_key(), subject.artifact_key())
 """
 
 
@@ -102,7 +105,26 @@ def test_what_an_object_has_worked_out_does_not_count():
     assert hash(used)
     assert used.x_shape
     assert "x_shape" not in vars(fresh)
-    keys = {template_cache.text_key("convdispatch_nvidia", "t", {"p": each}) for each in (fresh, used)}
-    assert len(keys) == 1
-    other = template_cache.text_key("convdispatch_nvidia", "t", {"p": PROBLEM.replace(bias=True)})
-    assert other not in keys
+    assert key(fresh) == key(used)
+    assert key(PROBLEM.replace(bias=True)) != key(fresh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Frozen, whatever it holds."""
+
+    value: object
+
+
+def test_what_an_object_was_pickled_as_is_its_own():
+    """It is remembered by the object, not by what equals it, and not where what it holds may change."""
+    assert key(Held(1)) != key(Held(1.0))
+    assert key(Held(1)) == key(Held(1))
+    changing = Held([1])
+    before = key(changing)
+    changing.value.append(2)
+    assert key(changing) != before
+
+
+def key(value):
+    return Subject("convdispatch_nvidia", "t", {"p": value}).text_key()

@@ -20,6 +20,7 @@ ZONES = {
         binaries
         bounded_cache*
         bridge
+        bring_up
         commands*
         compiling
         cuda_*

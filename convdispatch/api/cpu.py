@@ -6,8 +6,10 @@ import ctypes
 import functools
 import platform
 from pathlib import Path
+from typing import NamedTuple
 
 from .device import DeviceInfo
+from .rates import DeviceRates
 
 PAGE = 4096
 """Bytes between the areas of a workspace: streams that begin on a page do not share one."""
@@ -16,6 +18,27 @@ LINE = 64
 # Linux gives a process the matrix registers' 8 KB of state a thread on request: arch_prctl(ARCH_REQ_XCOMP_PERM,
 # XTILEDATA), https://docs.kernel.org/arch/x86/xstate.html.
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
+_FITTED = DeviceRates(340e9, 28e9, 8.5e-6)
+"""Of two cores with AVX-512, on which operations were counted that launches and memory take the time of."""
+
+
+class Balance(NamedTuple):
+    """What a launch and a byte of memory take in operations of a CPU's peak, in times of what they take two cores."""
+
+    launch: float = 1.0
+    memory: float = 1.0
+
+    @classmethod
+    def of(cls, known: DeviceRates) -> Balance:
+        """Of a CPU's rates: neither is faster where more cores multiply."""
+        return cls(
+            known.launch * known.flops / (_FITTED.launch * _FITTED.flops),
+            known.flops / known.bandwidth / (_FITTED.flops / _FITTED.bandwidth),
+        )
+
+
+FITTED = Balance()
+"""Of the two cores themselves."""
 
 
 def cdiv(a: int, b: int) -> int:

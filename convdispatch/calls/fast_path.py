@@ -117,12 +117,14 @@ def host_fast_path(
     written: Callable[[Any], int],
     make: Callable[[], tuple[Any, int]],
     of_bias: Callable[[Any], int] | None = None,
+    apart: Callable[[], Any] | None = None,
 ) -> FastPath | None:
     """For arrays on the host whose pointers the device takes; waits.
 
     ``address(array)`` is where an operand begins, ``written(array)`` where a result, 0 of one that kernels cannot take
     as it lies; ``make()`` a new result, and where that begins. The first call goes by the plan's enqueue, the others by
-    the launches that it gave, where these are all it gives.
+    the launches that it gave, where these are all it gives. With ``apart`` they run in PyTorch's threads if they can;
+    it is called where they cannot, and threads of OpenCL's will.
     """
     if not _plain(call) or not call.prepared.recordable:
         return None
@@ -161,7 +163,9 @@ def host_fast_path(
             return
         if not tried:
             tried = True
-            launches = _launches(call, queue, fit)
+            launches = _launches(call, queue, fit, apart is not None)
+            if apart is not None and not (launches is not None and launches.intraop):
+                apart()
         if packs and launches is not None:
             promise.addresses[key] = weights
 
@@ -215,11 +219,11 @@ def _queue_launches(call: Any, queue: Any) -> QueueLaunches | None:
         return None
 
 
-def _launches(call: Any, queue: Any, fit: Callable[[list[int]], bool]) -> HostLaunches | None:
+def _launches(call: Any, queue: Any, fit: Callable[[list[int]], bool], in_pytorch: bool = False) -> HostLaunches | None:
     """The launches of a plan that just ran, in the order of a path's operands; None where it gives other commands."""
     try:
         recording, slots = call.prepared.recorded(queue)
-        return HostLaunches.of(recording, [slots[place] for place in (*call.places, _BIAS)], fit)
+        return HostLaunches.of(recording, [slots[place] for place in (*call.places, _BIAS)], fit, in_pytorch)
     except KeyboardInterrupt:
         raise
     except BaseException:  # it goes by its enqueue, as it did

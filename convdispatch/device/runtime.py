@@ -30,6 +30,7 @@ from .memory.allocator import (
     sub_region,
 )
 from .opencl import icd
+from .opencl.contexts import made_context
 from .opencl.platforms import address, device_info, devices, platforms
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = [
     "address",
     "allocate",
-    "is_synchronous",
     "context",
     "copy",
     "cuda_address",
@@ -48,7 +48,9 @@ __all__ = [
     "devices",
     "find_device",
     "fresh",
+    "is_synchronous",
     "memory_statistics",
+    "new_serial_queue",
     "platforms",
     "probe",
     "queue",
@@ -197,8 +199,10 @@ def refuse_forked() -> None:
 
 
 def _after_fork() -> None:
-    global forked
-    if _context.cache_info().currsize:
+    global forked, _lock
+    being_made = not _lock.acquire(blocking=False)  # by a thread that the child lacks
+    _lock = threading.RLock()
+    if being_made or _context.cache_info().currsize:
         forked = True
         _threads.__dict__.clear()
 
@@ -207,11 +211,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-@functools.lru_cache(maxsize=64)
-def _context(device: cl.Device) -> cl.Context:
-    import pyopencl as cl
-
-    return cl.Context([device])
+_context = functools.lru_cache(maxsize=64)(made_context)
 
 
 def context(device: cl.Device | None = None) -> cl.Context:
@@ -237,16 +237,21 @@ def serial_queue(device: cl.Device | None = None) -> cl.CommandQueue | None:
 
     Nobody is woken for them: an empty kernel and its wait take 1.7 us by Intel's runtime, where two threads take 9.
     """
-    import pyopencl as cl
-
     device = device or default_device()
     queues = _threads.__dict__.setdefault("serial", {})
     if device not in queues:
-        queues[device] = None
-        if "cl_intel_exec_by_local_thread" in device.extensions.split():
-            with contextlib.suppress(cl.Error):
-                queues[device] = cl.CommandQueue(context(device), properties=_LOCAL_THREAD)
+        queues[device] = new_serial_queue(device)
     return queues[device]
+
+
+def new_serial_queue(device: cl.Device) -> cl.CommandQueue | None:
+    """Another queue whose commands whoever gives them computes; None where there is none."""
+    import pyopencl as cl
+
+    if "cl_intel_exec_by_local_thread" in device.extensions.split():
+        with contextlib.suppress(cl.Error):
+            return cl.CommandQueue(context(device), properties=_LOCAL_THREAD)
+    return None
 
 
 def is_synchronous(queue: cl.CommandQueue) -> bool:

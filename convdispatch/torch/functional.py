@@ -22,7 +22,10 @@ def _conv(
     ndim: int, x: torch.Tensor, w: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> torch.Tensor:
     x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
-    y = _operator()(x, w, bias, *lists, False, [0] * ndim, groups)
+    if not plain_operators() and native_layers.serves(x, w, bias):
+        y = native_layers.alone(x, w, bias, *lists, groups)
+    else:
+        y = _operator()(x, w, bias, *lists, False, [0] * ndim, groups)
     return y if batched else y.squeeze(0)
 
 

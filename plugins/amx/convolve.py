@@ -26,7 +26,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, cdiv, uneven
+from convdispatch.api.cpu import PAGE, Balance, cdiv, uneven
 
 from .geometry import bands_of, flat_of, merged
 from .instructions import CONFIGURE, product
@@ -65,6 +65,7 @@ class Costs(NamedTuple):
     packed: float
     """A weight."""
     launch: float
+    """A launch, on two cores."""
     split: tuple[float, float, float]
     """An element of a band."""
     split_apart: float
@@ -83,7 +84,7 @@ class TilesKernel:
     name = "amx.tiles"
     vectors = False
     """AVX512-BF16 takes the place of matrix registers."""
-    costs = Costs(4650.0, 7200.0, 6.0, 112.0, 3.8e6, (63.0, 86.0, 50.0), 134.0, (21.0, 115.0, 23.0))
+    costs = Costs(4650.0, 7200.0, 6.0, 112.0, 2.2e6, (63.0, 86.0, 50.0), 134.0, (21.0, 115.0, 23.0))
     timed = 1.25, 1.45
     """Times of what is counted, of one plane and of several: 69 of 154 drawn problems, on four cores of a Xeon."""
 
@@ -326,6 +327,7 @@ def tiles_of(channels: int, narrow: float) -> float:
 def cost_of(kernel: TilesKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
     geometry, flat, costs = kernel.geometry, kernel.flat, kernel.costs
+    launch = costs.launch * Balance.of(rates(device)).launch
     form = 0 if kernel.nhwc else 2 if kernel.across else 1
     tiles = geometry.groups * kernel.bands * cdiv(kernel.rows * flat.pitch, 32) * tiles_of(geometry.m, costs.narrow)
     step = costs.step_across if kernel.across else costs.step
@@ -335,7 +337,7 @@ def cost_of(kernel: TilesKernel, device: DeviceInfo) -> float:
         costs.split_apart if form and geometry.step[2] > 1 else costs.split[form]
     )
     stored = (costs.rounded if kernel.rounded else costs.stored)[form] * 1024 * tiles * len(geometry.phases)
-    cost = (work + (not kernel.in_place) * split + stored) * uneven(kernel.jobs, device) + costs.launch
+    cost = (work + (not kernel.in_place) * split + stored) * uneven(kernel.jobs, device) + launch
     if kernel.problem.constant_weights:
         return cost
-    return cost + costs.packed * kernel.packed_size / (2 * kernel.planes) + costs.launch
+    return cost + costs.packed * kernel.packed_size / (2 * kernel.planes) + launch

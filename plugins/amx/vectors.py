@@ -24,7 +24,16 @@ class VectorsKernel(TilesKernel):
     name = "amx.vectors"
     vectors = True
     costs = Costs(
-        42e3, 36e3, 0.2, 38.0, 4e6, (21.0, 33.0, 18.0), 60.0, (19.0, 117.0, 200.0), rounded=(4.0, 0.0, 9.0), narrow=0.7
+        42e3,
+        36e3,
+        0.2,
+        38.0,
+        2.75e6,
+        (21.0, 33.0, 18.0),
+        60.0,
+        (19.0, 117.0, 200.0),
+        rounded=(4.0, 0.0, 9.0),
+        narrow=0.7,
     )
     timed = 1.6, 1.6
 
@@ -44,7 +53,7 @@ class VectorWeightsKernel(WeightsKernel):
 
     tiles = VectorsKernel
     most_near = 8
-    costs = WeightsCosts(30.3e3, 42e3, 5.6e3, 19.0, 13.0, 2.9e6, (27.0, 23.0, 12.0), (22.0, 17.0, 15.0), 98.0, 0.7)
+    costs = WeightsCosts(30.3e3, 42e3, 5.6e3, 19.0, 13.0, 2e6, (27.0, 23.0, 12.0), (22.0, 17.0, 15.0), 98.0, 0.7)
     timed = 2.1, 2.1
 
     def products(self, x: dict[str, int], dy: dict[str, int], ways: list[tuple[str, tuple[int, int], bool]]) -> str:

@@ -20,7 +20,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, cdiv, uneven
+from convdispatch.api.cpu import PAGE, Balance, cdiv, uneven
 
 from .convolve import TAKES, TilesKernel, tiles_of
 from .geometry import bands_of, flat_of, merged
@@ -50,6 +50,7 @@ class Costs(NamedTuple):
     """An element of dw, and of a part of it."""
     part: float
     launch: float
+    """A launch, on two cores."""
     x: tuple[float, ...]
     """An element of x, and of dy, laid out in NCHW, channels last, and channels last as pairs."""
     dy: tuple[float, ...]
@@ -66,7 +67,7 @@ class WeightsKernel:
     """Of the other directions, by the same instructions."""
     most_near = 0
     """Steps of positions that a single tap takes before other channels do; 0: all."""
-    costs = Costs(8400.0, 3800.0, 51e3, 18.0, 38.0, 5e6, (62.0, 76.0), (53.0, 61.0), 170.0)
+    costs = Costs(8400.0, 3800.0, 51e3, 18.0, 38.0, 2.9e6, (62.0, 76.0), (53.0, 61.0), 170.0)
     timed = 1.0, 1.3
     """Times of what is counted, of one plane and of several: 44 of 154 drawn problems, on four cores of a Xeon."""
 
@@ -253,6 +254,7 @@ class Weights(Solver):
 def cost_of(kernel: WeightsKernel, device: DeviceInfo) -> float:
     """Operations of the peak that a configuration takes the time of."""
     geometry, flat, costs = kernel.geometry, kernel.flat, kernel.costs
+    launch = costs.launch * Balance.of(rates(device)).launch
     bands, taps = geometry.groups * kernel.bands, len(kernel.taps)
     tiles = bands * taps * cdiv(geometry.c, 16) / 2 * tiles_of(geometry.m, costs.narrow)
     work = (costs.step_taps if taps > 1 else costs.step) * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps
@@ -262,7 +264,7 @@ def cost_of(kernel: WeightsKernel, device: DeviceInfo) -> float:
     x *= costs.x_apart if geometry.step[2] > 1 and not kernel.nhwc else costs.x[form]
     dy = costs.dy[form] * bands * kernel.rows * flat.pitch * kernel.panels * 32
     result = costs.result * geometry.groups * kernel.tiles * 1024
-    cost = (work + x + dy + (result if kernel.splits == 1 else 0)) * uneven(kernel.jobs, device) + costs.launch
+    cost = (work + x + dy + (result if kernel.splits == 1 else 0)) * uneven(kernel.jobs, device) + launch
     if kernel.splits == 1:
         return cost
-    return cost + result + costs.part * geometry.groups * kernel.splits * kernel.area + costs.launch
+    return cost + result + costs.part * geometry.groups * kernel.splits * kernel.area + launch

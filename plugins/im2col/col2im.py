@@ -33,9 +33,10 @@ from convdispatch.api import (
     gemm_workspace,
     kernel_text,
 )
+from convdispatch.api.cpu import Balance
 
 from .convert import NARROW, inward
-from .cost import COLUMN, CONVERTED, LAUNCH
+from .cost import COLUMN, CONVERTED, LAUNCH, RUN
 from .window import PatchWindow, runs
 
 _TILE = 256  # elements of x that a CPU work item sums at once
@@ -130,16 +131,16 @@ class Col2im:
         """Bytes of workspace."""
         return self.areas()[-1]
 
-    @property
-    def cost(self) -> float:
+    def cost(self, balance: Balance) -> float:
         """Operations of the peak, on a CPU."""
-        window, sizes = self.window, self.sizes()
-        total = sum(times * gemm_cost(self.spec(*size), self.gemm) for size, times in sizes.items())
+        window, sizes, launch = self.window, self.sizes(), LAUNCH * balance.launch
+        total = sum(times * gemm_cost(self.spec(*size), self.gemm, balance) for size, times in sizes.items())
         columns = window.k * window.groups * window.images * window.pixels
         if self.widened:
-            total += 2 * LAUNCH + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
+            total += 2 * launch + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
+        runs = RUN * columns / window.group_channels if window.nhwc else 0.0
         columns = max(columns, math.prod(self.problem.x_shape))
-        return total + COLUMN[window.nhwc] * columns + LAUNCH * sum(sizes.values())
+        return total + max(COLUMN[window.nhwc] * columns, runs) + launch * sum(sizes.values())
 
     # --- compiled --------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ __all__ = [
     "PACKED",
     "PACKED_FAR",
     "PACKED_WIDE",
+    "RUN",
 ]
 
 LOWERED = 101.0, 85.0
@@ -30,6 +31,8 @@ PACKED_WIDE = 90.0, 90.0
 and 70 on an Intel Xeon, 12 layers of 128 to 2048 channels and 4 to 49 pixels."""
 COLUMN = 32.0, 75.0
 """Of an element of columns, or of what they go into where that has more: read and added, NCHW and channels last."""
+RUN = 1000.0
+"""Of a run of columns of one tap, place and group, channels last, however short: some 16 cycles of its loops."""
 CONVERTED = 45.0
 """Of an element that is converted between 16 bits and float32: 0.11 to 0.16 ms a million on two cores of a Xeon."""
 FOLLOWS = 3e6

@@ -24,6 +24,7 @@ from convdispatch.api import (
     epilogue_macros,
     kernel_text,
 )
+from convdispatch.api.cpu import Balance
 
 from .window import PatchWindow
 
@@ -98,16 +99,16 @@ class Depthwise:
         plane = self.extent[0] * self.extent[1] * self.window.step[2] * self.pitch
         return plane * self.window.accumulator_size * self.config["items"]
 
-    @property
-    def cost(self) -> float:
+    def cost(self, balance: Balance) -> float:
         """Operations of the peak, on a CPU: its one launch, the padded planes, and vectors whose row ends are empty."""
         window = self.window
         source = window.images * window.channels * math.prod(window.source)
         if window.nhwc:
-            return _LAUNCH_NHWC + _ROWS * source + _WORK_NHWC * self.problem.flops
+            return _LAUNCH_NHWC * balance.launch + _ROWS * source + _WORK_NHWC * self.problem.flops
         filled = (_PARTED if window.step[2] > 1 else _FILLED[self.gradient]) * source
         filled += _ADDED * math.prod(self.problem.w_shape) * self.gradient
-        return _LAUNCH + filled + _WORK * self.problem.flops * up(window.places[2], self.lanes) / window.places[2]
+        work = _WORK * self.problem.flops * up(window.places[2], self.lanes) / window.places[2]
+        return _LAUNCH * balance.launch + filled + work
 
     def plan(self, context: Any) -> StepPlan:
         """Compile."""

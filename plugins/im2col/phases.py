@@ -21,6 +21,7 @@ from convdispatch.api import (
     kernel_text,
     storage_macros,
 )
+from convdispatch.api.cpu import Balance
 
 from .depthwise import MOST_PLANE, MOST_TAPS, up
 
@@ -69,12 +70,11 @@ class DepthwisePhases:
         size = 8 if self.problem.dtype == "float64" else 4
         return math.prod(self.extent) * self.pitch * size * self.config["items"]
 
-    @property
-    def cost(self) -> float:
+    def cost(self, balance: Balance) -> float:
         """Operations of the peak: its one launch over few items, and what moves."""
         read, written = (math.prod(shape) for shape in (self.problem.y_shape, self.problem.x_shape))
         work = self.problem.flops * up(self.columns, self.lanes) / self.columns
-        return 4.8e6 + 12.0 * read + 3.0 * (work + written)
+        return 4.8e6 * balance.launch + 12.0 * read + 3.0 * (work + written)
 
     def plan(self, context: Any) -> StepPlan:
         """Compile."""

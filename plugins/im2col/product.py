@@ -29,7 +29,9 @@ from convdispatch.api import (
     gemm_cost,
     gemm_workspace,
     packed_layout,
+    rates,
 )
+from convdispatch.api.cpu import Balance
 
 from .cost import CACHED, HEAVY, LAUNCH, LOWERED, OTHER, PACKED, PACKED_FAR, PACKED_WIDE
 from .lower import Lowering
@@ -46,7 +48,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
         forms = ["flat"]
     else:
         forms = ["flat", "batched"] if _folds(window) else ["batched", "flat"]
-    method = "flipped" if flipped else "lower"
+    method, balance = "flipped" if flipped else "lower", Balance.of(rates(device))
     seen = []
     for form in forms:
         known: dict[GemmSpec, list[dict[str, Any]]] = {}  # chunks of a small picture are alike under many caps
@@ -57,9 +59,9 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
             if spec not in known:
                 known[spec] = choices = [each for each in gemm_configs(spec, device) if draft.suits(each)]
                 if draft.in_place and draft.cpu:
-                    choices.sort(key=functools.partial(gemm_cost, spec))
+                    choices.sort(key=functools.partial(gemm_cost, spec, balance=balance))
                 elif draft.cpu and not problem.constant_weights:
-                    choices.sort(key=draft.packing_cost)
+                    choices.sort(key=functools.partial(draft.packing_cost, balance=balance))
             for gemm in known[spec][: 1 if cap != caps[0] else None]:
                 config = {"method": method, "form": form, "cap": cap, "gemm": gemm}
                 seen.append((caps.index(cap) > 0, config))
@@ -115,7 +117,7 @@ class WindowProduct:
         theirs = "pack_b" if self.gemm.get("swap") else "pack_a"
         return self.cpu and (self.problem.constant_weights or bool(self.gemm.get(theirs)))
 
-    def packing_cost(self, gemm: Mapping[str, Any]) -> float:
+    def packing_cost(self, gemm: Mapping[str, Any], balance: Balance) -> float:
         """Operations that packing weights, which change at every call, takes under a choice of the product.
 
         A swapped product packs them in wide panels, from as many rows, which lie in few sets of a cache.
@@ -123,8 +125,9 @@ class WindowProduct:
         window = self.window
         count, far = window.targets * window.k, window.targets * window.k * window.accumulator_size > CACHED
         if gemm["swap"]:
-            return PACKED_WIDE[far] * count + LAUNCH
-        return (PACKED_FAR if far and self.flipped else PACKED[self.flipped]) * count + LAUNCH
+            return PACKED_WIDE[far] * count + LAUNCH * balance.launch
+        each = PACKED_FAR * balance.memory if far and self.flipped else PACKED[self.flipped]
+        return each * count + LAUNCH * balance.launch
 
     def suits(self, gemm: Mapping[str, Any]) -> bool:
         """Whether a choice of the product fits the form: rows are read as they lie, or not at all."""
@@ -197,20 +200,19 @@ class WindowProduct:
         """Bytes of workspace."""
         return self.areas()[-1]
 
-    @property
-    def cost(self) -> float:
+    def cost(self, balance: Balance) -> float:
         """Operations of the peak, on a CPU."""
         window, sizes = self.window, self.chunks.sizes
-        total = sum(times * gemm_cost(self.spec(count), self.gemm) for count, times in sizes.items())
+        total = sum(times * gemm_cost(self.spec(count), self.gemm, balance) for count, times in sizes.items())
         if self.in_place and window.images > 1 and not window.nhwc and self.batched == _folds(window):
             total *= OTHER
         if self.lowering is not None:
             total += (
                 LOWERED[window.nhwc] * window.k * window.groups * window.images * window.pixels
-                + LAUNCH * self.chunks.count
+                + LAUNCH * balance.launch * self.chunks.count
             )
         if self.packs_weights and not self.problem.constant_weights:
-            total += self.packing_cost(self.gemm)
+            total += self.packing_cost(self.gemm, balance)
         return total
 
     # --- compiled --------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Solver, rates
+from convdispatch.api.cpu import Balance
 
 from . import col2im, depthwise, phases, product, weights
 from .convert import NARROW
@@ -79,7 +80,8 @@ class Im2col(Solver):
         usual share of the peak, and 8 for each lowered element."""
         if device.type == "cpu":
             narrow = _NARROW_TIMES if problem.dtype in NARROW else 1.0
-            return narrow * _METHODS[config["method"]](problem, config).cost / rates(device).flops
+            known = rates(device)
+            return narrow * _METHODS[config["method"]](problem, config).cost(Balance.of(known)) / known.flops
         lowered = problem.flops / 2 / max(1, problem.oc // problem.g)
         pointwise = problem.kd * problem.kh * problem.kw == 1
         return (problem.flops / 0.8 + (0 if pointwise else 8 * lowered)) / (SUSTAINED * rates(device).flops)

@@ -25,7 +25,9 @@ from convdispatch.api import (
     gemm_configs,
     gemm_cost,
     gemm_workspace,
+    rates,
 )
+from convdispatch.api.cpu import Balance
 
 from .convert import NARROW, inward, outward
 from .cost import CONVERTED, FOLLOWS, LAUNCH, LOWERED
@@ -45,7 +47,8 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
             spec = WeightsProduct(problem, {**one, "gemm": kind}).spec(draft.window.pixels, problem.accumulate)
             found += [{**one, "gemm": gemm} for gemm in gemm_configs(spec, device)]
         if draft.cpu:
-            found.sort(key=lambda config: WeightsProduct(problem, config).rating)
+            balance = Balance.of(rates(device))
+            found.sort(key=lambda config: WeightsProduct(problem, config).rating(balance))
         else:
             found.sort(key=lambda config: draft.packs_lowered(config["gemm"]))
         yield from found[: 1 if cap != caps[0] else None]
@@ -78,13 +81,12 @@ class WeightsProduct:
         """Whether a choice of the product would copy the lowered matrix once more."""
         return not self.in_place and bool(gemm.get("pack_a" if gemm.get("swap") else "pack_b"))
 
-    @property
-    def rating(self) -> float:
+    def rating(self, balance: Balance) -> float:
         """What configurations are put in order by: a lowered matrix that is copied once more costs what it says and a
         little, for it is the largest."""
         spec, times = self.spec(self.chunks.largest, self.problem.accumulate), self.chunks.count
-        cost = times * gemm_cost(spec, self.gemm) * (1.1 if self.packs_lowered(self.gemm) else 1.0)
-        return cost - self._in_a_row
+        cost = times * gemm_cost(spec, self.gemm, balance) * (1.1 if self.packs_lowered(self.gemm) else 1.0)
+        return cost - self._in_a_row(balance)
 
     def spec(self, count: int, accumulate: bool) -> GemmSpec:
         """The product over ``count`` places, added to what the result holds or not."""
@@ -144,24 +146,22 @@ class WeightsProduct:
         """Bytes of workspace."""
         return self.areas()[-1]
 
-    @property
-    def cost(self) -> float:
+    def cost(self, balance: Balance) -> float:
         """Operations of the peak, on a CPU."""
-        window = self.window
-        total = sum(times * gemm_cost(spec, self.gemm_for(spec)) for spec, times in self._specs().items())
+        window, launch = self.window, LAUNCH * balance.launch
+        total = sum(times * gemm_cost(spec, self.gemm_for(spec), balance) for spec, times in self._specs().items())
         if self.lowering is not None:
             total += (
                 LOWERED[window.nhwc] * window.k * window.groups * window.images * window.pixels
-                + LAUNCH * self.chunks.count
+                + launch * self.chunks.count
             )
         if self.widened:
-            total += 2 * LAUNCH + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
-        return total - self._in_a_row
+            total += 2 * launch + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
+        return total - self._in_a_row(balance)
 
-    @property
-    def _in_a_row(self) -> float:
+    def _in_a_row(self, balance: Balance) -> float:
         """What products of one image after another take less than as many alone: between launches nobody waits."""
-        return FOLLOWS * (self.chunks.count - 1) if self.in_place else 0.0
+        return FOLLOWS * balance.launch * (self.chunks.count - 1) if self.in_place else 0.0
 
     # --- compiled --------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def identity(device: cl.Device) -> dict[str, str]:
 
 def compiler_variables() -> str:
     """The variables that tell drivers how to compile, and their values."""
-    return ";".join(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_COMPILERS))
+    return ";".join(f"{k}={os.environ.get(k)}" for k in sorted(k for k in os.environ if k.startswith(_COMPILERS)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,9 +6,11 @@ PyTorch's or CuPy's caching serves it and a capture into a CUDA graph stays insi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_void_p
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...api.errors import ConvDispatchError, NoDevice
+from .. import background
 from ..commands.interface import Commands, Kernel
 from ..cuda_driver import Cuda, CudaError, cuda_of, number_of, unavailable
 from ..memory import allocator
@@ -34,6 +37,18 @@ _LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}
 _NO_TIMING = 2
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA reads it once a process too
+_brought_up: set[int] = set()
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Of threads only the one that forked is in the child."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class CudaMemory:
@@ -71,9 +86,26 @@ class PoolPlace(NamedTuple):
     kind: str = "cuda"
 
 
-@functools.lru_cache(maxsize=64)
 def place_of(number: int) -> CudaPlace:
     """CUDA's device of a number. Raises NoDevice where NVIDIA's OpenCL has no such device."""
+    with _lock:  # threads that ask while it is made wait
+        return _place_of(number)
+
+
+def bring_up(number: int) -> None:
+    """Make the place of a number in a thread of its own, once; where that fails, whoever asks for it next hears why."""
+
+    def work() -> None:
+        with contextlib.suppress(Exception):
+            place_of(number)
+
+    if number not in _brought_up:
+        _brought_up.add(number)
+        background.start(work, "convdispatch-device")
+
+
+@functools.lru_cache(maxsize=64)
+def _place_of(number: int) -> CudaPlace:
     from ..runtime import context, devices
 
     for device in devices():

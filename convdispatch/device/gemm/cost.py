@@ -11,12 +11,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ...api.cpu import cdiv
+from ...api.cpu import FITTED, Balance, cdiv
 from .layout import distinct
 from .prefetch import far_rows
 from .spec import GemmSpec
 
 LAUNCH = 3e6
+"""Of a launch, on the cores that costs were fitted on."""
 PACKED = 50.0, 160.0
 """Of an element of A that is packed, by columns as it lies and across them."""
 
@@ -94,8 +95,9 @@ def _read_again(spec: GemmSpec, gemm: Mapping[str, Any], depth: int) -> tuple[fl
     return a, b + _AGAIN * beyond
 
 
-def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
-    """A product under one of its choices."""
+def product_cost(spec: GemmSpec, gemm: Mapping[str, Any], balance: Balance = FITTED) -> float:
+    """A product under one of its choices, on a CPU of this balance."""
+    launch, away = LAUNCH * balance.launch, _AWAY * balance.memory
     spec = _swapped(spec, gemm["swap"])
     mr, nv, lanes, split = gemm["mr"], gemm["nv"], gemm["lanes"], gemm["split"]
     # Batches that share an operand pack it once; each reads it.
@@ -107,9 +109,9 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
     packed = 0
     cost = _WORK * spec.batch * _operations(spec.m, spec.n, spec.k, mr, nv, lanes)
     cost += _TILE * rows * panels * spec.batch * split * passes
-    cost += _READ * (a + b) + _WRITTEN * c * split * passes + LAUNCH
+    cost += _READ * (a + b) + _WRITTEN * c * split * passes + launch
     if split > 1:
-        cost += _PARTIAL * c * split + LAUNCH
+        cost += _PARTIAL * c * split + launch
     again_a, again_b = _read_again(spec, gemm, min(gemm["kc"], spec.k))
     cost += again_a * every_a * panels + again_b * every_b * rows
     if spec.m * spec.k * size > _CACHED:
@@ -131,7 +133,7 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
     if gemm["pack_a"] == "local" and not spec.a_packed:
         cost += _WIDENED * every_a * panels
     elif gemm["pack_a"] and not spec.a_packed:
-        cost += _packed(spec) * a + LAUNCH
+        cost += _packed(spec) * a + launch
         packed += a
     if gemm["pack_b"] and not spec.b_packed:
         across, run = spec.b.col.stride > 1, spec.b.col.inner
@@ -139,7 +141,7 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any]) -> float:
         if gemm["pack_b"] == "local":  # every item of a panel's rows packs it again
             cost += (_LOCAL[across] + each) * every_b * sweeps
         else:
-            cost += (_PANEL[across] + each) * b + LAUNCH + (_AWAY * b if b * size > _HELD else 0.0)
+            cost += (_PANEL[across] + each) * b + launch + (away * b if b * size > _HELD else 0.0)
     if packed * size > _HELD:
-        cost += _AWAY * packed
+        cost += away * packed
     return cost

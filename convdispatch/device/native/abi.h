@@ -144,10 +144,11 @@ struct Seen {
   int64_t *sizes = nullptr, *strides = nullptr, dims = 0;
   int32_t dtype = 0, kind = 0, index = 0, layout = -1;
   void *address = nullptr;
+  AtenTensorHandle tensor = nullptr;
   bool ok = false;
 
   Seen() = default;
-  explicit Seen(AtenTensorHandle tensor) {
+  explicit Seen(AtenTensorHandle tensor) : tensor(tensor) {
     static const int32_t strided = aoti_torch_layout_strided();
     ok = !aoti_torch_get_layout(tensor, &layout) && layout == strided && !aoti_torch_get_dim(tensor, &dims) &&
          !aoti_torch_get_sizes(tensor, &sizes) && !aoti_torch_get_strides(tensor, &strides) &&

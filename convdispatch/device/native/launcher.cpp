@@ -1,8 +1,10 @@
-// convdispatch.device.native._launcher: the warm way of a convolution on PyTorch's CUDA tensors, below Python.
+// convdispatch.device.native._launcher: the warm way of a convolution on PyTorch's CUDA tensors, below Python; and
+// kernels on a CPU in PyTorch's threads.
 //
 // Python decides what a problem runs, once; this looks the decision up and launches it. See docs/design/adr/0021.
 
 #include "replay.h"
+#include "work_groups.h"
 
 namespace launcher {
 namespace {
@@ -71,14 +73,22 @@ PyObject *pause(PyObject *, PyObject *on) {
   Py_RETURN_NONE;
 }
 
-// offer(steps, holds, packed, sums) -> whether it was taken: what Python decided for the call that it is asked for just
-// now, a list of (program, sources, result, packs). `holds` is None, or answers for each call whether this still holds,
-// as `packed` weights do. No steps: the call is PyTorch's own kernel's while `holds` says so, and Python's without it.
+// under(number): decisions are asked for and found under this number from now on; those under others stay.
+PyObject *under(PyObject *, PyObject *number) {
+  const long long settings = PyLong_AsLongLong(number);
+  if (settings == -1 && PyErr_Occurred()) return nullptr;
+  python.settings = settings;
+  Py_RETURN_NONE;
+}
+
+// offer(steps, laid, holds, packed, sums) -> whether it was taken: what Python decided for the call that it is asked for
+// just now, a list of (program, sources, result, packs); `laid` has (source, strides) of what is copied first. `holds` is
+// None, or answers for each call whether this still holds, as `packed` weights do. No steps: the call is PyTorch's own kernel's while `holds` says so, and Python's without it.
 PyObject *offer(PyObject *, PyObject *given) {
-  PyObject *steps, *holds;
+  PyObject *steps, *laid, *holds;
   unsigned long long packed;
   int sums;
-  if (!PyArg_ParseTuple(given, "OOKp", &steps, &holds, &packed, &sums)) return nullptr;
+  if (!PyArg_ParseTuple(given, "OOOKp", &steps, &laid, &holds, &packed, &sums)) return nullptr;
   if (!missed.open) Py_RETURN_FALSE;
   missed.open = false;
   auto made = std::make_shared<Decision>();
@@ -100,7 +110,14 @@ PyObject *offer(PyObject *, PyObject *given) {
     }
     return true;
   });
-  if (!taken) return nullptr;
+  const bool copies = taken && each_of(laid, [&](PyObject *one) {
+    Laid &each = made->laid.emplace_back();
+    PyObject *strides;
+    if (!PyArg_ParseTuple(one, "iO", &each.source, &strides)) return false;
+    if (each.source >= kX && each.source < kOut) return integers(strides, each.strides);
+    return PyErr_Format(PyExc_ValueError, "nothing to copy is %d", each.source), false;
+  });
+  if (!copies) return nullptr;
   const bool theirs = made->steps.empty(), holding = holds != Py_None;
   const bool cannot = !holding || missed.operation == kFused || !driver.forward || !driver.backward;
   if (theirs ? cannot : holding && !missed.by_weights) Py_RETURN_FALSE;
@@ -150,6 +167,9 @@ PyMethodDef methods[] = {
     {"pause", pause, METH_O, nullptr},
     {"program", make_program, METH_VARARGS, nullptr},
     {"replay", make_replay, METH_VARARGS, nullptr},
+    {"under", under, METH_O, nullptr},
+    {"groups", make_groups, METH_VARARGS, nullptr},
+    {"run_groups", run_groups, METH_VARARGS, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},

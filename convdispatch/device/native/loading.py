@@ -43,6 +43,11 @@ def _loaded() -> tuple[Any, str | None]:
     return module, None
 
 
+def module() -> Any:
+    """The module, also where there is no CUDA; None where there is none."""
+    return _loaded()[0]
+
+
 def launcher() -> Any:
     """The module with CUDA's driver open; None where there is none, for which ``unavailable`` says why."""
     return None if unavailable() else _loaded()[0]

@@ -13,6 +13,7 @@ struct Python {
   PyObject *switches = nullptr;  // functions whose answers are part of a key: first tracing, then inference mode
   PyObject *operators[3] = {};  // by operation
   bool paused = false;
+  int64_t settings = 0;  // the number of what enable() was given
 };
 inline Python python;
 
@@ -26,8 +27,14 @@ struct Step {
   bool packs = false;        // reads packed weights where weights are
 };
 
+struct Laid {  // a tensor that kernels read as a copy with other strides
+  int source;
+  std::vector<int64_t> strides;
+};
+
 struct Decision {  // free of Python's objects: let go without its lock
   std::vector<Step> steps;  // none where the call is PyTorch's own kernel's
+  std::vector<Laid> laid;
   bool sums = false;  // the third result is PyTorch's sum of the gradient over all axes but the channels'
 };
 using Decided = std::shared_ptr<const Decision>;
@@ -77,7 +84,7 @@ inline int truth(PyObject *function) {
 inline int64_t circumstances() {
   Ref policy(python.paused ? nullptr : PyObject_CallObject(python.policy, nullptr));
   if (policy.get() != python.plain) return PyErr_Clear(), -1;
-  int64_t bits = 0;
+  int64_t bits = python.settings << 16;
   for (Py_ssize_t at = 0, count = PyTuple_Size(python.switches); at < count; ++at) {
     const int on = truth(PyTuple_GetItem(python.switches, at));
     if (on < 0 || (on && !at)) return -1;
@@ -106,6 +113,7 @@ struct Call {
   int operation;
   const Arguments &given;
   std::vector<Seen> seen;
+  const Seen *of[kNone + 1] = {};  // by Source
   uint64_t addresses[kNone + 1] = {};
   Key key;
   bool ok = true;
@@ -122,6 +130,7 @@ struct Call {
         const Seen &one = seen.emplace_back(given.tensor(at));
         if (!(ok = ok && one.ok)) return;
         key.add(one);
+        of[source] = &one;
         addresses[source] = one.at();
       }
       ++at;
@@ -183,12 +192,30 @@ inline bool summed(AtenTensorHandle grad, int64_t dims, Owned &sums) {
   return true;
 }
 
+// A tensor's copy with other strides.
+inline bool copied(const Seen &from, const std::vector<int64_t> &strides, Owned &out, uint64_t &address) {
+  void *data = nullptr;
+  const bool fine = made(out, aoti_torch_empty_strided, from.dims, from.sizes, strides.data(), from.dtype, from.kind,
+                         from.index) && !aoti_torch_copy_(out.get(), from.tensor, 0);
+  if (!fine || aoti_torch_get_data_ptr(out.get(), &data)) return false;
+  address = reinterpret_cast<uint64_t>(data);
+  return true;
+}
+
 // Run what was decided; false, with nothing in `results`, where Python has to.
 inline bool launched(const Decision &decided, const Call &call, uint64_t packed, Owned *results) {
   const Seen &lead = call.seen.front();
   void *stream = nullptr;
   if (driver.current_stream(lead.index < 0 ? 0 : lead.index, &stream)) return false;
   Owned made[3];
+  std::vector<Owned> copies(decided.laid.size());  // live until the launches are given
+  uint64_t addresses[kNone + 1];
+  std::copy(std::begin(call.addresses), std::end(call.addresses), addresses);
+  for (size_t at = 0; at < copies.size(); ++at) {
+    const Laid &each = decided.laid[at];
+    const Seen *from = call.of[each.source];
+    if (!from || !copied(*from, each.strides, copies[at], addresses[each.source])) return false;
+  }
   std::vector<uint64_t> operands;
   operands.reserve(16);
   for (const Step &step : decided.steps) {
@@ -197,7 +224,7 @@ inline bool launched(const Decision &decided, const Call &call, uint64_t packed,
     operands.clear();
     uint64_t all = 0;
     for (int source : step.sources) {
-      uint64_t address = call.addresses[source];
+      uint64_t address = addresses[source];
       if (source == kW && step.packs) {
         address = packed;
       } else if (source == kOut) {

@@ -17,6 +17,7 @@ from .. import runtime
 from ..commands import host_memory
 from ..commands.interface import Kernel
 from ..commands.recording import Recording, Slot, launched, with_numbers
+from . import intraop
 
 _ALIGN = 256
 """Bytes to which each area of the scratch memory is rounded."""
@@ -28,10 +29,14 @@ _byte, _enqueue = ctypes.c_ubyte, cl.enqueue_nd_range_kernel
 class _Own:
     """A thread's kernels with their sizes, the addresses that their arguments were set to, and its last queue."""
 
-    __slots__ = ("addresses", "at_once", "kernels", "queue")
+    __slots__ = ("addresses", "at_once", "intraop", "kernels", "queue")
 
-    def __init__(self, kernels: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...] | None]]) -> None:
-        self.kernels = kernels
+    def __init__(
+        self,
+        kernels: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...] | None]],
+        intraop: intraop.IntraOpLaunches | None,
+    ) -> None:
+        self.kernels, self.intraop = kernels, intraop
         self.addresses: list[Any] = []
         self.queue: Any = None
         self.at_once = False
@@ -42,10 +47,10 @@ class HostLaunches:
     """The launches of a recording on slots for operands, and on memory that it asked for meanwhile.
 
     Safe from several threads. ``fit(addresses)`` says whether operands there may be taken; it is asked where they are
-    not those of the thread's last call.
+    not those of the thread's last call. ``intraop``: they run in PyTorch's threads, whatever queue is given.
     """
 
-    __slots__ = ("_device", "_fit", "_launches", "_offsets", "_size", "_threads")
+    __slots__ = ("_device", "_fit", "_launches", "_offsets", "_size", "_threads", "intraop")
 
     def __init__(
         self,
@@ -54,8 +59,10 @@ class HostLaunches:
         operands: Sequence[Slot],
         scratch: Sequence[Slot],
         fit: Callable[[list[int]], bool],
+        in_pytorch: bool = False,
     ) -> None:
         self._device, self._threads, self._fit = device, threading.local(), fit
+        self.intraop = in_pytorch and intraop.can_run(device, [kernel for kernel, _ in launches])
         roots, rounded = [*operands, *scratch], [-(-slot.size // _ALIGN) * _ALIGN for slot in scratch]
         *self._offsets, self._size = itertools.accumulate(rounded, initial=0)
         self._launches = [
@@ -65,14 +72,22 @@ class HostLaunches:
 
     @classmethod
     def of(
-        cls, recording: Recording, given: Sequence[Slot | None], fit: Callable[[list[int]], bool]
+        cls,
+        recording: Recording,
+        given: Sequence[Slot | None],
+        fit: Callable[[list[int]], bool],
+        in_pytorch: bool = False,
     ) -> HostLaunches | None:
-        """``given`` stand for the operands, of which None are left out. None where the recording holds anything but
-        launches, or takes a part of what may be packed weights."""
+        """``given`` stand for the operands, of which None are left out; ``in_pytorch``: in its threads, if that can be.
+
+        None where the recording holds anything but launches, or takes a part of what may be packed weights.
+        """
         operands = [slot for slot in given if slot is not None]
         found = launched(recording, operands)
         parts = (slot.offset and slot.root is given[_WEIGHTS] for each in recording.commands for slot in each.slots)
-        return None if found is None or any(parts) else cls(recording.device, found[0], operands, found[1], fit)
+        if found is None or any(parts):
+            return None
+        return cls(recording.device, found[0], operands, found[1], fit, in_pytorch)
 
     def give(
         self, queue: cl.CommandQueue, addresses: list[int], packed: Any = None
@@ -90,11 +105,18 @@ class HostLaunches:
             own = self._threads.own
         except AttributeError:
             kernels = [(with_numbers(kernel, arguments), kernel) for kernel, arguments, _ in self._launches]
-            own = self._threads.own = _Own([(made, kernel.global_size, kernel.local_size) for made, kernel in kernels])
+            apart = [(kernel, made) for made, kernel in kernels]
+            own = self._threads.own = _Own(
+                [(made, kernel.global_size, kernel.local_size) for made, kernel in kernels],
+                intraop.IntraOpLaunches(self._device, apart) if self.intraop else None,
+            )
         if own.addresses != addresses:
             if not self._fit(addresses):
                 return None
             self._point(own, addresses, packed)
+        if own.intraop is not None:
+            own.intraop.run()
+            return None, scratch
         if own.queue is not queue:
             own.queue, own.at_once = queue, runtime.is_synchronous(queue)
         for kernel, global_size, local_size in own.kernels:

@@ -27,7 +27,7 @@ from ..commands.interface import Commands, Kernel, thread
 from ..commands.queues import commands_of
 from ..opencl.platforms import device_info
 from ..startup_profile import phase
-from . import template_cache
+from . import template_cache, work_groups
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -67,11 +67,12 @@ def _template(package: str, file: str) -> Any:
 
 def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
     template = _read(package, file)
-    carries = template_cache.artifact_key(package, template, values) if artifact_store.wanted() else None
+    subject = template_cache.Subject(package, template, values)
+    carries = subject.artifact_key() if artifact_store.wanted() else None
     found = None if carries is None else artifact_store.find("texts", carries)
     if found is not None:
         return found[0]
-    key = template_cache.text_key(package, template, values)
+    key = subject.text_key()
     text = None if key is None else template_cache.load(key)
     if text is None:
         text = _template(package, file).render(**values)
@@ -195,6 +196,8 @@ def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
     # Oclgrind's compiler says that there is cl_khr_fp16, its device does not list it, and computes with it wrongly.
     simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
     program = compiled(context, text, (*options, "-Ucl_khr_fp16") if simulated else options)
+    if isinstance(text, str):
+        work_groups.note(program, text)
     nbytes = _PROGRAM + _TIMES * sum(program.get_info(cl.program_info.BINARY_SIZES))
     return (program, nbytes), nbytes
 

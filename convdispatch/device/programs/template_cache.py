@@ -7,6 +7,7 @@ beside the compiled kernels (``binaries``) and are bounded with them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -37,45 +38,82 @@ class _Pickler(pickle.Pickler):
         self.modules: set[str] = set()
 
     def reducer_override(self, value: Any) -> Any:
-        module = value.__module__ if isinstance(value, type) else type(value).__module__
-        self.modules.update((module, getattr(value, "__module__", None) or module))
-        if isinstance(value, type) or not dataclasses.is_dataclass(value):
+        kind = value if isinstance(value, type) else type(value)
+        self.modules.update((kind.__module__, getattr(value, "__module__", None) or kind.__module__))
+        if kind is value or not dataclasses.is_dataclass(value):
             return NotImplemented
-        return _fields, (type(value), [(field.name, _plain(value, field.name)) for field in dataclasses.fields(value)])
+        if not _lasting(value):
+            return _stand_in, (kind, _fields(value))
+        found = _pickled.get(id(value))  # a plan's texts are given the same objects
+        if found is None or found[0] is not value:
+            content, modules = _pickle(_fields(value))
+            if len(_pickled) >= _MOST:
+                _pickled.clear()
+            found = _pickled[id(value)] = value, content, modules
+        self.modules |= found[2]
+        return _stand_in, (kind, found[1])
 
 
-def _plain(value: Any, name: str) -> Any:
-    """A field, in the same order in each process."""
-    found = getattr(value, name)
-    return sorted(found, key=repr) if isinstance(found, set | frozenset) else found
+_MOST = 64
+_pickled: dict[int, tuple[Any, bytes, set[str]]] = {}
+"""By id: frozen dataclasses, what their fields are pickled as, and the modules that these refer to."""
 
 
-def _fields(*_: Any) -> None:
+def _lasting(value: Any) -> bool:
+    """Whether a dataclass and what it holds stay as they are."""
+    try:
+        return bool(value.__dataclass_params__.frozen) and hash(value) is not None
+    except TypeError:
+        return False
+
+
+def _pickle(value: Any) -> tuple[bytes, set[str]]:
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    return file.getvalue(), pickler.modules
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    """A dataclass's fields, in the same order in each process."""
+    found = [(name, getattr(value, name)) for name in _names(type(value))]
+    return [(n, sorted(each, key=repr) if isinstance(each, set | frozenset) else each) for n, each in found]
+
+
+@functools.lru_cache(maxsize=256)
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _stand_in(*_: Any) -> None:
     """Stands in a pickle, which nobody reads, for how a dataclass would be made."""
 
 
-def text_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
-    """What a rendered text is kept under here; None where it cannot be told what it follows from."""
-    return _key(package, template, values, stamp)
+class Subject:
+    """What a rendered text follows from: the template, its values, and the sources of what these are made of."""
 
+    def __init__(self, package: str, template: str, values: Mapping[str, Any]) -> None:
+        self._content: bytes | None = None
+        with contextlib.suppress(Exception):  # a local function, a device's object, a cycle: it cannot be told
+            content, modules = _pickle(dict(values))
+            self._content = f"{len(template)}:{template}".encode() + content
+            self._homes = sorted({_home(module) for module in {package, __name__, *modules}})
 
-def artifact_key(package: str, template: str, values: Mapping[str, Any]) -> str | None:
-    """The same for other machines: sources count by their content, not by when they were written."""
-    return _key(package, template, values, _content)
+    def text_key(self) -> str | None:
+        """What the text is kept under here; None where it cannot be told what it follows from."""
+        return self._key(stamp)
 
+    def artifact_key(self) -> str | None:
+        """The same for other machines: sources count by their content, not by when they were written."""
+        return self._key(_content)
 
-def _key(package: str, template: str, values: Mapping[str, Any], stamp: Callable[[str], str]) -> str | None:
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    try:
-        pickler.dump(dict(values))
-    except Exception:  # a local function, a device's object, a cycle
-        return None
-    digest = hashlib.sha256(f"{len(template)}:{template}".encode())
-    digest.update(file.getvalue())
-    for home in sorted({_home(module) for module in {package, __name__, *pickler.modules}}):
-        digest.update(stamp(home).encode())
-    return digest.hexdigest()[:40]
+    def _key(self, stamp: Callable[[str], str]) -> str | None:
+        if self._content is None:
+            return None
+        digest = hashlib.sha256(self._content)
+        for home in self._homes:
+            digest.update(stamp(home).encode())
+        return digest.hexdigest()[:40]
 
 
 def _home(module: str) -> str:
@@ -88,7 +126,8 @@ def _home(module: str) -> str:
 def stamp(home: str) -> str:
     """The sources of a package, as they were last written."""
     known = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116 (hundreds of files)
-    return f"{home} {_version(home)} " + ";".join(f"{name} {one.st_mtime_ns} {one.st_size}" for name, one in known)
+    text = ";".join(f"{name} {one.st_mtime_ns} {one.st_size}" for name, one in known)
+    return f"{home} {_version(home)} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 @functools.lru_cache(maxsize=64)

@@ -108,12 +108,13 @@ def profile_training(
     layout: str = "nchw",
     classes: int | None = None,
     steps: int = STEPS,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] | None = None,
     say: Callable[[str, int], None] = lambda words, advance: None,
 ) -> TrainingReport:
     """Train a net of ``models.catalogue`` on random pictures for a few steps and say where the time goes.
 
-    ``say(words, advance)`` hears what is done, and that so many of ``turns(steps, sizes)`` have ended.
+    ``sizes`` are the bytes of the bandwidth's tensors, ``SIZES`` where none are given. ``say(words, advance)`` hears
+    what is done, and that so many of ``turns(steps, sizes)`` have ended.
     Raises InvalidArgument for an unknown net or a batch below 1.
     """
     if mb < 1:
@@ -148,7 +149,7 @@ def profile_training(
     info, load = runtime.device_info(found), others.load()
     say("element-wise bandwidth", 0)
     bandwidth = []
-    for size in sizes:
+    for size in SIZES if sizes is None else sizes:
         bandwidth.append(_bandwidth(queue, size))
         say("", 1)
     return TrainingReport(
@@ -167,9 +168,9 @@ def profile_training(
     )
 
 
-def turns(steps: int = STEPS, sizes: Sequence[int] = SIZES) -> int:
+def turns(steps: int = STEPS, sizes: Sequence[int] | None = None) -> int:
     """What ``profile_training`` counts: steps of all kinds, and sizes."""
-    return WARM + steps + PROFILED + len(sizes)
+    return WARM + steps + PROFILED + len(SIZES if sizes is None else sizes)
 
 
 def disturbances(samples: Sequence[float], load: float | None, info: DeviceInfo) -> list[str]:

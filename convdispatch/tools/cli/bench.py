@@ -89,9 +89,9 @@ def bench(
 
     With --train, where the time of a training step goes, by kind of operation, for nets of convdispatch.models.
 
-    Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50 (distinct layers), resnet50_full, mobilenet,
-    mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10. Problems in any
-    dialect. Files: MODEL.onnx, its convolutions as they run.
+    Nets: convnet, alexnet, overfeat, vgg_a, googlenet, resnet50 (distinct layers), resnet50_full, resnext50,
+    mobilenet, mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10.
+    Problems in any dialect. Files: MODEL.onnx, its convolutions as they run.
 
     With --cluster the workers of a Dask scheduler measure, on every kind of device that they offer; each file holds all
     kinds, and the page has them side by side.

@@ -1,8 +1,9 @@
-"""Fused layers' plain inference on CUDA, launched below Python: ``fused_convolution`` as the native path takes it.
+"""Converted and fused layers' plain inference on CUDA, launched below Python: ``convolution`` and ``fused_convolution``
+as the native path takes them.
 
 That path reads no texts, so this operator has a number for the activation. It has a kernel there alone and no
-gradients: ``serves`` says whether a call is of its kind, all others are ``fused_convolution``'s. What was not decided
-yet comes back to Python, as in ``dispatch.native``.
+gradients: ``serves`` says whether a call is of its kind, all others are the other operators'. What was not decided yet
+comes back to Python, as in ``dispatch.native``.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from typing import Any
 import torch
 
 from ..dispatch import native
+from . import operators
 from .fused_operator import by_engine
 
+_ALONE = -1
+"""In the place of an activation: a convolution alone, whose weights may learn."""
 _KIND = "cuda"
 _C: Any = torch._C
 _state: dict[str, Any] = {}
@@ -32,7 +36,7 @@ _operator = torch.ops.convdispatch.fused_native.default
 def serves(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
     """Whether a call on these is plain inference that the native path may take: nobody records it, or asks for
     gradients."""
-    if x.device.type != _KIND:
+    if torch.compiler.is_compiling() or x.device.type != _KIND:
         return False
     installed = _state.get(_KIND)
     if installed is None:
@@ -60,5 +64,13 @@ def fused(x: Any, w: Any, bias: Any, residual: Any, activation: str | None, *geo
     return _operator(x, w, bias, residual, number, *geometry)  # type: ignore[no-any-return]
 
 
+def alone(x: Any, w: Any, bias: Any, *geometry: Any) -> torch.Tensor:
+    """A convolution, of which nothing is promised that ``convolution`` does not promise."""
+    return _operator(x, w, bias, None, _ALONE, *geometry)  # type: ignore[no-any-return]
+
+
 def _missed(x: Any, w: Any, bias: Any, residual: Any, number: int, *geometry: Any) -> torch.Tensor:
+    if number == _ALONE:
+        *lists, groups = geometry
+        return operators.by_engine(x, w, bias, *lists, False, [0] * len(lists[0]), groups)
     return by_engine(x, w, bias, residual, _activations[number], *geometry)

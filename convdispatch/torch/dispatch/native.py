@@ -18,7 +18,7 @@ from ...api.errors import ConvDispatchWarning
 from ...api.policy import DEFAULT
 from ...device.cuda.stream import BLOCKED
 from ...device.native import loading
-from .. import counting
+from .. import counting, settings
 from ..eager.bias_gradient import kernels_of
 from ..eager.cuda_stream import StreamCall
 from ..weights import still
@@ -34,11 +34,14 @@ _SOURCES = {
     ("weights", True): (_GRAD, _OUT, _X),
 }
 """By part and whether the convolution is transposed: x, w and y of its problem."""
-_PYTHONS: tuple[Any, ...] = ([], None, 0, False)
+_PYTHONS: tuple[Any, ...] = ([], [], None, 0, False)
 """What is offered for a call that stays Python's."""
 _ALIGNMENT = 16
 _C: Any = torch._C
 _launcher: Any = None
+_settings = settings.DEFAULT
+_numbers: dict[settings.Settings, int] = {settings.DEFAULT: 0}
+"""Of what ``enable`` was given so far: part of a key."""
 _operators: list[Any] = [None, None, None]
 """What is asked for what was not decided: forward, backward and a fused layer in Python."""
 
@@ -99,6 +102,7 @@ def _installed(how: str, key: str) -> bool:
     )
     found.ask(DEFAULT, switches, *_operators, Raised)
     getattr(found, how)(key)
+    found.under(_numbers[_settings])
     if _launcher is None:
         counting.also(found.counts)
     _launcher = found
@@ -106,10 +110,19 @@ def _installed(how: str, key: str) -> bool:
 
 
 def uninstall() -> None:
-    """Give the operators back."""
+    """Give the operators back; what was decided is found again when they come back."""
     if _launcher is not None:
         _launcher.uninstall()
-        _launcher.forget()
+
+
+def under(given: settings.Settings) -> None:
+    """What ``enable`` was given decides calls from now on. Decisions under other settings stay, for when these come
+    back: a script may enter ``enable()`` at each step."""
+    global _settings
+    _settings = given
+    number = _numbers.setdefault(given, len(_numbers))
+    if _launcher is not None:
+        _launcher.under(number)
 
 
 def runs() -> bool:
@@ -138,7 +151,7 @@ def decline() -> None:
 def leave(again: Callable[[], bool]) -> None:
     """The call under way is PyTorch's own kernel's, and so are those like it for which ``again()`` says so."""
     if _launcher is not None:
-        _launcher.offer([], again, 0, False)
+        _launcher.offer([], [], again, 0, False)
 
 
 def learn(
@@ -167,7 +180,7 @@ def _decision(
     holds, packed = None, 0
     for part, call, result in parts:
         program = _program(call)
-        if program is None or not all(each is None or _lies_plainly(each, call.form) for each in tensors):
+        if program is None or call.form != parts[0][1].form:
             return _PYTHONS
         packs = constant is not None and part != "weights" and call.packs
         if packs:
@@ -177,6 +190,9 @@ def _decision(
         bias, residual = (part == "forward" and each is not None for each in (*tensors[2:], None, None)[:2])
         beside = (_BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)
         steps.append((program, (*_SOURCES[part, transposed], *beside), result, packs))
+    laid = _laid(steps, parts, tensors)
+    if laid is None:
+        return _PYTHONS
     grad = tensors[0]
     ours = kernels_of(grad) if with_sums and grad is not None else None
     if ours is not None and grad is not None:
@@ -184,7 +200,26 @@ def _decision(
         if program is None:
             return _PYTHONS
         steps.append((program, (_GRAD, _OUT), 2, False))
-    return steps, holds, packed, with_sums and ours is None
+    return steps, laid, holds, packed, with_sums and ours is None
+
+
+def _laid(
+    steps: Sequence[tuple[Any, ...]], parts: Sequence[tuple[str, Any, int]], tensors: Sequence[torch.Tensor | None]
+) -> list[tuple[int, tuple[int, ...]]] | None:
+    """The operands that kernels read as copies with other strides, and these; None where one begins at no multiple of
+    what kernels load at once."""
+    read = {source for _, sources, _, packs in steps for source in sources if source != _W or not packs}
+    places = (_X, _W, _BIAS, _RESIDUAL) if parts and parts[0][0] == "forward" else (_GRAD, _X, _W)
+    found = []
+    for place, tensor in zip(places, tensors, strict=False):
+        if tensor is None or place not in read:
+            continue
+        form = torch.contiguous_format if tensor.ndim == 1 else parts[0][1].form
+        if not tensor.is_contiguous(memory_format=form):
+            found.append((place, torch.empty(tensor.shape, device="meta", memory_format=form).stride()))
+        elif tensor.data_ptr() % _ALIGNMENT:
+            return None
+    return found
 
 
 def _program(call: Any) -> Any:
@@ -196,9 +231,3 @@ def _program(call: Any) -> Any:
     if call.native is None:
         call.native = call.launches.program(_launcher, call.name, call.context, call.shape, call.strides) or False
     return call.native or None
-
-
-def _lies_plainly(tensor: torch.Tensor, form: Any) -> bool:
-    if tensor.ndim == 1:
-        form = torch.contiguous_format
-    return tensor.is_contiguous(memory_format=form) and tensor.data_ptr() % _ALIGNMENT == 0

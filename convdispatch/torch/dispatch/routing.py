@@ -15,6 +15,8 @@ from ...calls.framework.enabled import Enabled
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.tiers import Compiling
 from ...device import runtime
+from ...device.cuda.stream import bring_up
+from ...selection.plugins.loader import plugins
 from .. import counting, ranks
 from ..captures import watch_captures
 from ..settings import DEFAULT, Settings, checked
@@ -43,7 +45,8 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
     From the call on, or inside ``with enable():``. ``math`` is ``conv``'s for float32 data; None obeys PyTorch's
     switches (``torch.backends.cudnn.allow_tf32`` on CUDA, ``torch.set_float32_matmul_precision`` on CPUs). ``solver``
     names the only solvers that may run, by glob; convolutions of fewer than ``min_flops`` operations stay PyTorch's.
-    What cannot be done here goes to PyTorch's own kernel, and ``counters`` says why.
+    What cannot be done here goes to PyTorch's own kernel, and ``counters`` says why. A process that works by CUDA
+    already makes its OpenCL device ready meanwhile, in a thread.
 
     Raises InvalidArgument, and RuntimeError for a rank that hears nothing of rank 0.
     """
@@ -51,6 +54,9 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
     ranks.meet()
     watch_captures()
     _set(settings)
+    if torch.cuda.is_initialized():
+        bring_up(torch.cuda.current_device())
+        plugins()  # meanwhile: a first call waits for both
     return Enabled(lambda: _set(before))
 
 
@@ -63,7 +69,7 @@ def _set(settings: Settings | None) -> None:
     global _library, _in_force
     with _lock:
         _in_force = settings
-        native.forget()
+        native.under(settings or DEFAULT)
         if settings is None:
             if _library is not None:
                 native.uninstall()
@@ -82,7 +88,7 @@ def _install() -> Any:
                 _originals[operator, key] = torch.library.get_kernel(f"aten::{operator}", key)
             kernels[operator, key] = _kernel(operator, key, compute)
 
-    def in_python(key: str) -> None:
+    def in_python(key: str, library: Any = library) -> None:
         with warnings.catch_warnings():  # that a kernel is overridden is what is wanted; PyTorch says so once
             warnings.simplefilter("ignore")
             for operator in _OPERATORS:
@@ -91,6 +97,10 @@ def _install() -> Any:
     for key in _KEYS:
         if key != _NATIVE:
             in_python(key)
+    if not native.runs():  # what overrides below Python is said to the log, which nobody can quieten
+        quietly = torch.library.Library("aten", "IMPL")
+        in_python(_NATIVE, quietly)
+        quietly._destroy()
     bound = [functools.partial(kernels[operator, _NATIVE], _keyset(_NATIVE)) for operator in _OPERATORS]
     if not native.install(_NATIVE, *bound):
         in_python(_NATIVE)

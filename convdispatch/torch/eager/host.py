@@ -19,7 +19,11 @@ from ...selection.prepared import Constant
 from ..cores import share_cores
 from ..counting import solved
 
-_POOLED = 1 << 16
+_SMALL = 1 << 16
+"""Bytes of a result below which NumPy makes it."""
+_POOLED = 1 << 25
+"""Bytes of a result from which on it is from the device's pool: the C library maps such memory anew each time. Below,
+PyTorch's own is what the operator before just let go, and warm."""
 
 
 class HostCall(HostProblem):
@@ -31,13 +35,12 @@ class HostCall(HostProblem):
     def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> None:
         self.shape, self.form, self.dtype = shape, form, dtype
         where = cpu_device()
-        share_cores()
         first_sight.seen(where)
         super().__init__(problem, where)
         size = self.sizes[self.written]
         self._pool = host_memory.pool_of(self.device) if self.shared and size >= _POOLED else None
-        # None where memory is from the pool, in another order, or of a dtype that NumPy has not.
-        plain = size < _POOLED and problem.layout == "nchw" and dtype is not torch.bfloat16
+        # None where memory is not small, in another order, or of a dtype that NumPy has not.
+        plain = size < _SMALL and problem.layout == "nchw" and dtype is not torch.bfloat16
         self._small = np.dtype(problem.dtype) if plain else None
         self._back: Any = None
         if problem.layout == "nhwc":
@@ -45,6 +48,8 @@ class HostCall(HostProblem):
             self._back = (0, ndim - 1, *range(1, ndim - 1))
         self._views: Any = None
         self._fast_path = self._make_fast_path() if self.shared else None
+        if self._fast_path is None:
+            share_cores()
         self._solver = self.solver
 
     def _make_fast_path(self) -> Any:
@@ -60,7 +65,7 @@ class HostCall(HostProblem):
             made = self.result()
             return made, made.data_ptr()
 
-        return host_fast_path(self, address, address, make, of_bias)
+        return host_fast_path(self, address, address, make, of_bias, apart=share_cores)
 
     def result(self) -> torch.Tensor:
         """A new tensor for the result; its memory is used again once nothing holds it."""
@@ -84,21 +89,19 @@ class HostCall(HostProblem):
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run; waits."""
-        if self._fast_path is not None:
-            given = (x, w, y)
-            lead, other = self.read
-            out = self._fast_path(given[lead], given[other], None, self._queue(), bias, constant)
-            if out is not None:
-                solved(self._solver)
-                return out
-        out = self.result()
+        given: list[Any] = [x, w, y]
+        out = self._short(given, bias, constant)
+        if out is not None:
+            return out
         if self.empty:
-            return out.zero_()
-        given: Any = [x, w, y]
-        given[self.written] = out
-        for place in self.read:
-            if not given[place].is_contiguous(memory_format=self.form):
-                given[place] = given[place].contiguous(memory_format=self.form)
+            return self.result().zero_()
+        gaps = [place for place in self.read if not given[place].is_contiguous(memory_format=self.form)]
+        for place in gaps:
+            given[place] = given[place].contiguous(memory_format=self.form)
+        out = self._short(given, bias, constant) if gaps else None
+        if out is not None:
+            return out
+        out = given[self.written] = self.result()
         if bias is not None:
             bias = bias.contiguous()
         if residual is not None:
@@ -109,6 +112,16 @@ class HostCall(HostProblem):
             self._run_by_views(given, bias, residual)
         solved(self.solver)
         return out
+
+    def _short(self, given: list[Any], bias: Any, constant: Constant | None) -> torch.Tensor | None:
+        """By the fast path; None where it does not serve."""
+        if self._fast_path is None:
+            return None
+        lead, other = self.read
+        out = self._fast_path(given[lead], given[other], None, self._queue(), bias, constant)
+        if out is not None:
+            solved(self._solver)
+        return out  # type: ignore[no-any-return]
 
     def _run(self, given: list[Any], bias: Any, residual: Any, constant: Constant | None) -> None:
         at = HostMemory.at

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo
-from convdispatch.api.cpu import lanes
+from convdispatch.api import ConvProblem, DeviceInfo, rates
+from convdispatch.api.cpu import FITTED, Balance, lanes
 
 from ..tiling import axis_tiling, tilings
 from ..transforms import half
@@ -23,6 +23,9 @@ _SHARE, _NARROW = 1.0, 0.62  # of the multiply-add peak, in products; in those o
 _LINE = 1.1  # what transforms along one axis take beside this count: they load and store more for what they compute
 _VECTOR = 3.2  # operations of the peak in the time of one operation of a transform: it waits for loads and stores
 _NEAR, _FAR = 6.7, 12.8  # operations in the time of a byte of a spectrum in the last cache, and beyond it
+# Of an element that is read or written alone, a channel at a time: no transformed axis is a row of memory. Of one of
+# a tensor of more bytes than second-level caches hold, too, whose line is brought anew for each of its elements.
+_SINGLE, _BROUGHT, _SECOND = 150.0, 200.0, 4 << 20
 _LAUNCH = 2.5e6  # operations in the time of a launch
 _ROUNDS = 512  # pieces of a call at most: more would spend the time on launches
 
@@ -46,7 +49,21 @@ def _transform(g: Geometry, counts: tuple[int, ...]) -> float:
     return total if sum(n > 1 for n in sizes) > 1 else _LINE * total
 
 
-def predicted(g: Geometry) -> float:
+def _single(g: Geometry, again: int) -> float:
+    """Of elements that go between a tensor and lines one by one: channels first, no axis along a row of memory."""
+    t, p = g.tiling, g.problem
+    if p.layout == "nhwc" or t.half_axis == 2:
+        return 0.0
+    x, y = math.prod(p.x_shape), math.prod(p.y_shape)
+    source, other = (y, x) if p.direction == "bwd_data" else (x, y)
+    total = 0.0
+    for tensor, blocks, counts in ((source, again * ceil(g.c, g.lanes), g.whole), (other, ceil(g.d, g.lanes), g.steps)):
+        each = _SINGLE + (_BROUGHT if tensor * p.itemsize > _SECOND else 0.0)
+        total += each * g.all_rows * t.groups * blocks * g.lanes * math.prod(counts)
+    return total
+
+
+def predicted(g: Geometry, balance: Balance = FITTED) -> float:
     """Operations of the peak in the time that a call takes: products, transforms, traffic and launches."""
     t, lane = g.tiling, g.lanes
     f, rows, groups = g.frequencies, g.all_rows, t.groups
@@ -71,10 +88,11 @@ def predicted(g: Geometry) -> float:
         moved = [(source, again + block_rounds), (kernel, row_rounds + (0 if g.held else 1)), (result, 2)]
     alive = g.areas["size"] + (g.packed_size if g.held else 0)
     far = min(1.0, max(0.0, (alive - _CACHE) / _CACHE))
-    traffic = sum(size * times for size, times in moved) * (_NEAR + far * (_FAR - _NEAR))
+    traffic = sum(size * times for size, times in moved) * (_NEAR + far * (_FAR * balance.memory - _NEAR))
     wide = g.result_blocks > 1 or blocks_n == 1
     products = 8.0 * f * groups * m * n * k / (_SHARE if wide else _NARROW)
-    return _WORK * (products + _VECTOR * lane * groups * transforms + traffic + 3 * _LAUNCH * g.rounds)
+    work = products + _VECTOR * lane * groups * transforms + traffic + _single(g, again)
+    return _WORK * (work + 3 * _LAUNCH * balance.launch * g.rounds)
 
 
 def possible(problem: ConvProblem, device: DeviceInfo) -> bool:
@@ -92,7 +110,8 @@ def _sizes(problem: ConvProblem) -> tuple[int, ...]:
 
 def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
     """Configurations: the fastest by prediction first, then others in whole and in pieces of falling workspace."""
-    return iter(_choices(problem, lanes(device), device.local_mem_size, device.compute_units))
+    balance = Balance.of(rates(device))
+    return iter(_choices(problem, lanes(device), device.local_mem_size, device.compute_units, balance))
 
 
 def _config(g: Geometry, **changes: int) -> dict[str, Any]:
@@ -100,15 +119,18 @@ def _config(g: Geometry, **changes: int) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _choices(problem: ConvProblem, lane: int, local: int, units: int) -> tuple[Mapping[str, Any], ...]:
+def _choices(
+    problem: ConvProblem, lane: int, local: int, units: int, balance: Balance
+) -> tuple[Mapping[str, Any], ...]:
+    rated = functools.partial(predicted, balance=balance)
     cut = tilings(problem, _sizes(problem))
     whole = [g for g in (_whole(problem, t.sizes, lane, units) for t in cut) if _fits(g, local)]
-    ranked = sorted(whole, key=predicted)[:_TRIED]
-    pieces = sorted((g for each in ranked for g in _pieces(each)), key=predicted)
+    ranked = sorted(whole, key=rated)[:_TRIED]
+    pieces = sorted((g for each in ranked for g in _pieces(each)), key=rated)
     found = pieces[:6]
     # Between the fastest and the floor, the least that some transform can do with, each offer takes half of the last.
-    floor = min((_least(g) for g in whole), key=lambda g: (g.areas["size"], predicted(g)))
-    falling = sorted([*pieces, *_pieces(_full(floor)), floor], key=lambda g: (-g.areas["size"], predicted(g)))
+    floor = min((_least(g) for g in whole), key=lambda g: (g.areas["size"], rated(g)))
+    falling = sorted([*pieces, *_pieces(_full(floor)), floor], key=lambda g: (-g.areas["size"], rated(g)))
     least = min(g.areas["size"] for g in found)
     for g in falling:
         if g.areas["size"] <= least / 2 or (g is floor and floor.areas["size"] < least):

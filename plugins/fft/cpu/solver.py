@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Solver, StepPlan, rates
+from convdispatch.api.cpu import Balance
 
 from ..tiling import unsuited
 from .choice import choices, possible, predicted
@@ -43,7 +44,8 @@ class Tiled(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Products, transforms and what moves."""
-        return predicted(Geometry(problem, config)) / rates(device).flops
+        known = rates(device)
+        return predicted(Geometry(problem, config), Balance.of(known)) / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import Areas, ConvProblem, DeviceInfo, Solver, StepPlan, rates
-from convdispatch.api.cpu import PAGE, registers, uneven
+from convdispatch.api.cpu import PAGE, Balance, registers, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .depthwise_kernels import DepthwiseKernel, PlaneKernel, RowKernel
@@ -83,17 +83,19 @@ class Depthwise(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The launch of each pass, operations, elements, and weights that are not constant, which are packed."""
+        known = rates(device)
+        balance = Balance.of(known)
         if "rows" in config:
             x, y = math.prod(problem.x_shape), math.prod(problem.y_shape)
             element = _ELEMENT if problem.sw == 1 else _APART
             work = _LANE * 2 * lanes_in(passes(problem)[0], config["lanes"]) * problem.kh * problem.kw
             work *= uneven(problem.mb * problem.g, device)
-            return (_LAUNCHED + work + element * x + _ELEMENT * y) / rates(device).flops
+            return (_LAUNCHED * balance.launch + work + element * x + _ELEMENT * y) / known.flops
         work, element = _RATES[problem.layout]
         launches = len(passes(problem)) * (_LAUNCH if problem.constant_weights else _LAUNCH + _PACK)
         packed = 0.0 if problem.constant_weights else _PACKED * math.prod(problem.w_shape)
         elements = element * (math.prod(problem.x_shape) + math.prod(problem.y_shape))
-        return (launches + work * problem.flops + elements + packed) / rates(device).flops
+        return (launches * balance.launch + work * problem.flops + elements + packed) / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

@@ -23,7 +23,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, cdiv, uneven
+from convdispatch.api.cpu import PAGE, Balance, cdiv, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .depthwise_kernels import Bands
@@ -128,14 +128,16 @@ class DepthwiseWeights(Solver):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The launches, and the copies of x and dy; from registers their elements."""
         x, y, w = (math.prod(shape) for shape in (problem.x_shape, problem.y_shape, problem.w_shape))
+        known = rates(device)
+        balance = Balance.of(known)
         if "rows" in config:
             work = _LANE * 2 * lanes_in(_pass(problem), config["lanes"]) * problem.kh * problem.kw
             work *= uneven(problem.g, device)
             moved = (_ELEMENT if problem.sw == 1 else _APART) * x + _ELEMENT * y
-            return (_LAUNCH + work + moved + _ADDED * w) / rates(device).flops
+            return (_LAUNCH * balance.launch + work + moved + _ADDED * w) / known.flops
         copied = _COPIED * (x + y)
         result = _RESULT * w
-        return (_LAUNCHES + _WORK * problem.flops + copied + result) / rates(device).flops
+        return (_LAUNCHES * balance.launch + _WORK * problem.flops + copied + result) / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

@@ -25,7 +25,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, cdiv
+from convdispatch.api.cpu import PAGE, Balance, cdiv
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
@@ -173,14 +173,19 @@ class Direct(Solver):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The tiles' cycles, staging, stores and launches, and the packing of weights that are not constant."""
         kernels = self._kernels(problem, config, device)
-        cost = sum(predicted(kernel.p, kernel.config, device) for kernel in kernels) + _LAUNCH * len(kernels)
+        known = rates(device)
+        balance = Balance.of(known)
+        launch = _LAUNCH * balance.launch
+        cost = sum(predicted(kernel.p, kernel.config, device) for kernel in kernels) + launch * len(kernels)
         if not problem.constant_weights:
             cost += sum(
-                (_FAR if kernel.packed_size > _CACHED else _PACKED[kernel.turned]) * kernel.packed_size / kernel.size
-                + _LAUNCH
+                (_FAR * balance.memory if kernel.packed_size > _CACHED else _PACKED[kernel.turned])
+                * kernel.packed_size
+                / kernel.size
+                + launch
                 for kernel in kernels
             )
-        return cost / rates(device).flops
+        return cost / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

@@ -23,7 +23,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, cdiv, registers
+from convdispatch.api.cpu import PAGE, Balance, cdiv, registers
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
@@ -102,8 +102,7 @@ class FlatKernel:
             steps.append(Launch(program, "reduce", (self.p.groups, 1, 1), (1, 1, 1), "workspace w", names=OPERANDS))
         return StepPlan(self.workspace_size, steps)
 
-    @property
-    def cost(self) -> float:
+    def cost(self, balance: Balance) -> float:
         """Operations of the peak: tiles, the sums across lanes, what is copied, parts and launches."""
         p, taps = self.p, self.jc * self.jw
         step = max(self.mn * taps, 2 * taps + self.mn, 8) + 1
@@ -113,7 +112,7 @@ class FlatKernel:
         copies = bands * (staged * p.c * self.part * p.step[1] * p.step[2] + _STAGED * p.n * self.rows * self.wp)
         share = 1 if self.parts > 1 else min(1.0, self.items / 2)
         result = _RESULT * p.groups * p.n * p.c * p.volume * (1 + 0.2 * self.parts)
-        return (work + copies) / max(0.5, share) + result + _LAUNCH * min(2, self.parts)
+        return (work + copies) / max(0.5, share) + result + _LAUNCH * balance.launch * min(2, self.parts)
 
 
 class FlatWeights(Solver):
@@ -142,6 +141,7 @@ class FlatWeights(Solver):
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles and bands by predicted cost, the best first, then the best of other tiles."""
         lanes, room = lanes_of(device, problem.dtype), registers(device) * 3 // 4
+        balance = Balance.of(rates(device))
         p = passes(problem.replace(direction="fwd", accumulate=False))[0]
         base = {"lanes": lanes, "items": 8 * device.compute_units}
         heights = sorted({cdiv(p.places[1], count) for count in range(1, p.places[1] + 1)}, reverse=True)
@@ -160,8 +160,9 @@ class FlatWeights(Solver):
                     kernel = FlatKernel(problem, config)
                     if rows > heights[-1] and kernel.slot * kernel.size > _SLOT:
                         continue
-                    if (jw, jc) not in found or kernel.cost < found[jw, jc][0]:
-                        found[jw, jc] = kernel.cost, config
+                    cost = kernel.cost(balance)
+                    if (jw, jc) not in found or cost < found[jw, jc][0]:
+                        found[jw, jc] = cost, config
         if not found:
             found[1, 1] = 0, {**base, "mn": 1, "jc": 1, "jw": 1, "rows": 1, "parts": 1}
         for _, config in sorted(found.values(), key=lambda each: each[0])[:4]:
@@ -173,7 +174,8 @@ class FlatWeights(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Its tiles' work, and what moves."""
-        return FlatKernel(problem, config).cost / rates(device).flops
+        known = rates(device)
+        return FlatKernel(problem, config).cost(Balance.of(known)) / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

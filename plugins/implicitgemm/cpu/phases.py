@@ -26,7 +26,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, cdiv, registers
+from convdispatch.api.cpu import PAGE, Balance, cdiv, registers
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import passes
@@ -143,8 +143,7 @@ class PhasesKernel:
             return StepPlan(areas.size, [conv], self.packed_size, [pack], key)
         return StepPlan(areas.size, [pack, conv])
 
-    @property
-    def cost(self) -> float:
+    def cost(self, balance: Balance) -> float:
         """Operations of the peak: tiles, what is copied and written, launches, and packing."""
         p, nv = self.p, self.config["nv"]
         step = max(self.mr * nv, 2 * nv + self.mr, 8) + 1
@@ -154,9 +153,10 @@ class PhasesKernel:
         staged = p.images * p.groups * p.c * self.bands * self.slot_rows * self.wp * again
         stored = p.images * p.groups * p.n * math.prod(p.target)
         cost = _WORK * work + _STAGED * staged + _STORED * stored
-        cost = cost * (_DENSE if len(self.passes) == 1 else 1.0) + _LAUNCH
+        cost = cost * (_DENSE if len(self.passes) == 1 else 1.0) + _LAUNCH * balance.launch
         if not self.problem.constant_weights:
-            cost += (_FAR if self.packed_size > _CACHED else _PACKED) * self.packed_size / self.size + _LAUNCH
+            packed = _FAR * balance.memory if self.packed_size > _CACHED else _PACKED
+            cost += packed * self.packed_size / self.size + _LAUNCH * balance.launch
         return cost
 
 
@@ -187,7 +187,7 @@ class Phases(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles and bands by predicted cost, the best first, then the best of other tiles."""
-        lanes, room = lanes_of(device, problem.dtype), registers(device)
+        lanes, room, balance = lanes_of(device, problem.dtype), registers(device), Balance.of(rates(device))
         base = {"lanes": lanes, "items": 4 * device.compute_units}
         height = PhasesKernel(problem, {**base, "mr": 1, "nv": 1, "rows": 1}).height
         bands = sorted({cdiv(height, count) for count in range(1, height + 1)}, reverse=True)
@@ -201,8 +201,9 @@ class Phases(Solver):
                     kernel = PhasesKernel(problem, config)
                     if rows > 1 and kernel.slot * kernel.size > _SLOT:
                         continue
-                    if (mr, nv) not in found or kernel.cost < found[mr, nv][0]:
-                        found[mr, nv] = kernel.cost, config
+                    cost = kernel.cost(balance)
+                    if (mr, nv) not in found or cost < found[mr, nv][0]:
+                        found[mr, nv] = cost, config
         if not found:
             found[1, 1] = 0, {**base, "mr": 1, "nv": 1, "rows": 1}
         for _, config in sorted(found.values(), key=lambda each: each[0])[:4]:
@@ -218,7 +219,8 @@ class Phases(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Its tiles' work, and what moves."""
-        return PhasesKernel(problem, config).cost / rates(device).flops
+        known = rates(device)
+        return PhasesKernel(problem, config).cost(Balance.of(known)) / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

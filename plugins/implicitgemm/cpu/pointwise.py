@@ -21,6 +21,7 @@ from convdispatch.api import (
     gemm_workspace,
     rates,
 )
+from convdispatch.api.cpu import Balance
 
 # NCHW's images are folded into one product below so many pixels, for short rows leave vectors half empty, and of so
 # many where weights of so many bytes would be read again for each image. Folded columns are packed at every call.
@@ -133,7 +134,8 @@ class Pointwise(Solver):
         folds = _folds(problem)
         for fold in [folds, not folds] if _several(problem) else [True]:
             spec = _spec(problem, fold)
-            for gemm in sorted(gemm_configs(spec, device), key=functools.partial(gemm_cost, spec)):
+            rated = functools.partial(gemm_cost, spec, balance=Balance.of(rates(device)))
+            for gemm in sorted(gemm_configs(spec, device), key=rated):
                 yield {"fold": fold, "gemm": gemm}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
@@ -142,10 +144,9 @@ class Pointwise(Solver):
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The product's operations, what it reads, packs and writes, and launches."""
-        other = _several(problem) and config["fold"] != _folds(problem)
-        return (
-            (_OTHER if other else 1.0) * gemm_cost(_spec(problem, config["fold"]), config["gemm"]) / rates(device).flops
-        )
+        other, known = _several(problem) and config["fold"] != _folds(problem), rates(device)
+        cost = gemm_cost(_spec(problem, config["fold"]), config["gemm"], Balance.of(known))
+        return (_OTHER if other else 1.0) * cost / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> PointwisePlan:
         """Compile."""

@@ -23,7 +23,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import cdiv, registers
+from convdispatch.api.cpu import Balance, cdiv, registers
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
@@ -236,7 +236,8 @@ class Stem(Solver):
         halo = 1 + (p.taps[1] - 1) / max(1, config["rows"] * p.step[1])
         staged = _READ if not config.get("staged", True) else _STAGED if p.step[2] in (1, 2, 4) else _APART
         moved = staged * math.prod(problem.x_shape) * halo * p.taps[0] + _STORED * math.prod(problem.y_shape)
-        return (_WORK * work + moved + _LAUNCH) / rates(device).flops
+        known = rates(device)
+        return (_WORK * work + moved + _LAUNCH * Balance.of(known).launch) / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile."""

@@ -23,7 +23,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, cdiv, registers, uneven
+from convdispatch.api.cpu import PAGE, Balance, cdiv, registers, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
 from .passes import Pass, passes
@@ -160,7 +160,7 @@ def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo) -> float
     # A vector of sums is written across rows of w, which share few places of the caches where they lie pages apart.
     crowded = min(nvl, p.n) * math.gcd(p.w_strides[0] * size, PAGE) > _WAYS * PAGE
     written = (_CROWDED * min(2, config["nv"]) if crowded else _RESULT) * p.n + _PART * config["parts"] * blocks * nvl
-    return work + groups * (area * written + _ITEM * p.c * blocks) + 2 * _LAUNCH
+    return work + groups * (area * written + _ITEM * p.c * blocks) + 2 * _LAUNCH * Balance.of(rates(device)).launch
 
 
 class Weights(Solver):

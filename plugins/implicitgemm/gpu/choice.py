@@ -52,6 +52,10 @@ SECTOR = 1050.0
 """Operations in the time in which a sector of 32 bytes is written, beyond the eighth of one that a result fills."""
 _WRITES = {"n": 0.0, "m": 0.125, None: 0.375}  # such sectors that work items touch for a result
 _TAPS_APART = 0.65  # sectors that a weight's gradient touches, channels first, whose neighbours are other taps' tiles
+_LINE, _QUEUED = 128, 0.25  # bytes of a line, all banks of the first cache once; what a line takes of one bank's turn
+_TURN = 190.0
+"""Operations in the time in which a bank of the first cache gives one number, which neighbours' numbers a multiple of
+a line apart wait for in turn: 47 products of slices of taps, channels last, 1.22 apart, on an H100 and an H200."""
 _MOST = 64  # choices offered
 _LARGE = 1 << 48  # bytes of a tensor, beyond which numbers may need more than 64 bits
 
@@ -165,8 +169,19 @@ def seconds(product: Product, device: DeviceInfo) -> Any:
     elif t.walk == "channels" and product.problem.layout == "nchw" and product.geometry.volume > 1:
         cost = cost + _TAPS_APART * math.prod(product.problem.w_shape) * SECTOR
     launches = 1 + product.partial + packs
+    cost = cost + _waits(product) * _TURN
     cost = np.maximum(cost, (slices * t.bk + _START) * _ALONE * max(1, device.compute_units))
     return cost / (SUSTAINED * known.flops) + traffic / (_COPY * known.bandwidth) + launches * known.launch
+
+
+def _waits(product: Product) -> Any:
+    """Turns of a bank that loads of taps wait for, whose neighbours' numbers lie a pixel of all channels apart."""
+    geo, t = product.geometry, product.tile
+    if not (product.taps_in_slice and geo.source.nhwc):
+        return 0.0
+    apart = geo.source.axes[2] * geo.step[2] * product.problem.itemsize
+    each = max(math.gcd(apart, _LINE) / _LINE, _QUEUED * min(1.0, apart / _LINE))
+    return each * geo.groups * product.m_tiles * product.n_tiles * t.bn * sum(product.slices) * t.bk
 
 
 def fits(problem: ConvProblem, device: DeviceInfo) -> bool:

@@ -19,6 +19,7 @@ from convdispatch.api import (
     rates,
 )
 
+from .choice import SECTOR, SUSTAINED
 from .depthwise_tile import DepthwiseTile, busy, limits, shapes
 from .product import element_index
 
@@ -34,6 +35,7 @@ _LOAD, _PLACE, _TILE, _FILL = (
 )  # instructions: of a read, a result, a tile, a weight put into local memory
 _ENOUGH = 437  # work items of a compute unit that hide what each waits for
 _MEMORY = 0.91  # of a copy's bandwidth
+_SECTOR = 32  # bytes that the second-level cache takes at a time
 _WAIT = 0.75  # of a launch: what a call takes beside its work
 
 
@@ -48,6 +50,15 @@ def depthwise_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]
     size = tile.size(tile.blocks * tile.deep, tile.slabs * tile.lanes)
     step = Launch(build(context, text), "depthwise", size, tile.size(tile.deep, tile.lanes), given, names=OPERANDS)
     return StepPlan(0, [step])
+
+
+def _more_sectors(tile: DepthwiseTile) -> float:
+    """Sectors that are written beside those that results fill: neighbours' results lie a tile and a stride apart."""
+    if tile.nhwc:
+        return 0.0
+    size = tile.problem.itemsize
+    apart = min(tile.columns * tile.geometry.out_step[2], _SECTOR // size)
+    return math.prod(tile.problem.out_shape) * (apart - 1) * size / _SECTOR
 
 
 class Depthwise(Solver):
@@ -80,7 +91,8 @@ class Depthwise(Solver):
         item += _FILL * tile.geometry.volume * tile.vector / tile.deep / tile.turns
         items = tile.tiles * tile.slabs * tile.lanes
         work = items * item * 2 / (_REACHED * known.flops * busy(tile, items, device, _ENOUGH))
-        return math.hypot(work, problem.bytes / (_MEMORY * known.bandwidth)) + _WAIT * known.launch
+        gaps = SECTOR * _more_sectors(tile) / (SUSTAINED * known.flops)
+        return math.hypot(work, problem.bytes / (_MEMORY * known.bandwidth), gaps) + _WAIT * known.launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

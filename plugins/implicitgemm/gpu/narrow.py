@@ -36,6 +36,7 @@ few items run beside it: nine problems of 3 to 62 items a multiprocessor, 1.3 ap
 _APART = 800.0  # operations in the time of a load whose neighbours' values lie in other sectors, of lines that are lost
 _LOADED = {2: 70.0, 4: 25.0, 8: 25.0}
 """The same of one whose line stays in the first cache for the next channels, by bytes of a number: 33 layers' times."""
+_MEMORY = 0.94  # of a copy's bandwidth
 _CACHED, _FEW = 64, 8  # bytes of a pixel's channels of a group, and loads of an item, up to which lines stay
 
 
@@ -220,7 +221,7 @@ class Narrow(Solver):
         )
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Issue slots: multiply-adds, some four for each load, some eight for each vector of weights; sectors."""
+        """Issue slots: multiply-adds, four for each load, eight for each vector of weights; sectors; memory."""
         product = NarrowProduct(problem, config["rows"], config.get("apart", False))
         geo = product.geometry
         steps = geo.volume * product.rows * geo.m
@@ -230,11 +231,13 @@ class Narrow(Solver):
         if geo.source.nhwc:  # the next item's value lies a pixel's channels away
             stay = geo.c * size <= _CACHED or product.loads <= _FEW
             total += product.work_items * geo.c * product.loads * (_LOADED[size] if stay else _APART)
-        # A stride leaves gaps between neighbouring items' results, which other phases fill.
-        total += math.prod(problem.out_shape) * (min(geo.out_step[2], 32 // size) - 1) * size / 32 * SECTOR
+        # A stride leaves gaps between neighbouring items' results, or pixels of all channels, which other phases fill.
+        filled = size * (geo.groups * geo.m if geo.target.nhwc else 1)
+        gaps = max(0.0, min(geo.out_step[2], 32 / filled) - 1) / 32 * size * math.prod(problem.out_shape) * SECTOR
         launches, known = 1 if problem.constant_weights else 2, rates(device)
         alone = geo.c * product.steps * _ALONE * max(1, device.compute_units)
-        return max(total / SUSTAINED, alone) / known.flops + launches * known.launch
+        work = max(math.hypot(total, gaps) / SUSTAINED, alone) / known.flops
+        return math.hypot(work, problem.bytes / (_MEMORY * known.bandwidth)) + launches * known.launch
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """Compile a configuration."""

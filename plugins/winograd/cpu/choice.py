@@ -23,18 +23,18 @@ from .weights import WeightsKernel
 
 _FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache holds them
 _APART = (2 << 20, 24 << 20)  # bytes of V and M of a chunk: as many as the weights or dw, which pass once a chunk
-_NEAR = 15.0  # bytes a cycle and core from the third-level cache
-_FAR = 1.65  # of a copy's bandwidth, at which bytes come from memory: caches hold some
+_NEAR, _FAR = 4.95, 1.65  # of a copy's bandwidth, at which bytes come from the third-level cache, and from memory
 _L3 = 16 << 20
 _CACHED = 6 << 20  # bytes of weights that caches keep between calls, of one layer among a net's
 _WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
 _HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache beside its weights
 _BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
-_LAUNCH = 0.55  # of a launch's time, what one takes behind another
+_LAUNCH = 0.55, 1.1  # of a launch's time, what one takes behind another, of two cores and of more
 # What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
-_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.15, "weights": 1.4}
+_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.15, "weights": 1.3}
 _PACKED = 1.2  # what joined takes beside the others where weights were packed before, whose next ones come meanwhile
 _ACROSS = 1.63  # times of memory's pace that weights take which are read across
+_SPREAD = 5.0  # of a vector that a weights' gradient writes to V or M, each to a plane of its own
 _FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
 
 
@@ -43,16 +43,22 @@ class Pace:
     """What a device takes, in cycles of one of its cores as they are counted here."""
 
     cores: int
+    near: float
+    """Bytes of the last cache a cycle."""
     far: float
     """Bytes of memory a cycle."""
     launch: float
+    """Cycles of one behind another."""
+    first: float
+    """Cycles of a launch that nothing is before."""
 
     @classmethod
     def of(cls, device: DeviceInfo, lanes: int) -> Pace:
         """By the device's rates; of numbers of which a vector holds ``lanes``."""
         known = rates(device)
-        cycles = known.flops / (_FLOPS * lanes)
-        return cls(max(1, device.compute_units), _FAR * known.bandwidth / cycles, _LAUNCH * known.launch * cycles)
+        cycles, cores = known.flops / (_FLOPS * lanes), max(1, device.compute_units)
+        near, far = (share * known.bandwidth / cycles for share in (_NEAR, _FAR))
+        return cls(cores, near, far, _LAUNCH[cores > 2] * known.launch * cycles, known.launch * cycles)
 
 
 @functools.lru_cache(maxsize=256)
@@ -112,12 +118,14 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         one = rows * _multiply(mr, nv) + _runs(case, rows, mr, nv)
         products = case.products * work.blocks * (work.cm // mr) * one
         held = work.m_at * case.size < _L3
-        moved = 2 * (bytes_v + bytes_m) / (_NEAR if held else pace.far)
+        moved = 2 * (bytes_v + bytes_m) / (pace.near if held else pace.far)
         back = case.c * vectors_n * (case.products * (3.0 if work.joined else 8.0) + 14 * math.prod(case.taps))
         if work.joined:  # each job reads its part of both
-            moved += (bytes_v * work.blocks + bytes_m * ceil(case.c, work.cr)) / _NEAR
+            moved += (bytes_v * work.blocks + bytes_m * ceil(case.c, work.cr)) / pace.near
         else:
-            moved += 2 * bytes_u * work.chunks / (_NEAR if bytes_u < _L3 else pace.far)
+            moved += 2 * bytes_u * work.chunks / (pace.near if bytes_u < _L3 else pace.far)
+        forward += _SPREAD * tiles * vectors_c * case.products
+        other += _SPREAD * tiles * vectors_n * case.products
         launches = 2 * work.chunks * groups
     elif isinstance(work, JoinedKernel):
         other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
@@ -125,7 +133,7 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         one = case.c * _multiply(mr, nv) + _runs(case, case.c, mr, nv, work.vt)
         products = case.products * work.blocks * work.chunks * rows * one
         held = work.block < _HELD
-        moved = (bytes_v * (2 + work.blocks) + (0 if held else 2 * bytes_m * ceil(case.c, work.vt))) / _NEAR
+        moved = (bytes_v * (2 + work.blocks) + (0 if held else 2 * bytes_m * ceil(case.c, work.vt))) / pace.near
         taps = math.prod(case.taps) * (12.0 if turned(case) == "none" else 32.0)
         back = work.chunks * case.c * work.blocks * nv * (case.products * 3.3 + taps)
         if weights > _CACHED:
@@ -145,9 +153,9 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         again = 1 if work.apart and work.chunks == 1 else work.chunks
         # Few tiles multiply so little that they wait for weights from memory; what caches cannot keep at all, whole.
         shown = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= _L3 else 1.0
-        moved = bytes_u * again / (_NEAR if near else pace.far) * shown
+        moved = bytes_u * again / (pace.near if near else pace.far) * shown
         if work.apart:
-            moved += 2 * (bytes_v + bytes_m) / (_NEAR if work.slots_size < _L3 else pace.far)
+            moved += 2 * (bytes_v + bytes_m) / (pace.near if work.slots_size < _L3 else pace.far)
         back = 0.0
         if not case.problem.constant_weights:
             back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * 1.2)
@@ -157,7 +165,7 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
                 back += 2 * bytes_u / pace.far
         launches = 3 * work.chunks * groups if work.apart else 1
     outside = case.problem.bytes / pace.far * 0.7
-    cycles = groups * (forward + other + products + moved + back) + outside + (1 / _LAUNCH + launches - 1) * pace.launch
+    cycles = groups * (forward + other + products + moved + back) + outside + pace.first + (launches - 1) * pace.launch
     if isinstance(work, DataKernel) and not work.apart and work.items < pace.cores:
         cycles *= 1.5
     return _FLOPS * case.lanes * cycles * waits

@@ -1,0 +1,68 @@
+"""Along which axis a kernel's work groups may be launched apart: where its text does not ask how it was launched."""
+
+from __future__ import annotations
+
+import math
+import re
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..commands.interface import Kernel
+
+_AXES = frozenset(range(3))
+_ASKS = re.compile(
+    r"\bget_(?:group_id|num_groups|global_size|global_offset|global_linear_id|group_linear_id)\b"
+    r"\s*(?:\(\s*([0-2])\s*\))?"
+)
+"""What a launch of a part answers otherwise than that of the whole; a number says the only axis that it bears on."""
+_SPLICED = re.compile(r"\bget_\w*\s*##|##\s*_?(?:group|num|global|local|work|sub)_")
+_GROUPED = re.compile(
+    r"\bget_(?:enqueued_)?local_|\bbarrier\b|\bwork_group_|\bsub_group"
+    r"|\breqd_work_group_size\s*\(\s*(?!1\s*,\s*1\s*,\s*1\s*\))"
+)
+
+
+@dataclass(frozen=True)
+class Divisible:
+    """How a text's kernels may be launched in parts: these have a global offset, which ``get_global_id`` counts."""
+
+    whole: frozenset[int]
+    """The axes along which they cannot."""
+    ungrouped: bool
+    """Whether they do without work groups of a certain size."""
+
+    @classmethod
+    def of(cls, text: str) -> Divisible:
+        """Of OpenCL C."""
+        if _SPLICED.search(text):
+            return cls(_AXES, False)
+        asked = [found[1] for found in _ASKS.finditer(text)]
+        whole = _AXES if None in asked else frozenset(map(int, asked))
+        return cls(whole, not _GROUPED.search(text))
+
+
+_known: weakref.WeakKeyDictionary[Any, Divisible] = weakref.WeakKeyDictionary()
+"""By program that was built from text."""
+
+
+def note(program: Any, text: str) -> None:
+    """``program`` was built from ``text``."""
+    _known[program] = Divisible.of(text)
+
+
+def dividing_axis(kernel: Kernel) -> int | None:
+    """The axis of most work groups along which a kernel may be launched in parts; any for a single group.
+
+    None where there is none: its program was not built from text, or asks how it was launched.
+    """
+    local = kernel.local_size
+    groups = [size // each for size, each in zip(kernel.global_size, local or (1, 1, 1), strict=False)]
+    if local is not None and math.prod(groups) == 1:
+        return 0
+    known = _known.get(kernel.program)
+    if known is None or (local is None and not known.ungrouped):
+        return None
+    able = [axis for axis in range(len(groups)) if axis not in known.whole]
+    return max(able, key=groups.__getitem__, default=None)

@@ -1,0 +1,185 @@
+"""Kernels on a CPU in PyTorch's threads: bits as in OpenCL's own, whatever a kernel asks of its launch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+from checking import make_operands  # noqa: E402 (torch is asked for first)
+from test_host_launches import TEXTS, solvers  # noqa: E402
+
+import convdispatch.torch as ct  # noqa: E402
+from convdispatch import ConvProblem, policy  # noqa: E402
+from convdispatch.api.errors import ConvDispatchWarning  # noqa: E402
+from convdispatch.device import runtime  # noqa: E402
+from convdispatch.device.commands import host_memory  # noqa: E402
+from convdispatch.device.commands.recording import Recording  # noqa: E402
+from convdispatch.device.native import loading  # noqa: E402
+from convdispatch.device.plans.host_launches import HostLaunches  # noqa: E402
+from convdispatch.device.plans.intraop import IntraOpLaunches  # noqa: E402
+from convdispatch.device.programs.kernels import Launch, build  # noqa: E402
+from convdispatch.device.programs.work_groups import Divisible  # noqa: E402
+from convdispatch.selection import dispatch  # noqa: E402
+from convdispatch.selection.choice import set_aside  # noqa: E402
+from convdispatch.torch.eager import host  # noqa: E402
+
+F = torch.nn.functional
+GUARD, KEPT = 64, 7.0
+
+
+@pytest.fixture
+def here(device):
+    """The device, where PyTorch's threads can run its kernels."""
+    if loading.module() is None:
+        pytest.skip(f"no native module: {loading.unavailable()}")
+    if not host_memory.has_system_svm(device) or runtime.serial_queue(device) is None:
+        pytest.skip("the OpenCL runtime has no queues whose commands the giving thread computes")
+    return device
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request):
+    """How many threads PyTorch uses: one, some, more than there are cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def written(launches, queue, operands, size):
+    """What launches write, between guard zones, over NaN."""
+    room = np.full(size + 2 * GUARD, KEPT, operands[0].dtype)
+    room[GUARD:-GUARD] = np.nan
+    lead, other, *bias = (operand.ctypes.data for operand in operands)
+    event, _scratch = launches.give(queue, [lead, other, room[GUARD:].ctypes.data, *bias])
+    if event is not None:
+        event.wait()
+    assert (np.r_[room[:GUARD], room[-GUARD:]] == KEPT).all(), "it wrote beyond its result"
+    return room[GUARD:-GUARD]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_solvers_launches_give_the_same_bits(here, threads, text):
+    problem, queue = ConvProblem.parse(text).replace(activation=None), runtime.queue(here)
+    places = {"fwd": (0, 1, 2), "bwd_data": (2, 1, 0), "bwd_weights": (0, 2, 1)}[problem.direction]
+    operands, expected = make_operands(problem)
+    arrays = operands.present()
+    ran = 0
+    for name in solvers(problem, here):
+        with policy(solver=name, fallback=False):
+            prepared = dispatch.prepare(problem, runtime.context(here))
+        if not prepared.recordable:
+            continue
+        recording, slots = prepared.recorded(queue)
+        order = [*places, 3]
+        both = [HostLaunches.of(recording, [slots[p] for p in order], bool, inside) for inside in (False, True)]
+        if both[0] is None or not both[1].intraop:
+            continue
+        given = ["xwy"[place] for place in places[:2]] + ["bias"] * problem.bias
+        operands = [np.ascontiguousarray(arrays[each]) for each in given]
+        apart, inside = (written(launches, queue, operands, expected.size) for launches in both)
+        assert not np.isnan(apart.astype(np.float64)).any()
+        np.testing.assert_array_equal(inside, apart, err_msg=name)
+        np.testing.assert_array_equal(written(both[1], queue, operands, expected.size), apart, err_msg=f"{name}, again")
+        ran += 1
+    assert ran, "no solver's launches run in PyTorch's threads"
+
+
+ROWS = """kernel __attribute__((reqd_work_group_size(1, 1, 1))) void rows(global float *y, int n) {
+    const int column = get_global_id(1), parts = get_global_size(0), part = get_global_id(0);
+    for (int row = part * n / parts; row < (part + 1) * n / parts; ++row) y[column * n + row] = column * n + row + 1;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("asks", "whole", "ungrouped"),
+    [
+        ("get_global_id(0) + get_global_id(1)", (), True),
+        ("get_global_size(0)", (0,), True),
+        ("get_group_id (2) * get_num_groups( 1 )", (1, 2), True),
+        ("get_global_size(axis)", (0, 1, 2), True),
+        ("get_global_linear_id()", (0, 1, 2), True),
+        ("get_global_offset(0)", (0,), True),
+        ("get_##what(0)", (0, 1, 2), False),
+        ("get_local_id(0)", (), False),
+        ("barrier(CLK_LOCAL_MEM_FENCE)", (), False),
+        ("__attribute__((reqd_work_group_size(1, 1, 1)))", (), True),
+        ("__attribute__((reqd_work_group_size(8, 1, 1)))", (), False),
+        ("sub_group_reduce_add(v)", (), False),
+    ],
+)
+def test_what_a_text_asks_decides_along_which_axes_it_is_launched_in_parts(asks, whole, ungrouped):
+    assert Divisible.of(asks) == Divisible(frozenset(whole), ungrouped)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 1), (3, 1, 1), (1, 1, 1), (64, 2, 1)])
+def test_a_kernel_that_asks_for_its_size_is_divided_along_another_axis(here, threads, sizes):
+    queue, n = runtime.queue(here), 11
+    launch = Launch(build(runtime.context(here), ROWS), "rows", sizes, (1, 1, 1), ["y", np.int32(n)], names=["y"])
+    recording = Recording(queue)
+    out = np.zeros((sizes[1], n), np.float32)
+    y = recording.allocate(out.nbytes)
+    launch(recording, (y,))
+    launches = HostLaunches.of(recording, [y], lambda addresses: True, in_pytorch=True)
+    assert launches.intraop
+    for _ in range(2):
+        out[:] = np.nan
+        launches.give(queue, [out.ctypes.data])
+        np.testing.assert_array_equal(out.ravel(), np.arange(out.size) + 1)
+
+
+def test_a_net_leaves_pytorchs_threads_as_they_are(here, monkeypatch):
+    asked = []
+    monkeypatch.setattr(host, "share_cores", lambda: asked.append(1))
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 20, 3, stride=2), torch.nn.ReLU(), torch.nn.Conv2d(20, 9, 1)).eval()
+    x = torch.randn(2, 3, 19, 23)
+    expected = net.double()(x.double())
+    net.float()
+    dispatch.forget()
+    with ct.enable(solver="im2col*"):
+        for _ in range(3):
+            got = net(x.clone().requires_grad_())
+            got.sum().backward()
+    assert (got - expected).norm() < 1e-5 * expected.norm()
+    assert not asked, "a launch runs in OpenCL's own threads"
+    monkeypatch.setattr(loading, "module", lambda: None)
+    dispatch.forget()
+    with ct.enable(solver="im2col*"), torch.no_grad():
+        net(x)
+    assert asked, "PyTorch's threads spin where OpenCL's own want their cores"
+    dispatch.forget()
+
+
+def test_several_threads_at_once(here):
+    def work(seed):
+        generator = torch.Generator().manual_seed(seed)
+        x, w = (torch.randint(-4, 5, size, generator=generator).float() for size in ((2, 8, 17, 9), (24, 8, 3, 3)))
+        expected = F.conv2d(x.double(), w.double(), padding=1)
+        return all(torch.equal(F.conv2d(x, w, padding=1).double(), expected) for _ in range(20))
+
+    with ct.enable(solver="im2col"), torch.no_grad(), ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8)))
+
+
+def test_what_fails_in_pytorchs_threads_is_set_aside_and_computed(here, monkeypatch):
+    x, w = torch.randn(1, 12, 9, 9), torch.randn(20, 12, 1, 1)
+    expected = F.conv2d(x.double(), w.double())
+
+    def fails(self):
+        raise RuntimeError("clEnqueueNDRangeKernel answers -5")
+
+    with ct.enable(solver="im2col"), torch.no_grad():
+        for _ in range(2):
+            F.conv2d(x, w)
+        monkeypatch.setattr(IntraOpLaunches, "run", fails)
+        try:
+            with pytest.warns(ConvDispatchWarning, match="is set aside .* answers -5"):
+                got = F.conv2d(x, w)
+        finally:
+            set_aside.forgive()
+            dispatch.forget()
+    assert (got - expected).norm() < 1e-5 * expected.norm()
