@@ -48,14 +48,12 @@ PRODUCTS = [
     ("s8s8s32_nhwc_g2mb2ic128ih6iw5oc40kh3ph1+residual", "tma", {"bm": 128, "wm": 2}),
     ("u8s8u8_nhwc_mb2ic96ih9iw8oc32kh1sh2+constant", "tma", {"bk": 128}),
     ("u8s8s8_nhwc_mb2ic16iw19oc24kw5pw2", "tma", {}),
-    # clusters: tiles beyond the last place beside whole ones, and a cluster's last tile alone
-    ("u8s8u8_nhwc_mb2ic32ih8iw16oc40kh3ph1+residual", "tma", {"bn": 64, "cluster": 4}),
-    ("s8s8s32_nhwc_g2mb3ic128ih8oc64kh1+residual", "tma", {"cluster": 2}),
+    ("u8s8u8_nhwc_mb2ic16ih2iw1oc24kh5kw3ph2pw1", "tma", {}),
     # rows of x copied once for all taps: tiles beyond the last row, blocks of channels, a stage of a row of taps
     ("u8s8u8_nhwc_mb2ic64ih7iw13oc32kh3ph1+residual", "halo", {}),
-    ("s8s8s8_nhwc_mb3ic160ih5iw9oc70kh3ph1ph_r0dh2dw2pw2+constant", "halo", {"bk": 128, "bn": 64, "cluster": 2}),
+    ("s8s8s8_nhwc_mb3ic160ih5iw9oc70kh3ph1ph_r0dh2dw2pw2+constant", "halo", {"bk": 128, "bn": 64}),
     ("u8s8s32_nhwc_g2mb1ic128ih9iw30oc64kh2kw5pw2", "halo", {"bm": 128, "wm": 2}),
-    ("u8s8f16_nhwc_mb2ic16ih6iw5oc24kh3kw1ph1+residual", "halo", {"bn": 64, "bk": 128, "cluster": 4}),
+    ("u8s8f16_nhwc_mb2ic16ih6iw5oc24kh3kw1ph1+residual", "halo", {"bn": 64, "bk": 128}),
 ]
 
 

@@ -19,11 +19,10 @@ LOCAL_LIMIT = 227 * 1024
 """Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
 
 
-def for_hopper(ptx: str, cluster: int = 1) -> str:
+def for_hopper(ptx: str) -> str:
     """PTX compiled for sm_90, with its marked instructions uncovered and its target sm_90a.
 
-    Its kernels run in clusters of so many work groups. Raises BuildFailed when the text has no target line or no mark:
-    then the driver did not keep the comments.
+    Raises BuildFailed when the text has no target line or no mark: then the driver did not keep the comments.
     """
     if MARK not in ptx:
         raise BuildFailed("the driver's PTX lacks the marked instructions: it does not keep comments", ptx[:2000])
@@ -31,15 +30,11 @@ def for_hopper(ptx: str, cluster: int = 1) -> str:
     if not found:
         target = re.search(r"(?m)^\s*\.target.*$", ptx)
         raise BuildFailed(f"expected PTX for sm_90, got {target[0].strip() if target else 'no target'}", ptx[:2000])
-    if cluster > 1:
-        text, found = re.subn(r"(?m)^(\s*\.reqntid\b.*)$", rf"\1\n.reqnctapercluster {cluster}, 1, 1", text)
-        if not found:
-            raise BuildFailed("expected PTX that tells its work groups' size, for clusters of them", ptx[:2000])
     return text.replace(MARK, "")
 
 
-def build_for_hopper(context: Any, text: str, cluster: int = 1) -> Any:
-    """Compile kernel text whose marked lines are for sm_90a; once per (context, text, cluster).
+def build_for_hopper(context: Any, text: str) -> Any:
+    """Compile kernel text whose marked lines are for sm_90a; once per (context, text).
 
     Raises BuildFailed with the driver's log.
     """
@@ -51,6 +46,6 @@ def build_for_hopper(context: Any, text: str, cluster: int = 1) -> Any:
         return program
     ptx = binaries[0].decode("latin-1")
     try:
-        return build(context, (for_hopper(ptx, cluster).rstrip("\0") + "\0").encode("latin-1"))
+        return build(context, (for_hopper(ptx).rstrip("\0") + "\0").encode("latin-1"))
     except BuildFailed as error:
         raise BuildFailed(f"the PTX for sm_90a was refused: {error}", error.log) from error

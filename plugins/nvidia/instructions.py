@@ -38,7 +38,7 @@ class Instructions:
     type: str
     """PTX's name of what is multiplied: f16, bf16 or tf32; s8 or u8, with s8."""
     groups: tuple[str, ...] = ()
-    """Of ``copies``, ``mma``, ``bulk``, ``clusters`` and ``parts``; conversions of numbers are always there."""
+    """Of ``copies``, ``mma``, ``bulk`` and ``parts``; conversions of numbers are always there."""
     wgmma: Wgmma | None = None
 
     def text(self, emulate: bool = False) -> str:

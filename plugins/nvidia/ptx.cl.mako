@@ -2,7 +2,7 @@
 ## stand-ins in plain C: ``emulated.cl.mako``, and for the copy engine ``tma/copies_emulated.cl.mako``.
 ##
 ## type     what is multiplied: f16, bf16 or tf32; s8 or u8 with s8, whose sums are int32
-## groups   which of copies, mma, bulk, clusters and parts; conversions of numbers are always there
+## groups   which of copies, mma, bulk and parts; conversions of numbers are always there
 ## wgmma    shape and layouts of wgmma (instructions.Wgmma), or None
 ##
 ## Macros name what the kernel has: ``memory``, its array of local memory, and ``base``, the array's address; places there
@@ -174,8 +174,6 @@ inline void barrier_wait(uint bar, uint parity) {
 inline void barrier_release(uint bar) {
   asm volatile("//@mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(bar) : "memory");
 }
-// The next launch may be placed, where its work groups find room; it waits for this one's end by itself.
-inline void launch_dependents(void) { asm volatile("//@griddepcontrol.launch_dependents;\n" ::: "memory"); }
 
 // --- Hopper's copy engine, told by tensor maps in global memory
 inline void map_address(global ulong *map, global const ushort *tensor) {
@@ -207,29 +205,6 @@ ${copier("copy_box4", "tile", 4, 0)}\
 #define COPY_BOX4(map, to, c0, c1, c2, c3, bar) copy_box4(map, base + (to), c0, c1, c2, c3, bar)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box3(map, base + (to), c0, c1, c2, bar)
 
-% if "clusters" in groups:
-// --- work groups of a cluster, which reach each other's local memory; 1 where the launcher made none
-inline uint cluster_size(void) {
-  uint v;
-  asm volatile("//@mov.u32 %0, %%cluster_nctaid.x;\n" : "=r"(v));
-  return v;
-}
-inline void cluster_meets(void) {
-  asm volatile("//@barrier.cluster.arrive.release;\n//@barrier.cluster.wait.acquire;\n" ::: "memory");
-}
-// Tells a work group of the cluster that this warp has read a slice.
-inline void barrier_release_at(uint bar, uint rank) {
-  asm volatile("{\n//@.reg .b32 there;\n//@mapa.shared::cluster.u32 there, %0, %1;\n//@mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n"
-               ::"r"(bar), "r"(rank) : "memory");
-}
-// A box to the same place of every work group in the mask, whose barriers count it.
-inline void copy_box2_to(ulong map, uint to, int c0, int c1, uint bar, int mask) {
-  asm volatile("//@cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;\n"
-               ::"r"(to), "l"(map), "r"(bar), "r"(c0), "r"(c1), "h"((ushort)mask) : "memory");
-}
-#define COPY_BOX2_TO(map, to, c0, c1, bar, mask) copy_box2_to(map, base + (to), c0, c1, bar, mask)
-
-% endif
 // --- between lanes: v of the lane whose number differs from this one's in the bits of ``with``
 inline float shuffle_xor(float v, int with) {
   float other;

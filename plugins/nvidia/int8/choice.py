@@ -63,7 +63,7 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     else:
         waves, rest = divmod(groups, units * resident)
         cycles = waves * together(resident) + together(-(-rest // units))
-    cycles = max(cycles + _BEGIN[t.engine], groups * tiling.fetched / (_SHARED * units) + _BEGIN["tma"])
+    cycles = max(cycles + _BEGIN[t.engine], groups * tiling.copied / (_SHARED * units) + _BEGIN["tma"])
     moved = math.prod(p.x_shape) * read_share(p) + math.prod(p.w_shape)
     moved += math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
     total = ((cycles / _CLOCK) ** _HIDDEN + (moved / (_MEMORY * copy)) ** _HIDDEN) ** (1 / _HIDDEN) + _START
@@ -88,8 +88,7 @@ def choices(problem: ConvProblem, units: int, engines: tuple[str, ...]) -> tuple
             for bk in (64, 128):
                 tile = Int8Tile(*shape, bk, 3, engine)
                 for stages in _stages(tiling_of(problem, tile)):
-                    for cluster in (1, 2, 4) if engine in _STAYING else (1,):
-                        tiling = tiling_of(problem, dataclasses.replace(tile, stages=stages, cluster=cluster))
-                        found += [tiling] if tiling.misfit is None else []
+                    tiling = tiling_of(problem, dataclasses.replace(tile, stages=stages))
+                    found += [tiling] if tiling.misfit is None else []
     rated = sorted(found, key=lambda each: (seconds(each, units), -each.tile.bk, -each.tile.stages))
     return tuple(tiling.tile for tiling in rated[:_MOST])

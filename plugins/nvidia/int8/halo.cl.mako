@@ -14,15 +14,15 @@ tap_bytes, steps = t.bn * t.bk, tiling.taps // together
 %>\
 ${staying.macros()}\
 <%def name="tile_of()">\
-      const int n0 = tile % ${tiling.n_tiles} * ${t.bn}, group = tile / ${tiling.n_tiles * tiling.m_steps}, part = tile / ${tiling.n_tiles} % ${tiling.m_steps} * ${t.cluster} + rank;
+      const int n0 = tile % ${tiling.n_tiles} * ${t.bn}, group = tile / ${tiling.n_tiles * tiling.m_tiles}, part = tile / ${tiling.n_tiles} % ${tiling.m_tiles};
       const int image = part / ${tiling.row_tiles}, top = part % ${tiling.row_tiles} * ${tiling.tile_rows};
 </%def>\
 <%def name="copy_source(to, bar)">\
-        COPY_BOX4(MAP_A, ${to}, group * ${tiling.c // 2} + block * ${t.bk // 2}, -PW, top - PH, ${"min(image, MB - 1)" if tiling.ragged else "image"}, ${bar});
+        COPY_BOX4(MAP_A, ${to}, group * ${tiling.c // 2} + block * ${t.bk // 2}, -PW, top - PH, image, ${bar});
 </%def>\
 <%def name="copy_weights()">\
 % for i in range(together):
-${staying.weights(f"at + {i * tap_bytes}", f"((step_of * {together} + {i}) * {tiling.blocks} + block) * {t.bk // 2}")}\
+          COPY_BOX2(MAP_B, at + ${i * tap_bytes}, ((step_of * ${together} + ${i}) * ${tiling.blocks} + block) * ${t.bk // 2}, group * ${tiling.rows} + n0, full);
 % endfor
 </%def>\
 <%def name="multiply()">\
@@ -44,10 +44,6 @@ ${staying.weights(f"at + {i * tap_bytes}", f"((step_of * {together} + {i}) * {ti
           }
 % endif
 </%def>\
-<%
-def row(half): return f"top + (m_warp + lane / 4 + {8 * half}) / {tiling.pitch} - PH"
-def column(half): return f"(m_warp + lane / 4 + {8 * half}) % {tiling.pitch} - PW"
-%>\
 % if emulate:
 inline void copy_box4(local uchar *memory, global const uchar *x, uint to, int c, int w, int h, int n) {
   for (int i = get_local_id(0); i < ${tiling.box_bytes}; i += get_local_size(0)) {
@@ -60,7 +56,7 @@ inline void copy_box4(local uchar *memory, global const uchar *x, uint to, int c
 % endif
 ${staying.head(2)}\
 % if not emulate:
-${staying.barriers(sources, t.stages)}\
+${staying.barriers(sources + t.stages)}\
   if (warp == ${t.wm * 4}) {
     if (lane == 0) {
 ${staying.maps(0)}\
@@ -90,7 +86,6 @@ ${copy_weights()}\
 ${staying.advance(tiling.stage_bytes, t.stages, sources)}\
           }
       }
-      launch_dependents();
     }
   } else {
 ${staying.multiplying()}\
@@ -113,7 +108,7 @@ ${multiply()}\
           WGMMA_COMMIT();
           if (add) {
             WGMMA_WAIT(1);
-            ${staying.release("last")}\
+            if (lane == 0) barrier_release(last);
             if (step_of == 0 & lane == 0) barrier_release(before);
           }
           add = 1;
@@ -123,9 +118,8 @@ ${staying.advance(tiling.stage_bytes, t.stages, sources)}\
         }
       }
       wgmma_finish(sum);
-      ${staying.release("last")}\
+      if (lane == 0) barrier_release(last);
       if (lane == 0) barrier_release(source);
-${staying.give_back(row, column)}\
 ${results.leave()}\
     }
   }
@@ -150,8 +144,7 @@ ${next_taps()}\
         barrier(CLK_LOCAL_MEM_FENCE);
       }
     }
-${staying.give_back(row, column)}\
 ${results.leave()}\
   }
 % endif
-${staying.foot()}\
+}

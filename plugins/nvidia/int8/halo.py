@@ -112,11 +112,6 @@ class HaloTiling(StreamTiling):
         return True
 
     @property
-    def ragged(self) -> bool:
-        """Whether clusters hold tiles beyond the last."""
-        return self.m_tiles % self.tile.cluster > 0
-
-    @property
     def copiers(self) -> int:
         """Warps that copy: one x, one weights."""
         return 2

@@ -38,8 +38,7 @@ class Int8Plan(StepPlan):
         given = ["x", "w" if constant else "workspace", np.int64(place), "y"]
         given += [*(["workspace"] if stream else []), "bias", *(["residual"] if problem.residual else [])]
         hopper = tiling.tile.engine != "mma" and not emulate
-        text = self.product_text()
-        program = build_for_hopper(context, text, tiling.tile.cluster) if hopper else build(context, text)
+        program = (build_for_hopper if hopper else build)(context, self.product_text())
         items, groups = tiling.tile.items, tiling.work_groups
         if stream:
             items += 0 if emulate else 32 * tiling.copiers
@@ -55,7 +54,7 @@ class Int8Plan(StepPlan):
     def _key(self) -> str:
         tiling = self.tiling
         return repr(("nvidia.int8", tiling.problem.w_shape, tiling.problem.g, tiling.rows, tiling.row_bytes,
-                     tiling.parts, tiling.run))  # fmt: skip
+                     tiling.parts, tiling.run, tiling.corners))  # fmt: skip
 
     def product_text(self) -> str:
         """The product's program."""
@@ -71,6 +70,7 @@ class Int8Plan(StepPlan):
         """The packing's program."""
         tiling = self.tiling
         text = define(OCG=tiling.n, ROWS=tiling.rows, PARTS=tiling.parts, K=tiling.part_k, ROW_BYTES=tiling.row_bytes,
-                      RUN=tiling.run,
-                      ALL=tiling.packed_rows, SUMS_AT=f"{tiling.packed_rows * tiling.row_bytes}L")  # fmt: skip
+                      RUN=tiling.run, SETS=tiling.sets,
+                      CORNERS=", ".join(str(each) for corners in tiling.corners for each in corners),
+                      COLUMNS=tiling.problem.kw if tiling.parts > 1 else 1, ALL=tiling.packed_rows, SUMS_AT=f"{tiling.packed_rows * tiling.row_bytes}L")  # fmt: skip
         return text + kernel_text(__package__, "pack.cl")

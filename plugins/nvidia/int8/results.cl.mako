@@ -119,8 +119,11 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
 <% t = tiling.tile %>\
     for (int i = tid; i < ${t.bn}; i += ${t.items}) {
       const int channel = group * ${tiling.n} + min(n0 + i, ${tiling.n - 1});
-      offsets[i] = (uint)BIASES(table)[channel] - (uint)X_ZERO(table) * (uint)sums_of_w[group * ${tiling.rows} + n0 + i];
+      const uint bias = BIASES(table)[channel];
       multipliers[i] = MULTIPLIERS(table)[channel];
+% for number in range(tiling.sets):
+      offsets[i + ${number * t.bn}] = bias - (uint)X_ZERO(table) * (uint)sums_of_w[group * ${tiling.rows} + n0 + i + ${number * tiling.packed_rows}];
+% endfor
     }
 </%def>\
 ## The residual's lines come into the cache while slices are multiplied.
@@ -139,9 +142,17 @@ ${place_of("r", "")}\
 <%def name="place_of(r, name)">\
 % if tiling.by_rows:
       const int row${name} = (${r}) / ${tiling.pitch}, column${name} = (${r}) % ${tiling.pitch}, m${name} = (image * OH + top + row${name}) * OW + column${name};
-      const int there${name} = column${name} < OW & row${name} < min(${tiling.tile_rows}, OH - top) & image < MB;
+      const int there${name} = column${name} < OW & row${name} < min(${tiling.tile_rows}, OH - top);
 % else:
       const int m${name} = m0 + ${r}, there${name} = m${name} < ${tiling.places};
+% endif
+</%def>\
+## Where the offsets begin for the taps that lie in x of a tile's row r: the copy engine's zeros stand for x_zero.
+<%def name="set_of(r, name)">\
+% if tiling.by_rows:
+      const int set${name} = (ROW_SET[min(top + (${r}) / ${tiling.pitch}, OH - 1)] + COLUMN_SET[min((${r}) % ${tiling.pitch}, OW - 1)]) * ${tiling.tile.bn};
+% else:
+      const int set${name} = (ROW_SET[(m0 + ${r}) / OW % OH] + COLUMN_SET[(m0 + ${r}) % OW]) * ${tiling.tile.bn};
 % endif
 </%def>\
 <%def name="place(g, i, half)">\
@@ -180,6 +191,11 @@ blocks = 2 * t.frag_n // run
 halves = [(i, half) for i in range(t.frag_m) for half in range(2)]
 %>\
     const int n_lane = n_warp + lane % 4 * ${run};
+% if tiling.sets > 1:
+% for half in range(2):
+${set_of(f"m_warp + lane / 4 + {8 * half}", half)}\
+% endfor
+% endif
 % if tiling.by_rows:
 % for half in range(2):
 ${place_of(f"m_warp + lane / 4 + {8 * half}", half)}\
@@ -199,12 +215,18 @@ ${loaded(g + 1, halves)}\
       FACTORS multiplier;
 #pragma unroll
       for (int i = 0; i < ${run // 4}; ++i) {
+% if tiling.sets == 1:
         offset.fours[i] = ((local const uint4 *)(offsets + n_lane + ${g * 4 * run}))[i];
+% endif
         multiplier.fours[i] = ((local const float4 *)(multipliers + n_lane + ${g * 4 * run}))[i];
       }
 % for i, half in halves:
       {
 ${place(g, i, half)}\
+% if tiling.sets > 1:
+#pragma unroll
+        for (int i = 0; i < ${run // 4}; ++i) offset.fours[i] = ((local const uint4 *)(offsets + set${half} + n_lane + ${g * 4 * run}))[i];
+% endif
         const int sums[${run}] = {${", ".join(f"sum[{(i * t.frag_n + (g * run + c) // 2) * 4 + half * 2 + c % 2}]" for c in range(run))}};
         store_run((global uchar *)y + byte, left, finish_run(words, sums, &offset, &multiplier, &added${g}_${i}_${half}));
       }

@@ -3,24 +3,23 @@
 ##
 ## One warp copies and the others multiply, as in ``tma/product.cl.mako``: boxes of two tensor maps, one of x by taps and one of
 ## packed weights, in pairs of bytes, which it copies faster than bytes; ``full`` counts bytes that arrived, ``empty`` warps that
-## have read; work groups stay, and the copies of the next tile are in flight while a tile's sums leave. Work groups of a cluster
-## multiply other places by the same weights, of which each copies a part to all: a slot is free when all have read it.
+## have read; work groups stay, and the copies of the next tile are in flight while a tile's sums leave. Where a tap lies outside of
+## x the engine puts zeros, which stand for x_zero: what x_zero takes from a sum is that of the taps inside.
 <%namespace name="results" file="results.cl.mako"/>\
 <%namespace name="staying" file="staying.cl.mako"/>\
 <% t, p, stage_bytes = tiling.tile, tiling.problem, tiling.stage_bytes %>\
 ${staying.macros()}\
 <%def name="tile_of()">\
-      const int n0 = tile % ${tiling.n_tiles} * ${t.bn}, m0 = (tile / ${tiling.n_tiles} % ${tiling.m_steps} * ${t.cluster} + rank) * ${t.bm}, group = tile / ${tiling.n_tiles * tiling.m_steps};
+      const int n0 = tile % ${tiling.n_tiles} * ${t.bn}, m0 = tile / ${tiling.n_tiles} % ${tiling.m_tiles} * ${t.bm}, group = tile / ${tiling.n_tiles * tiling.m_tiles};
 </%def>\
 <%def name="start_of()">\
-<% begin = "m0" if tiling.m_tiles % t.cluster == 0 else f"min(m0, {(tiling.m_tiles - 1) * t.bm})" %>\
-      const int begin = ${begin}, image = begin / (OH * OW), h = begin / OW % OH * SH - PH, v = begin % OW * SW - PW;
+      const int image = m0 / (OH * OW), h = m0 / OW % OH * SH - PH, v = m0 % OW * SW - PW;
 </%def>\
 <%def name="copies()">\
         {
           const int tap = slice / ${tiling.blocks}, channel = slice % ${tiling.blocks} * ${t.bk // 2};
           COPY_IM2COL(MAP_A, at, group * ${tiling.c // 2} + channel, v, h, image, tap % KW * DW, tap / KW * DH, full);
-${staying.weights(f"at + {tiling.a_bytes}", f"slice * {t.bk // 2}")}\
+          COPY_BOX2(MAP_B, at + ${tiling.a_bytes}, slice * ${t.bk // 2}, group * ${tiling.rows} + n0, full);
         }
 </%def>\
 <%def name="multiply()">\
@@ -28,10 +27,6 @@ ${staying.weights(f"at + {tiling.a_bytes}", f"slice * {t.bk // 2}")}\
         WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + 32 * k}, ${"add" if k == 0 else 1});
 % endfor
 </%def>\
-<%
-def row(half): return f"(m0 + m_warp + lane / 4 + {8 * half}) / OW % OH * SH - PH"
-def column(half): return f"(m0 + m_warp + lane / 4 + {8 * half}) % OW * SW - PW"
-%>\
 % if emulate:
 <% box = tiling.source %>\
 inline void copy_im2col(local uchar *memory, global const uchar *x, uint to, int c, int w, int h, int n, int ow, int oh) {
@@ -47,7 +42,7 @@ inline void copy_im2col(local uchar *memory, global const uchar *x, uint to, int
 % endif
 ${staying.head(1)}\
 % if not emulate:
-${staying.barriers(0, t.stages)}\
+${staying.barriers(t.stages)}\
   uint at = 0, bar = bars;
   if (warp == ${t.wm * 4}) {
     if (lane == 0) {
@@ -64,7 +59,6 @@ ${copies()}\
 ${staying.advance(stage_bytes, t.stages, 0)}\
         }
       }
-      launch_dependents();
     }
   } else {
 ${staying.multiplying()}\
@@ -81,15 +75,14 @@ ${multiply()}\
         WGMMA_COMMIT();
         if (add) {
           WGMMA_WAIT(1);
-          ${staying.release("last")}\
+          if (lane == 0) barrier_release(last);
         }
         add = 1;
         last = bar + 8;
 ${staying.advance(stage_bytes, t.stages, 0)}\
       }
       wgmma_finish(sum);
-      ${staying.release("last")}\
-${staying.give_back(row, column)}\
+      if (lane == 0) barrier_release(last);
 ${results.leave()}\
     }
   }
@@ -108,8 +101,7 @@ ${copies()}\
 ${multiply()}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }
-${staying.give_back(row, column)}\
 ${results.leave()}\
   }
 % endif
-${staying.foot()}\
+}

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from ..hopper import LOCAL_LIMIT
 from ..instructions import Instructions, Wgmma
 from ..tma.maps import Im2col, Map, Tiled
+from .inside import Inside, inside
 from .tiling import Int8Tiling
 
 __all__ = ["StreamTiling"]
 
 _MAPS, _MOST_GROUPS = 256, 528
 """Bytes of a warp's two maps, and work groups that stay, at most."""
-_CLUSTERS, _NEIGHBOURS = (1, 2, 4), 2
-"""Sizes; multiprocessors stand in twos."""
 _NEAREST, _FARTHEST, _OFFSET, _STEP, _TAPS = -128, 127, 255, 8, 32
 """What an im2col map can say: its corners, its offsets and its steps; taps that a mask has."""
 
@@ -35,19 +34,13 @@ class StreamTiling(Int8Tiling):
         return self.tap_slices
 
     @property
-    def fetched(self) -> int:
-        """Bytes of a tile that leave the second-level cache: a cluster's weights once."""
-        weights = self.tap_slices * self.tile.bn * self.tile.bk
-        return self.copied - weights + weights // self.tile.cluster
-
-    @property
     def tap_slices(self) -> int:
         """Of a channel's weights, and of a sum."""
         return self.taps * self.blocks
 
     @property
     def parts(self) -> int:
-        """Of a row of packed weights, whose sums are kept: taps."""
+        """Of a row of packed weights: taps."""
         return self.taps
 
     @property
@@ -66,30 +59,35 @@ class StreamTiling(Int8Tiling):
         return self.bars_at + 16 * self.tile.stages
 
     @property
-    def m_steps(self) -> int:
-        """Tiles of a whole cluster along m."""
-        return -(-self.m_tiles // self.tile.cluster)
-
-    @property
-    def ragged(self) -> bool:
-        """Whether tiles hold places beyond the last."""
-        return self.places != self.m_steps * self.tile.cluster * self.tile.bm
-
-    @property
     def tiles(self) -> int:
-        """Of all clusters."""
-        return self.m_steps * self.n_tiles * self.problem.g
+        """Of all work groups."""
+        return self.m_tiles * self.n_tiles * self.problem.g
+
+    @functools.cached_property
+    def _inside(self) -> tuple[Inside, Inside]:
+        return inside(self.problem)
 
     @property
-    def work_groups(self) -> int:
-        """A tile each, if all run at once."""
-        return self.tiles * self.tile.cluster
+    def sets(self) -> int:
+        """Sets of taps that lie in x, whose weights' sums are kept."""
+        rows, columns = self._inside
+        return len(rows.ranges) * len(columns.ranges)
+
+    @property
+    def corners(self) -> list[tuple[int, int, int, int]]:
+        """Of each set: its first row of taps, the one after its last, and columns likewise."""
+        rows, columns = self._inside
+        return [(*row, *column) for row in rows.ranges for column in columns.ranges]
+
+    @property
+    def set_of(self) -> tuple[list[int], tuple[int, ...]]:
+        """What a row of y and a column add to a set's number."""
+        rows, columns = self._inside
+        return [each * len(columns.ranges) for each in rows.of], columns.of
 
     def staying(self, units: int) -> int:
-        """Work groups that run at once on a device of ``units`` multiprocessors, in whole clusters."""
-        cluster = self.tile.cluster
-        units = units if cluster <= _NEIGHBOURS else units * 15 // 16  # of others in a part of the chip some stay idle
-        return min(self.work_groups, max(1, min(units * self.resident, _MOST_GROUPS) // cluster) * cluster)
+        """Work groups on a device of ``units`` multiprocessors."""
+        return min(self.tiles, units * self.resident, _MOST_GROUPS)
 
     @property
     def copiers(self) -> int:
@@ -110,7 +108,7 @@ class StreamTiling(Int8Tiling):
     def instructions(self) -> Instructions:
         """What the product calls."""
         kind = "s8" if self.problem.dtype == "int8" else "u8"
-        return Instructions(kind, ("bulk", "clusters", "parts"), Wgmma(self.tile.bn, False, False, self.tile.bk))
+        return Instructions(kind, ("bulk", "parts"), Wgmma(self.tile.bn, False, False, self.tile.bk))
 
     @functools.cached_property
     def source(self) -> Im2col:
@@ -125,9 +123,7 @@ class StreamTiling(Int8Tiling):
     @property
     def weights(self) -> Tiled:
         """Packed weights."""
-        return Tiled(
-            "float16", (self.row_bytes // 2, self.packed_rows), (self.tile.bk // 2, self.tile.bn // self.tile.cluster)
-        )
+        return Tiled("float16", (self.row_bytes // 2, self.packed_rows), (self.tile.bk // 2, self.tile.bn))
 
     @property
     def maps(self) -> tuple[Map, Map]:
@@ -150,8 +146,6 @@ class StreamTiling(Int8Tiling):
         t = self.tile
         if t.bm != 64 * t.wm or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.bk not in (64, 128):
             return "64 rows a group of warps, columns in multiples of 32, slices of 64 or 128 bytes"
-        if t.cluster not in _CLUSTERS or t.bn * t.bk % (1024 * t.cluster):
-            return "clusters of 1, 2 or 4 work groups, of whole swizzles' parts of weights"
         if self.registers > 512 // (t.wm + 1) // 8 * 8:  # the assembler counts warps in fours
             return "more sums than registers"
         return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None

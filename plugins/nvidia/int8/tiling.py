@@ -36,8 +36,6 @@ class Int8Tile(Configured):
     engine: str = "mma"
     """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory; ``tma``: these, fed by the
     copy engine (``stream``); ``halo``: these, of x that is copied once for all taps."""
-    cluster: int = 1
-    """Work groups along m of which each copies a part of their weights to all (``tma``, ``halo``)."""
 
     @property
     def items(self) -> int:
@@ -139,15 +137,24 @@ class Int8Tiling:
         return 1
 
     @property
+    def sets(self) -> int:
+        """Sets of taps, by places, whose weights' sums are kept: here that of all."""
+        return 1
+
+    @property
+    def corners(self) -> list[tuple[int, int, int, int]]:
+        """Of each set: its first row of parts, the one after its last, and columns likewise."""
+        return [(0, 1, 0, 1)]
+
+    @property
     def part_k(self) -> int:
         """Weights of one."""
         return self.k
 
     @property
     def packed_size(self) -> int:
-        """Bytes of packed weights; behind them lies each row's sum, and that of each part where there are several."""
-        sums = 1 if self.parts == 1 else 1 + self.parts
-        return self.packed_rows * (self.row_bytes + 4 * sums)
+        """Bytes of packed weights; behind them lie each row's sums."""
+        return self.packed_rows * (self.row_bytes + 4 * self.sets)
 
     @property
     def work_groups(self) -> int:
@@ -211,11 +218,6 @@ class Int8Tiling:
         return self.slices * self.stage_bytes
 
     @property
-    def fetched(self) -> int:
-        """Bytes of a tile that leave the second-level cache."""
-        return self.copied
-
-    @property
     def run(self) -> int:
         """Neighbouring channels of a work item: 4 or more, and no more than it writes at once."""
         size = self.problem.out_itemsize
@@ -234,7 +236,7 @@ class Int8Tiling:
     @property
     def local_bytes(self) -> int:
         """Of a work group."""
-        return self.numbers_at + 8 * self.tile.bn
+        return self.numbers_at + 4 * (self.sets + 1) * self.tile.bn
 
     @functools.cached_property
     def inside(self) -> bool:
