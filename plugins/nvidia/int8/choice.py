@@ -76,7 +76,7 @@ def _stages(tiling: Int8Tiling) -> set[int]:
     beside = tiling.local_bytes - t.stages * tiling.stage_bytes if t.engine in _STAYING else 8 * t.bn
     rooms = [(LOCAL_LIMIT + 1024) // resident - 1024 - beside for resident in (1, 2, 3, 4)]
     most = min(_DEEPEST, tiling.slices + 2)
-    return {min(room // (tiling.stage_bytes + 16), most) for room in rooms} - {0, 1, 2}
+    return {stages for room in rooms if (stages := min(room // (tiling.stage_bytes + 16), most)) > 2}
 
 
 @functools.lru_cache(maxsize=256)
