@@ -7,6 +7,7 @@ the text that matrix registers get.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -211,7 +212,9 @@ def _sum(found: re.Match[str]) -> str:
     return f"@{{{base}_{f' + {index}_ * {scale or 1}' if index else ''} + ({offset or 0})}}"
 
 
+@functools.cache
 def _meaning(line: str) -> str:
+    """A line of C; kernels are unrolled, so that few lines make up all of a test's thousands."""
     placed = re.sub(rf"(-?\d+)?\({_NAME}(?:,{_NAME})?(?:,(\d))?\)", _sum, line)
     for pattern, meaning in MEANINGS:
         found = re.fullmatch(pattern, line) or re.fullmatch(pattern, placed)

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from convdispatch.device.cache.bounded import Bounded, Bounds
+from convdispatch.device.cache.bounded import KB, Bounded, Bounds
+from convdispatch.device.programs.kernels import Programs
 
 
 def cache(once=4, kept=8, nbytes=1000):
@@ -41,6 +42,15 @@ def test_what_comes_back_stays():
         for key in range(8):
             ask(found, key, made)
     assert made == []
+
+
+def test_a_large_nets_training_step_is_planned_twice_at_most():
+    """160 different convolutions, forward and both gradients, at what a call's programs are counted for on a CPU."""
+    found, made = Programs(), []
+    for step in range(4):
+        for key in range(480):
+            Bounded.make(found, key, lambda made_in=(step, key): (made.append(made_in) or made_in, 3300 * KB))
+    assert max(step for step, _ in made) == 1
 
 
 def test_asking_twice_in_a_row_is_no_coming_back():

@@ -162,9 +162,10 @@ def test_several_plugins_in_one_command(device, tmp_path):
 
 HANGS = """
 import time
-from convdispatch.measurement.child import answer, questions
+from convdispatch.measurement.child import answer, ends_with_parent, questions
 lines = questions()
 setup = next(lines)
+ends_with_parent()
 print("a driver's own words", flush=True)
 answer({"heard": setup})
 for asked in lines:
@@ -203,11 +204,14 @@ def test_a_child_s_words_silence_and_end(hangs):
     third.close()
 
 
-def test_a_child_ends_with_its_parent(hangs):
-    """Also while it hangs: a process left behind would hold the device."""
+@pytest.mark.parametrize("halted", [False, pytest.param(True, marks=pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="Linux only: elsewhere no child is halted"))])  # fmt: skip
+def test_a_child_ends_with_its_parent(hangs, halted):
+    """Also while it hangs, or is halted: a process left behind would hold the device."""
     text = (
         "import time; from convdispatch.measurement.child import Child; one = Child('hangs_for_ever', {}); "
-        "one.hear(30); one.say({'sleep': 1}); print(one._process.pid, flush=True); time.sleep(1000)"
+        "one.hear(30); one.say({'sleep': 1}); "
+        f"{'one.halt(); ' if halted else ''}print(one._process.pid, flush=True); time.sleep(1000)"
     )
     parent = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())

@@ -16,9 +16,11 @@ from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, Devic
 from convdispatch.calls.framework.host import HostProblem
 from convdispatch.device import rates as module
 from convdispatch.device import runtime
+from convdispatch.device.opencl.processor import quota
 from convdispatch.device.rates import estimate, keep, rates
 from convdispatch.measurement import calibration, first_sight, peaks
 from convdispatch.measurement.calibration import calibrate
+from convdispatch.measurement.peaks.variant import Variant
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tools.cli import main
 from convdispatch.tools.doctor import _rates
@@ -209,6 +211,65 @@ def test_under_steady_load_nothing_is_kept(device, monkeypatch, folder):
         calibrate(device, steady=True)
     assert not list(folder.glob("*.json"))
     assert calibrate(device).flops == 1e12, "asked for, it is measured as things are"
+
+
+def test_a_quota_is_all_that_a_process_is_expected_to_have(device, monkeypatch, folder):
+    """Half of the processors, all of them under load: a container that may use half keeps what it measured."""
+    info = runtime.device_info(device)
+    if info.type != "cpu":
+        pytest.skip("CPUs only: their processors are what a quota shares out")
+    had = peaks.Peak(1e12, "a", 15, 1.0, info.compute_units * 0.5)
+    monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: peaks.Roof("float32", had, had))
+    monkeypatch.setattr(calibration, "_launch_seconds", lambda device: 1e-6)
+    monkeypatch.setattr(calibration, "quota", lambda: None)
+    with pytest.raises(calibration.Unsteady, match="processors"):
+        calibrate(device, steady=True)
+    monkeypatch.setattr(calibration, "quota", lambda: info.compute_units * 0.5)
+    assert calibrate(device, steady=True).measured
+
+
+@pytest.mark.parametrize(("own", "files", "processors"), [
+    ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+    ("0::/a/b\n", {"cpu.max": "max 100000\n", "a/cpu.max": "400000 100000\n", "a/b/cpu.max": "max 100000\n"}, 4.0),
+    ("0::/a/b\n", {"a/cpu.max": "400000 100000\n", "a/b/cpu.max": "50000 100000\n"}, 0.5),
+    ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+    ("0::/seen/outside\n", {"cpu.max": "200000 100000\n"}, 2.0),
+    ("3:cpuset:/\n1:cpu,cpuacct:/c\n0::/\n",
+     {"cpu,cpuacct/c/cpu.cfs_quota_us": "300000\n", "cpu,cpuacct/c/cpu.cfs_period_us": "100000\n"}, 3.0),
+    ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+    ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "words\n"}, None),
+    ("", {}, None),
+])  # fmt: skip
+def test_a_control_group_s_quota(own, files, processors, tmp_path):
+    for name, text in files.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(text)
+    (tmp_path / "own").write_text(own)
+    assert quota(tmp_path / "groups", tmp_path / "own") == processors
+
+
+def test_a_gpu_in_slices_of_time_keeps_nothing(device, monkeypatch, folder):
+    """Samples that are alike, each twice as long as a single run that another process's work did not interrupt."""
+    gpu = dataclasses.replace(runtime.device_info(device), type="gpu", vendor="nvidia")
+    monkeypatch.setattr(runtime, "device_info", lambda device: gpu)
+    sliced = peaks.Peak(1e12, "a", 15, 1.0, single=0.5)
+    monkeypatch.setattr(calibration, "measure_roof", lambda *given, **more: peaks.Roof("float32", sliced, sliced))
+    with pytest.raises(calibration.Unsteady, match=r"multiply-adds took 2\.00 times as long as one run"):
+        calibrate(device, steady=True)
+    assert not list(folder.glob("*.json"))
+    assert calibrate(device).measured, "asked for, it is measured as things are"
+
+
+def test_a_peak_says_how_a_single_run_stood_to_samples(monkeypatch):
+    """A device that another process has every other moment: one run fits before it, ten do not."""
+
+    def timed(run, repeat=1):
+        return lambda: 1.0 if repeat == 1 else 2.0
+
+    monkeypatch.setattr(peaks, "timed", timed)
+    found = peaks._best(iter([Variant("a kernel", 1e9, lambda: None)]))
+    assert found is not None
+    assert (found.single, found.spread) == (0.5, 1.0)
 
 
 def test_rates_from_before_files_named_processors_hold(folder):

@@ -38,7 +38,8 @@ class StandIn:
     def __init__(self, module, setup, background):
         assert background
         self.said, self.answers, self.closed = [], queue.Queue(), False
-        self.answers.put({"ready": True})
+        self.halted = self.may_halt = False
+        self.answers.put({"ready": True, "may_halt": True})
         StandIn.made.append(self)
 
     def say(self, question):
@@ -53,8 +54,13 @@ class StandIn:
     def how_it_ended(self):
         return "it ended"
 
-    def close(self):
+    def halt(self):
+        self.halted = True
+
+    def kill(self):
         self.closed = True
+
+    close = kill
 
 
 @pytest.fixture
@@ -68,6 +74,7 @@ def aside_of(queue, monkeypatch, tmp_path):
     monkeypatch.setattr(autotune, "_considered", set())
     monkeypatch.setattr(autotune, "_spent", 0.0)
     monkeypatch.setattr(autotune, "_pause", autotune.QUIET_S)
+    monkeypatch.setattr(autotune, "_made", [])
     info = runtime.device_info(queue.device)
     prepared = dispatch.prepare(PROBLEM, queue.context)
     wanted = autotune._Wanted(PROBLEM, queue.device, Policy(), choice_text(prepared.solver.name, prepared.config))
@@ -100,6 +107,8 @@ def measured(aside_of, answer):
     thread.start()
     answer(asked_of(children, 1))
     ended(thread)
+    if autotune._made:
+        autotune._adopt()
     return done[0], children
 
 
@@ -112,13 +121,16 @@ def test_nothing_begins_while_calls_come(aside_of, monkeypatch):
     assert StandIn.made[0].said[0]["incumbent"] == aside_of.wanted.incumbent
 
 
-def test_a_call_ends_the_child_and_nothing_is_recorded(aside_of):
+def test_a_call_ends_the_child_and_nothing_is_recorded(aside_of, monkeypatch):
     def call(child):
         autotune._last = time.monotonic() + 1e-3
 
     done, children = measured(aside_of, call)
-    assert (done, children) == (False, {})
-    assert StandIn.made[0].closed
+    (child,) = children.values()
+    assert (done, child.halted, child.closed) == (False, True, False), "its end takes memory's time: not beside a call"
+    monkeypatch.setattr(autotune, "_spent", autotune.TOTAL_MS)
+    assert autotune._measured(aside_of.wanted, children)
+    assert (children, child.closed) == ({}, True)
     assert not perfdb().lookup(PROBLEM, aside_of.info)
     assert aside_of.wanted.tries == 1
 
@@ -156,6 +168,23 @@ def test_what_is_faster_is_made_here_and_taken_by_the_next_call(aside_of, monkey
     assert done
     monkeypatch.setattr(dispatch, "_first_that_plans", lambda *given: pytest.fail("a call waits for a plan"))
     assert dispatch.prepare(PROBLEM, aside_of.context).solver.name == rival.solver.name
+
+
+def test_calls_are_put_together_anew_once_for_all_that_is_found(aside_of, monkeypatch):
+    """Each time they are, a training step's layers find their plans again: 30 problems took 30 slow steps."""
+    rival, mine = others(aside_of)[0], aside_of.prepared
+    found = [record(aside_of.info, mine.solver.name, mine.config, 2e-4)]
+    found.append(record(aside_of.info, rival.solver.name, rival.config, 1e-4))
+    adopted, wanted, waiting = [], aside_of.wanted, queue.SimpleQueue()
+    monkeypatch.setattr(dispatch, "adopt", lambda *given: adopted.append((given[0], waiting.qsize())))
+    monkeypatch.setattr(autotune, "_waiting", waiting)
+    monkeypatch.setattr(autotune, "_busy", 2)
+    monkeypatch.setattr(StandIn, "say", lambda child, asked: child.answers.put({"records": found, "unsound": {}}))
+    waiting.put(wanted)
+    waiting.put(replace(wanted, policy=Policy(deterministic=True)))
+    threading.Thread(target=autotune._work, daemon=True).start()
+    assert autotune.drain(60)
+    assert adopted == [(PROBLEM, 0), (PROBLEM, 0)]
 
 
 @pytest.mark.parametrize("why", ["the device had other work", "X, which ran until then, was not measured beside them"])

@@ -283,6 +283,22 @@ def test_what_a_replay_would_not_repeat_goes_layer_by_layer(graphs, reason, monk
     assert reason in why(fused) if reason != "weights that change" else not ct.fusion(fused).forms
 
 
+def test_a_small_model_is_asked_no_more(graphs, monkeypatch):
+    """Ten parts of a model that is not traced as a whole would each take the host as long as a layer."""
+    monkeypatch.setattr(cuda_graphs, "LAUNCHES", 99)
+    asked = []
+    monkeypatch.setattr(
+        cuda_graphs, "kind_of", lambda leaves, real=cuda_graphs.kind_of: asked.append(1) or real(leaves)
+    )
+    plain, fused = net()
+    with torch.no_grad():
+        for turn in range(6):
+            size = 5 + turn // 4
+            assert error(fused(picture(turn, size=size)), plain(picture(turn, size=size)).double()) < 1e-5
+    assert len(asked) == cuda_graphs.CALLS
+    assert not graphs
+
+
 def test_answers_in_any_structure_and_inputs_themselves(graphs):
     def forward(self, x):
         y = nn.Sequential.forward(self, x)

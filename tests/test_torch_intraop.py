@@ -66,25 +66,24 @@ def written(launches, queue, operands, size):
 def test_every_solvers_launches_give_the_same_bits(here, threads, text):
     problem, queue = ConvProblem.parse(text).replace(activation=None), runtime.queue(here)
     places = {"fwd": (0, 1, 2), "bwd_data": (2, 1, 0), "bwd_weights": (0, 2, 1)}[problem.direction]
-    operands, expected = make_operands(problem)
-    arrays = operands.present()
-    ran = 0
+    cases = [make_operands(problem, seed=seed) for seed in (0, 1)]
+    size, ran = cases[0][1].size, 0
+    names = ["xwy"[place] for place in places[:2]] + ["bias"] * problem.bias
+    given = [[np.ascontiguousarray(arrays.present()[name]) for name in names] for arrays, _ in cases]
     for name in solvers(problem, here):
         with policy(solver=name, fallback=False):
             prepared = dispatch.prepare(problem, runtime.context(here))
         if not prepared.recordable:
             continue
         recording, slots = prepared.recorded(queue)
-        order = [*places, 3]
-        both = [HostLaunches.of(recording, [slots[p] for p in order], bool, inside) for inside in (False, True)]
-        if both[0] is None or not both[1].intraop:
+        order = [slots[place] for place in (*places, 3)]
+        apart, inside = (HostLaunches.of(recording, order, bool, in_pytorch) for in_pytorch in (False, True))
+        if apart is None or not inside.intraop:
             continue
-        given = ["xwy"[place] for place in places[:2]] + ["bias"] * problem.bias
-        operands = [np.ascontiguousarray(arrays[each]) for each in given]
-        apart, inside = (written(launches, queue, operands, expected.size) for launches in both)
-        assert not np.isnan(apart.astype(np.float64)).any()
-        np.testing.assert_array_equal(inside, apart, err_msg=name)
-        np.testing.assert_array_equal(written(both[1], queue, operands, expected.size), apart, err_msg=f"{name}, again")
+        for turn in (0, 1, 1, 0):
+            expected, got = (written(launches, queue, given[turn], size) for launches in (apart, inside))
+            assert not np.isnan(expected.astype(np.float64)).any()
+            np.testing.assert_array_equal(got, expected, err_msg=f"{name}, operands {turn}")
         ran += 1
     assert ran, "no solver's launches run in PyTorch's threads"
 
@@ -122,13 +121,13 @@ def test_a_kernel_that_asks_for_its_size_is_divided_along_another_axis(here, thr
     launch = Launch(build(runtime.context(here), ROWS), "rows", sizes, (1, 1, 1), ["y", np.int32(n)], names=["y"])
     recording = Recording(queue)
     out = np.zeros((sizes[1], n), np.float32)
-    y = recording.allocate(out.nbytes)
+    x, w, y = (recording.allocate(size) for size in (4, 4, out.nbytes))
     launch(recording, (y,))
-    launches = HostLaunches.of(recording, [y], lambda addresses: True, in_pytorch=True)
+    launches = HostLaunches.of(recording, [x, w, y], lambda addresses: True, in_pytorch=True)
     assert launches.intraop
     for _ in range(2):
         out[:] = np.nan
-        launches.give(queue, [out.ctypes.data])
+        launches.give(queue, [1, 1, out.ctypes.data])
         np.testing.assert_array_equal(out.ravel(), np.arange(out.size) + 1)
 
 
@@ -152,6 +151,16 @@ def test_a_net_leaves_pytorchs_threads_as_they_are(here, monkeypatch):
         net(x)
     assert asked, "PyTorch's threads spin where OpenCL's own want their cores"
     dispatch.forget()
+
+
+def test_packed_weights_take_turns(here):
+    layers = [torch.nn.Conv2d(24, 40, 3, padding=1).requires_grad_(False) for _ in range(3)]
+    x = torch.randn(1, 24, 10, 12)
+    with ct.enable(solver="im2col"):
+        for turn in (0, 1, 2, 1, 1, 0, 2):
+            got, layer = layers[turn](x), layers[turn]
+            expected = F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)
+            assert (got - expected).norm() < 1e-5 * expected.norm(), turn
 
 
 def test_several_threads_at_once(here):

@@ -14,7 +14,7 @@ from ..api.problem import ConvProblem
 from ..api.results import Results
 from ..selection.plugins.loader import plugins
 from ..selection.records.record import LEAST_SAMPLES, choice_text
-from .child import answer, questions
+from .child import answer, ends_with_parent, questions
 
 __all__ = ["BETTER", "MODULE", "disturbance", "worth"]
 
@@ -52,7 +52,7 @@ def _serve() -> None:
 
     lines = questions()
     device = runtime.find_device(next(lines)["device"])
-    answer({"ready": True})
+    answer({"ready": True, "may_halt": ends_with_parent()})
     for request in lines:
         answer(_searched(device, **request))
 

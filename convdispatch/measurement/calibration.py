@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ..api.rates import DeviceRates
 from ..device import runtime
+from ..device.opencl.processor import quota
 from ..device.programs.kernels import build
 from ..device.rates import STREAM_LAUNCH, keep
 from .measure import timed
@@ -18,7 +20,13 @@ UNSTEADY = 1.5
 """Times that slow samples may take of the quick ones, on a device without other work."""
 
 SHARED = 0.7
-"""Of a CPU's processors, what a process has at least where nobody else works; samples under steady load are alike."""
+"""Of a CPU's processors, or of those that its control group may use, what a process has at least where nobody else
+works; samples under steady load are alike. Under a quota a kernel runs at full speed until it is used up, which is what
+most samples see."""
+
+SLICED = 1.3
+"""Times that a GPU's samples may take of its quickest single run: beside another process' work it has slices of time,
+in which one kernel of half a millisecond fits and a sample does not. Hot devices lose a tenth of their clock."""
 
 _NOTHING = "kernel void nothing(global int *p) { if (get_global_id(0) == 12345) *p = 1; }"
 _CHAIN, _SAMPLES = 200, 9
@@ -35,9 +43,12 @@ def calibrate(device: cl.Device, steady: bool = False) -> DeviceRates:
     for name, peak in (("multiply-adds", roof.flops), ("copies", roof.bandwidth)):
         if steady and peak.spread > UNSTEADY:
             raise Unsteady(f"the device had other work: {name} took {peak.spread:.2f} times as long as at other times")
-        if steady and info.type == "cpu" and peak.cores < SHARED * info.compute_units:
+        if steady and info.type == "cpu" and peak.cores < SHARED * min(info.compute_units, quota() or math.inf):
             had = f"{peak.cores:.1f} of its {info.compute_units} processors"
             raise Unsteady(f"the device had other work: {name} had {had}")
+        if steady and info.type == "gpu" and peak.single * SLICED < 1:
+            most = f"{1 / peak.single:.2f} times as long as one run"
+            raise Unsteady(f"the device had other work: {name} took {most}, time after time")
     # What an OpenCL queue of NVIDIA's takes is its host's time, 5 to 8 us by the host, and most launches go to streams.
     launch = STREAM_LAUNCH if info.vendor == "nvidia" else _launch_seconds(device)
     found = DeviceRates(roof.flops.rate, roof.bandwidth.rate, launch, measured=True)

@@ -1,7 +1,7 @@
 """A device that is seen for the first time is calibrated: in a child process, beside the caller's work, once.
 
 The child gives way to other processes, and keeps nothing where its samples differ too much for a device without other
-work, or where it had too few of a CPU's processors (containers that may use less than they see keep estimates); then it
+work, where it had too few of a CPU's processors (of those that a container may use), or slices of a GPU's time; then it
 is tried again after ``AGAIN_S``. This process goes on with the estimates, so that its choices stay; the next one
 predicts at what was measured. ``CONVDISPATCH_RATES=off`` measures nothing.
 """

@@ -4,7 +4,7 @@ A child process measures, one problem at a time, each within ``PROBLEM_MS`` and 
 only while no calls come: it begins after ``QUIET_S`` without any, and is ended by the next one, after which it waits
 for twice as long a pause: in a loop with short ones it soon waits for good. A problem that calls have kept from being
 measured ``TRIES`` times keeps its choice. What runs now is measured first and in turns with its rivals; one that is
-clearly faster is compiled here and taken by the next call. Captures see nothing of all this.
+clearly faster is compiled here and taken by calls, with what is found beside it. Captures see nothing of all this.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ MOST_QUIET_S = 2.0
 POLL_S = 0.002
 """Seconds until a search is ended after a call came: the device is shared so long."""
 TRIES = 3
+ADOPT_S = 30.0
+"""Most seconds that a plan waits for others, with which calls take it."""
 IDLE_S = 10.0
 """Seconds without a problem after which the child ends: on a GPU it holds a context."""
 START_S, LEAST_S = 180.0, 120.0
@@ -74,6 +76,8 @@ _last = 0.0
 _count: Callable[[], Any] = int
 _counted: Any = None
 _thread: threading.Thread | None = None
+_made: list[tuple[float, ConvProblem, Any, Policy, Prepared]] = []
+"""What is to run from now on, and since when; the thread's alone."""
 
 
 def consider(
@@ -147,6 +151,8 @@ def _work() -> None:
         try:
             with background.at_work():
                 again = not _measured(wanted, children) and wanted.tries < TRIES
+                if _made and ((_waiting.empty() and not again) or time.monotonic() - _made[0][0] > ADOPT_S):
+                    _adopt()
         except (ConvDispatchError, OSError) as error:
             message = f"{wanted.problem} was not measured in the background: {error}"
             warnings.warn(message, ConvDispatchWarning, stacklevel=1)
@@ -158,10 +164,20 @@ def _work() -> None:
                     _busy -= 1
 
 
-def _end(children: dict[str, Child]) -> None:
+def _end(children: dict[str, Child], only_halted: bool = False) -> None:
+    for address, child in list(children.items()):
+        if child.halted or not only_halted:
+            children.pop(address).close()
+
+
+def _give_way(children: dict[str, Child]) -> None:
+    """A call came: children stop now, and end in the next pause; what would outlast this process ends now."""
     for child in children.values():
-        child.close()
-    children.clear()
+        if child.may_halt:
+            child.halt()
+        else:
+            child.kill()
+            child.halted = True
 
 
 def _measured(wanted: _Wanted, children: dict[str, Child]) -> bool:
@@ -169,6 +185,7 @@ def _measured(wanted: _Wanted, children: dict[str, Child]) -> bool:
     global _spent, _pause
     chosen = Policy(deterministic=wanted.policy.deterministic)
     _until_quiet(_pause)
+    _end(children, only_halted=True)
     info, left = runtime.device_info(wanted.device), TOTAL_MS - _spent
     if left <= 0 or why_find(wanted.problem, info, chosen, budget_ms=None) is None:
         return True
@@ -178,7 +195,7 @@ def _measured(wanted: _Wanted, children: dict[str, Child]) -> bool:
     finally:
         _spent += 1e3 * (time.monotonic() - begin)
     if said is None:
-        _end(children)
+        _give_way(children)
         _pause = min(2 * _pause, MOST_QUIET_S)
         return False
     _take(wanted, info, chosen, said)
@@ -191,8 +208,10 @@ def _searched(wanted: _Wanted, children: dict[str, Child], budget_ms: float) -> 
     try:
         if address not in children:
             children[address] = Child(aside.MODULE, {"device": address}, background=True)
-            if _heard(children[address], START_S) is None:
+            ready = _heard(children[address], START_S)
+            if ready is None:
                 return None
+            children[address].may_halt = ready.get("may_halt", False)
         question = {"problem": str(wanted.problem), "incumbent": wanted.incumbent, "budget_ms": budget_ms}
         children[address].say(question | {"deterministic": wanted.policy.deterministic})
         return _heard(children[address], LEAST_S + 3e-3 * budget_ms)
@@ -255,4 +274,12 @@ def _take(wanted: _Wanted, info: Any, chosen: Policy, said: dict[str, Any]) -> N
         context = runtime.context(wanted.device)
         with _out_of_captures():
             made = dispatch.make(first.solver, first.config, wanted.problem, context, chosen, first.source)
-            dispatch.adopt(wanted.problem, context, wanted.policy, made)
+            _made.append((time.monotonic(), wanted.problem, context, wanted.policy, made))
+
+
+def _adopt() -> None:
+    """Calls take what was made, all of it at once: the next ones are put together anew, other layers' too."""
+    with _out_of_captures():
+        for _, problem, context, chosen, made in _made:
+            dispatch.adopt(problem, context, chosen, made)
+    _made.clear()

@@ -169,6 +169,7 @@ PyMethodDef methods[] = {
     {"replay", make_replay, METH_VARARGS, nullptr},
     {"under", under, METH_O, nullptr},
     {"groups", make_groups, METH_VARARGS, nullptr},
+    {"point_groups", point_groups, METH_VARARGS, nullptr},
     {"run_groups", run_groups, METH_VARARGS, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},

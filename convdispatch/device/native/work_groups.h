@@ -18,8 +18,17 @@ constexpr int64_t kShares = 4;
 // clEnqueueNDRangeKernel.
 using Enqueue = int32_t (*)(void *, void *, uint32_t, const size_t *, const size_t *, const size_t *, uint32_t, void *, void *);
 
-struct Groups {  // of one kernel, whose arguments are set
+// clSetKernelArgSVMPointer.
+using SetPointer = int32_t (*)(void *, uint32_t, const void *);
+
+struct Argument {  // one that is memory
+  uint32_t index, operand;
+  uint64_t offset, set = 0;  // bytes into the operand; what it was set to last
+};
+
+struct Groups {  // of one kernel
   void *kernel;
+  std::vector<Argument> arguments;  // the others are set
   uint32_t axes, axis;  // how many, and the one along which they are given apart
   size_t global[3] = {1, 1, 1}, local[3] = {1, 1, 1};
   bool sized;  // whether `local` is the caller's
@@ -30,6 +39,7 @@ struct Groups {  // of one kernel, whose arguments are set
 
 struct Launches {
   Enqueue enqueue;
+  SetPointer set;
   std::vector<Groups> each;
 };
 inline const char *const kLaunches = "convdispatch.device.native.launches";
@@ -71,35 +81,64 @@ inline int32_t divided(Groups &groups, Enqueue enqueue, void *const *queues, int
   return division.status;
 }
 
-// groups(enqueue, [(kernel, axis, global sizes, local sizes or ())]) -> a capsule, one thread's. Raises ValueError.
+// groups(enqueue, set, [(kernel, axis, global sizes, local sizes or (), [(argument, operand, offset)])]) -> a capsule, one
+// thread's. Raises ValueError.
 inline PyObject *make_groups(PyObject *, PyObject *given) {
-  unsigned long long enqueue;
+  unsigned long long enqueue, set;
   PyObject *launches;
-  if (!PyArg_ParseTuple(given, "KO", &enqueue, &launches)) return nullptr;
+  if (!PyArg_ParseTuple(given, "KKO", &enqueue, &set, &launches)) return nullptr;
   auto made = std::make_unique<Launches>();
-  made->enqueue = reinterpret_cast<Enqueue>(enqueue);
+  made->enqueue = reinterpret_cast<Enqueue>(enqueue), made->set = reinterpret_cast<SetPointer>(set);
   const bool taken = each_of(launches, [&](PyObject *one) {
     unsigned long long kernel;
-    unsigned axis;
-    PyObject *global, *local;
+    PyObject *global, *local, *arguments;
     std::vector<size_t> sizes, items;
-    if (!PyArg_ParseTuple(one, "KIOO", &kernel, &axis, &global, &local) || !integers(global, sizes) || !integers(local, items))
-      return false;
     Groups groups{};
+    if (!PyArg_ParseTuple(one, "KIOOO", &kernel, &groups.axis, &global, &local, &arguments) || !integers(global, sizes) ||
+        !integers(local, items))
+      return false;
     groups.kernel = reinterpret_cast<void *>(kernel);
-    groups.axes = static_cast<uint32_t>(sizes.size()), groups.axis = axis, groups.sized = !items.empty();
-    bool fine = sizes.size() <= 3 && axis < sizes.size() && (items.empty() || items.size() == sizes.size());
+    groups.axes = static_cast<uint32_t>(sizes.size()), groups.sized = !items.empty();
+    bool fine = sizes.size() <= 3 && groups.axis < sizes.size() && (items.empty() || items.size() == sizes.size());
     for (size_t at = 0; fine && at < sizes.size(); ++at) {
       groups.global[at] = sizes[at];
       if (groups.sized) groups.local[at] = items[at];
       fine = groups.local[at] && sizes[at] && sizes[at] % groups.local[at] == 0;
     }
     if (!fine) return PyErr_SetString(PyExc_ValueError, "sizes of at most 3 axes in whole work groups"), false;
-    made->each.push_back(groups);
-    return true;
+    made->each.push_back(std::move(groups));
+    return each_of(arguments, [&](PyObject *each) {
+      unsigned long long offset;
+      Argument argument{};
+      if (!PyArg_ParseTuple(each, "IIK", &argument.index, &argument.operand, &offset)) return false;
+      argument.offset = offset;
+      made->each.back().arguments.push_back(argument);
+      return true;
+    });
   });
   if (!taken) return nullptr;
   return PyCapsule_New(made.release(), kLaunches, [](PyObject *capsule) { delete launches_of(capsule); });
+}
+
+// point(capsule, operands, but): kernels take the addresses from now on; operand `but` is set by the caller. Raises
+// ValueError for one too few, RuntimeError with OpenCL's status.
+inline PyObject *point_groups(PyObject *, PyObject *given) {
+  PyObject *capsule, *operands;
+  int but;
+  std::vector<uint64_t> addresses;
+  if (!PyArg_ParseTuple(given, "OOi", &capsule, &operands, &but) || !integers(operands, addresses)) return nullptr;
+  Launches *launches = launches_of(capsule);
+  if (!launches) return nullptr;
+  for (Groups &groups : launches->each)
+    for (Argument &argument : groups.arguments) {
+      if (argument.operand >= addresses.size()) return PyErr_Format(PyExc_ValueError, "no operand %u", argument.operand);
+      const uint64_t address = static_cast<int>(argument.operand) == but ? 0 : addresses[argument.operand] + argument.offset;
+      if (address && address != argument.set)
+        if (int32_t status = launches->set(groups.kernel, argument.index, reinterpret_cast<void *>(address)))
+          return PyErr_Format(PyExc_RuntimeError, "clSetKernelArgSVMPointer answers %d", status);
+      argument.set = address;
+    }
+  Py_RETURN_NONE;
 }
 
 // run_groups(capsule, queues): all launches in order, over when this returns; `queues` are bytes, an address a thread.

@@ -11,6 +11,8 @@ from pathlib import Path
 
 _FEATURES = ("amx_tile", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2")
 _CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
+_GROUPS = Path("/sys/fs/cgroup")
+"""Control groups: cpu.max of version 2, cpu.cfs_quota_us and cpu.cfs_period_us of version 1."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -43,3 +45,36 @@ def described(cpuinfo: str, caches: list[str], target: str = "") -> str:
     flags = values.get("flags", "").split()
     widest = [feature for feature in _FEATURES if feature in flags][:1]
     return " ".join([f"f{family}m{model}", *widest, *caches, *target.split()])
+
+
+def quota(groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Processors' time a second that this process's control group, and those around it, may use; None: all of it."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return None
+    found = []
+    for _, names, path in (line for line in lines if len(line) == 3):
+        root = groups if not names else groups / names
+        if names and "cpu" not in names.split(","):
+            continue
+        inner = root / path.strip("/")
+        for folder in (inner, *inner.parents):  # inside a container the own group's path may not be seen
+            if folder == root.parent:
+                break
+            limit = _limit(folder)
+            if limit is not None:
+                found.append(limit)
+    return min(found, default=None)
+
+
+def _limit(group: Path) -> float | None:
+    """A control group's own quota, in processors."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            given, period = " ".join((group / name).read_text(encoding="utf-8") for name in names).split()
+            if given.isdigit() and int(given) and int(period):
+                return int(given) / int(period)
+        except (OSError, ValueError):
+            continue
+    return None

@@ -99,17 +99,16 @@ class HostLaunches:
         """
         scratch = event = None
         if self._size:
-            scratch = host_memory.lease(self._device, self._size)
-            addresses = [*addresses, *map(ctypes.addressof(scratch).__add__, self._offsets)]
+            if self.intraop and self._size <= intraop.KEPT:
+                begin = intraop.scratch(self._device, self._size)
+            else:
+                scratch = host_memory.lease(self._device, self._size)
+                begin = ctypes.addressof(scratch)
+            addresses = [*addresses, *map(begin.__add__, self._offsets)]
         try:
             own = self._threads.own
         except AttributeError:
-            kernels = [(with_numbers(kernel, arguments), kernel) for kernel, arguments, _ in self._launches]
-            apart = [(kernel, made) for made, kernel in kernels]
-            own = self._threads.own = _Own(
-                [(made, kernel.global_size, kernel.local_size) for made, kernel in kernels],
-                intraop.IntraOpLaunches(self._device, apart) if self.intraop else None,
-            )
+            own = self._threads.own = self._made()
         if own.addresses != addresses:
             if not self._fit(addresses):
                 return None
@@ -123,10 +122,24 @@ class HostLaunches:
             event = _enqueue(queue, kernel, global_size, local_size, None, event and [event])
         return None if own.at_once else event, scratch
 
+    def _made(self) -> _Own:
+        """The calling thread's kernels."""
+        made = [with_numbers(kernel, arguments) for kernel, arguments, _ in self._launches]
+        each = list(zip(made, self._launches, strict=True))
+        kernels = [(own, kernel.global_size, kernel.local_size) for own, (kernel, _, _) in each]
+        if not self.intraop:
+            return _Own(kernels, None)
+        given = [(kernel, own, [(at, place, slot.offset) for at, place, slot in p]) for own, (kernel, _, p) in each]
+        return _Own(kernels, intraop.IntraOpLaunches(self._device, given))
+
     def _point(self, own: _Own, addresses: list[int], packed: Any) -> None:
         """Set the arguments that are not as this thread's last call left them."""
         before = own.addresses or [None] * len(addresses)
         own.addresses = []  # until all are set
+        if own.intraop is not None:
+            own.intraop.point(addresses, -1 if packed is None else _WEIGHTS)
+            left = addresses[_WEIGHTS] if packed is None else before[_WEIGHTS]
+            before = [*addresses[:_WEIGHTS], left, *addresses[_WEIGHTS + 1 :]]
         for (kernel, _, _), (_, _, places) in zip(own.kernels, self._launches, strict=True):
             for at, place, slot in places:
                 if addresses[place] != before[place]:

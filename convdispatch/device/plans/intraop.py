@@ -18,20 +18,33 @@ from collections.abc import Sequence
 import pyopencl as cl
 
 from .. import runtime
+from ..commands import host_memory
 from ..commands.interface import Kernel
 from ..native import loading
 from ..programs.work_groups import dividing_axis
 
-_queues = threading.local()
+KEPT = 4 << 20
+"""Bytes of scratch memory up to which a thread keeps its own, in which its calls take turns."""
+_queues, _scratch = threading.local(), threading.local()
 
 
 @functools.lru_cache(maxsize=1)
-def _enqueue() -> int:
-    """Where pyopencl's own loader has clEnqueueNDRangeKernel."""
+def _functions() -> list[int]:
+    """Where pyopencl's own loader has what is called here."""
     from pyopencl import _cl
 
-    found = ctypes.CDLL(_cl.__file__).clEnqueueNDRangeKernel
-    return ctypes.cast(found, ctypes.c_void_p).value or 0
+    library = ctypes.CDLL(_cl.__file__)
+    found = (library.clEnqueueNDRangeKernel, library.clSetKernelArgSVMPointer)
+    return [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in found]
+
+
+def scratch(device: cl.Device, size: int) -> int:
+    """The address of at least ``size`` bytes, the same for all of a thread's calls."""
+    known = _scratch.__dict__.get(device)
+    if known is None or known[0] < size:
+        memory = host_memory.lease(device, size)
+        known = _scratch.__dict__[device] = size, ctypes.addressof(memory), memory
+    return known[1]  # type: ignore[no-any-return]
 
 
 def can_run(device: cl.Device, kernels: Sequence[Kernel]) -> bool:
@@ -42,14 +55,24 @@ def can_run(device: cl.Device, kernels: Sequence[Kernel]) -> bool:
 
 
 class IntraOpLaunches:
-    """Kernels whose arguments are set, for the thread that makes this; ``run()`` launches them in order and waits."""
+    """Kernels for the thread that makes this: each with its own, and with the arguments that are memory, as (argument,
+    operand, bytes into that). ``run()`` launches them in order and waits."""
 
     __slots__ = ("_device", "_groups", "_module")
 
-    def __init__(self, device: cl.Device, launches: Sequence[tuple[Kernel, cl.Kernel]]) -> None:
+    def __init__(
+        self, device: cl.Device, launches: Sequence[tuple[Kernel, cl.Kernel, Sequence[tuple[int, int, int]]]]
+    ) -> None:
         self._device, self._module = device, loading.module()
-        given = [(own.int_ptr, dividing_axis(of), of.global_size, of.local_size or ()) for of, own in launches]
-        self._groups = self._module.groups(_enqueue(), given)
+        given = [
+            (own.int_ptr, dividing_axis(of), of.global_size, of.local_size or (), memory)
+            for of, own, memory in launches
+        ]
+        self._groups = self._module.groups(*_functions(), given)
+
+    def point(self, addresses: Sequence[int], but: int = -1) -> None:
+        """Take operands there; ``but`` is one that the caller sets. Raises RuntimeError with OpenCL's status."""
+        self._module.point_groups(self._groups, addresses, but)
 
     def run(self) -> None:
         """Raises RuntimeError with OpenCL's status."""

@@ -45,8 +45,8 @@ _SLOW = 0.05
 """Seconds after which a build is worth a thread of its own, also of a binary, which a driver may compile further."""
 _at_once = threading.BoundedSemaphore(8)
 """Builds in this process: one that built from fourteen threads ended without a word (NVIDIA's 580.159, seen once)."""
-_SWEEP = 1 / 64
-"""How often a new file is a reason to look at the others."""
+_SWEEPS = 64
+"""How often all files are looked at while as many bytes are written as may be kept."""
 
 
 def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
@@ -198,20 +198,21 @@ def write_file(path: Path, form: bytes, content: bytes) -> None:
         except BaseException:
             Path(beside).unlink()
             raise
-        if random.random() < _SWEEP:
+        if random.random() * _MOST < len(content) * _SWEEPS:
             _sweep(path.parent)
 
 
 def _sweep(where: Path) -> None:
     files = []
-    for path in where.iterdir():
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            files.append((found.st_mtime, found.st_size, path))
+    with os.scandir(where) as entries:  # tens of thousands, for which paths would be most of the work
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                found = entry.stat()
+                files.append((found.st_mtime, found.st_size, entry.path))
     total = sum(size for _, size, _ in files)
     for _, size, path in sorted(files):
         if total <= _MOST:
             return
         with contextlib.suppress(OSError):
-            path.unlink()
+            Path(path).unlink()
             total -= size

@@ -36,7 +36,7 @@ class Divisible:
     @classmethod
     def of(cls, text: str) -> Divisible:
         """Of OpenCL C."""
-        if _SPLICED.search(text):
+        if "##" in text and _SPLICED.search(text):
             return cls(_AXES, False)
         asked = [found[1] for found in _ASKS.finditer(text)]
         whole = _AXES if None in asked else frozenset(map(int, asked))

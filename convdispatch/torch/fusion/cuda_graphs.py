@@ -28,7 +28,7 @@ from ..dispatch import engine
 from ..weights import promise
 from .tracing import written
 
-__all__ = ["CALLS", "DEVICE", "GraphForm", "Later", "Uncapturable", "captured", "kind_of", "pool", "served"]
+__all__ = ["CALLS", "DEVICE", "GraphForm", "Later", "TooSmall", "Uncapturable", "captured", "kind_of", "pool", "served"]
 
 SWITCH = "CONVDISPATCH_TORCH_GRAPHS"
 CALLS = 3
@@ -56,6 +56,10 @@ dispatch.on_forget(choices.forget)
 
 class Uncapturable(Exception):
     """Why the model runs layer by layer, in words."""
+
+
+class TooSmall(Uncapturable):
+    """It has so few operations that no inputs make a graph worth it."""
 
 
 class Later(Exception):
@@ -259,7 +263,7 @@ def _look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor]) -> None:
         except Exception as error:  # whatever the model's code raises when it asks for a value
             raise Uncapturable(f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}") from None
     if looking.operators < LAUNCHES:
-        raise Uncapturable(f"it has {looking.operators} operations, which a graph hardly helps")
+        raise TooSmall(f"it has {looking.operators} operations, which a graph hardly helps")
 
 
 @functools.cache

@@ -123,6 +123,8 @@ class Forms:
         self._forgotten = cuda_graphs.choices.forgotten
         self._pool: Any = None
         """The graphs' memory: they run one after the other."""
+        self._small = False
+        """Whether a graph hardly helps, so that calls on a GPU need not ask what else bears on one."""
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -137,7 +139,9 @@ class Forms:
     def find(self, inputs: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The form for inputs like these, made now where it is new; None where the model runs layer by layer."""
         leaves, spec = _flat(inputs)
-        if not leaves or not isinstance(leaves[0], torch.Tensor) or _watched():
+        if not leaves or not isinstance(leaves[0], torch.Tensor):
+            return None
+        if (self._small and leaves[0].device.type == cuda_graphs.DEVICE) or _watched():
             return None
         if leaves[0].device.type == cuda_graphs.DEVICE:
             return self._graph(leaves, spec) if cuda_graphs.served(leaves) else None
@@ -208,7 +212,7 @@ class Forms:
         except cuda_graphs.Later:
             return None
         except cuda_graphs.Uncapturable as why:
-            self._made[key] = str(why)
+            self._made[key], self._small = str(why), isinstance(why, cuda_graphs.TooSmall)
         return self._made[key]
 
     def _forward(self, spec: TreeSpec | None) -> Callable[..., Any]:
