@@ -57,8 +57,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
         with torch.no_grad():
             return tensors_of(model(*args, **kwargs))
 
-    # PyTorch alone first: enable() lets its threads sleep between operators, and in this process that stays.
-    alone = timed({"plain": forward}, device) if times else {}
+    alone = timed({"alone": forward}, device) if times else {}
     alone_train = _training(None, net, args, kwargs, tensors_of, device, times) if train else {}
     exact = exact_answer(net, args, kwargs, tensors_of)
     plain = forward()
@@ -85,7 +84,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
             {str(each.message).splitlines()[0][:200] for each in caught if "ConvDispatch" in each.category.__name__}
         )
 
-        sides: dict[str, Callable[[], Any]] = {"enable": forward}
+        sides: dict[str, Callable[[], Any]] = {"plain": forward, "enable": forward}
         if fused is not None:
             sides["fused"] = lambda: forward(fused)
         if compiled:
@@ -170,7 +169,7 @@ def _training(
 
     if ct is None:
         try:
-            return {"gradients": step(), "ms": timed({"plain": step}, device) if times else {}}
+            return {"gradients": step(), "ms": timed({"alone": step}, device) if times else {}}
         except Exception as failure:
             return {"train": cause(failure)}
     if "train" in alone:
@@ -184,7 +183,10 @@ def _training(
         return [torch.cat([g.flatten().double() for g in gradients])] if gradients else []
 
     found = {"train_error": error(whole(got), whole(alone["gradients"])), "train_counters": counted}
-    return found | ({"train_ms": alone["ms"] | timed({"enable": step}, device, {"enable": ct.enable})} if times else {})
+    if times:
+        sides = {"plain": step, "enable": step}
+        found["train_ms"] = alone["ms"] | timed(sides, device, {"enable": ct.enable})
+    return found
 
 
 def timed(
@@ -252,7 +254,7 @@ def described(row: dict[str, Any]) -> str:
         return f"{head} {row['failed']}"
     ms, train = row.get("ms", {}), row.get("train_ms", {})
     parts = [f"{ms['plain']:8.1f} ms"] if ms else []
-    parts += [f"{side} {ms['plain'] / ms[side]:.2f}" for side in ms if side != "plain"]
+    parts += [f"{side} {ms['plain'] / ms[side]:.2f}" for side in ms if side not in ("plain", "alone")]
     parts += [f"step {train['plain'] / train['enable']:.2f}"] if "enable" in train else []
     errors = [row.get(key) for key in ("error_plain", "error", "error_fused", "train_error")]
     shown = " ".join("-" if each is None else f"{each:.0e}" for each in errors)
@@ -262,14 +264,14 @@ def described(row: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows as Markdown, and geometric means."""
-    lines = ["| library | model | convolutions | left | error | plain, ms | enable | fused | step |", "|" + "---|" * 9]
-    means: dict[str, list[float]] = {"enable": [], "fused": [], "step": []}
+    means: dict[str, list[float]] = {"enable": [], "fused": [], "compile": [], "compile enable": [], "step": []}
+    lines = [f"| library | model | convolutions | left | error | plain, ms | {' | '.join(means)} |", "|" + "---|" * 11]
     for row in rows:
         if "failed" in row:
-            lines.append(f"| {row['library']} | {row['model']} | {row['failed'].replace('|', '/')} | | | | | | |")
+            lines.append(f"| {row['library']} | {row['model']} | {row['failed'].replace('|', '/')} |" + " |" * 8)
             continue
         ms, train = row.get("ms", {}), row.get("train_ms", {})
-        found = {side: ms["plain"] / ms[side] for side in ("enable", "fused") if side in ms}
+        found = {side: ms["plain"] / ms[side] for side in means if side in ms}
         found |= {"step": train["plain"] / train["enable"]} if "enable" in train else {}
         for side, ratio in found.items():
             means[side].append(ratio)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...api.problem import ConvProblem
 from ..cache import artifact_store
@@ -49,16 +49,22 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
     return _known[place]
 
 
+def _subject(package: str, what: str, device: cl.Device) -> template_cache.Subject:
+    """What a proof follows from, beside the plugin's sources: the header's, for one, as the class says."""
+    values = {"device": artifact_store.identity(device), "header": ConvProblem}
+    return template_cache.Subject(package, f"proof of {what}", values)
+
+
 def _artifact_key(package: str, what: str, device: cl.Device) -> str | None:
     """What a pass is called in a plan pack."""
-    return template_cache.artifact_key(package, f"proof of {what}", _values(device))
+    return _subject(package, what, device).artifact_key()
 
 
 def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
     carries = _artifact_key(package, what, device) if artifact_store.wanted() else None
     if carries is not None and artifact_store.find("texts", carries) is not None:
         return None
-    key = template_cache.text_key(package, f"proof of {what}", _values(device))
+    key = _subject(package, what, device).text_key()
     if key is None or template_cache.load(key) != _PASSED:
         failure = prove()
         if failure is not None:
@@ -72,8 +78,3 @@ def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[
 def _note(key: str | None) -> None:
     if key is not None:
         artifact_store.note("texts", key, lambda: _PASSED)
-
-
-def _values(device: cl.Device) -> dict[str, Any]:
-    """What a proof follows from, beside the plugin's sources: the header's, for one, as the class says."""
-    return {"device": artifact_store.identity(device), "header": ConvProblem}
