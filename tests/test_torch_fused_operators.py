@@ -64,7 +64,23 @@ def reduced(m, x):
     return m.last(y.exp().clamp(max=3.0) ** 3 / y.sum().abs().add(1))
 
 
+def attending(m, x):
+    y = (
+        m.conv(F.pad(x, (1, 0, 0, 2), mode="replicate").repeat(1, 1, 1, 2))
+        .flatten(2)
+        .reshape(2, 2, 4, -1)
+        .transpose(2, 3)
+    )
+    mask = torch.ones(y.shape[2], y.shape[2], dtype=torch.bool).tril(-1)  # the first sees nothing
+    z = F.scaled_dot_product_attention(y, y[:, :, :7], y[:, :, :7]) + F.scaled_dot_product_attention(
+        y, y, y, is_causal=True
+    )
+    z = z + F.scaled_dot_product_attention(y, y, y.neg(), mask, scale=0.3)
+    return z.transpose(1, 2).reshape(2, -1, 8)
+
+
 NETS = {
+    "attention": lambda: Net(attending),
     "parts": lambda: Net(parts),
     "shuffled": lambda: Net(shuffled),
     "nearest": lambda: Net(nearest),
@@ -109,3 +125,13 @@ def test_a_norm_that_keeps_what_it_is_given_has_no_form():
     with torch.no_grad():
         assert error(fused(x), net(x)) < 1e-5
     assert "in training" in next(iter(ct.fusion(fused).forms.values()))
+
+
+def test_what_is_drawn_of_a_buffer_is_no_constant():
+    net = Net(lambda m, x: m.last(m.conv(x)) * torch.rand_like(m.body_size), body_size=None)
+    del net.body_size
+    net.register_buffer("body_size", torch.ones(()))
+    fused, x = ct.convert(net.eval(), fuse=True), torch.randn(2, 4, 9, 7)
+    with torch.no_grad():
+        assert error(fused(x), fused(x)) > 1e-5
+    assert "rand" in next(iter(ct.fusion(fused).forms.values()))

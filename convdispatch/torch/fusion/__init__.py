@@ -1,1 +1,1 @@
-"""Whole models: layers replaced in place, or traced, fused and run as an inference form."""
+"""Whole models: layers replaced in place, or traced or recorded, fused and run as an inference form."""

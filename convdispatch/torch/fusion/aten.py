@@ -42,7 +42,7 @@ def net_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], queue: Any
     pure = torch.func.functionalize(flat, remove="mutations")
     with torch.no_grad():
         traced = make_fx(pure, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-    traced.graph.eliminate_dead_code()
+    traced.graph.eliminate_dead_code(lambda node: node.is_impure() and not _draws(node))
     net = _Net(traced, queue, math, structure[0])
     net.check(inputs[0].dtype)
     return net
@@ -72,7 +72,8 @@ class _Net:
                 continue
             name = str(node.target)
             parts = node.all_input_nodes
-            if name != "<built-in function getitem>" and parts and all(each in self._constants for each in parts):
+            known = all(each in self._constants for each in parts) and not _draws(node)
+            if known and name != "<built-in function getitem>":  # also what is made of sizes alone
                 with torch.no_grad():
                     self._constants[node] = node.target(*_mapped(node.args, self._constants.get), **node.kwargs)
                 self.integers.note(node, self._constants)
@@ -123,6 +124,11 @@ class _Net:
             array = constant.detach().contiguous().numpy()
             self._moved[id(constant)] = constant, Tensor.from_numpy(array, self.queue)
         return self._moved[id(constant)][1]
+
+
+def _draws(node: Any) -> bool:
+    """Whether it draws random numbers, which are no constant; those that nobody uses are not drawn here."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _mapped(structure: Any, change: Callable[[Any], Any]) -> Any:

@@ -1,10 +1,12 @@
-"""ATen's norms by a picture's own statistics, learned slopes, products of matrices and pooling of volumes, as ours."""
+"""ATen's norms by a picture's own statistics, slopes, products of matrices, attention, pooling of volumes, as ours."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...elementwise import apply
+import torch
+
+from ...elementwise import apply, reduce
 from ...nn import functional
 from ...tensor import Tensor
 from .operator_table import operator
@@ -49,6 +51,40 @@ def _prelu(net: Any, x: Any, slope: Any) -> Tensor:
 @operator("aten.bmm.default")
 def _bmm(net: Any, x: Any, y: Any) -> Tensor:
     return functional.matmul(net.put(x), net.put(y))
+
+
+@operator("aten._scaled_dot_product_flash_attention_for_cpu.default")
+def _attention(
+    net: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout: float = 0.0,
+    causal: bool = False,
+    attn_mask: Any = None,
+    scale: Any = None,
+) -> Any:
+    """``softmax(q k^T * scale + mask) v`` of ``[..., places, size]``."""
+    if dropout:
+        raise Missing("attention with dropout")
+    if attn_mask is not None and isinstance(attn_mask, torch.Tensor) and attn_mask.dtype is torch.bool:
+        attn_mask = torch.zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
+    elif causal:
+        attn_mask = torch.full((q.shape[-2], k.shape[-2]), -torch.inf).triu(1)
+    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    q, k, v = map(net.put, (q, k, v))
+    scores = functional.matmul(apply("x * a", x=q, a=factor), k.transpose(*range(k.ndim - 2), -1, -2))
+    if attn_mask is not None:
+        scores = apply("x + m", x=scores, m=net.put(attn_mask))
+    return (functional.matmul(functional.softmax(scores, -1), v),)
+
+
+@operator("aten._safe_softmax.default")
+def _safe_softmax(net: Any, x: Any, axis: int, dtype: Any = None) -> Tensor:
+    """A softmax of zeros where all is masked."""
+    least = -3.4e38 if x.dtype.itemsize == 4 else -1.7e308
+    most = reduce("max", "x", (axis % x.ndim,), keepdims=True, x=x)
+    return apply("where(m < b, 0, y)", m=most, y=functional.softmax(x, axis), b=least)
 
 
 @operator("aten.max_pool3d_with_indices.default")

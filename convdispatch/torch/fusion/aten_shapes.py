@@ -84,6 +84,27 @@ def _pad(net: Any, x: Any, pads: Sequence[int], value: float = 0.0) -> Tensor:
     return sample(x, tables, float(value)) if tables else x
 
 
+@operator("aten.replication_pad1d.default", "aten.replication_pad2d.default", "aten.replication_pad3d.default")
+def _replicated(net: Any, x: Any, pads: Sequence[int]) -> Tensor:
+    tables = {}
+    for place, (near, far) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        axis = x.ndim - 1 - place
+        if near or far:
+            tables[axis] = np.clip(np.arange(-near, x.shape[axis] + far), 0, x.shape[axis] - 1), None
+    return sample(x, tables) if tables else x
+
+
+@operator("aten.repeat.default")
+def _repeat(net: Any, x: Any, times: Sequence[int]) -> Tensor:
+    for _ in range(len(times) - x.ndim):
+        x = _unsqueeze(net, x, 0)
+    for axis, count in enumerate(times):
+        if not count:
+            raise Missing("no repetition")
+        x = functional.concatenate([x] * count, axis) if count > 1 else x
+    return x  # type: ignore[no-any-return]
+
+
 @operator("aten.upsample_nearest1d.default", "aten.upsample_nearest2d.default", "aten.upsample_nearest3d.default")
 def _nearest(net: Any, x: Any, sizes: Sequence[int], *scales: Any) -> Tensor:
     """As PyTorch's "nearest": the place before, by the scale that was given or else by the sizes."""

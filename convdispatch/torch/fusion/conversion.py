@@ -18,6 +18,7 @@ from ..compile import pooling
 from ..epilogue_chains import Chain, chains, has_hooks
 from ..modules import FUSED, swap
 from .forms import FusedModel
+from .recording import Recorded, record
 from .signature import Arguments
 from .tracing import trace
 
@@ -33,7 +34,7 @@ class Fusion:
     fused: tuple[str, ...] = ()
     """For each convolution of a traced part, the names of what it computes: ``"conv1 + bn1 + relu"``."""
     left: dict[str, str] = field(default_factory=dict)
-    """Modules that torch.fx cannot trace, and why; their children were tried one by one."""
+    """Modules that torch.fx cannot trace, and why; their children were tried one by one. They are recorded at calls."""
     forms: dict[str, str] = field(default_factory=dict)
     """Inputs' shapes for which the model was called, and the form that was built, or why none was."""
 
@@ -55,6 +56,8 @@ def fusion(model: nn.Module) -> Fusion:
             forms |= {f"{name or 'the model'}, {shape}": what for shape, what in module.forms.found().items()}
         elif _WHY in module.__dict__:
             left[name] = module.__dict__[_WHY]
+        if isinstance(module, Recorded):
+            forms |= {f"{name or 'the model'}, {shape}": what for shape, what in module.records.found().items()}
     return Fusion(tuple(fused), left, forms)
 
 
@@ -72,7 +75,8 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     are folded into the weights of the convolution before them (in float64), and a convolution takes in the sum with
     another tensor and the activation that follow it, where nobody else reads what lies between: ReLU, ReLU6, Hardtanh,
     LeakyReLU, ELU, Sigmoid, SiLU and Tanh. The fused weights do not learn. What
-    ``torch.fx`` cannot trace is left as it is, its children are tried one by one, and ``fusion(model)`` says so. An
+    ``torch.fx`` cannot trace keeps its code: its children are tried one by one, and it is recorded at its calls without
+    gradients, by shapes and all other arguments (``recording``); ``fusion(model)`` says so. An
     exported program (``torch.export``), or its module, may be given too; one that PT2E quantized runs in integers.
 
     On the CPU, outside of compilers and where nothing asks for gradients, a fused model runs as one inference form for
@@ -109,7 +113,9 @@ def _fused_model(model: Any) -> nn.Module:
         )
     with torch.inference_mode(False), torch.no_grad():
         made = _fused(copy.deepcopy(model))
-    if not any(isinstance(each, FusedModel) for each in made.modules()):
+    if _WHY in made.__dict__ and not isinstance(made, Recorded):
+        record(made)  # as Keras's, whose layers are no modules of PyTorch's
+    if not any(isinstance(each, FusedModel | Recorded) for each in made.modules()):
         why = "; ".join(f"{name or 'the model'}: {each}" for name, each in fusion(made).left.items())
         warnings.warn(f"nothing of the model could be fused. {why}", ConvDispatchWarning, stacklevel=3)
     return made
@@ -150,6 +156,8 @@ def _fused(module: nn.Module) -> nn.Module:
             module._modules[name] = _fused(child)
     if not _of_pytorch(module):
         module.__dict__[_WHY] = why
+    if _holds_layers(module) and (not _of_pytorch(module) or isinstance(module, nn.Sequential)):
+        record(module)
     swap(module)
     return module
 

@@ -28,7 +28,20 @@ from ..dispatch import engine
 from ..weights import promise
 from .tracing import written
 
-__all__ = ["CALLS", "DEVICE", "GraphForm", "Later", "TooSmall", "Uncapturable", "captured", "kind_of", "pool", "served"]
+__all__ = [
+    "CALLS",
+    "DEVICE",
+    "GraphForm",
+    "Later",
+    "TooSmall",
+    "Uncapturable",
+    "alike",
+    "captured",
+    "kind_of",
+    "look",
+    "pool",
+    "served",
+]
 
 SWITCH = "CONVDISPATCH_TORCH_GRAPHS"
 CALLS = 3
@@ -38,6 +51,7 @@ LAUNCHES = 16
 SHARE = 1 / 16
 """Of the device's memory, what a graph may hold; a net of so large tensors does not wait for the host."""
 DEVICE = "cuda"
+_CONSTANTS = bool | int | float | str | torch.Size | torch.dtype | torch.device | None
 _C: Any = torch._C
 
 
@@ -140,7 +154,7 @@ def captured(
     if tiers.pending():
         raise Later
     with torch.inference_mode(False), torch.no_grad(), collection_put_off():
-        _look(forward, leaves)
+        look(forward, leaves, LAUNCHES)
         return _captured(forward, leaves, own, pool, lock)
 
 
@@ -164,7 +178,7 @@ def _captured(
             answer = graph.record(lambda: forward(*inputs))
         graph.replay()
         flat, structure = tree_flatten(answer)
-        if not _alike(first, flat):
+        if not alike(first, flat):
             raise Uncapturable("a replay answers other numbers than a call")
     form = GraphForm(graph, inputs, [_answer(each, inputs, own) for each in flat], structure, lock)
     if not any(isinstance(each, torch.Tensor) for each in form._answers):
@@ -179,7 +193,7 @@ def _answer(answer: Any, inputs: Sequence[torch.Tensor], own: Sequence[torch.Ten
         if answer is each:
             return _Input(number)
     if not isinstance(answer, torch.Tensor):
-        if answer is None or isinstance(answer, bool | int | float | str | torch.Size | torch.dtype):
+        if isinstance(answer, _CONSTANTS):
             return answer
         raise Uncapturable(f"it answers a {type(answer).__name__}")
     memory = answer.untyped_storage().data_ptr()
@@ -188,7 +202,8 @@ def _answer(answer: Any, inputs: Sequence[torch.Tensor], own: Sequence[torch.Ten
     return answer
 
 
-def _alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
+def alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether answers are the same numbers, up to what other kernels' sums differ by."""
     for one, other in zip(some, others, strict=True):
         if not isinstance(one, torch.Tensor) or not one.is_floating_point():
             continue
@@ -223,10 +238,17 @@ class _Looking(TorchDispatchMode):
     def __init__(self, device: torch.device, memory: set[int]) -> None:
         super().__init__()
         self._device, self._memory, self.operators = device, memory, 0
+        self._drawn: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and not _attends_to_all(func, args, kwargs or {}):
+        draws = torch.Tag.nondeterministic_seeded in func.tags and not _attends_to_all(func, args, kwargs or {})
+        if draws and any(True for _ in written(func, args)):
             raise Uncapturable(f"{func} draws random numbers")
+        if draws or (func.is_view and self._is_drawn(args)):
+            made = func(*args, **(kwargs or {}))
+            self._drawn += tree_leaves(made)
+            return made
+        self.refuse_drawn((args, kwargs))
         if any(map(self._kept, written(func, args))):
             raise Uncapturable(f"{func} writes to an input or to a part of the model")
         made = func(*args, **(kwargs or {}))
@@ -235,6 +257,14 @@ class _Looking(TorchDispatchMode):
             if isinstance(each, torch.Tensor) and each.device != self._device:
                 raise Uncapturable(f"{func} answers a tensor on {each.device}")
         return made
+
+    def refuse_drawn(self, used: Any) -> None:
+        """Raises Uncapturable where one of these was drawn; numbers that nobody uses are no part of an answer."""
+        if self._is_drawn(used):
+            raise Uncapturable("it draws random numbers")
+
+    def _is_drawn(self, used: Any) -> bool:
+        return bool(self._drawn) and any(each is drawn for each in tree_leaves(used) for drawn in self._drawn)
 
     def _kept(self, tensor: torch.Tensor) -> bool:
         return not isinstance(tensor, FakeTensor) or tensor.untyped_storage()._cdata in self._memory
@@ -250,20 +280,28 @@ def _attends_to_all(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> b
     return False
 
 
-def _look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor]) -> None:
-    """Run on fake tensors. Raises Uncapturable."""
+def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int = 0) -> None:
+    """Run on fake tensors. Raises Uncapturable, also for fewer operations than ``least``."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         inputs = [mode.from_tensor(x) for x in leaves]
         memory = {x.untyped_storage()._cdata for x in inputs}
         try:
             with _Looking(leaves[0].device, memory) as looking:
-                forward(*inputs)
+                answers = tree_leaves(forward(*inputs))
+                looking.refuse_drawn(answers)
         except Uncapturable:
             raise
         except Exception as error:  # whatever the model's code raises when it asks for a value
             raise Uncapturable(f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}") from None
-    if looking.operators < LAUNCHES:
+    if looking.operators < least:
         raise TooSmall(f"it has {looking.operators} operations, which a graph hardly helps")
+    for each in answers:
+        if not isinstance(each, torch.Tensor | _CONSTANTS):
+            raise Uncapturable(f"it answers a {type(each).__name__}")
+        if not isinstance(each, torch.Tensor) or any(each is x for x in inputs):
+            continue
+        if not isinstance(each, FakeTensor) or each.untyped_storage()._cdata in memory:
+            raise Uncapturable("it answers a view of an input or a part of the model")
 
 
 @functools.cache

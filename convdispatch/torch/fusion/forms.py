@@ -21,16 +21,14 @@ from ...api.policy import policy
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import cpu_device
 from ...device import runtime
-from .. import counting, ranks
-from ..data_reads import Reads
-from ..dispatch import engine
+from .. import counting
 from ..dispatch.routing import settings_in_force
 from ..geometry import DTYPES
-from ..sampled import Sample
 from ..settings import DEFAULT, math_of, policy_of, switches
 from . import cuda_graphs
+from .model_state import State, plain, watched
 
-__all__ = ["FORMS", "FusedModel", "Forms"]
+__all__ = ["FORMS", "Form", "Forms", "FusedModel"]
 
 FORMS = 8
 """Sets of input shapes, types and settings for which a model's forms are made; others go layer by layer."""
@@ -112,12 +110,12 @@ def _revived(function: Callable[..., Any], arguments: tuple[Any, ...], meta: dic
 class Forms:
     """The forms of one model. Calls may come from several threads; one runs at a time."""
 
-    def __init__(self, model: FusedModel) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
         self._lock = threading.RLock()
         self._made: dict[Any, Any] = {}
         """Key: a callable, or the reason why there is none."""
-        self._state: _State | None = None
+        self._state: State | None = None
         self._asked: dict[Any, int] = {}
         """Calls on a GPU with inputs of a kind that has no graph yet."""
         self._forgotten = cuda_graphs.choices.forgotten
@@ -141,18 +139,18 @@ class Forms:
         leaves, spec = _flat(inputs)
         if not leaves or not isinstance(leaves[0], torch.Tensor):
             return None
-        if (self._small and leaves[0].device.type == cuda_graphs.DEVICE) or _watched():
+        if (self._small and leaves[0].device.type == cuda_graphs.DEVICE) or watched():
             return None
         if leaves[0].device.type == cuda_graphs.DEVICE:
             return self._graph(leaves, spec) if cuda_graphs.served(leaves) else None
-        return self._form(leaves, spec) if all(map(_plain, leaves)) else None
+        return self._form(leaves, spec) if all(map(plain, leaves)) else None
 
     def _steady(self, leaves: Sequence[Any]) -> bool:
         """Whether the model is what it was, and its call plain inference."""
         state = self._state
         if state is None or not state.holds():
             with self._lock:
-                self._state = _State(self._model)
+                self._state = self._new_state()
                 self._made.clear()
                 self._asked.clear()
                 self._pool = None
@@ -161,6 +159,9 @@ class Forms:
             state = self._state
         learns = torch.is_grad_enabled() and (state.learns() or any(x.requires_grad for x in leaves))
         return not learns and not state.disturbed()
+
+    def _new_state(self) -> State:
+        return State(self._model)
 
     def _form(self, leaves: Sequence[Any], spec: TreeSpec | None) -> Callable[..., Any] | None:
         settings = settings_in_force() or DEFAULT
@@ -177,8 +178,10 @@ class Forms:
                 if made is None:
                     if len(self._made) >= FORMS:
                         return None
-                    made = self._made[key] = self._make(leaves, spec, math, chosen)
-        return None if isinstance(made, str) else made
+                    made = self._make(leaves, spec, math, chosen)
+                    if made is not None:
+                        self._made[key] = made
+        return None if made is None or isinstance(made, str) else made
 
     def _graph(self, leaves: Sequence[Any], spec: TreeSpec | None) -> Callable[..., Any] | None:
         if not self._steady(leaves):
@@ -237,14 +240,14 @@ class Forms:
                 # Timing chooses the layout, and each process may find another one faster.
                 layout = "nchw" if chosen.deterministic and inputs[0].ndim == 4 else None
                 made = inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True)
-                return _Form(made, self._lock, net.whole)
+                return Form(made, self._lock, net.whole)
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]
         except Exception as error:  # make_fx raises what the model's code does when it asks for a value
             return f"it cannot be recorded: {type(error).__name__}: {str(error).strip().splitlines()[:1]}"
 
 
-class _Form:
+class Form:
     def __init__(self, net: Any, lock: Any, whole: Callable[..., Any]) -> None:
         self._net, self._lock, self._whole = net, lock, whole
         self._layout, self._solvers = net.layout, _solvers(net)
@@ -267,43 +270,6 @@ def _solvers(net: Any) -> list[str]:
     return [layer.solver for layer in net.layers if layer.problem is not None]
 
 
-class _State:
-    """A model's layers and weights as they were."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._modules = list(model.modules())
-        self._edges = [(m._modules, name, child) for m in self._modules for name, child in m._modules.items()]
-        tables = [table for m in self._modules for table in (m._parameters, m._buffers)]
-        held = [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
-        # Tensors made in inference mode do not count the writes to them.
-        self._unseen = any(tensor.is_inference() for _, _, tensor in held)
-        self._held = [] if self._unseen else [(*each, each[2]._version, each[2].data_ptr()) for each in held]
-        # Writes through .data are not counted either, nor those of other views of the memory.
-        self._reads = [] if self._unseen else [Reads(t) for _, _, t in held if isinstance(t, torch.nn.Parameter)]
-        self._samples = [] if self._unseen else [s for s in (Sample.of(tensor) for _, _, tensor in held) if s]
-        self.tensors = [tensor for _, _, tensor in held]
-
-    def holds(self) -> bool:
-        """Whether all is as it was."""
-        for table, name, child in self._edges:
-            if table.get(name) is not child:
-                return False
-        for table, name, tensor, version, address in self._held:
-            if table.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
-                return False
-        return not any(reads.since() for reads in self._reads) and all(sample.holds() for sample in self._samples)
-
-    def disturbed(self) -> bool:
-        """Whether layers must be called one by one: in training, for hooks, or as writes to weights are not seen."""
-        if self._unseen:
-            return True
-        return any(m.training or m._forward_hooks or m._forward_pre_hooks for m in self._modules)
-
-    def learns(self) -> bool:
-        """Whether a gradient would be asked for."""
-        return any(tensor.requires_grad for tensor in self.tensors)
-
-
 def _flat(inputs: tuple[Any, ...]) -> tuple[Sequence[Any], TreeSpec | None]:
     """Tensors that a model takes, also where they come in lists; and their structure where it is another."""
     if all(type(each) is torch.Tensor for each in inputs):
@@ -315,36 +281,10 @@ def _shapes(leaves: Sequence[torch.Tensor]) -> Any:
     return tuple((x.shape, x.dtype) for x in leaves)
 
 
-_C: Any = torch._C
-
-
-def _plain(x: Any) -> bool:
-    """A tensor of numbers in the host's memory, and nothing that stands for one."""
-    if type(x) is not torch.Tensor or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
-        return False
-    return x.layout is torch.strided and not x.is_neg() and x.numel() > 0
-
-
-def _watched() -> bool:
-    """Whether somebody looks at operators or layers as they run, or changes what they do; or other ranks must decide
-    alike."""
-    hooks = torch.nn.modules.module
-    return bool(
-        _C._is_torch_function_mode_enabled()
-        or _C._len_torch_dispatch_stack()
-        or _C._functorch.peek_interpreter_stack() is not None
-        or _C._get_tracing_state() is not None
-        or torch.is_autocast_enabled("cpu")
-        or engine.watched()
-        or ranks.many()
-        or hooks._global_forward_hooks
-        or hooks._global_forward_pre_hooks
-    )
-
-
 def _nothing() -> None:
     return None
 
 
 def _words(key: Any) -> str:
-    return " ".join("x".join(map(str, shape)) for shape, _ in key[0])
+    others = next((str(each) for each in key if hasattr(each, "arguments")), "")
+    return " ".join("x".join(map(str, shape)) for shape, _ in key[0]) + others

@@ -1,0 +1,127 @@
+"""Whether a fused model's parts and weights are what they were, and whether somebody looks at its layers' calls."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .. import ranks
+from ..data_reads import Reads
+from ..dispatch import engine
+from ..sampled import Sample
+from .python_state import PythonState
+
+__all__ = ["State", "by_layers", "plain", "watched"]
+
+_C: Any = torch._C
+_COLLECTING = "transformers.utils.output_capturing"
+
+
+class _Asked(threading.local):
+    for_layers = 0
+
+
+_asked = _Asked()
+
+
+@contextlib.contextmanager
+def by_layers() -> Iterator[None]:
+    """While it lasts, this thread's fused models run layer by layer."""
+    _asked.for_layers += 1
+    try:
+        yield
+    finally:
+        _asked.for_layers -= 1
+
+
+class State:
+    """A model's layers and weights as they were."""
+
+    def __init__(self, model: torch.nn.Module, python: PythonState | None = None) -> None:
+        """With ``python``, also what its code may read beside, and the parts and tensors that are there."""
+        self.python = python
+        self._modules = list(model.modules()) if python is None else python.modules
+        self._edges = [(m._modules, name, child) for m in self._modules for name, child in m._modules.items()]
+        tables = [table for m in self._modules for table in (m._parameters, m._buffers)]
+        self._sizes = [(table, len(table)) for table in tables]
+        self._none = [(table, name) for table in tables for name, tensor in table.items() if tensor is None]
+        held = [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
+        if python is not None:
+            held += [({0: tensor}, 0, tensor) for tensor in python.tensors]
+        # Tensors made in inference mode do not count the writes to them.
+        self._unseen = any(tensor.is_inference() for _, _, tensor in held)
+        self._held = [] if self._unseen else [(*each, each[2]._version, each[2].data_ptr()) for each in held]
+        # Writes through .data are not counted either, nor those of other views of the memory.
+        self._reads = [] if self._unseen else [Reads(t) for _, _, t in held if isinstance(t, torch.nn.Parameter)]
+        self._samples = [] if self._unseen else [s for s in (Sample.of(tensor) for _, _, tensor in held) if s]
+        self.tensors = [tensor for _, _, tensor in held]
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        for table, name, child in self._edges:
+            if table.get(name) is not child:
+                return False
+        if any(len(table) != size for table, size in self._sizes) or any(
+            t.get(name) is not None for t, name in self._none
+        ):
+            return False
+        for table, name, tensor, version, address in self._held:
+            if table.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
+                return False
+        if any(reads.since() for reads in self._reads) or not all(sample.holds() for sample in self._samples):
+            return False
+        return self.python is None or self.python.changed() is None
+
+    def disturbed(self) -> bool:
+        """Whether layers must be called one by one: in training, for hooks, or as writes to weights are not seen."""
+        if self._unseen:
+            return True
+        if self.python is None and any(m.training for m in self._modules):
+            return True  # what is recorded is refused for what training does
+        return any(m._forward_pre_hooks or listeners(m) for m in self._modules)
+
+    def learns(self) -> bool:
+        """Whether a gradient would be asked for."""
+        return any(tensor.requires_grad for tensor in self.tensors)
+
+
+def listeners(module: torch.nn.Module) -> bool:
+    """Whether a module has forward hooks that are called for something.
+
+    transformers' hooks collect hidden states where a forward around them asks for them, which they ask at each call.
+    """
+    hooks = module._forward_hooks
+    if not hooks or any(getattr(hook, "__module__", "") != _COLLECTING for hook in hooks.values()):
+        return bool(hooks)
+    collector = getattr(sys.modules.get(_COLLECTING), "_active_collector", None)
+    return collector is None or collector.get() is not None
+
+
+def plain(x: Any) -> bool:
+    """A tensor of numbers in the host's memory, and nothing that stands for one."""
+    if type(x) is not torch.Tensor or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        return False
+    return x.layout is torch.strided and not x.is_neg() and x.numel() > 0
+
+
+def watched() -> bool:
+    """Whether somebody looks at operators or layers as they run, or changes what they do; or other ranks must decide
+    alike."""
+    hooks = torch.nn.modules.module
+    return bool(
+        _asked.for_layers
+        or _C._is_torch_function_mode_enabled()
+        or _C._len_torch_dispatch_stack()
+        or _C._functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+        or torch.is_autocast_enabled("cpu")
+        or engine.watched()
+        or ranks.many()
+        or hooks._global_forward_hooks
+        or hooks._global_forward_pre_hooks
+    )
