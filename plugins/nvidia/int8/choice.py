@@ -21,6 +21,7 @@ _CLOCK = 1.7e9
 _MACS = {"mma": 1350.0, "wgmma": 2440.0, "tma": 2520.0, "halo": 2520.0}
 """Multiply-adds a cycle of a multiprocessor."""
 _COPIED, _SHARED = 53.0, 26.7  # bytes a cycle from the L2 cache: of one multiprocessor, and of each where all copy
+_HALF_ROWS = 1.5  # copies of 64-byte rows by the copy engine, in times of those of 128 bytes
 _LATENCY = 1230.0  # cycles of a copy
 _SLICE, _TILE = 7.0, 205.0  # ``tma``: cycles beside a slice's and a tile's products
 _OVERLAPPED = 1.28  # ``tma``: what a tile's end costs where several work groups take turns
@@ -48,7 +49,8 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     t, p = tiling.tile, tiling.problem
     resident, groups = tiling.resident, tiling.work_groups
-    work = max(t.bm * t.bn * tiling.depth / _MACS[t.engine], tiling.copied / _COPIED)  # of a tile
+    copied = tiling.copied * (_HALF_ROWS if t.engine in _STAYING and t.bk == 64 else 1.0)
+    work = max(t.bm * t.bn * tiling.depth / _MACS[t.engine], copied / _COPIED)  # of a tile
     added = min(_ADDED, resident * t.items / 64)  # few warps wait for what they add
     leaving = t.bm * t.bn / (added if p.residual and p.out_itemsize == 1 else _WRITTEN)
 
@@ -63,7 +65,7 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     else:
         waves, rest = divmod(groups, units * resident)
         cycles = waves * together(resident) + together(-(-rest // units))
-    cycles = max(cycles + _BEGIN[t.engine], groups * tiling.copied / (_SHARED * units) + _BEGIN["tma"])
+    cycles = max(cycles + _BEGIN[t.engine], groups * copied / (_SHARED * units) + _BEGIN["tma"])
     moved = math.prod(p.x_shape) * read_share(p) + math.prod(p.w_shape)
     moved += math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
     total = ((cycles / _CLOCK) ** _HIDDEN + (moved / (_MEMORY * copy)) ** _HIDDEN) ** (1 / _HIDDEN) + _START

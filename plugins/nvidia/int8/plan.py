@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +72,7 @@ class Int8Plan(StepPlan):
         tiling = self.tiling
         text = define(OCG=tiling.n, ROWS=tiling.rows, PARTS=tiling.parts, K=tiling.part_k, ROW_BYTES=tiling.row_bytes,
                       RUN=tiling.run, SETS=tiling.sets,
-                      CORNERS=", ".join(str(each) for corners in tiling.corners for each in corners),
-                      COLUMNS=tiling.problem.kw if tiling.parts > 1 else 1, ALL=tiling.packed_rows, SUMS_AT=f"{tiling.packed_rows * tiling.row_bytes}L")  # fmt: skip
+                      CORNERS=str(list(itertools.chain(*tiling.corners)))[1:-1],
+                      COLUMNS=tiling.problem.kw if tiling.parts > 1 else 1, ALL=tiling.packed_rows,
+                      SUMS_AT=f"{tiling.packed_rows * tiling.row_bytes}L")  # fmt: skip
         return text + kernel_text(__package__, "pack.cl")
