@@ -207,6 +207,31 @@ def test_garbage_is_collected_after_a_start(monkeypatch):
         gc.enable()
 
 
+def test_what_a_start_made_is_old_after_it():
+    """No collection of the young walks it; a full one finds what of it is garbage, and what is frozen stays so."""
+    text = """if True:
+        import gc, weakref
+        from convdispatch.device.garbage import collection_put_off
+        class Node: pass
+        def old(): return sum(type(each) is Node for each in gc.get_objects(generation=2))
+        with collection_put_off():
+            made = [Node() for _ in range(20_000)]
+            made[0].itself = made[0]
+            garbage = weakref.ref(made.pop(0))
+            before = old()
+        print(before, old() >= 19_999, gc.isenabled())
+        gc.collect()
+        print(garbage() is None)
+        gc.freeze()
+        with collection_put_off():
+            more = [Node() for _ in range(20_000)]
+        print(gc.get_freeze_count() > 0)
+    """
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "True", "True", "True", "True"]
+
+
 def test_pytorchs_door_imports_little():
     """What only searches, explanations and other doors need comes with them."""
     pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""Kernels beside the product whose sizes are arguments: divisors are exact, and layers share a program."""
+"""Sums of parts whose sizes are arguments: divisors are exact, and layers share a program."""
 
 from __future__ import annotations
 
@@ -36,18 +36,14 @@ def test_division_by_an_argument_is_exact(queue, wide):
         np.testing.assert_array_equal(got, n // d, err_msg=f"by {d}")
 
 
-def programs(kernel, plan, texts, config):
-    """The programs with a kernel, of plans of several problems."""
+def reductions(plan, texts, config):
+    """The programs that add parts, of plans of several problems."""
     found = set()
     for text in texts:
         with rendering() as rendered:
             plan(None, ConvProblem.parse(text), config)
-        found |= {each for each in rendered if isinstance(each, str) and f"void {kernel}(" in each}
+        found |= {each for each in rendered if isinstance(each, str) and "void reduce(" in each}
     return found
-
-
-def packed(*given):
-    return NvidiaPlan(*given, "mma")
 
 
 @pytest.mark.parametrize("layout", ["", "nhwc_"])
@@ -58,27 +54,8 @@ def test_layers_share_the_program_that_adds_their_parts(layout):
         for s in ("mb32ic64ih56oc64kh3ph1", "mb16ic256ih14oc512kh1", "mb8ic96ih9oc40kh5ph2")
     ]
     config = {"bm": 64, "bn": 64, "wm": 2, "wn": 2, "format": "half2", "split": 8}
-    assert len(programs("reduce", packed, texts, config)) == 1
-    assert (
-        len(programs("reduce", packed, texts, config) | programs("reduce", packed, texts, config | {"split": 4})) == 2
-    )
+    packed = lambda *given: NvidiaPlan(*given, "mma")  # noqa: E731
+    assert len(reductions(packed, texts, config)) == 1
+    assert len(reductions(packed, texts, config) | reductions(packed, texts, config | {"split": 4})) == 2
     ones = [f"bwd_weights_f32_{layout}{s}" for s in ("mb32ic64ih56oc64kh1", "mb16ic256ih14oc512kh1")]
-    assert len(programs("reduce", DirectPlan, ones, {"bm": 64, "bn": 64, "wm": 2, "wn": 2, "split": 8})) == 1
-
-
-@pytest.mark.parametrize("layout", ["", "nhwc_"])
-@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weights"])
-def test_layers_share_the_program_that_packs_their_operands(direction, layout):
-    """Whatever their sizes and groups; taps, parts of a chunk and planes are in the text."""
-    shapes = ["mb32ic64ih56oc64kh3ph1", "mb16ic256ih14oc512kh3ph1", "g2mb8ic256ih9oc384kh3ph1"]
-    texts = [f"{direction}_f32_{layout}{shape}" for shape in shapes]
-    config = {"bm": 64, "bn": 64, "wm": 2, "wn": 2, "format": "bfloat2"}
-    shared = programs("pack", packed, texts, config)
-    assert len(shared) == 1
-    assert programs("pack", packed, texts, config | {"bn": 32}) == shared
-    assert programs("pack", packed, texts, config | {"format": "bfloat3"}).isdisjoint(shared)
-    others = [text.replace("ic256ih9", "ic360ih9") for text in texts]
-    if direction != "bwd_data":  # whose k's are output channels; weights guard every row and k
-        assert len(programs("pack", packed, others, config) | shared) == 2
-    if direction != "bwd_weights":  # which packs no weights
-        assert programs("pack", packed, [f"{direction}_f32_{layout}mb32ic64ih56oc64kh1"], config).isdisjoint(shared)
+    assert len(reductions(DirectPlan, ones, {"bm": 64, "bn": 64, "wm": 2, "wn": 2, "split": 8})) == 1

@@ -1,7 +1,8 @@
 """Garbage collection is put off while a process starts.
 
 A full collection walks all objects that there are, which with PyTorch's takes 0.1 s. Imports, and plans of a net's
-first step, make enough new ones that one or two would fall among them, and find next to nothing.
+first step, make enough new ones that one or two would fall among them, and find next to nothing. What is new at the
+end counts as old: the next collection would walk all of it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import gc
 import threading
 from collections.abc import Iterator
 
+_MANY = 10_000
+"""New objects that are worth it; Python itself collects after 700 to 2000."""
 _lock = threading.RLock()
 _blocks = 0
 _collects = False
@@ -32,4 +35,7 @@ def collection_put_off() -> Iterator[None]:
         with _lock:
             _blocks -= 1
             if not _blocks and _collects:
+                if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
+                    gc.freeze()  # all objects, of which a full collection hears again
+                    gc.unfreeze()
                 gc.enable()

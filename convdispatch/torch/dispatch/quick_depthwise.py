@@ -2,19 +2,20 @@
 
 For half precision, and for channels last in any, PyTorch hands depthwise convolutions to cuDNN, which compiles a kernel
 for each (by NVRTC): 3.5 of the 3.9 s of EfficientNet-B0's first call on an H200. PyTorch's own kernel runs slower, and
-is there at once.
+is there at once. Its gradients have no operator of their own: PyTorch takes them for float32 tensors, contiguous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..geometry import Geometry, format_of
 
-_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_WIDE = frozenset({torch.float32, torch.float64})
+_DTYPES = _WIDE | {torch.float16, torch.bfloat16}
 _MOST = 2**31
 """Elements of a tensor that the kernel takes."""
 
@@ -31,16 +32,51 @@ def quick_depthwise(
     groups: int,
 ) -> torch.Tensor | None:
     """The result of ``aten::convolution`` in PyTorch's memory format; None for what that kernel does not compute."""
-    if transposed or not _on_cuda(x) or x.ndim != 4 or w.ndim != 4 or x.dtype not in _DTYPES or x.dtype != w.dtype:
-        return None
-    if not 1 < groups == x.shape[1] or w.shape[1] != 1 or w.shape[0] % groups or min(x.shape) == 0:
-        return None
     lists = [_pair(each) for each in (stride, padding, dilation)]
-    if x.numel() >= _MOST or w.shape[0] // groups * x.numel() * (1 + max(lists[1])) >= _MOST:
+    if transposed or not _takes(x, w, groups, lists[1]):
         return None
     form = format_of(x, w, bias, Geometry.of(stride, padding, dilation, False, output_padding, groups))
     y = _convolve(x.contiguous(), w.contiguous(), list(w.shape[2:]), bias, *lists)
     return y if form is torch.contiguous_format else y.clone(memory_format=form)  # of one pixel too
+
+
+def quick_depthwise_backward(
+    theirs: Callable[..., Any],
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...] | None:
+    """The same of ``aten::convolution_backward``, by PyTorch's own, ``theirs``."""
+    if transposed or grad.dtype != x.dtype or not _takes(x, w, groups, _pair(padding)):
+        return None
+    form = format_of(x, w, None, Geometry.of(stride, padding, dilation, False, output_padding, groups))
+    if form is torch.contiguous_format and x.dtype in _WIDE:
+        return None  # cuDNN is not asked
+    wide = x.dtype if x.dtype in _WIDE else torch.float32
+    try:
+        plain = [each.to(wide).contiguous() for each in (grad, x, w)]
+        found = theirs(*plain, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask)
+    except torch.OutOfMemoryError:  # copies take memory that cuDNN may not need
+        return None
+    of_x, of_w, of_bias = (each.to(x.dtype) if wanted else None for each, wanted in zip(found, mask, strict=True))
+    return *(each if each is None else each.clone(memory_format=form) for each in (of_x, of_w)), of_bias
+
+
+def _takes(x: torch.Tensor, w: torch.Tensor, groups: int, padding: Sequence[int]) -> bool:
+    """Whether the kernel computes such a layer."""
+    if not _on_cuda(x) or x.ndim != 4 or w.ndim != 4 or x.dtype not in _DTYPES or x.dtype != w.dtype:
+        return False
+    if not 1 < groups == x.shape[1] or w.shape[1] != 1 or w.shape[0] % groups or min(x.shape) == 0:
+        return False
+    return x.numel() < _MOST and w.shape[0] // groups * x.numel() * (1 + max(padding)) < _MOST
 
 
 def _on_cuda(x: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
@@ -16,12 +17,13 @@ from ...calls.framework.fallback import Fallback
 from ...calls.framework.tiers import Compiling
 from ...device import runtime
 from ...device.cuda.stream import bring_up
+from ...selection.planpack import from_environment
 from ...selection.plugins.loader import plugins
 from .. import counting, ranks
 from ..captures import watch_captures
 from ..settings import DEFAULT, Settings, checked
 from . import engine, native
-from .quick_depthwise import quick_depthwise
+from .quick_depthwise import quick_depthwise, quick_depthwise_backward
 
 __all__ = ["TRACED", "Enabled", "disable", "enable", "original", "routed", "settings_in_force"]
 
@@ -56,7 +58,9 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
     _set(settings)
     if torch.cuda.is_initialized():
         bring_up(torch.cuda.current_device())
-        plugins()  # meanwhile: a first call waits for both
+        plugins()  # meanwhile: a first call waits for all of it
+        with contextlib.suppress(ConvDispatchError):  # which that call raises
+            from_environment()
     return Enabled(lambda: _set(before))
 
 
@@ -122,8 +126,11 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
         try:
             result = compute(*arguments, _in_force or DEFAULT)
         except Exception as error:
-            quick = functools.partial(quick_depthwise, *arguments) if operator == "convolution" else None
-            return _declined(error, operator, lambda: original.call_boxed(keys, *arguments), quick)
+            theirs = functools.partial(original.call_boxed, keys)
+            quick = (
+                quick_depthwise if operator == "convolution" else functools.partial(quick_depthwise_backward, theirs)
+            )
+            return _declined(error, operator, lambda: theirs(*arguments), lambda: quick(*arguments))
         counting.ours(operator)
         return result
 

@@ -10,12 +10,13 @@ import numpy as np
 
 from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, define, kernel_text
 
+from .. import SHARED
 from ..divisors import divided_by
 from ..geometry import along
+from ..instructions import Instructions
 from ..reduction import offset_type, reduction_macros
 from .launch import ProductLaunch, common_macros, written
 from .layout import Layout
-from .packing import pack_launches
 from .source import Source
 from .tile import Tile
 from .tiling import Tiling
@@ -54,7 +55,36 @@ class NvidiaPlan(StepPlan):
                      stacked))  # fmt: skip
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
-        return pack_launches(context, self.tiling, self._where, tensors, self._emulate) if tensors else []
+        if not tensors:
+            return []
+        tiling, where = self.tiling, self._where
+        pieces, given = [], []
+        for name, source in tensors:
+            if source is None:
+                items = (
+                    tiling.geometry.groups * tiling.n_tiles * tiling.tile.bn * tiling.weight_chunks * tiling.tap_parts
+                )
+            else:
+                places = source.images * source.pixels
+                if tiling.problem.layout == "nhwc":
+                    items = places * source.groups * source.c8
+                else:
+                    items = -(-places * source.turn // 256) * 256 * source.groups * -(-source.c8 // source.turn)
+            pieces.append((name, "weights" if source is None else source, -(-items // 256), where.at[name] // 2))
+            given += [name, "workspace"]
+        text = self._common + Instructions(tiling.format.type).text(self._emulate)
+        text += kernel_text(SHARED, "narrow.cl.mako", tiling=tiling)
+        text += kernel_text(SHARED, "shifted.cl") if where.scales else ""
+        text += kernel_text(__package__, "pack.cl.mako", tiling=tiling, pieces=pieces, scales=where.scales)
+        program = build(context, text)
+        launches = []
+        if where.scales:
+            names = [name for name, _ in tensors]
+            launches += where.scales.launches(context, names)
+            given.append("w" if where.constant and "w" not in names else "workspace")
+        groups = sum(piece[2] for piece in pieces)
+        launches.append(Launch(program, "pack", (groups * 256,), (256,), given, names=OPERANDS))
+        return launches
 
     def product_text(self) -> str:
         """The product's program."""
