@@ -33,6 +33,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+SKIPPED = {
+    "ultralytics": "its licence is the AGPL-3.0, which this project does not ask of whoever runs its tests; the "
+    "layers of its nets (SiLU after batch norms, sums, concats, upsampling) are in the other libraries' models"
+}
+"""Libraries that are left out, and why."""
 ROUNDS = 5
 SECONDS = 0.4
 
@@ -330,6 +335,9 @@ def main() -> None:
             file.write(json.dumps(row) + "\n")
         print(described(row), flush=True)
 
+    for library, why in SKIPPED.items():
+        if not given.library or library in given.library:
+            print(f"{library} is skipped: {why}")
     with ThreadPoolExecutor(given.jobs) as pool:
         for library, models in LIBRARIES.items():
             if given.library and library not in given.library:

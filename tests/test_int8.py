@@ -14,7 +14,7 @@ from convdispatch.measurement.conformance.checks import Examination
 from convdispatch.selection.choice.ranking import reasons
 from convdispatch.selection.plugins.loader import plugins
 
-SOLVERS = ("int8.direct", "int8.depthwise", "int8.interleaved", "int8.vnni", "int8.amx")
+SOLVERS = ("int8.direct", "int8.words", "int8.depthwise", "int8.interleaved", "int8.vnni", "int8.amx")
 DENSE = [
     "u8s8u8_nhwc_mb2ic64ih9iw8oc32kh3ph1",
     "u8s8s8_nhwc_mb1ic65ih9iw8oc33kh3ph1+residual",
@@ -46,6 +46,7 @@ DEPTHWISE = [
     "u8s8u8_nhwc_g16mb1ic16ih1iw3oc16kh3ph1",
     "s8s8u8_nhwc_g64mb1ic64ih8iw18oc64kh3ph1ph_r0pw_r2sh1sw2",
     "u8s8u8_nhwc_g32mb1ic32id4ih6iw6oc32kd3kh3kw2pd1ph1",
+    "u8s8s8_nhwc_g12mb2ic12ih5iw9oc12kh3kw3dh2ph2pw1sw2+residual",
     "u8s8u8_nhwc_g33mb1ic33id3ih5iw6oc33kd2kh3kw3ph1pw1",
 ]
 

@@ -21,12 +21,20 @@ def _each(value: Any, ndim: int) -> list[int]:
 def _conv(
     ndim: int, x: torch.Tensor, w: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> torch.Tensor:
-    x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
-    if not plain_operators() and native_layers.serves(x, w, bias):
-        y = native_layers.alone(x, w, bias, *lists, groups)
+    batched, lists = True, (stride, padding, dilation)
+    if not _as_layers_have_it(ndim, x, lists):
+        x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
+    if native_layers.serves(x, w, bias):
+        y = native_layers.run(x, w, bias, None, native_layers.ALONE, *lists, groups)
     else:
-        y = _operator()(x, w, bias, *lists, False, [0] * ndim, groups)
+        y = _operator()(x, w, bias, *(_each(values, ndim) for values in lists), False, [0] * ndim, groups)
     return y if batched else y.squeeze(0)
+
+
+def _as_layers_have_it(ndim: int, x: torch.Tensor, lists: tuple[Any, Any, Any]) -> bool:
+    """Whether there is nothing to prepare: a batch, and tuples of numbers."""
+    stride, padding, dilation = lists
+    return type(stride) is type(padding) is type(dilation) is tuple and x.ndim == ndim + 2
 
 
 def _operator() -> Any:
@@ -35,15 +43,15 @@ def _operator() -> Any:
 
 def _prepared(
     ndim: int, x: torch.Tensor, w: torch.Tensor, stride: Any, padding: Any, dilation: Any
-) -> tuple[torch.Tensor, bool, tuple[list[int], list[int], list[int]]]:
-    """A batch, whether it was one, and stride, padding and dilation as numbers for each axis."""
+) -> tuple[torch.Tensor, bool, tuple[Any, Any, Any]]:
+    """A batch, whether it was one, and stride, padding and dilation as a tuple with a number for each axis."""
     strides, dilations = _each(stride, ndim), _each(dilation, ndim)
     x, batched = _batched(x, ndim)
     if isinstance(padding, str):
         x, pads = _by_word(padding, x, w, strides, dilations)
     else:
         pads = _each(padding, ndim)
-    return x, batched, (strides, pads, dilations)
+    return x, batched, (tuple(strides), tuple(pads), tuple(dilations))
 
 
 def fused(
@@ -61,16 +69,20 @@ def fused(
     ndim = w.ndim - 2
     if residual is not None and not (isinstance(residual, torch.Tensor) and residual.ndim == x.ndim):
         return unfused(_conv(ndim, x, w, bias, stride, padding, dilation, groups), residual, activation)
-    x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
+    batched, given = True, (stride, padding, dilation)
+    if not _as_layers_have_it(ndim, x, given):
+        x, batched, given = _prepared(ndim, x, w, stride, padding, dilation)
     if not batched and residual is not None:
         residual = residual.unsqueeze(0)
+    if native_layers.serves(x, w, bias, residual):
+        y = native_layers.run(x, w, bias, residual, activation, *given, groups)
+        return y if batched else y.squeeze(0)
+    lists = [_each(values, ndim) for values in given]
     if plain_operators():
         plain = torch.ops.aten.convolution.default(x, w, bias, *lists, False, [0] * ndim, groups)
         y = unfused(plain, residual, activation)
     else:
-        by_native = native_layers.serves(x, w, bias, residual)
-        operator = native_layers.fused if by_native else fused_convolution
-        y = operator(x, w, bias, residual, activation, *lists, groups)
+        y = fused_convolution(x, w, bias, residual, activation, *lists, groups)
     return y if batched else y.squeeze(0)
 
 

@@ -3,9 +3,10 @@
     sum[p, n] = bias[n] + sum over taps, c of (x[p, tap, c] - x_zero) w[n, c, tap]
     y[p, n] = saturate(round(multiplier[n] * sum[p, n]) + y_zero)
 
-``direct`` runs on every device. On CPUs ``vnni``, ``interleaved`` (depthwise) and ``amx`` multiply by inline assembly,
-and ``depthwise`` sums channels along vectors in float32. A table of numbers stands in the place of a bias
-(``convdispatch.api.Quantization``), and convdispatch/quantized.cl says what follows a sum.
+``direct`` runs on every device, and ``words`` (depthwise). On CPUs ``vnni``, ``interleaved`` (depthwise) and ``amx``
+multiply by inline assembly, and ``depthwise`` sums channels along vectors in float32. A table of
+numbers stands in the place of a bias (``convdispatch.api.Quantization``), and convdispatch/quantized.cl says what
+follows a sum.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def convdispatch_solvers() -> list[Solver]:
 
     return [
         own("direct", "Direct", "int8.direct"),
+        own("words", "Words", "int8.words"),
         own("depthwise", "Depthwise", "int8.depthwise", cpus_only),
         own("interleaved", "Interleaved", "int8.interleaved", serves_vectors, residual=False),
         own("vectors", "Vectors", "int8.vnni", serves_vectors),

@@ -347,9 +347,9 @@ inline void convolution_backward(StableIValue *stack, uint64_t, uint64_t) {
   compute(kBackward, stack, "tttLlllflim", {kGrad, kX, kW});
 }
 
-// input, weight, bias, residual, activation (a number of Python's), stride, padding, dilation, groups
+// input, weight, bias, residual, a number of Python's for activation, stride, padding, dilation and groups
 inline void fused(StableIValue *stack, uint64_t, uint64_t) {
-  compute(kFused, stack, "ttTTillli", {kX, kW, kBias, kResidual});
+  compute(kFused, stack, "ttTTi", {kX, kW, kBias, kResidual});
 }
 
 }  // namespace launcher

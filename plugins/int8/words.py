@@ -1,0 +1,108 @@
+"""``int8.words``: one channel a group, channels last, on any device: four channels of several places a work item."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from convdispatch.api import (
+    OPERANDS,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    build,
+    define,
+    kernel_text,
+    rates,
+)
+
+__all__ = ["Words"]
+
+_MOST_TAPS = (1 << 22) // (255 * 128)
+"""Taps whose products' sums are read from the bits of a float32."""
+_GROUP = 128
+_TILES = ((1, 4), (2, 4), (1, 8), (2, 2), (1, 2), (1, 1))
+"""(rows, columns) of a work item."""
+_FIXED, _READ, _PRODUCT, _AFTER = 150.0, 11.0, 4.0, 36.0
+"""Instructions of a work item, of a word that it reads, of a place's tap, and of what follows a place's sums."""
+_ISSUED = 0.35
+"""Instructions in the time of an operation of the peak; measured on an H200."""
+_FULL = 256
+"""Work items that a multiprocessor needs for that."""
+
+
+class Words(Solver):
+    """Depthwise quantized convolutions in NHWC."""
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """Floats, other layouts and forms of channels."""
+        if not problem.quantized:
+            return f"quantized problems only, got {problem.dtype}"
+        if not problem.depthwise or problem.oc != problem.ic:
+            return f"depthwise only, got {problem.ic} and {problem.oc} channels in {problem.g} groups"
+        if problem.layout != "nhwc":
+            return f"channels last only, got {problem.layout}"
+        if problem.oc % 4:
+            return f"channels in multiples of 4, got {problem.oc}"
+        taps = problem.kd * problem.kh * problem.kw
+        if taps > _MOST_TAPS:
+            return f"{_MOST_TAPS} taps at most, got {taps}"
+        if problem.mb < 1:
+            return f"1 image or more, got {problem.mb}"
+        largest = max(math.prod(problem.x_shape), math.prod(problem.y_shape))
+        return f"tensors of fewer than 2**31 elements, got {largest}" if largest >= 1 << 31 else None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, int]]:
+        """Places of a work item, the fastest by prediction first."""
+        fits = [
+            {"rows": rows, "columns": columns}
+            for rows, columns in _TILES
+            if rows <= problem.oh and (columns <= problem.ow or columns == 1)
+        ]
+        yield from sorted(fits, key=lambda config: self.cost(problem, device, config))
+
+    def _items(self, p: ConvProblem, config: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Work items along a row and a column of y, and all of them."""
+        wide, high = -(-p.ow // config["columns"]), -(-p.oh // config["rows"])
+        return wide, high, p.mb * p.od * high * wide * (p.oc // 4)
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """By instructions, or by memory."""
+        p, known, (rows, columns) = problem, rates(device), (config["rows"], config["columns"])
+        items = self._items(p, config)[2]
+        span, rise = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1, (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1
+        taps = p.kd * p.kh * p.kw
+        each = _FIXED + _READ * p.kd * span * rise + rows * columns * (_PRODUCT * taps + _AFTER)
+        idle = max(1.0, _FULL * max(1, device.compute_units) / items)
+        moved = math.prod(p.x_shape) + math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
+        return known.launch + max(items * each * idle / (_ISSUED * known.flops), moved / known.bandwidth)
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Packed weights that are not kept."""
+        return 0 if problem.constant_weights else 4 * math.prod(problem.w_shape)
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """One launch, and where weights are not constant one before it that packs them."""
+        wide, high, items = self._items(problem, config)
+        lower = 128 if problem.dtype == "int8" else 0
+        text = problem.macros() + define(
+            ROWS=config["rows"], COLUMNS=config["columns"], WORDS=problem.oc // 4, WIDE=wide, HIGH=high, ITEMS=items,
+            GROUP=_GROUP, LOWER=lower, FLIP=f"{lower * 0x01010101}u",
+        )  # fmt: skip
+        program = build(context, text + kernel_text(__package__, "words.cl"))
+        weights = "w" if problem.constant_weights else "workspace"
+        extras = ["bias", *(["residual"] if problem.residual else [])]
+        run = Launch(program, "conv", (-(-items // _GROUP) * _GROUP,), (_GROUP,),
+                     ["x", weights, np.int64(0), "y", *extras], names=OPERANDS)  # fmt: skip
+        pack = Launch(program, "pack", (problem.oc, problem.kd * problem.kh * problem.kw), None,
+                      ["w", "workspace", np.int64(0)], names=OPERANDS)  # fmt: skip
+        size = 4 * math.prod(problem.w_shape)
+        if not problem.constant_weights:
+            return StepPlan(size, [pack, run])
+        return StepPlan(0, [run], size, [pack], json.dumps(["int8.words", *problem.w_shape]))
