@@ -1,4 +1,4 @@
-"""A device that is made ready beside the caller: once, waited for by who asks meanwhile, and no trap for a fork."""
+"""A device that several threads ask for is made once, and is no trap for a child that is forked meanwhile."""
 
 from __future__ import annotations
 
@@ -14,69 +14,27 @@ from convdispatch.device import background, runtime
 from convdispatch.device.cuda import stream
 
 
-@pytest.fixture
-def made(monkeypatch):
-    """What stands for a place: made when ``go`` is set, noted in ``by``."""
-
-    class Made:
-        go, begun, by, error = threading.Event(), threading.Event(), [], None
+def test_a_place_is_made_once_and_who_asks_meanwhile_waits(monkeypatch):
+    go, begun, made, found = threading.Event(), threading.Event(), [], []
 
     @functools.lru_cache
     def make(number):
-        Made.begun.set()
-        assert Made.go.wait(600)
-        Made.by.append(threading.current_thread().name)
-        if Made.error is not None:
-            raise Made.error
+        begun.set()
+        assert go.wait(600)
+        made.append(number)
         return f"place {number}"
 
     monkeypatch.setattr(stream, "_place_of", make)
-    monkeypatch.setattr(stream, "_brought_up", set())
-    return Made
-
-
-def joined():
-    for thread in threading.enumerate():
-        if thread.name == "convdispatch-device":
-            thread.join(600)
-
-
-def test_it_is_made_once_and_who_asks_meanwhile_waits(made):
-    stream.bring_up(0)
-    stream.bring_up(0)
-    assert made.begun.wait(600)
-    found = []
-    asks = threading.Thread(target=lambda: found.append(stream.place_of(0)))
-    asks.start()
+    asking = [threading.Thread(target=lambda: found.append(stream.place_of(0))) for _ in range(3)]
+    for each in asking:
+        each.start()
+    assert begun.wait(600)
     assert not found
-    made.go.set()
-    asks.join(600)
-    assert found == ["place 0"]
-    assert made.by == ["convdispatch-device"]
-
-
-def test_what_is_wrong_says_who_asks(made):
-    made.error = NoDevice("there is none")
-    made.go.set()
-    stream.bring_up(0)
-    joined()
-    with pytest.raises(NoDevice, match="there is none"):
-        stream.place_of(0)
-    assert len(made.by) == 2
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_enable_brings_up_the_device_of_a_process_that_works_by_cuda(monkeypatch, works):
-    torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
-    from convdispatch import torch as ct
-    from convdispatch.torch.dispatch import routing
-
-    asked = []
-    monkeypatch.setattr(routing, "bring_up", asked.append)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: works)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    with ct.enable():
-        assert asked == [3] * works
+    go.set()
+    for each in asking:
+        each.join(600)
+    assert found == ["place 0"] * 3
+    assert made == [0]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -90,7 +48,7 @@ def test_a_child_forked_meanwhile_is_told_so(device, monkeypatch):
         assert go.wait(600)
 
     monkeypatch.setattr(runtime, "_context", make)
-    background.start(lambda: runtime.context(device), "convdispatch-device")
+    thread = background.start(lambda: runtime.context(device), "a test's")
     assert begun.wait(600)
     child = os.fork()
     if not child:
@@ -103,5 +61,5 @@ def test_a_child_forked_meanwhile_is_told_so(device, monkeypatch):
             os._exit(1)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     go.set()
-    joined()
+    thread.join(600)
     assert ended == 0

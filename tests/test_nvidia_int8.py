@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
+from convdispatch_nvidia import probe
+from convdispatch_nvidia.int8.engines import tiling_of
 from convdispatch_nvidia.int8.plan import Int8Plan
 from convdispatch_nvidia.int8.solver import Int8
-from convdispatch_nvidia.int8.stream import tiling_of
 from convdispatch_nvidia.int8.tiling import Int8Tile
 
 from convdispatch import ConvProblem, Quantization
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("item_by_item")
 
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 GROUP = {"bm": 64, "bn": 32, "wm": 1, "wn": 1}
-SMALL = {"mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1}, "wgmma": GROUP, "tma": GROUP}
+SMALL = {"mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1}, "wgmma": GROUP, "tma": GROUP, "halo": GROUP}
 PRODUCTS = [
     # problem, engine, what the configuration adds: whole tiles and what is left of them, all dtypes of y
     ("u8s8u8_nhwc_mb2ic64ih5iw4oc32kh3ph1", "mma", {}),
@@ -46,6 +48,12 @@ PRODUCTS = [
     ("s8s8s32_nhwc_g2mb2ic128ih6iw5oc40kh3ph1+residual", "tma", {"bm": 128, "wm": 2}),
     ("u8s8u8_nhwc_mb2ic96ih9iw8oc32kh1sh2+constant", "tma", {"bk": 128}),
     ("u8s8s8_nhwc_mb2ic16iw19oc24kw5pw2", "tma", {}),
+    ("u8s8u8_nhwc_mb2ic16ih2iw1oc24kh5kw3ph2pw1", "tma", {}),
+    # rows of x copied once for all taps: tiles beyond the last row, blocks of channels, a stage of a row of taps
+    ("u8s8u8_nhwc_mb2ic64ih7iw13oc32kh3ph1+residual", "halo", {}),
+    ("s8s8s8_nhwc_mb3ic160ih5iw9oc70kh3ph1ph_r0dh2dw2pw2+constant", "halo", {"bk": 128, "bn": 64}),
+    ("u8s8s32_nhwc_g2mb1ic128ih9iw30oc64kh2kw5pw2", "halo", {"bm": 128, "wm": 2}),
+    ("u8s8f16_nhwc_mb2ic16ih6iw5oc24kh3kw1ph1+residual", "halo", {"bn": 64, "bk": 128}),
 ]
 
 
@@ -82,6 +90,18 @@ def test_a_residual_over_any_scale(queue, out):
         with np.errstate(over="ignore"):
             expected = reference.compute(problem, **operands)
         assert np.array_equal(tried.compute(operands), expected), (exponent, apart)
+
+
+@pytest.mark.parametrize("engine", ["int8", "int8_wgmma", "int8_tma", "int8_halo"])
+def test_the_probe_looks_at_bytes(queue, monkeypatch, engine):
+    """A sum, a zero point and a residual that are off by one step are seen."""
+    sound = Int8Plan.product_text
+    monkeypatch.setattr("convdispatch_nvidia.int8.plan.Int8Plan", functools.partial(Int8Plan, emulate=True))
+    assert probe._answer(queue.context, engine) is None
+    for right, wrong in (("X_ZERO(table) * (uint)", "(X_ZERO(table) - 1) * (uint)"), ("NUMBER(4)", "NUMBER(5)"),
+                         ("= (words[1] & 1)", "= 2 + (words[1] & 1)")):  # fmt: skip
+        monkeypatch.setattr(Int8Plan, "product_text", lambda plan, a=right, b=wrong: sound(plan).replace(a, b))
+        assert probe._answer(queue.context, engine) == "the probe computed wrong results", right
 
 
 LAYERS = [

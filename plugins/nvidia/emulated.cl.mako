@@ -39,6 +39,11 @@ inline ushort cvt_f16_f32(float v) {
 inline WIDE value_of(uint u, int place) { return (${"uchar" if type == "u8" else "char"})(u >> 8 * place); }
 inline WIDE value_of_b(uint u, int place) { return (char)(u >> 8 * place); }
 inline float byte_over_2_23(uint word, int which) { return as_float(0x4b000000u | (word >> 8 * which & 255)); }
+inline int round_plus(float v, int z) { return max((int)rint(clamp(v, -1e6f, 1e6f)) + z, 0); }
+inline uint saturated_bytes(int a, int b, int c, int d) {
+  const uint4 v = convert_uint4(clamp((int4)(a, b, c, d), 0, 255));
+  return v.x | v.y << 8 | v.z << 16 | v.w << 24;
+}
 % elif type == "f16":
 inline WIDE value_of(uint u, int upper) { return cvt_f32_f16((ushort)(upper ? u >> 16 : u)); }
 % elif type == "bf16":

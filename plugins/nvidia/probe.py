@@ -22,11 +22,15 @@ _TILES = {
     "int8": {"bm": 32, "bn": 64, "wm": 2, "wn": 2},
     "int8_wgmma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "engine": "wgmma"},
     "int8_tma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "engine": "tma"},
+    "int8_halo": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "engine": "halo"},
 }
 _HOPPER, _AMPERE = ("sm_90",), ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
 _HAVE = {"mma": _AMPERE, "wgmma": _HOPPER, "tma": _HOPPER, "tma_tf32": _HOPPER, "direct": _AMPERE, "grouped": _AMPERE,
-         "int8": _AMPERE, "int8_wgmma": _HOPPER, "int8_tma": _HOPPER}  # fmt: skip
+         "int8": _AMPERE, "int8_wgmma": _HOPPER, "int8_tma": _HOPPER, "int8_halo": _HOPPER}  # fmt: skip
 """Architectures that have an engine's instructions; whether the driver takes them is another question."""
+_BYTES = Quantization(x_scale=0.75, x_zero_point=1, y_scale=0.75, y_zero_point=5, dtype="int8", residual_scale=0.5,
+                      residual_zero_point=2)  # fmt: skip
+"""Of a quantized probe: a sum's one is a step of y, and nothing lies halfway between two."""
 _failed: dict[tuple[str, str, str], str] = {}
 """By device, driver and engine: what was found wrong in this process."""
 
@@ -43,10 +47,10 @@ def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
 
         problem = _PROBLEM.replace(dtype="float16", layout="nhwc")
         return problem, GroupedPlan(context, problem, tile)
-    if engine in ("int8", "int8_wgmma", "int8_tma"):
+    if engine.startswith("int8"):
         from .int8.plan import Int8Plan
 
-        problem = _PROBLEM.replace(dtype="int8", out_dtype="int32", layout="nhwc")
+        problem = _PROBLEM.replace(dtype="int8", out_dtype="int8", layout="nhwc", residual=True)
         return problem, Int8Plan(context, problem, tile)
     if engine in ("tma", "tma_tf32"):
         from .tma.plan import TmaPlan
@@ -70,25 +74,32 @@ def _answer(context: Any, engine: str) -> str | None:
         x = random.integers(-3, 4, (problem.mb, problem.ih, problem.iw, problem.ic))  # sums stay exact in 16 bits
         w = random.integers(-1, 2, (problem.oc, problem.kh, problem.kw, problem.ic))
         last = problem.layout == "nhwc"
-        y = np.full(problem.y_shape, -999, problem.out_dtype or problem.dtype)  # which no sum is
+        y = np.full(problem.y_shape, -128 if problem.quantized else -999, problem.out_dtype or problem.dtype)  # no sum
         given = [np.ascontiguousarray(each if last else each.transpose(0, 3, 1, 2), problem.dtype) for each in (x, w)]
-        table = Quantization().table(problem.oc)
+        residual = random.integers(-60, 60, problem.y_shape).astype(np.int8)
+        table = _BYTES.table(problem.oc, residual=True)
         flags = cl.mem_flags
-        *buffers, table = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=each)
-                           for each in (*given, y, table)]  # fmt: skip
-        extras = {"bias": table} if problem.quantized else {}
+        *buffers, table, added = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=each)
+                                  for each in (*given, y, table, residual)]  # fmt: skip
+        extras = {"bias": table, "residual": added} if problem.quantized else {}
         plan.enqueue(queue, *buffers, cl.Buffer(context, flags.READ_WRITE, max(4, plan.workspace_size)), **extras)
         cl.enqueue_copy(queue, y, buffers[2])
     except Frozen:
         raise
     except Exception as error:
         return f"the probe failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    if problem.quantized:
+        x = x - _BYTES.x_zero_point
     padded = np.pad(x, ((0, 0), (problem.ph, problem.ph), (problem.pw, problem.pw), (0, 0)))
     expected = sum(
         np.einsum("oc,nhwc->nhwo", w[:, i, j], padded[:, i : i + problem.oh, j : j + problem.ow])
         for i in range(problem.kh)
         for j in range(problem.kw)
     )
+    if problem.quantized:
+        added = (residual - float(_BYTES.residual_zero_point)) * _BYTES.residual_scale
+        expected = np.rint((expected * _BYTES.x_scale + added) / _BYTES.y_scale) + _BYTES.y_zero_point
+        expected = np.clip(expected, -128, 127)
     right = np.array_equal(y if last else y.transpose(0, 2, 3, 1), expected)
     return None if right else "the probe computed wrong results"
 

@@ -52,6 +52,20 @@ inline float byte_over_2_23(uint word, int which) {
   asm("prmt.b32 %0, %1, 0x4b000000, %2;" : "=r"(v) : "r"(word), "r"(0x7540 + which));
   return as_float(v);
 }
+// round(v) + z, half to even, 0 where that is less; z is even. Of numbers that are multiples of the smallest one, 2 ** -149, the
+// bits are an integer, and what rounds a sum to such a one rounds it to an integer.
+inline int round_plus(float v, int z) {
+  float count;
+  asm("fma.rn.sat.f32 %0, %1, 0f00000001, %2;" : "=f"(count) : "f"(v), "f"(as_float(z)));
+  return as_int(count);
+}
+// Four bytes, each the nearest to its integer.
+inline uint saturated_bytes(int a, int b, int c, int d) {
+  uint v;
+  asm("{\n.reg .b32 upper;\ncvt.pack.sat.u8.s32.b32 upper, %4, %3, 0;\ncvt.pack.sat.u8.s32.b32 %0, %2, %1, upper;\n}"
+      : "=r"(v) : "r"(a), "r"(b), "r"(c), "r"(d));
+  return v;
+}
 % endif
 % if "copies" in groups or "bulk" in groups:
 
@@ -185,8 +199,10 @@ inline void ${name}(${", ".join(args)}) {
 ${copier("copy_im2col", "im2col", 4, 2)}\
 ${copier("copy_box2", "tile", 2, 0)}\
 ${copier("copy_box3", "tile", 3, 0)}\
+${copier("copy_box4", "tile", 4, 0)}\
 #define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(map, base + (to), c, w, h, n, ow, oh, bar)
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box2(map, base + (to), c0, c1, bar)
+#define COPY_BOX4(map, to, c0, c1, c2, c3, bar) copy_box4(map, base + (to), c0, c1, c2, c3, bar)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box3(map, base + (to), c0, c1, c2, bar)
 
 // --- between lanes: v of the lane whose number differs from this one's in the bits of ``with``

@@ -6,7 +6,6 @@ PyTorch's or CuPy's caching serves it and a capture into a CUDA graph stays insi
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...api.errors import ConvDispatchError, NoDevice
-from .. import background
 from ..commands.interface import Commands, Kernel
 from ..cuda_driver import Cuda, CudaError, cuda_of, number_of, unavailable
 from ..memory import allocator
@@ -37,7 +35,6 @@ _LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}
 _NO_TIMING = 2
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA reads it once a process too
-_brought_up: set[int] = set()
 _lock = threading.Lock()
 
 
@@ -90,18 +87,6 @@ def place_of(number: int) -> CudaPlace:
     """CUDA's device of a number. Raises NoDevice where NVIDIA's OpenCL has no such device."""
     with _lock:  # threads that ask while it is made wait
         return _place_of(number)
-
-
-def bring_up(number: int) -> None:
-    """Make the place of a number in a thread of its own, once; where that fails, whoever asks for it next hears why."""
-
-    def work() -> None:
-        with contextlib.suppress(Exception):
-            place_of(number)
-
-    if number not in _brought_up:
-        _brought_up.add(number)
-        background.start(work, "convdispatch-device")
 
 
 @functools.lru_cache(maxsize=64)

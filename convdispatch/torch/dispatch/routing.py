@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import warnings
@@ -16,9 +15,6 @@ from ...calls.framework.enabled import Enabled
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.tiers import Compiling
 from ...device import runtime
-from ...device.cuda.stream import bring_up
-from ...selection.planpack import from_environment
-from ...selection.plugins.loader import plugins
 from .. import counting, ranks
 from ..captures import watch_captures
 from ..settings import DEFAULT, Settings, checked
@@ -47,8 +43,7 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
     From the call on, or inside ``with enable():``. ``math`` is ``conv``'s for float32 data; None obeys PyTorch's
     switches (``torch.backends.cudnn.allow_tf32`` on CUDA, ``torch.set_float32_matmul_precision`` on CPUs). ``solver``
     names the only solvers that may run, by glob; convolutions of fewer than ``min_flops`` operations stay PyTorch's.
-    What cannot be done here goes to PyTorch's own kernel, and ``counters`` says why. A process that works by CUDA
-    already makes its OpenCL device ready meanwhile, in a thread.
+    What cannot be done here goes to PyTorch's own kernel, and ``counters`` says why.
 
     Raises InvalidArgument, and RuntimeError for a rank that hears nothing of rank 0.
     """
@@ -56,11 +51,6 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
     ranks.meet()
     watch_captures()
     _set(settings)
-    if torch.cuda.is_initialized():
-        bring_up(torch.cuda.current_device())
-        plugins()  # meanwhile: a first call waits for all of it
-        with contextlib.suppress(ConvDispatchError):  # which that call raises
-            from_environment()
     return Enabled(lambda: _set(before))
 
 

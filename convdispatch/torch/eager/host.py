@@ -19,6 +19,8 @@ from ...selection.prepared import Constant
 from ..cores import share_cores
 from ..counting import solved
 
+_OFTEN = 4
+"""Calls of a problem by OpenCL's own threads from which on PyTorch's leave them the cores."""
 _SMALL = 1 << 16
 """Bytes of a result below which NumPy makes it."""
 _POOLED = 1 << 25
@@ -48,9 +50,7 @@ class HostCall(HostProblem):
             self._back = (0, ndim - 1, *range(1, ndim - 1))
         self._views: Any = None
         self._fast_path = self._make_fast_path() if self.shared else None
-        if self._fast_path is None:
-            share_cores()
-        self._solver = self.solver
+        self._solver, self._long_ways = self.solver, 0
 
     def _make_fast_path(self) -> Any:
         form = self.form
@@ -106,6 +106,9 @@ class HostCall(HostProblem):
             bias = bias.contiguous()
         if residual is not None:
             residual = residual.contiguous(memory_format=self.form)
+        self._long_ways += 1
+        if self._long_ways == _OFTEN:  # not for the call or two by which a fused model is compared with its layers
+            share_cores()
         if self.shared:
             self._run(given, bias, residual, constant)
         else:

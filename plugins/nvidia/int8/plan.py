@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,9 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, bui
 
 from ..hopper import build_for_hopper
 from ..tma.maps import WORDS
-from .stream import MAPS, MOST_GROUPS, StreamTiling, tiling_of
+from .engines import tiling_of
+from .halo import HaloTiling
+from .stream import StreamTiling
 from .tiling import Int8Tile, Int8Tiling
 
 __all__ = ["Int8Plan", "areas_of"]
@@ -39,8 +42,8 @@ class Int8Plan(StepPlan):
         program = (build_for_hopper if hopper else build)(context, self.product_text())
         items, groups = tiling.tile.items, tiling.work_groups
         if stream:
-            items += 0 if emulate else 32
-            groups = min(groups, context.devices[0].max_compute_units * tiling.resident, MOST_GROUPS)
+            items += 0 if emulate else 32 * tiling.copiers
+            groups = tiling.staying(context.devices[0].max_compute_units)
         product = Launch(program, "product", (groups * items,), (items,), given, names=OPERANDS)
         pack = Launch(build(context, self.pack_text()), "pack", (tiling.packed_rows * 128,), (128,),
                       ["w", "workspace", np.int64(place)], names=OPERANDS)  # fmt: skip
@@ -52,7 +55,7 @@ class Int8Plan(StepPlan):
     def _key(self) -> str:
         tiling = self.tiling
         return repr(("nvidia.int8", tiling.problem.w_shape, tiling.problem.g, tiling.rows, tiling.row_bytes,
-                     tiling.parts, tiling.run))  # fmt: skip
+                     tiling.parts, tiling.run, tiling.corners))  # fmt: skip
 
     def product_text(self) -> str:
         """The product's program."""
@@ -61,13 +64,15 @@ class Int8Plan(StepPlan):
         if not isinstance(tiling, StreamTiling):
             return text + kernel_text(__package__, "product.cl.mako", tiling=tiling)
         encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in tiling.maps]
-        return text + kernel_text(__package__, "stream.cl.mako", tiling=tiling, emulate=self._emulate, encoded=encoded,
-                                  maps_at=0, maps_each=MAPS)  # fmt: skip
+        file = "halo.cl.mako" if isinstance(tiling, HaloTiling) else "stream.cl.mako"
+        return text + kernel_text(__package__, file, tiling=tiling, emulate=self._emulate, encoded=encoded)
 
     def pack_text(self) -> str:
         """The packing's program."""
         tiling = self.tiling
         text = define(OCG=tiling.n, ROWS=tiling.rows, PARTS=tiling.parts, K=tiling.part_k, ROW_BYTES=tiling.row_bytes,
-                      RUN=tiling.run,
-                      ALL=tiling.packed_rows, SUMS_AT=f"{tiling.packed_rows * tiling.row_bytes}L")  # fmt: skip
+                      RUN=tiling.run, SETS=tiling.sets,
+                      CORNERS=str(list(itertools.chain(*tiling.corners)))[1:-1],
+                      COLUMNS=tiling.problem.kw if tiling.parts > 1 else 1, ALL=tiling.packed_rows,
+                      SUMS_AT=f"{tiling.packed_rows * tiling.row_bytes}L")  # fmt: skip
         return text + kernel_text(__package__, "pack.cl")

@@ -1,5 +1,5 @@
 ## What follows the sums of a tile: parts of ``product.cl.mako`` and ``stream.cl.mako``, whose kernels have m0, n0, group, tid, lane,
-## m_warp, n_warp and sum; offsets and multipliers.
+## m_warp, n_warp and sum; offsets and multipliers; and of ``halo.cl.mako``, which has image and top for m0.
 ##
 ## Rows of packed weights stand in an order (``pack.cl``) by which a work item's sums of a place are those of ``run``
 ## neighbouring channels, and four lanes' lie side by side: they are finished in registers and leave for y from there.
@@ -70,22 +70,30 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
 #pragma unroll
   EACH v[i] = add_rn(v[i], mul_rn(ELEMENT(*added, i), NUMBER(4)));
 #endif
+#if OUT_BYTES
+  if (table[10]) {
+#pragma unroll
+    EACH v[i] = clamp(v[i], NUMBER(6), NUMBER(7));
+  }
+  int n[${run}];
+#pragma unroll
+  EACH n[i] = round_plus(v[i], table[11]);
+  if (table[1] & 1) {
+#pragma unroll
+    EACH --n[i];
+  }
+#pragma unroll
+  for (int i = 0; i < ${run}; i += 4) run.words[i / 4] = saturated_bytes(n[i], n[i + 1], n[i + 2], n[i + 3])${" ^ 0x80808080u" if tiling.problem.out_dtype == "int8" else ""};
+#else
 #pragma unroll
   EACH v[i] = clamp(v[i], NUMBER(6), NUMBER(7));
-#if OUT_BYTES
-#pragma unroll
-  for (int i = 0; i < ${run}; i += 4) {
-    uint bytes[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) bytes[k] = as_uint(add_rn(v[i + k], SHIFT)) + (uint)table[1] & 255;
-    run.words[i / 4] = bytes[0] | bytes[1] << 8 | bytes[2] << 16 | bytes[3] << 24;
-  }
-#elif OUT_FLOAT16
+#if OUT_FLOAT16
 #pragma unroll
   for (int i = 0; i < ${run}; i += 2) run.words[i / 2] = cvt_f16_f32(v[i]) | (uint)cvt_f16_f32(v[i + 1]) << 16;
 #else
 #pragma unroll
   EACH run.words[i] = as_uint(v[i]);
+#endif
 #endif
 #endif
   return run;
@@ -100,14 +108,22 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
     words[14] = words[13] ? as_int(1.0f) : clamp(254 - (words[12] >> 23), 1, 254) << 23;
     words[12] = as_int(mul_rn(as_float(words[12]), as_float(words[14])));
     words[15] = as_int(div_rn(1.0f, as_float(words[12])));
+#if OUT_BYTES  // whether y has other bounds than its type; its zero point as of unsigned bytes, one more where that is odd
+    const int lowest = ${-128 if tiling.problem.out_dtype == "int8" else 0} - words[1];
+    words[10] = as_float(words[6]) != (float)lowest | as_float(words[7]) != (float)(lowest + 255);
+    words[11] = (words[1] & 1) - lowest;
+#endif
 </%def>\
 ## What each channel needs after its sums.
 <%def name="numbers()">\
 <% t = tiling.tile %>\
     for (int i = tid; i < ${t.bn}; i += ${t.items}) {
       const int channel = group * ${tiling.n} + min(n0 + i, ${tiling.n - 1});
-      offsets[i] = (uint)BIASES(table)[channel] - (uint)X_ZERO(table) * (uint)sums_of_w[group * ${tiling.rows} + n0 + i];
+      const uint bias = BIASES(table)[channel];
       multipliers[i] = MULTIPLIERS(table)[channel];
+% for number in range(tiling.sets):
+      offsets[i + ${number * t.bn}] = bias - (uint)X_ZERO(table) * (uint)sums_of_w[group * ${tiling.rows} + n0 + i + ${number * tiling.packed_rows}];
+% endfor
     }
 </%def>\
 ## The residual's lines come into the cache while slices are multiplied.
@@ -116,9 +132,27 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
 % if tiling.problem.residual:
     for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
       const int r = i / ${lines}, b = i % ${lines} * 128;
-      if (m0 + r < ${tiling.places} & n0 * ${size} + b < ${tiling.n * size})
-        prefetch_line((global const uchar *)residual + ((long)(m0 + r) * OC + group * ${tiling.n} + n0) * ${size} + b);
+${place_of("r", "")}\
+      if (there && n0 * ${size} + b < ${tiling.n * size})
+        prefetch_line((global const uchar *)residual + ((long)m * OC + group * ${tiling.n} + n0) * ${size} + b);
     }
+% endif
+</%def>\
+## Place m of y of a tile's row r, and whether there is one.
+<%def name="place_of(r, name)">\
+% if tiling.by_rows:
+      const int row${name} = (${r}) / ${tiling.pitch}, column${name} = (${r}) % ${tiling.pitch}, m${name} = (image * OH + top + row${name}) * OW + column${name};
+      const int there${name} = column${name} < OW & row${name} < min(${tiling.tile_rows}, OH - top);
+% else:
+      const int m${name} = m0 + ${r}, there${name} = m${name} < ${tiling.places};
+% endif
+</%def>\
+## Where the offsets begin for the taps that lie in x of a tile's row r: the copy engine's zeros stand for x_zero.
+<%def name="set_of(r, name)">\
+% if tiling.by_rows:
+      const int set${name} = (ROW_SET[min(top + (${r}) / ${tiling.pitch}, OH - 1)] + COLUMN_SET[min((${r}) % ${tiling.pitch}, OW - 1)]) * ${tiling.tile.bn};
+% else:
+      const int set${name} = (ROW_SET[(m0 + ${r}) / OW % OH] + COLUMN_SET[(m0 + ${r}) % OW]) * ${tiling.tile.bn};
 % endif
 </%def>\
 <%def name="place(g, i, half)">\
@@ -126,12 +160,17 @@ inline RUN finish_run(const int *table, const int *sums, const OFFSETS *offset, 
 t, size, run, nbytes = numbers_of(tiling)
 left = str(nbytes) if tiling.n % t.bn == 0 else f"({tiling.n} - n0 - n_lane - {g * 4 * run}) * {size}"
 %>\
-% if tiling.places % t.bm:
+% if tiling.by_rows:
+      const int left = there${half} ? ${left} : 0;
+      const long byte = first_byte + ((long)m${half} * OC + ${g * 4 * run}) * ${size};
+% else:
+% if tiling.ragged:
       const int left = m_lane + ${i * 16 + half * 8} < ${tiling.places} ? ${left} : 0;
 % else:
       const int left = ${left};
 % endif
       const long byte = first_byte + ${((i * 16 + half * 8) * tiling.problem.oc + g * 4 * run) * size};
+% endif
 </%def>\
 <%def name="loaded(g, halves)">\
 % for i, half in halves:
@@ -151,8 +190,21 @@ t, size, run, nbytes = numbers_of(tiling)
 blocks = 2 * t.frag_n // run
 halves = [(i, half) for i in range(t.frag_m) for half in range(2)]
 %>\
-    const int m_lane = m0 + m_warp + lane / 4, n_lane = n_warp + lane % 4 * ${run};
+    const int n_lane = n_warp + lane % 4 * ${run};
+% if tiling.sets > 1:
+% for half in range(2):
+${set_of(f"m_warp + lane / 4 + {8 * half}", half)}\
+% endfor
+% endif
+% if tiling.by_rows:
+% for half in range(2):
+${place_of(f"m_warp + lane / 4 + {8 * half}", half)}\
+% endfor
+    const long first_byte = (group * ${tiling.n} + n0 + n_lane) * ${size};
+% else:
+    const int m_lane = m0 + m_warp + lane / 4;
     const long first_byte = ((long)m_lane * OC + group * ${tiling.n} + n0 + n_lane) * ${size};
+% endif
 ${loaded(0, halves)}\
 % for g in range(blocks):
 % if g + 1 < blocks:
@@ -163,12 +215,18 @@ ${loaded(g + 1, halves)}\
       FACTORS multiplier;
 #pragma unroll
       for (int i = 0; i < ${run // 4}; ++i) {
+% if tiling.sets == 1:
         offset.fours[i] = ((local const uint4 *)(offsets + n_lane + ${g * 4 * run}))[i];
+% endif
         multiplier.fours[i] = ((local const float4 *)(multipliers + n_lane + ${g * 4 * run}))[i];
       }
 % for i, half in halves:
       {
 ${place(g, i, half)}\
+% if tiling.sets > 1:
+#pragma unroll
+        for (int i = 0; i < ${run // 4}; ++i) offset.fours[i] = ((local const uint4 *)(offsets + set${half} + n_lane + ${g * 4 * run}))[i];
+% endif
         const int sums[${run}] = {${", ".join(f"sum[{(i * t.frag_n + (g * run + c) // 2) * 4 + half * 2 + c % 2}]" for c in range(run))}};
         store_run((global uchar *)y + byte, left, finish_run(words, sums, &offset, &multiplier, &added${g}_${i}_${half}));
       }

@@ -11,8 +11,8 @@ from ..pace import memory, pace
 from ..probe import refusal, require
 from ..tma.maps import missing
 from .choice import choices, seconds
+from .engines import tiling_of
 from .plan import Int8Plan, areas_of
-from .stream import tiling_of
 from .tiling import Int8Tile, Int8Tiling
 
 __all__ = ["Int8"]
@@ -39,7 +39,8 @@ class Int8(Solver):
         """Tiles, the one that is expected to be fastest first."""
         engines = ["mma"]
         engines += ["wgmma"] if refusal(device, "int8_wgmma") is None else []
-        engines += ["tma"] if missing() is None and refusal(device, "int8_tma") is None else []
+        for each in ("tma", "halo") if missing() is None else ():
+            engines += [each] if refusal(device, f"int8_{each}") is None else []
         for tile in choices(problem, device.compute_units, tuple(engines)):
             yield tile.config()
 

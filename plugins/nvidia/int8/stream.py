@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
-
 from ..hopper import LOCAL_LIMIT
 from ..instructions import Instructions, Wgmma
 from ..tma.maps import Im2col, Map, Tiled
-from .tiling import Int8Tile, Int8Tiling
+from .inside import Inside, inside
+from .tiling import Int8Tiling
 
-__all__ = ["MAPS", "MOST_GROUPS", "StreamTiling", "tiling_of"]
+__all__ = ["StreamTiling"]
 
-MAPS, MOST_GROUPS = 256, 528
-"""Bytes of a work group's two maps, and work groups that stay, at most."""
+_MAPS, _MOST_GROUPS = 256, 528
+"""Bytes of a warp's two maps, and work groups that stay, at most."""
 _NEAREST, _FARTHEST, _OFFSET, _STEP, _TAPS = -128, 127, 255, 8, 32
 """What an im2col map can say: its corners, its offsets and its steps; taps that a mask has."""
 
@@ -31,12 +30,17 @@ class StreamTiling(Int8Tiling):
 
     @property
     def slices(self) -> int:
-        """Of a sum."""
+        """Of a sum, as stages hold them."""
+        return self.tap_slices
+
+    @property
+    def tap_slices(self) -> int:
+        """Of a channel's weights, and of a sum."""
         return self.taps * self.blocks
 
     @property
     def parts(self) -> int:
-        """Of a row of packed weights, whose sums are kept: taps."""
+        """Of a row of packed weights: taps."""
         return self.taps
 
     @property
@@ -59,10 +63,46 @@ class StreamTiling(Int8Tiling):
         """Of all work groups."""
         return self.m_tiles * self.n_tiles * self.problem.g
 
+    @functools.cached_property
+    def _inside(self) -> tuple[Inside, Inside]:
+        return inside(self.problem)
+
+    @property
+    def sets(self) -> int:
+        """Sets of taps that lie in x, whose weights' sums are kept."""
+        rows, columns = self._inside
+        return len(rows.ranges) * len(columns.ranges)
+
+    @property
+    def corners(self) -> list[tuple[int, int, int, int]]:
+        """Of each set: its first row of taps, the one after its last, and columns likewise."""
+        rows, columns = self._inside
+        return [(*row, *column) for row in rows.ranges for column in columns.ranges]
+
+    @property
+    def set_of(self) -> tuple[list[int], tuple[int, ...]]:
+        """What a row of y and a column add to a set's number."""
+        rows, columns = self._inside
+        return [each * len(columns.ranges) for each in rows.of], columns.of
+
+    def staying(self, units: int) -> int:
+        """Work groups on a device of ``units`` multiprocessors."""
+        return min(self.tiles, units * self.resident, _MOST_GROUPS)
+
+    @property
+    def copiers(self) -> int:
+        """Warps that copy, beside those that multiply."""
+        return 1
+
+    @property
+    def maps_each(self) -> int:
+        """Bytes of a work group's maps."""
+        return self.copiers * _MAPS
+
     @property
     def maps_bytes(self) -> int:
         """Where every work group keeps its maps."""
-        return MOST_GROUPS * MAPS
+        return _MOST_GROUPS * self.maps_each
 
     @property
     def instructions(self) -> Instructions:
@@ -109,8 +149,3 @@ class StreamTiling(Int8Tiling):
         if self.registers > 512 // (t.wm + 1) // 8 * 8:  # the assembler counts warps in fours
             return "more sums than registers"
         return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None
-
-
-def tiling_of(problem: ConvProblem, tile: Int8Tile) -> Int8Tiling:
-    """The tiling of a tile's engine."""
-    return (StreamTiling if tile.engine == "tma" else Int8Tiling)(problem, tile)

@@ -35,7 +35,7 @@ class Int8Tile(Configured):
     """Slices in local memory."""
     engine: str = "mma"
     """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory; ``tma``: these, fed by the
-    copy engine (``stream``)."""
+    copy engine (``stream``); ``halo``: these, of x that is copied once for all taps."""
 
     @property
     def items(self) -> int:
@@ -112,6 +112,11 @@ class Int8Tiling:
         return -(-self.places // self.tile.bm)
 
     @property
+    def ragged(self) -> bool:
+        """Whether tiles hold places beyond the last."""
+        return self.places % self.tile.bm > 0
+
+    @property
     def n_tiles(self) -> int:
         """Tiles along n, of a group."""
         return -(-self.n // self.tile.bn)
@@ -132,20 +137,39 @@ class Int8Tiling:
         return 1
 
     @property
+    def sets(self) -> int:
+        """Sets of taps, by places, whose weights' sums are kept: here that of all."""
+        return 1
+
+    @property
+    def corners(self) -> list[tuple[int, int, int, int]]:
+        """Of each set: its first row of parts, the one after its last, and columns likewise."""
+        return [(0, 1, 0, 1)]
+
+    @property
     def part_k(self) -> int:
         """Weights of one."""
         return self.k
 
     @property
     def packed_size(self) -> int:
-        """Bytes of packed weights; behind them lies each row's sum, and that of each part where there are several."""
-        sums = 1 if self.parts == 1 else 1 + self.parts
-        return self.packed_rows * (self.row_bytes + 4 * sums)
+        """Bytes of packed weights; behind them lie each row's sums."""
+        return self.packed_rows * (self.row_bytes + 4 * self.sets)
 
     @property
     def work_groups(self) -> int:
         """A tile each."""
         return self.m_tiles * self.n_tiles * self.problem.g
+
+    @property
+    def copiers(self) -> int:
+        """Warps that copy, beside those that multiply."""
+        return 0
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a tile's places stand in rows of x's length (``halo``), not one behind the other."""
+        return False
 
     @property
     def registers(self) -> int:
@@ -158,7 +182,7 @@ class Int8Tiling:
     def resident(self) -> int:
         """Work groups of a multiprocessor at a time."""
         t = self.tile
-        warps = t.items // 32 + (1 if t.engine == "tma" else 0)
+        warps = t.items // 32 + self.copiers
         room = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
         held = _REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
         return max(1, min(held // warps, room, _WARPS // warps))
@@ -184,6 +208,16 @@ class Int8Tiling:
         return (self.tile.bm + self.tile.bn) * self.tile.bk
 
     @property
+    def depth(self) -> int:
+        """Products of a sum, those of filled up slices too."""
+        return self.row_bytes
+
+    @property
+    def copied(self) -> int:
+        """Bytes of a tile that come into local memory."""
+        return self.slices * self.stage_bytes
+
+    @property
     def run(self) -> int:
         """Neighbouring channels of a work item: 4 or more, and no more than it writes at once."""
         size = self.problem.out_itemsize
@@ -202,7 +236,7 @@ class Int8Tiling:
     @property
     def local_bytes(self) -> int:
         """Of a work group."""
-        return self.numbers_at + 8 * self.tile.bn
+        return self.numbers_at + 4 * (self.sets + 1) * self.tile.bn
 
     @functools.cached_property
     def inside(self) -> bool:

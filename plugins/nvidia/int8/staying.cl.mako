@@ -1,0 +1,97 @@
+## What ``stream.cl.mako`` and ``halo.cl.mako`` share: work groups that stay, fed by the copy engine; their barriers and maps, and
+## what comes before a tile's sums leave.
+<%namespace name="results" file="results.cl.mako"/>\
+<%def name="macros()">\
+<% t = tiling.tile %>\
+${results.macros()}\
+#define LBO 16
+#define SBO ${8 * t.bk}
+#define B_LBO LBO
+#define B_SBO SBO
+% if tiling.sets > 1:
+constant int ROW_SET[OH] = {${", ".join(map(str, tiling.set_of[0]))}}, COLUMN_SET[OW] = {${", ".join(map(str, tiling.set_of[1]))}};
+% endif
+% if not emulate:
+constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
+% else:
+// What the copy engine does with the maps, in plain C: all work items copy.
+inline void put_swizzled(local uchar *memory, uint to, int row, int c, uchar v) {
+  const int place = row * ${t.bk} + c;
+  memory[to + (place ^ (place >> 7 & ${7 if t.bk == 128 else 3}) << 4)] = v;
+}
+inline void copy_box2(local uchar *memory, global const uchar *w, uint to, int c0, int c1) {
+  for (int i = get_local_id(0); i < ${t.bn * t.bk}; i += get_local_size(0))
+    put_swizzled(memory, to, i / ${t.bk}, i % ${t.bk}, w[(long)(c1 + i / ${t.bk}) * ${tiling.row_bytes} + c0 + i % ${t.bk}]);
+}
+#define COPY_BOX2(map, to, c0, c1, bar) copy_box2(memory, map, to, 2 * (c0), c1)
+#define prefetch_line(at)
+% endif
+</%def>\
+## The kernel's head. copiers: warps that copy.
+<%def name="head(copiers)">\
+<% t = tiling.tile %>\
+kernel __attribute__((reqd_work_group_size(${t.items + (0 if emulate else 32 * copiers)}, 1, 1)))
+void product(global const uchar *restrict x, global const uchar *restrict w, long w_at, global OUT *restrict y, global uchar *workspace, TABLE_PARAMS) {
+  local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
+  local uchar *memory = (local uchar *)area;
+  local uint *offsets = (local uint *)(memory + ${tiling.numbers_at});
+  local float *multipliers = (local float *)(offsets + ${tiling.sets * t.bn});
+  const uint base = LOCAL_BASE(memory);
+  const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
+  const int first = get_group_id(0), step = get_num_groups(0);
+  w += w_at;
+</%def>\
+## Every slot's barriers: ``full`` counts what one warp says that it copies, ``empty`` warps that have read.
+<%def name="barriers(slots)">\
+  const uint bars = base + ${tiling.bars_at};
+  if (tid == 0) {
+#pragma unroll
+    for (int i = 0; i < ${slots}; ++i) {
+      barrier_init(bars + i * 16, 1);
+      barrier_init(bars + i * 16 + 8, ${tiling.tile.wm * 4});
+    }
+    barriers_visible();
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+</%def>\
+## A copying warp's own maps: of x, and of packed weights.
+<%def name="maps(copier)">\
+      global ulong *maps = (global ulong *)(workspace + get_group_id(0) * ${tiling.maps_each} + ${256 * copier});
+#pragma unroll
+      for (int i = 0; i < 32; ++i) maps[i] = MAPS[i];
+      map_address(maps, (global const ushort *)x);
+      map_address(maps + 16, (global const ushort *)w);
+      maps_visible(maps);
+      const ulong MAP_A = (ulong)maps, MAP_B = (ulong)(maps + 16);
+</%def>\
+## The next slot of a ring.
+<%def name="advance(bytes, slots, first)">\
+          at += ${bytes};
+          bar += 16;
+          if (bar == bars + ${16 * (first + slots)}) {
+            at -= ${bytes * slots};
+            bar -= ${16 * slots};
+            parity ^= 1;
+          }
+</%def>\
+<%def name="multiplying()">\
+<% t = tiling.tile %>\
+    const int m_warp = warp * 16, n_warp = 0;
+    int held = -1;
+    const uint a_from = warp / 4 * ${64 * t.bk};
+    global const int *sums_of_w = (global const int *)(w + ${tiling.packed_rows * tiling.row_bytes});
+    int sum[${t.frag_n * 4}];
+#pragma unroll
+    for (int i = 0; i < ${t.frag_n * 4}; ++i) sum[i] = 0;
+${results.words()}\
+</%def>\
+## The work group's channels are most often those of its tile before.
+<%def name="numbers(meet)">\
+      if (held != tile % ${tiling.n_tiles} + group * ${tiling.n_tiles}) {
+        held = tile % ${tiling.n_tiles} + group * ${tiling.n_tiles};
+        ${meet};
+${results.numbers()}\
+        ${meet};
+      }
+${results.prefetch()}\
+</%def>\
