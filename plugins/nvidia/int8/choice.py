@@ -29,6 +29,7 @@ _BEGIN = {"mma": 1630.0, "wgmma": 1630.0, "tma": 180.0, "halo": 180.0}  # cycles
 _FILL = 540.0  # cycles of a tile before and after its slices
 _WRITTEN, _ADDED = 10.9, 4.8  # elements of y a cycle; with a residual
 _MEMORY = 0.8  # of a copy's bandwidth
+_WIDE = 1.3  # times that a tile's sums take to leave where a work item holds 128 of them
 _HIDDEN = 4.4  # 1: products and memory add up; the larger, the more of one the other hides
 _START, _PACK = 2.2e-6, 1.6e-6  # seconds of the launch, and of the one that packs weights
 _MOST, _DEEPEST = 16, 8
@@ -53,6 +54,8 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     work = max(t.bm * t.bn * tiling.depth / _MACS[t.engine], copied / _COPIED)  # of a tile
     added = min(_ADDED, resident * t.items / 64)  # few warps wait for what they add
     leaving = t.bm * t.bn / (added if p.residual and p.out_itemsize == 1 else _WRITTEN)
+
+    leaving *= _WIDE if t.engine in _STAYING and t.bn == 256 else 1.0
 
     def together(count: int) -> float:
         return max(count * work, tiling.slices * _LATENCY / t.ahead) + _FILL + count * leaving if count else 0.0
