@@ -106,8 +106,8 @@ def test_an_operand_of_a_call_is_never_its_results_memory(device):
     assert (y == 32).all()
 
 
+@pytest.mark.usefixtures("clean_memory")
 def test_the_pool_counts_in_statistics_and_limits(device):
-    runtime.release_memory(device)
     x, w = np.ones((1, 16, 64, 64), np.float32), np.ones((16, 16, 1, 1), np.float32)
     before = runtime.memory_statistics(device)
     y = cd.conv(x, w)

@@ -62,6 +62,7 @@ def shared_pool(device, monkeypatch):
 
     monkeypatch.setattr(allocator, "_arenas", {context: arena})
     monkeypatch.setattr(allocator, "_pools", {})
+    monkeypatch.setattr(allocator, "_joined", {})  # other tests' pools that are no queue's may be in use yet
     monkeypatch.setattr(allocator, "_callers", {})
 
     def make(out_of_order=False):
