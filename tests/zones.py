@@ -105,6 +105,7 @@ ZONES = {
     "nets": """
         hostile_nets
         inference*
+        integer_norms
         jax*
         models*
         nn
