@@ -1,4 +1,4 @@
-"""Bias gradients by the native call path, our kernels of channel sums among them, of gradients that lie in many ways."""
+"""Bias gradients by the native path, our kernels of channel sums among them, of gradients that lie in many ways."""
 
 from __future__ import annotations
 
