@@ -35,7 +35,7 @@ ZONES = {
         process_end
         proven_checks
         template_cache
-        ptx
+        ptx*
         rates
         recording*
         runtime
