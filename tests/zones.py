@@ -35,7 +35,7 @@ ZONES = {
         process_end
         proven_checks
         template_cache
-        ptx
+        ptx*
         rates
         recording*
         runtime
@@ -105,6 +105,7 @@ ZONES = {
     "nets": """
         hostile_nets
         inference*
+        integer_norms
         jax*
         models*
         nn
