@@ -198,7 +198,7 @@ def installed(monkeypatch, device):
     monkeypatch.setattr(cuda_stream, "library_of", lambda kind: tensors)
     monkeypatch.setattr(planning, "HostCall", call)
     monkeypatch.setattr(loading, "DRIVER", place)
-    monkeypatch.setattr(routing, "_NATIVE", "CPU")
+    monkeypatch.setattr(routing, "_NATIVE", {"CPU": False})
     monkeypatch.setattr(native_layers, "_KIND", "cpu")
     monkeypatch.setattr(native_layers, "_state", {})
     made = StandIn(driver, ctypes.CDLL(place))
