@@ -30,6 +30,7 @@ from .integer_nodes import (
     maker_of,
     now_of_integers,
 )
+from .integer_norms import norms_by_tables
 
 _FUSED = ("relu", "relu6", "clip")
 
@@ -40,6 +41,7 @@ def to_integers(graph: Graph) -> Graph:
         slow_to_numbers(graph)
         while sum(_one(graph, node) for node in list(graph.nodes) if node in graph.nodes):
             graph.prune()
+        norms_by_tables(graph)
     return graph
 
 
