@@ -63,7 +63,7 @@ ZONES = {
         packs
         async_compile
         perfdb
-        planpack
+        planpack*
         preference*
         record
         registry
