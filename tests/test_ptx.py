@@ -253,19 +253,25 @@ def test_a_group_is_chosen_where_the_kernel_leaves_it(size, group):
     assert tuple(g * i for g, i in zip(function.groups, function.items, strict=True)) == (*size, 1, 1)[:3]
 
 
-@pytest.mark.parametrize("size", [(1024, 3), (7, 36), (7, 140_000), (32, 5, 66_000), (2**33,), (3, 70_000, 131_072)])
+@pytest.mark.parametrize(
+    "size", [(1024, 3), (7, 36), (7, 140_000), (32, 5, 66_000), (2**33,), (3, 70_000, 131_072), (3, 1, 67)]
+)
 def test_groups_of_kernels_that_leave_the_choice(size):
     groups, items = modules._sizes(SimpleNamespace(name="k", global_size=size, local_size=None))
     assert tuple(a * b for a, b in zip(groups, items, strict=True)) == (*size, 1, 1)[:3]
     assert math.prod(items) <= 256
+    assert items[2] <= 64, "CUDA launches no more along z"
     assert max(groups[1:]) <= 65535
     if max(size[1:], default=1) <= 65535:
         assert items[0] == math.gcd(size[0], 256) or size[0] < 256, "the first axis lies side by side in memory"
 
 
-@pytest.mark.parametrize(("size", "local"), [((64, 100_003), None), ((64, 70_000), (64, 1))])
-def test_more_groups_than_cuda_launches(size, local):
-    with pytest.raises(Unlaunchable, match="CUDA launches at most"):
+@pytest.mark.parametrize(
+    ("size", "local", "most"),
+    [((2**16, 2**16), (1, 1), "work groups"), ((1, 2**32), (1, 2), "work groups"), ((1, 1, 128), (1, 1, 128), "items")],
+)
+def test_what_cuda_launches_in_no_form(size, local, most):
+    with pytest.raises(Unlaunchable, match=f"{most}.*CUDA launches at most"):
         modules._sizes(SimpleNamespace(name="k", global_size=size, local_size=local))
 
 
@@ -344,10 +350,12 @@ def test_where_the_driver_does_not_allow_it_the_text_says_the_size():
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas (CUDA's assembler) is installed here")
 @pytest.mark.parametrize("text", [LARGE, INSIDE, EACH], ids=["outside", "inside", "two kernels"])
 def test_the_assembler_takes_what_it_refused(text, tmp_path):
-    def assembled(text):
-        (tmp_path / "text.ptx").write_text(text.replace(".version 9.0", ".version 8.3"))
-        command = ["ptxas", "-arch=sm_90", tmp_path / "text.ptx", "-o", tmp_path / "out"]
-        return subprocess.run(command, capture_output=True, text=True).stderr
+    assert "uses too much shared data" in assembled(text, tmp_path)
+    assert "error" not in assembled(dynamic_shared(text)[0], tmp_path)
 
-    assert "uses too much shared data" in assembled(text)
-    assert "error" not in assembled(dynamic_shared(text)[0])
+
+def assembled(text, folder):
+    """What the assembler says of a text."""
+    (folder / "text.ptx").write_text(text.replace(".version 9.0", ".version 8.3"))
+    command = ["ptxas", "-arch=sm_90", folder / "text.ptx", "-o", folder / "out"]
+    return subprocess.run(command, capture_output=True, text=True).stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import math
 import os
 import struct
 import sys
@@ -23,7 +24,7 @@ from ..cache import artifact_store
 from ..cuda_driver import Cuda, CudaError, cuda_call
 from ..startup_profile import phase
 from .machine_code import machine_code, note
-from .ptx import Parameter, Unlaunchable, dynamic_shared, entries, for_cuda, overlapping
+from .ptx import Parameter, Unlaunchable, dynamic_shared, entries, for_cuda, in_one_row, overlapping
 
 if TYPE_CHECKING:
     from ..commands.interface import Kernel
@@ -38,12 +39,23 @@ _DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 _MOST_GROUPS = (2**31 - 1, 65535, 65535)
 """Of a launch, along each axis."""
+_MOST_ITEMS = (1024, 1024, 64)
+"""Of a group, along each axis."""
 SWITCH = "CONVDISPATCH_CUDA_OVERLAP"
 _OVERLAP = os.environ.get(SWITCH, "").strip() != "0"
 _lock = threading.Lock()
-_modules: dict[tuple[int, bytes], Module | str] = {}
-"""By device and hash of the binary: what was loaded, or why nothing was. Never unloaded: a caller's CUDA graph may
-hold a kernel longer than any plan does; the same text is never loaded twice."""
+_modules: dict[tuple[int, bytes, Row | None], Module | str] = {}
+"""By device, hash of the binary and the kernel that is launched in one row, if any: what was loaded, or why nothing
+was. Never unloaded: a caller's CUDA graph may hold a kernel longer than any plan does; the same text is never loaded
+twice."""
+
+
+class Row(NamedTuple):
+    """A kernel with more groups along y or z than CUDA launches: all of them lie along x instead."""
+
+    kernel: str
+    groups: tuple[int, ...]
+    """Along x, y and z, as the kernel counts them."""
 
 
 class Form(NamedTuple):
@@ -65,16 +77,17 @@ class Module(NamedTuple):
     form: Form
 
 
-def _module(cuda: Cuda, program: Any) -> Module:
-    """A program in CUDA's driver. Raises Unlaunchable, the same each time."""
+def _module(cuda: Cuda, program: Any, row: Row | None = None) -> Module:
+    """A program in CUDA's driver, with the one kernel that is launched in one row. Raises Unlaunchable, the same each
+    time."""
     import pyopencl as cl
 
     binary = program.get_info(cl.program_info.BINARIES)[0]
-    key = (cuda.number, hashlib.sha256(binary).digest())
+    key = (cuda.number, hashlib.sha256(binary).digest(), row)
     with _lock:
         known = key in _modules
         if not known:
-            _modules[key] = load(cuda, binary)
+            _modules[key] = load(cuda, binary, row)
         found = _modules[key]
     if isinstance(found, str):
         raise Unlaunchable(found)
@@ -83,11 +96,13 @@ def _module(cuda: Cuda, program: Any) -> Module:
     return found
 
 
-def load(cuda: Cuda, binary: bytes) -> Module | str:
+def load(cuda: Cuda, binary: bytes, row: Row | None = None) -> Module | str:
     """OpenCL's PTX in CUDA's driver, or why it is not."""
     try:
         plain = for_cuda(binary)
         parameters = entries(plain)
+        if row is not None:
+            plain = in_one_row(plain, *row)
     except Unlaunchable as error:
         return str(error)
     refused = None
@@ -141,15 +156,22 @@ def _letter(dtype: Any) -> str:
 
 
 def _sizes(kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(groups, items of a group), three of each. Raises Unlaunchable for what CUDA does not launch."""
+    """(groups, items of a group), three of each; groups may be more along y or z than CUDA launches. Raises
+    Unlaunchable for what it launches in no form."""
     wide = (*kernel.global_size, 1, 1)[:3]
     group = _group_of(wide) if kernel.local_size is None else (*kernel.local_size, 1, 1)[:3]
     if any(size % items for size, items in zip(wide, group, strict=True)):
         raise Unlaunchable(f"{kernel.name} has {wide} work items, which groups of {group} do not divide")
     groups = tuple(size // items for size, items in zip(wide, group, strict=True))
-    if any(count > most for count, most in zip(groups, _MOST_GROUPS, strict=True)):
+    if math.prod(groups) > _MOST_GROUPS[0] and _too_many(groups):
         raise Unlaunchable(f"{kernel.name} has {groups} work groups, CUDA launches at most {_MOST_GROUPS}")
+    if any(items > most for items, most in zip(group, _MOST_ITEMS, strict=True)):
+        raise Unlaunchable(f"{kernel.name} has groups of {group} work items, CUDA launches at most {_MOST_ITEMS}")
     return groups, group
+
+
+def _too_many(groups: tuple[int, ...]) -> bool:
+    return any(count > most for count, most in zip(groups, _MOST_GROUPS, strict=True))
 
 
 def _group_of(wide: tuple[int, ...]) -> tuple[int, ...]:
@@ -157,11 +179,13 @@ def _group_of(wide: tuple[int, ...]) -> tuple[int, ...]:
     left, group = _WHOLE_GROUP, [1, 1, 1]
     for axis in (1, 2):
         least = -(-wide[axis] // _MOST_GROUPS[axis])
-        group[axis] = next((n for n in range(least, left + 1) if wide[axis] % n == 0), 1)
+        most = min(left, _MOST_ITEMS[axis])
+        group[axis] = next((n for n in range(least, most + 1) if wide[axis] % n == 0), 1)
         left //= group[axis]
     for axis, size in enumerate(wide):
         more = size // group[axis]
-        factor = next(n for n in range(min(left, more), 0, -1) if more % n == 0)
+        most = min(left, more, _MOST_ITEMS[axis] // group[axis])
+        factor = next(n for n in range(most, 0, -1) if more % n == 0)
         group[axis] *= factor
         left //= factor
     return tuple(group)
@@ -225,7 +249,10 @@ class Function:
     """One kernel in CUDA's driver; safe to launch from several threads."""
 
     def __init__(self, cuda: Cuda, kernel: Kernel) -> None:
-        module, known, form = _module(cuda, kernel.program)
+        groups, self.items = _sizes(kernel)
+        row = Row(kernel.name, groups) if _too_many(groups) else None
+        self.groups = groups if row is None else (math.prod(groups), 1, 1)
+        module, known, form = _module(cuda, kernel.program, row)
         parameters = known.get(kernel.name)
         if parameters is None:
             raise Unlaunchable(f"its PTX has no kernel {kernel.name}, only {', '.join(known)}")
@@ -245,7 +272,6 @@ class Function:
             for at in range(len(letters))
         ]
         """Bytes from the first argument to each."""
-        self.groups, self.items = _sizes(kernel)
         self.launch, self.overlaps = cuda_call(cuda.driver, "cuLaunchKernelEx"), int(form.overlaps)
         self.shared = form.shared.get(kernel.name, 0)
         """Bytes of shared memory that a launch gives beside what its text declares."""

@@ -22,6 +22,8 @@ _BODY = re.compile(r"(\.entry\s+[\w$]+\s*(?:\([^)]*\))?[^{};]*\{)")
 _TYPE = re.compile(r"\.[usbf](8|16|32|64)\b")
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\];")
 _HEADER = re.compile(r"\.address_size[^\n]*\n")
+_GRID = re.compile(r"%(n?)ctaid\.([xyz])\b")
+_OTHER_GRID = re.compile(r"%(?:n?clusterid|cluster_\w+|is_explicit_cluster|n?ctaid)\b|\.\w+percluster\b")
 MOST_STATIC_SHARED = 48 << 10
 """Bytes of shared memory that a kernel may declare with a size, for the driver's linker."""
 
@@ -68,6 +70,35 @@ def overlapping(text: str) -> str | None:
     if target is None or int(target[1]) < _OVERLAPS_FROM:
         return None
     return _BODY.sub(r"\1\n\tgriddepcontrol.wait;", text)
+
+
+def in_one_row(text: str, kernel: str, groups: tuple[int, ...]) -> str:
+    """The text with one kernel that is launched in a row of ``prod(groups)`` groups, and finds there where it stands in
+    the grid of ``groups`` along x, y and z: CUDA launches few along y and z. Groups keep their order. Raises
+    Unlaunchable.
+    """
+    begins = {found[1]: found.start() for found in _ENTRY.finditer(text)}
+    begin = begins.get(kernel, len(text))
+    end = min((at for at in begins.values() if at > begin), default=len(text))
+    own = _GRID.sub(lambda found: f"%{'groups' if found[1] else 'group'}_{found[2]}", text[begin:end])
+    other = _OTHER_GRID.search(own) or re.search(r"\.func\b", text)
+    if other is not None:
+        raise Unlaunchable(
+            f"{kernel} has {groups} work groups, more than CUDA launches along an axis, and they cannot lie in one "
+            f"row: its PTX has {other[0]}"
+        )
+    wide, high, deep = groups
+    place = f"""
+\t.reg .u32 %group_x, %group_y, %group_z, %groups_x, %groups_y, %groups_z;
+\tmov.u32 %groups_x, {wide};
+\tmov.u32 %groups_y, {high};
+\tmov.u32 %groups_z, {deep};
+\tmov.u32 %group_z, %ctaid.x;
+\trem.u32 %group_x, %group_z, {wide};
+\tdiv.u32 %group_z, %group_z, {wide};
+\trem.u32 %group_y, %group_z, {high};
+\tdiv.u32 %group_z, %group_z, {high};"""
+    return text[:begin] + _BODY.sub(lambda found: found[0] + place, own, count=1) + text[end:]
 
 
 def dynamic_shared(text: str) -> tuple[str, dict[str, int]] | None:

@@ -72,6 +72,13 @@ class StreamCall(FrameworkProblem):
             except Unlaunchable as error:
                 raise Fallback(f"{self.prepared.solver.name} cannot run on a CUDA stream: {error}") from None
 
+    def program(self, launcher: Any) -> Any:
+        """The launches as the native call path takes them, made once; None for what that does not take."""
+        if self.native is None:
+            made = self.launches.program(launcher, self.name, self.context, self.shape, self.strides)
+            self.native = made or False
+        return self.native or None
+
     def __call__(
         self,
         x: torch.Tensor | None,
