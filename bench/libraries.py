@@ -46,11 +46,12 @@ SECONDS = 0.4
 def work(library: str, name: str, device: str, train: bool, compiled: bool, times: bool = True) -> dict[str, Any]:
     """Every side of one model."""
     os.environ.setdefault("KERAS_BACKEND", "torch")
+    if times:
+        os.environ["CONVDISPATCH_TIER"] = "full"  # not by a policy: calls under one go by Python
     import torch
     from library_models import LIBRARIES, tensors_of
 
     import convdispatch.torch as ct
-    from convdispatch.api import policy
 
     torch.manual_seed(0)
     net, args, kwargs = LIBRARIES[library][name]()
@@ -69,7 +70,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
     plain = forward()
     reference = plain if exact is None else exact
     row["error_plain"] = None if exact is None else error(plain, exact)
-    with warnings.catch_warnings(record=True) as caught, policy(**{"tier": "full"} if times else {}):
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ct.reset_counters()
         with ct.enable():
