@@ -217,7 +217,7 @@ def _decision(
             return _PYTHONS
         packs = constant is not None and part != "weights" and call.packs
         if packs:
-            packed, holds = constant.addresses.get(call.key, 0), still(weights)
+            packed, holds = constant.addresses.get(call.packed_key, 0), still(weights)
             if not packed or holds is None:
                 return _PYTHONS
             packed = getattr(packed, "int_ptr", packed)

@@ -51,7 +51,7 @@ class HostCall(HostProblem):
         self.native: Any = None
         """The same for the native call path; False for what that does not take."""
         self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
-        self.key, self.packs = 0, self.prepared is not None and bool(self.prepared.packed_size)
+        self.packed_key, self.packs = 0, self.prepared is not None and bool(self.prepared.packed_size)
         if problem.layout == "nhwc":
             ndim = len(shape)
             self._back = (0, ndim - 1, *range(1, ndim - 1))
