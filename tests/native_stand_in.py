@@ -27,8 +27,8 @@ from convdispatch.device.native import build, loading
 from convdispatch.device.plans import cuda_launches
 from convdispatch.selection import dispatch
 from convdispatch.torch.compile import native_layers
-from convdispatch.torch.dispatch import native, routing
-from convdispatch.torch.eager import cuda_stream, planning
+from convdispatch.torch.dispatch import engine, native, routing
+from convdispatch.torch.eager import bias_gradient, cuda_stream, planning, recorded_launches
 
 __all__ = ["StandIn", "installed", "stand_in"]
 
@@ -80,6 +80,18 @@ class PackedFunction(host_cuda.HostFunction):
 
     def numbers(self, arguments):
         return modules.Function.numbers(self, arguments)
+
+
+class OnCuda:
+    """A tensor of the host's memory that says that it is CUDA's."""
+
+    is_cuda = True
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def __getattr__(self, name):
+        return getattr(self._tensor, name)
 
 
 class StandIn:
@@ -195,10 +207,13 @@ def installed(monkeypatch, device):
 
     tensors = Tensors()
     monkeypatch.setattr(cuda_launches, "function_of", function_of)
-    monkeypatch.setattr(cuda_stream, "library_of", lambda kind: tensors)
+    for module in (cuda_stream, recorded_launches):
+        monkeypatch.setattr(module, "library_of", lambda kind: tensors)
+    monkeypatch.setattr(engine, "bias_gradient", lambda grad: bias_gradient.bias_gradient(OnCuda(grad)))
+    monkeypatch.setattr(native, "kernels_of", lambda grad: bias_gradient.kernels_of(OnCuda(grad)))
     monkeypatch.setattr(planning, "HostCall", call)
     monkeypatch.setattr(loading, "DRIVER", place)
-    monkeypatch.setattr(routing, "_NATIVE", "CPU")
+    monkeypatch.setattr(routing, "_NATIVE", {"CPU": False})
     monkeypatch.setattr(native_layers, "_KIND", "cpu")
     monkeypatch.setattr(native_layers, "_state", {})
     made = StandIn(driver, ctypes.CDLL(place))
