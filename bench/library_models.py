@@ -62,7 +62,7 @@ def _torchvision(name: str) -> Any:
 
 
 def _suppress() -> None:
-    """A non-maximum suppression in Python where torchvision's own operators do not load, as CUDA's beside a CPU build."""
+    """Suppression of boxes in Python where torchvision's operators do not load, as CUDA's beside a CPU build."""
     from torchvision import extension, ops
 
     if extension._has_ops():

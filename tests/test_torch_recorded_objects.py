@@ -1,4 +1,4 @@
-"""Objects that recorded models answer, as transformers' caches: made anew at each call, where nobody else knows them."""
+"""Objects that recorded models answer, as transformers' caches: made anew where nobody else knows them."""
 
 from __future__ import annotations
 

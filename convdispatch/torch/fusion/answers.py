@@ -105,7 +105,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _references(found: Sequence[Any]) -> list[int]:
-    """To each, also from where it was found and from this list. The collector does not know of those that are frozen."""
+    """To each, also from where it was found and from this list. The collector would not see frozen ones."""
     return [sys.getrefcount(each) for each in found]
 
 
