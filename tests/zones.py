@@ -106,6 +106,7 @@ ZONES = {
         hostile_nets
         inference*
         integer_norms
+        integer_pools
         jax*
         models*
         nn

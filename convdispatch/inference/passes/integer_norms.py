@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...device.runtime import device_info
 from ...nn.normalization.table_norm import table_norm
 from ...tensor import Tensor
-from ..graph import Graph, Node, Ref, Value, is_planned
-from .integer_nodes import ACTIVATIONS, DEQUANTIZE, QUANTIZE, form_of, give, maker_of
+from ..graph import Graph, Node, Ref, Value
+from .integer_nodes import ACTIVATIONS, DEQUANTIZE, QUANTIZE, cpu_queue, form_of, give, maker_of
 
 _POINTWISE = ("apply", "add", QUANTIZE, DEQUANTIZE, *ACTIVATIONS)
 _MOST = 127
@@ -36,8 +35,8 @@ class _Window(NamedTuple):
 
 def norms_by_tables(graph: Graph) -> None:
     """Put an operation that looks bytes up in the place of each norm over channels; on CPUs."""
-    queue = next((node.kwargs["w"].queue for node in graph.nodes if is_planned(node)), None)
-    if queue is None or device_info(queue.device).type != "cpu":
+    queue = cpu_queue(graph)
+    if queue is None:
         return
     for window in [found for node in graph.nodes if (found := _window(graph, node)) is not None]:
         roots = _roots(window.source)
