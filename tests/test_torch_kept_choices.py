@@ -18,11 +18,24 @@ from convdispatch.selection.choice.ranking import rank  # noqa: E402
 F = torch.nn.functional
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture(autouse=True)
-def caches(monkeypatch, tmp_path):
-    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
+def nothing_kept(monkeypatch, folder):
+    """Kernels may be there from the test before, choices are not."""
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(folder))
+    forget_choices(folder)
+    another_process(monkeypatch)
     yield
     dispatch.forget()
+
+
+def forget_choices(folder) -> None:
+    for each in folder.glob("*.choices"):
+        each.unlink()
 
 
 @pytest.fixture
@@ -75,7 +88,6 @@ def step() -> list[bytes]:
 
 
 def test_the_next_process_runs_the_same_and_ranks_nothing(asked, planned, monkeypatch):
-    another_process(monkeypatch)
     results = step()
     first = chosen(planned)
     assert "configs" in asked
@@ -122,14 +134,16 @@ def last_choice(prepared):
     return found.solver.name, dict(found.config)
 
 
-def test_what_a_pack_fixes_comes_first_and_is_not_kept(planned, monkeypatch, tmp_path):
-    another_process(monkeypatch)
+def test_what_a_pack_fixes_comes_first_and_is_not_kept(planned, monkeypatch, folder):
     usual = call(planned)
     device, (name, config) = usual.context.devices[0], last_choice(usual)
     pack = artifact_store.Gathered(artifact_store.identity(device))
     pack.name, pack.tables["decisions"] = "one.cdpack", {str(usual.problem): {"solver": name, "config": config}}
-    for folder in (tmp_path, tmp_path / "other"):  # where it was kept how the problem is computed, and where not
-        monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(folder))
+    for prepare in (
+        bool,
+        lambda: forget_choices(folder),
+    ):  # where it was kept how the problem is computed, and where not
+        prepare()
         another_process(monkeypatch)
         artifact_store.put_in_force(pack)
         try:
@@ -141,12 +155,11 @@ def test_what_a_pack_fixes_comes_first_and_is_not_kept(planned, monkeypatch, tmp
         assert chosen([call(planned)]) == chosen([usual])
 
 
-def test_what_a_lock_file_fixes_comes_first_and_is_not_kept(planned, monkeypatch, tmp_path):
-    another_process(monkeypatch)
+def test_what_a_lock_file_fixes_comes_first_and_is_not_kept(planned, monkeypatch, folder):
     usual = call(planned)
     name, config = last_choice(usual)
-    for folder in (tmp_path, tmp_path / "other"):
-        monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(folder))
+    for prepare in (bool, lambda: forget_choices(folder)):
+        prepare()
         another_process(monkeypatch)
         with monkeypatch.context() as locked:
             locked.setattr(lockfile, "_agreed", {str(usual.problem): lockfile.Decision(name, config)})

@@ -68,6 +68,10 @@ class PackFile:
             return None if program is None else bytes(program)
         return (self._texts if table == "texts" else getattr(self, table)).get(key)
 
+    def holds(self, table: str) -> bool:
+        """Whether there is any value in a table."""
+        return bool(getattr(self, table if table in ("decisions", "forms") else f"_{table}"))
+
     def without(self, table: str, wanted: Any) -> None:
         """Forget what ``wanted(key)`` does not want of a table."""
         kept = getattr(self, f"_{table}" if table == "weights" else table)

@@ -136,7 +136,7 @@ def _taken(found: Any, *keys: str) -> None:
     if _launcher is None:
         counting.also(found.counts)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: pause(False))
+            os.register_at_fork(after_in_child=lambda: runtime.forked and pause(True))
     _launcher = found
     _installed_on.update(keys)
 
