@@ -38,6 +38,7 @@ SKIPPED = {
     "layers of its nets (SiLU after batch norms, sums, concats, upsampling) are in the other libraries' models"
 }
 """Libraries that are left out, and why."""
+ERRORS = "error_plain", "error", "error_fused", "train_error_plain", "train_error"
 ROUNDS = 5
 SECONDS = 0.4
 
@@ -45,11 +46,12 @@ SECONDS = 0.4
 def work(library: str, name: str, device: str, train: bool, compiled: bool, times: bool = True) -> dict[str, Any]:
     """Every side of one model."""
     os.environ.setdefault("KERAS_BACKEND", "torch")
+    if times:
+        os.environ["CONVDISPATCH_TIER"] = "full"  # not by a policy: calls under one go by Python
     import torch
     from library_models import LIBRARIES, tensors_of
 
     import convdispatch.torch as ct
-    from convdispatch.api import policy
 
     torch.manual_seed(0)
     net, args, kwargs = LIBRARIES[library][name]()
@@ -68,7 +70,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
     plain = forward()
     reference = plain if exact is None else exact
     row["error_plain"] = None if exact is None else error(plain, exact)
-    with warnings.catch_warnings(record=True) as caught, policy(**{"tier": "full"} if times else {}):
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ct.reset_counters()
         with ct.enable():
@@ -136,17 +138,20 @@ def convolutions(net: Any) -> int:
     return sum(isinstance(each, torch.nn.modules.conv._ConvNd) for each in net.modules())
 
 
-def exact_answer(net: Any, args: Any, kwargs: Any, tensors_of: Any) -> Any:
-    """What the model answers in float64; None where it does not run so."""
+def exact_answer(net: Any, args: Any, kwargs: Any, tensors_of: Any, run: Any = None) -> Any:
+    """What the model answers in float64, or what ``run(model, args, kwargs)`` does; None where it does not run so."""
     import torch
 
     def wide(t: Any) -> Any:
         return t.double() if t.is_floating_point() else t
 
+    def forward(model: Any, args: Any, kwargs: Any) -> list[Any]:
+        with torch.no_grad():
+            return tensors_of(model(*args, **kwargs))  # type: ignore[no-any-return]
+
     try:
         given = torch.utils._pytree.tree_map_only(torch.Tensor, wide, (args, kwargs))
-        with torch.no_grad():
-            return tensors_of(copy.deepcopy(net).double()(*given[0], **given[1]))
+        return (run or forward)(copy.deepcopy(net).double(), *given)
     except Exception:
         return None
 
@@ -163,13 +168,13 @@ def _training(
     ct: Any, net: Any, args: Any, kwargs: Any, tensors_of: Any, device: str, times: bool, alone: Any = None
 ) -> dict[str, Any]:
     """A step's gradients and times, in eval mode's norms so that both sides compute the same; without ``ct`` PyTorch's
-    alone, which is given then."""
+    alone, which is given then. Errors are against the gradients in float64, where the model runs so: a net without
+    trained weights magnifies roundings, which change the sign of what a ReLU takes, on either side."""
     import torch
 
-    weights = [p for p in net.parameters() if p.requires_grad]
-
-    def step() -> list[Any]:
+    def step(net: Any = net, args: Any = args, kwargs: Any = kwargs) -> list[Any]:
         loss = sum(t.square().mean() for t in tensors_of(net(*args, **kwargs)) if t.requires_grad)
+        weights = [p for p in net.parameters() if p.requires_grad]
         return [g for g in torch.autograd.grad(loss, weights, allow_unused=True) if g is not None]
 
     if ct is None:
@@ -187,7 +192,13 @@ def _training(
     def whole(gradients: Any) -> list[Any]:
         return [torch.cat([g.flatten().double() for g in gradients])] if gradients else []
 
-    found = {"train_error": error(whole(got), whole(alone["gradients"])), "train_counters": counted}
+    exact = exact_answer(net, args, kwargs, tensors_of, step)
+    reference = whole(alone["gradients"] if exact is None else exact)
+    found = {
+        "train_error_plain": None if exact is None else error(whole(alone["gradients"]), reference),
+        "train_error": error(whole(got), reference),
+        "train_counters": counted,
+    }
     if times:
         sides = {"plain": step, "enable": step}
         found["train_ms"] = alone["ms"] | timed(sides, device, {"enable": ct.enable})
@@ -261,10 +272,30 @@ def described(row: dict[str, Any]) -> str:
     parts = [f"{ms['plain']:8.1f} ms"] if ms else []
     parts += [f"{side} {ms['plain'] / ms[side]:.2f}" for side in ms if side not in ("plain", "alone")]
     parts += [f"step {train['plain'] / train['enable']:.2f}"] if "enable" in train else []
-    errors = [row.get(key) for key in ("error_plain", "error", "error_fused", "train_error")]
-    shown = " ".join("-" if each is None else f"{each:.0e}" for each in errors)
+    shown = " ".join(_errors(row, *ERRORS))
     left, ours = (row["counters"][key] for key in ("left", "ours"))
     return f"{head} {'  '.join(parts)}  errors {shown}  left {left} of {left + ours}"
+
+
+def _errors(row: dict[str, Any], *keys: str) -> list[str]:
+    found = [row.get(key) for key in keys]
+    return ["-" if each is None else f"{each:.0e}" for each in found]
+
+
+def results_table(rows: list[dict[str, Any]]) -> str:
+    """Rows without times as Markdown."""
+    errors = "error of PyTorch; enable(); fused", "gradients' error of PyTorch; enable()"
+    heads = "library", "model", "convolutions", "ours; left to PyTorch", *errors
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for row in rows:
+        cells = [row["library"], row["model"]]
+        if "failed" in row:
+            cells += [row["failed"].replace("|", "/"), "", "", ""]
+        else:
+            cells += [str(row["convolutions"]), f"{row['counters']['ours']}; {row['counters']['left']}"]
+            cells += ["; ".join(_errors(row, *ERRORS[:3])), "; ".join(_errors(row, *ERRORS[3:]))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -281,12 +312,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         for side, ratio in found.items():
             means[side].append(ratio)
         cells = [f"{found[side]:.2f}" if side in found else "" for side in means]
-        shown = "-" if row["error"] is None else f"{row['error']:.0e}"
+        plain = f"{ms['plain']:.1f}" if ms else ""
         lines.append(
-            f"| {row['library']} | {row['model']} | {row['convolutions']} | {row['counters']['left']} | {shown} | "
-            f"{ms['plain']:.1f} | {' | '.join(cells)} |"
-            if ms
-            else f" | {' | '.join(cells)} |"
+            f"| {row['library']} | {row['model']} | {row['convolutions']} | {row['counters']['left']} | "
+            f"{_errors(row, 'error')[0]} | {plain} | {' | '.join(cells)} |"
         )
     mean = [
         f"{math.exp(sum(map(math.log, each)) / len(each)):.2f}, least {min(each):.2f}" if each else ""
@@ -307,7 +336,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="models side by side, with --no-time")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--again", action="store_true", help="models that have a row, too")
-    parser.add_argument("--table", action="store_true", help="print the rows as Markdown, run nothing")
+    parser.add_argument("--table", action="store_true", help="print the rows; with --no-time without times")
     parser.add_argument("--work", nargs=2)
     given = parser.parse_args()
     if given.work:
@@ -319,7 +348,8 @@ def main() -> None:
     recorded = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
     latest = {(row["library"], row["model"], row["device"]): row for row in recorded}
     if given.table:
-        print(table([row for row in latest.values() if row["device"] == given.device]))
+        shown = results_table if given.no_time else table
+        print(shown([row for row in latest.values() if row["device"] == given.device]))
         return
     from library_models import LIBRARIES
 

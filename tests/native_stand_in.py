@@ -213,7 +213,7 @@ def installed(monkeypatch, device):
     monkeypatch.setattr(native, "kernels_of", lambda grad: bias_gradient.kernels_of(OnCuda(grad)))
     monkeypatch.setattr(planning, "HostCall", call)
     monkeypatch.setattr(loading, "DRIVER", place)
-    monkeypatch.setattr(routing, "_NATIVE", "CPU")
+    monkeypatch.setattr(routing, "_NATIVE", {"CPU": False})
     monkeypatch.setattr(native_layers, "_KIND", "cpu")
     monkeypatch.setattr(native_layers, "_state", {})
     made = StandIn(driver, ctypes.CDLL(place))

@@ -58,6 +58,21 @@ class Net:
     def pool(self, x, kernel, stride, pad=0, kind="MaxPool") -> str:
         return self.op(kind, x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
 
+    def norm(self, x, size, pixels, alpha=0.5, beta=0.75, k=1.0) -> str:
+        """A local response norm of pictures of pixels² pixels, as PyTorch's exporter writes it."""
+        mb, channels = self.shape[0], self.channels[x]
+
+        def shaped(y, *shape):
+            return self.op("Reshape", y, self.constant(np.int64(shape)))
+
+        pads = np.zeros(10, np.int64)
+        pads[2], pads[7] = size // 2, (size - 1) // 2
+        y = self.op("Pad", shaped(self.op("Mul", x, x), mb, 1, channels, pixels, pixels), self.constant(pads))
+        y = self.op("AveragePool", y, kernel_shape=[size, 1, 1], strides=[1, 1, 1])
+        y = self.op("Mul", shaped(y, mb, channels, pixels, pixels), self.constant(np.float32(alpha)))
+        y = self.op("Pow", self.op("Add", y, self.constant(np.float32(k))), self.constant(np.float32(beta)))
+        return self.op("Div", x, y, channels=channels)
+
     def add(self, x, y) -> str:
         return self.op("Add", x, y)
 
@@ -149,6 +164,13 @@ def dilated(seed, shape):
     for dilation in (1, 2, 4):
         x = net.op("Relu", net.add(net.conv(x, 24, dilation=dilation, activation=None), x))
     return net.logits(x)
+
+
+def normalized(seed, shape, size=5):
+    net, pixels = Net(seed, shape), shape[2] // 2
+    x = net.norm(net.conv("x", 24, 7, 2), size, pixels)
+    x = net.pool(net.norm(net.conv(net.conv(x, 24, 1), 40), 3, pixels, beta=1.5), 3, 2)
+    return net.logits(net.conv(x, 32, 1, activation=None))
 
 
 def leaky(seed, shape):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -66,7 +67,13 @@ def _compiler(device, monkeypatch, tmp_path):
     monkeypatch.setenv("CL_CONFIG_CPU_TARGET_ARCH", "core-avx2")
 
 
-@pytest.mark.parametrize("change", [_record, _rate, _registry, _variable, _compiler])
+def _compute_units(device, monkeypatch, tmp_path):
+    known = runtime.device_info(device)
+    other = dataclasses.replace(known, compute_units=known.compute_units + 1)
+    monkeypatch.setattr(runtime, "device_info", lambda device: other)
+
+
+@pytest.mark.parametrize("change", [_record, _rate, _registry, _variable, _compiler, _compute_units])
 def test_what_a_choice_follows_from_asks_anew(device, change, monkeypatch, tmp_path):
     DecisionCache(device).put(KEY, CHOSEN)
     change(device, monkeypatch, tmp_path)

@@ -210,6 +210,9 @@ def test_carried_sums_stay_in_registers(full, direction, extra, tmp_path):
 def test_ptx_for_hopper():
     """Marked instructions are uncovered and the target rewritten; text without them is refused in words."""
     ptx = ".version 9.0\n.target sm_90, texmode_independent\n//@wgmma.fence.sync.aligned;\n"
+    assert for_hopper(f"// .target sm_90\n \t.target\tsm_90\n.target sm_900\n{ptx}") == (
+        "// .target sm_90\n \t.target\tsm_90a\n.target sm_900\n" + for_hopper(ptx)
+    )
     assert for_hopper(ptx) == ".version 9.0\n.target sm_90a, texmode_independent\nwgmma.fence.sync.aligned;\n"
     with pytest.raises(BuildFailed, match="lacks the marked instructions"):
         for_hopper(".target sm_90\n")

@@ -73,6 +73,7 @@ NETS = {
     "dense": (nets.dense, {}),
     "gated": (nets.gated, {}),
     "dilated": (nets.dilated, {"weight_type": "QUInt8", "per_channel": False}),
+    "normalized": (nets.normalized, {}),
     "leaky": (nets.leaky, {"activation_type": "QInt8"}),
 }
 

@@ -18,6 +18,7 @@ from convdispatch_winograd.gpu.work import Printer
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
+from convdispatch.device.cache import artifact_store
 from convdispatch.device.programs import kernels
 from convdispatch.device.programs.template_cache import Subject
 
@@ -85,6 +86,27 @@ for values in ({"problem": problem}, {"device": device}, {"tiling": tiling}, {"m
     subject = Subject("convdispatch_nvidia", "t", values)
     print(subject.text_key(), subject.artifact_key())
 """
+
+
+def test_what_other_machines_call_a_text_is_worked_out_where_one_may_have_it(device, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(Subject, "artifact_key", lambda subject: "a key")
+    holding = artifact_store.Gathered(artifact_store.identity(device))
+    holding.tables["decisions"]["a problem"] = {"solver": "a"}
+    artifact_store.put_in_force(holding)
+    try:
+        text = CASES["tiled"]()
+        holding.tables["texts"]["a key"] = "as it was there"
+        assert CASES["tiled"]().endswith("as it was there")
+        holding.tables["texts"].clear()
+        monkeypatch.setattr(Subject, "artifact_key", lambda subject: pytest.fail("nobody has texts"))
+        assert CASES["tiled"]() == text
+        with artifact_store.gathering(device) as gathered:
+            monkeypatch.setattr(Subject, "artifact_key", lambda subject: "a key")
+            assert CASES["tiled"]() == text
+        assert list(gathered.tables["texts"]) == ["a key"]
+    finally:
+        artifact_store.take_out_of_force(holding)
 
 
 def test_each_process_has_the_same_keys():

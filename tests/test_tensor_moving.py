@@ -51,6 +51,16 @@ def test_take(axis, index):
     assert take(given, Tensor.from_numpy(np.array([99, -99], index)), axis).numpy().shape[axis] == 2  # and no crash
 
 
+def test_a_place_without_a_number_is_an_extreme():
+    x = normal(4, 9)
+    x[[0, 1, 1, 2], [0, 3, 5, 8]] = np.nan
+    given = Tensor.from_numpy(x)
+    for largest, theirs in ((True, np.argmax), (False, np.argmin)):
+        np.testing.assert_array_equal(argmax(given, 1, largest=largest).numpy(), theirs(x, 1))
+        got = argmax(given, 1, largest=largest, last=True).numpy()
+        np.testing.assert_array_equal(got, 8 - theirs(x[:, ::-1], 1))
+
+
 @pytest.mark.parametrize("shape", [(1, 7), (5, 3, 9), (40, 2)])
 @pytest.mark.parametrize("axis", [0, -1])
 def test_places_of_the_largest_and_smallest(shape, axis):

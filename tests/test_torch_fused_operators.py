@@ -29,6 +29,7 @@ def parts(m, x):
     y = m.conv(x)
     first, middle, _ = y.split([1, 5, 2], 1)
     y = torch.cat(y.split(3, 1)[::-1], 1)
+    y = y + torch.stack(y.unbind(-1)[::-1], -1)
     wide = y[:, 2].unsqueeze(1).expand(-1, 5, -1, -1) * middle + first
     return m.last(torch.cat([wide, y[:, :3]], 1)[:, :, 1:-1, ::2])
 
@@ -52,7 +53,9 @@ def linear(m, x):
 
 def in_space(m, x):
     y = F.max_pool3d(m.prelu(m.instance(m.conv(x))), 3, 2, 1)
-    return m.last(F.interpolate(m.group(y), scale_factor=2, mode="trilinear"))
+    y = F.interpolate(m.group(y), scale_factor=2, mode="trilinear")
+    y = F.avg_pool3d(y, 3, 2, 1, ceil_mode=True, count_include_pad=False) + F.avg_pool3d(y, 3, 2, 1, ceil_mode=True)
+    return m.last(torch.cat([y, F.avg_pool3d(y, (2, 1, 1), 1, (1, 0, 0))], 2))
 
 
 def reduced(m, x):

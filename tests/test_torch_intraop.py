@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -22,9 +23,10 @@ from convdispatch.device.native import loading  # noqa: E402
 from convdispatch.device.plans.host_launches import HostLaunches  # noqa: E402
 from convdispatch.device.plans.intraop import IntraOpLaunches  # noqa: E402
 from convdispatch.device.programs.kernels import Launch, build  # noqa: E402
-from convdispatch.device.programs.work_groups import Divisible  # noqa: E402
+from convdispatch.device.programs.work_groups import Divisible, dividing_axis  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.choice import set_aside  # noqa: E402
+from convdispatch.torch.dispatch import native  # noqa: E402
 from convdispatch.torch.eager import host  # noqa: E402
 
 F = torch.nn.functional
@@ -109,10 +111,24 @@ ROWS = """kernel __attribute__((reqd_work_group_size(1, 1, 1))) void rows(global
         ("__attribute__((reqd_work_group_size(1, 1, 1)))", (), True),
         ("__attribute__((reqd_work_group_size(8, 1, 1)))", (), False),
         ("sub_group_reduce_add(v)", (), False),
+        ("my_sub_group, a_barrier, barriers, xget_local_id(0), get_global_sizes(0)", (), True),
+        ("get_global_size(0) + my_get_global_size(1)", (0,), True),
+        ("a##_group_id", (0, 1, 2), False),
+        ("my_get_##what(0)", (), True),
     ],
 )
 def test_what_a_text_asks_decides_along_which_axes_it_is_launched_in_parts(asks, whole, ungrouped):
     assert Divisible.of(asks) == Divisible(frozenset(whole), ungrouped)
+
+
+def test_what_a_text_asks_is_looked_at_when_somebody_wants_to_know(here, monkeypatch):
+    looked, of = [], Divisible.of
+    monkeypatch.setattr(Divisible, "of", lambda text: looked.append(text) or of(text))
+    program = build(runtime.context(here), f"// {time.monotonic_ns()}\n{ROWS}")
+    launch = Launch(program, "rows", (3, 5, 1), (1, 1, 1), ["y", np.int32(4)], names=["y"])
+    assert not looked
+    assert dividing_axis(launch.kernel) == dividing_axis(launch.kernel) == 1
+    assert len(looked) == 1
 
 
 @pytest.mark.parametrize("sizes", [(3, 5, 1), (3, 1, 1), (1, 1, 1), (64, 2, 1)])
@@ -184,11 +200,13 @@ def test_what_fails_in_pytorchs_threads_is_set_aside_and_computed(here, monkeypa
     with ct.enable(solver="im2col"), torch.no_grad():
         for _ in range(2):
             F.conv2d(x, w)
+        native.pause(True)
         monkeypatch.setattr(IntraOpLaunches, "run", fails)
         try:
             with pytest.warns(ConvDispatchWarning, match="is set aside .* answers -5"):
                 got = F.conv2d(x, w)
         finally:
+            native.pause(False)
             set_aside.forgive()
             dispatch.forget()
     assert (got - expected).norm() < 1e-5 * expected.norm()

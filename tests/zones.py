@@ -63,7 +63,7 @@ ZONES = {
         packs
         async_compile
         perfdb
-        planpack
+        planpack*
         preference*
         record
         registry
@@ -105,6 +105,8 @@ ZONES = {
     "nets": """
         hostile_nets
         inference*
+        integer_norms
+        integer_pools
         jax*
         models*
         nn

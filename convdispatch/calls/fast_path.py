@@ -124,14 +124,16 @@ def host_fast_path(
     ``address(array)`` is where an operand begins, ``written(array)`` where a result, 0 of one that kernels cannot take
     as it lies; ``make()`` a new result, and where that begins. The first call goes by the plan's enqueue, the others by
     the launches that it gave, where these are all it gives. With ``apart`` they run in PyTorch's threads if they can;
-    it is called where they cannot, and threads of OpenCL's will.
+    it is called where they cannot, and threads of OpenCL's will. ``call`` is told its ``launches``, and by what
+    (``packed_key``) packed weights are found in their promise.
     """
     if not _plain(call) or not call.prepared.recordable:
         return None
     problem, prepared, places = call.problem, call.prepared, call.places
     sizes = [*(call.sizes[place] for place in places), problem.channels_out * problem.itemsize]
     of_bias = of_bias or address
-    packs, launches, tried, key = prepared.packed_size, None, False, next(_numbers)
+    packs, launches, tried = prepared.packed_size, None, False
+    key = call.packed_key = next(_numbers)
 
     def fit(addresses: list[int]) -> bool:
         """Whether all operands lie plainly, and the result over none of them."""
@@ -163,7 +165,7 @@ def host_fast_path(
             return
         if not tried:
             tried = True
-            launches = _launches(call, queue, fit, apart is not None)
+            call.launches = launches = _launches(call, queue, fit, apart is not None)
             if apart is not None and not (launches is not None and launches.intraop):
                 apart()
         if packs and launches is not None:

@@ -30,7 +30,7 @@ kernel void argmax(global const {store} *restrict x, const long offset, global l
   long place = 0;
   for (long i = 1; i < {size}; ++i) {{
     const {kind} v = {value};
-    if (v {better} best) {{ best = v; place = i; }}
+    if (v {better} best || (v != v && {first_nan})) {{ best = v; place = i; }}
   }}
   y[outer * {inner} + inner] = place;
 }}
@@ -60,6 +60,8 @@ kernel void topk(global const {store} *restrict x, const long offset, global {st
 def argmax(x: Tensor, axis: int, *, keepdims: bool = False, last: bool = False, largest: bool = True) -> Tensor:
     """The place of the largest (or smallest) element along ``axis``, the first (or ``last``) of equal ones; int64.
 
+    NaN is largest and smallest, as NumPy has it.
+
     Raises InvalidArgument for an axis without elements.
     """
     axis %= x.ndim
@@ -82,6 +84,7 @@ def _argmax(context: cl.Context, dtype: np.dtype, size: int, inner: int, outer: 
     store, kind = element(dtype), kind_of([dtype], True)
     text = prelude([dtype], kind) + _ARGMAX.format(
         store=store.storage, kind=kind, size=size, inner=inner, better=better,
+        first_nan="1" if better.endswith("=") else "best == best",
         first=store.load.format(p="x", i="start"), value=store.load.format(p="x", i=f"(start + i * {inner})"),
     )  # fmt: skip
     names = ("x", "offset", "y")

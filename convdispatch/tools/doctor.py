@@ -34,7 +34,7 @@ VARIABLES = {
     "CONVDISPATCH_TRACE": "file that the trace layer appends to, instead of standard error",
     "CONVDISPATCH_TRACE_WAIT": "1: the trace layer waits for each result and says how long it took",
     "CONVDISPATCH_KERNEL_CACHE": "folder of compiled kernels, for drivers that keep none; off: none are kept",
-    "CONVDISPATCH_NATIVE": "0: calls on PyTorch's CUDA tensors go by Python, not by the compiled call path",
+    "CONVDISPATCH_NATIVE": "0: calls on PyTorch's tensors go by Python, not by the compiled call path",
     "CONVDISPATCH_TORCH_GRAPHS": "0: fused PyTorch models on a GPU run layer by layer, not as CUDA graphs",
     "CONVDISPATCH_CUDA_OVERLAP": "whether kernels on CUDA streams may be placed before the one before has ended",
     "CONVDISPATCH_LARGE_IMPORTS": "1 or 0: NVIDIA's OpenCL may import more than 384 MiB at once, or not; else tried",

@@ -22,6 +22,10 @@ class _Forms:
         """A form."""
         return self._forms.get(key) if table == "forms" else None
 
+    def holds(self, table: str) -> bool:
+        """Forms."""
+        return table == "forms"
+
 
 def make_pack(
     what: str,

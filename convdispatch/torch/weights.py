@@ -119,19 +119,20 @@ def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
     return seen.pack(weight)
 
 
-def still(weight: torch.Tensor) -> Callable[[], bool] | None:
-    """What answers whether packed forms that are promised for ``weight`` now are those of its values; holds neither."""
+def still(weight: torch.Tensor) -> Callable[[], Constant | None] | None:
+    """What answers the packed forms that are promised for ``weight`` now while they are those of its values; holds
+    neither."""
     key = id(weight)
     found = _seen.get(key)
     if found is None or found.packed is None:
         return None
     reference, times = weakref.ref(found), found.times
 
-    def holds() -> bool:
+    def holds() -> Constant | None:
         seen = reference()
         if seen is None or seen.times != times or _seen.get(key) is not seen:
-            return False
+            return None
         tensor = seen.tensor()
-        return tensor is not None and seen.holds(tensor)
+        return seen.packed if tensor is not None and seen.holds(tensor) else None
 
     return holds

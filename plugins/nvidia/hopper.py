@@ -8,6 +8,7 @@ assembles it. Registers are allocated by the last step, so nothing is lost on th
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -15,6 +16,8 @@ from convdispatch.api import BuildFailed, build
 
 MARK = "//@"
 """What hides an instruction from the first compilation."""
+_TARGET = re.compile(r"\.target\s+sm_90\b")
+"""It begins with letters, so that Python looks for those first: a pattern that begins with a line looks at each."""
 LOCAL_LIMIT = 227 * 1024
 """Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
 
@@ -26,11 +29,17 @@ def for_hopper(ptx: str) -> str:
     """
     if MARK not in ptx:
         raise BuildFailed("the driver's PTX lacks the marked instructions: it does not keep comments", ptx[:2000])
-    text, found = re.subn(r"(?m)^(\s*\.target\s+)sm_90\b", r"\1sm_90a", ptx)
-    if not found:
+    targets = [each.end() for each in _TARGET.finditer(ptx) if _begins_a_line(ptx, each.start())]
+    if not targets:
         target = re.search(r"(?m)^\s*\.target.*$", ptx)
         raise BuildFailed(f"expected PTX for sm_90, got {target[0].strip() if target else 'no target'}", ptx[:2000])
+    text = "a".join(ptx[begin:end] for begin, end in itertools.pairwise([0, *targets, len(ptx)]))
     return text.replace(MARK, "")
+
+
+def _begins_a_line(text: str, place: int) -> bool:
+    """Whether there is nothing but blanks before a place in its line."""
+    return not text[text.rfind("\n", 0, place) + 1 : place].strip()
 
 
 def build_for_hopper(context: Any, text: str) -> Any:

@@ -87,8 +87,12 @@ _pending: dict[Any, Pending] = {}
 def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
     """Whether a first call under a policy waits for its specialised kernel."""
     tier = current_policy().tier or os.environ.get(SWITCH) or ("ready" if on_cuda else "full")
-    promised = policy.deterministic or policy.frozen or policy.patience is not None
-    return tier != "ready" or promised or framework.several()
+    return tier != "ready" or _promised(policy, framework)
+
+
+def _promised(policy: Policy, framework: Framework) -> bool:
+    """Whether more is promised of a call than right numbers."""
+    return policy.deterministic or policy.frozen or policy.patience is not None or framework.several()
 
 
 class Pending:
@@ -192,11 +196,14 @@ def first(
     device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], framework: Framework, on_cuda: bool
 ) -> Any:
     """``build()``, now or later: a call, or the ``Pending`` that becomes one. Raises what ``build`` does."""
-    if waits(policy, on_cuda, framework) or problem.mb == 0 or framework.capturing():
+    if problem.mb == 0 or framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
-    if dispatch.planned(problem, runtime.context(device), policy):
+    waiting = waits(policy, on_cuda, framework)
+    if waiting and (on_cuda or _promised(policy, framework)):
         return build()
     from_environment()
+    if waiting:  # on a CPU
+        return _built(pool_of(device), problem, policy.selection, build)
     key = (device, problem, policy.selection)
     with _lock:
         found = _pending.get(key)
@@ -217,8 +224,9 @@ def first(
 
 
 def _built(pool: PlannerPool, problem: ConvProblem, policy: Policy, build: Callable[[], Any]) -> Any:
-    """``build()`` by what an earlier process chose, where one did; else what it chooses is kept for later ones."""
-    if not pool.recall(problem, policy):
+    """``build()`` by what an earlier process chose, where one did and no pack in force says otherwise; else what it
+    chooses is kept for later ones."""
+    if pool.fixed(problem, policy) or not pool.recall(problem, policy):
         made = build()
         if getattr(made, "prepared", None) is not None:
             pool.remember(problem, policy, made.prepared)

@@ -9,6 +9,7 @@ whole and read with suspicion: a damaged one is passed over.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -80,11 +81,14 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 def _circumstances(device: cl.Device) -> str:
     """A name for all that a choice follows from."""
     home = __name__.partition(".")[0]
-    parts = [json.dumps(artifact_store.identity(device), sort_keys=True)]
+    info = runtime.device_info(device)
+    # A CPU's compute units are those that this process may use.
+    known = {**dataclasses.asdict(info), "extensions": sorted(info.extensions)}
+    parts = [json.dumps([artifact_store.identity(device), known], sort_keys=True)]
     parts += [template_cache.stamp(f"{home}.{zone}") for zone in HOUSES]
     parts.append(json.dumps(plugins().fingerprints, sort_keys=True))
     files = [each for each in (registry_path(), packaged_path()) if each is not None]
-    files.append(rates.place(runtime.device_info(device)))
+    files.append(rates.place(info))
     for source in default_folders().values():
         with contextlib.suppress(OSError):
             files += sorted(each for each in source.rglob("*") if each.is_file())

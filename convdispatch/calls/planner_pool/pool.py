@@ -25,6 +25,7 @@ from ...device.cache import artifact_store
 from ...device.programs.child_process import DeviceChild, receive
 from ...device.programs.compile_pool import compilers
 from ...selection import dispatch
+from ...selection.choice import lockfile
 from ...selection.planpack.decisions import sealed
 from ...selection.plugins.loader import plugins
 from . import progress_line
@@ -98,6 +99,10 @@ class PlannerPool:
             self._changed.notify()
         return task.answer
 
+    def fixed(self, problem: ConvProblem, policy: Policy) -> bool:
+        """Whether a pack in force says what runs the problem."""
+        return artifact_store.find("decisions", artifact_store.decision_key(problem, policy), self.device) is not None
+
     def recall(self, problem: ConvProblem, policy: Policy) -> bool:
         """Whether an earlier process of this machine chose for the problem; ``lent`` holds its decision then."""
         key = artifact_store.decision_key(problem, policy)
@@ -107,7 +112,9 @@ class PlannerPool:
         return before is not None
 
     def remember(self, problem: ConvProblem, policy: Policy, prepared: Prepared) -> None:
-        """Note what this process chose itself, for processes to come."""
+        """Note what this process chose itself, for processes to come; not what a file fixed, which may not be there."""
+        if prepared.source.startswith("plan pack ") or lockfile.in_force(problem) is not None:
+            return
         config = dict(prepared.config)
         name, source, math = prepared.solver.name, prepared.source, prepared.math
         decision = {"solver": name, "config": config, "source": source, "math": math}

@@ -37,6 +37,9 @@ class Collection(Protocol):
     def get(self, table: str, key: str) -> Any:
         """The value, or None."""
 
+    def holds(self, table: str) -> bool:
+        """Whether there is any value in a table."""
+
 
 class Gathered:
     """What was made for one kind of device."""
@@ -48,6 +51,10 @@ class Gathered:
     def get(self, table: str, key: str) -> Any:
         """See Collection."""
         return self.tables[table].get(key)
+
+    def holds(self, table: str) -> bool:
+        """See Collection."""
+        return bool(self.tables[table])
 
 
 _lock = threading.Lock()
@@ -108,6 +115,11 @@ def in_force(device: cl.Device | None = None) -> bool:
 def wanted(device: cl.Device | None = None) -> bool:
     """Whether somebody gathers, or a collection answers."""
     return bool(_gathering) or (bool(_in_force) and in_force(device))
+
+
+def wants_texts() -> bool:
+    """Whether somebody gathers texts, or answers with any: what one is called costs more than to look for it."""
+    return bool(_gathering) or any(one.holds("texts") for one in _in_force)
 
 
 def gathers() -> bool:

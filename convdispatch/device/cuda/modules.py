@@ -14,7 +14,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_size_t, c_uint, c_void_p
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,7 +72,7 @@ class Module(NamedTuple):
     """A program in CUDA's driver."""
 
     handle: c_void_p
-    parameters: dict[str, list[Parameter]]
+    parameters: Mapping[str, list[Parameter]]
     """By kernel."""
     form: Form
 

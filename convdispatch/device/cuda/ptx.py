@@ -7,7 +7,9 @@ which CUDA calls ``%nctaid``. What a text says beyond that is checked, never gue
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...api.errors import ConvDispatchError
@@ -27,6 +29,9 @@ _OTHER_GRID = re.compile(r"%(?:n?clusterid|cluster_\w+|is_explicit_cluster|n?cta
 MOST_STATIC_SHARED = 48 << 10
 """Bytes of shared memory that a kernel may declare with a size, for the driver's linker."""
 
+_LATELY = 16
+"""Texts that are remembered: a program is read as it is built, and again as CUDA's driver loads it."""
+
 
 class Unlaunchable(ConvDispatchError):
     """A program or a plan cannot run on a CUDA stream; the message says why."""
@@ -41,6 +46,7 @@ class Parameter(NamedTuple):
     """``global``, ``const`` or ``shared`` for a pointer; empty for a number."""
 
 
+@functools.lru_cache(maxsize=_LATELY)
 def for_cuda(binary: bytes) -> str:
     """A program's binary as text that CUDA's driver loads and launches. Raises Unlaunchable."""
     try:
@@ -132,7 +138,8 @@ def dynamic_shared(text: str) -> tuple[str, dict[str, int]] | None:
     return text, {kernel: areas[name][0] for kernel, names in used.items() for name in names & moved}
 
 
-def entries(text: str) -> dict[str, list[Parameter]]:
+@functools.lru_cache(maxsize=_LATELY)
+def entries(text: str) -> Mapping[str, list[Parameter]]:
     """The kernels of a PTX text and their parameters in order. Raises Unlaunchable where one cannot be read."""
     found = {}
     for name, inner in _ENTRY.findall(text):

@@ -1,51 +1,58 @@
-// convdispatch.device.native._launcher: the warm way of a convolution on PyTorch's CUDA tensors, below Python; and
-// kernels on a CPU in PyTorch's threads.
+// convdispatch.device.native._launcher: the warm way of a convolution on PyTorch's tensors, below Python, on CUDA and
+// in PyTorch's threads on a CPU.
 //
 // Python decides what a problem runs, once; this looks the decision up and launches it. See docs/design/adr/0021.
 
+#include "host_programs.h"
 #include "replay.h"
-#include "work_groups.h"
 
 namespace launcher {
 namespace {
 
-TorchLibraryHandle installed = nullptr, fused_installed = nullptr;
+TorchLibraryHandle installed[2] = {}, fused_installed = nullptr;  // on CUDA and on a CPU
 
 PyObject *fail(const char *words) { return PyErr_Format(PyExc_RuntimeError, "%s", words); }
 
-// open(library, policy, object, handle): take CUDA's driver, and Python's functions. Raises RuntimeError.
+// open(library, policy, object, handle): take CUDA's driver, if one is named, and Python's functions. Raises RuntimeError.
 PyObject *open(PyObject *, PyObject *given) {
   const char *library;
   Python next = python;
   if (!PyArg_ParseTuple(given, "sOOO", &library, &next.policy, &next.object, &next.handle)) return nullptr;
-  const std::string why = driver.open(library);
+  const std::string why = *library ? driver.open(library) : "";
   if (!why.empty()) return fail(why.c_str());
   Py_INCREF(given);  // and with it all of them, for good: calls may be under way
   python = next;
   Py_RETURN_NONE;
 }
 
-// ask(plain, switches, forward, backward, fused, raised): what the operators ask of Python.
+// ask(plain, switches on CUDA, those on a CPU, operators, raised, tensor): what the operators ask of Python.
 PyObject *ask(PyObject *, PyObject *given) {
   Python next = python;
-  PyObject **operators = next.operators;
-  if (!PyArg_ParseTuple(given, "OO!OOOO", &next.plain, &PyTuple_Type, &next.switches, operators, operators + 1,
-                        operators + 2, &raised))
+  PyObject *tuples = reinterpret_cast<PyObject *>(&PyTuple_Type), **switches = next.switches;
+  if (!PyArg_ParseTuple(given, "OO!O!O!OO", &next.plain, tuples, switches, tuples, switches + 1, tuples,
+                        &next.operators, &raised, &next.tensor))
     return nullptr;
+  if (PyTuple_Size(next.operators) != kOperations) return fail("another number of operators");
   Py_INCREF(given);
   python = next;
   Py_RETURN_NONE;
 }
 
-// install(key): the operators of aten on a dispatch key are these from now on; uninstall() ends it. Raises RuntimeError.
+// install(key, host): the operators of aten on a dispatch key are these from now on, for a CPU or for CUDA; uninstall()
+// ends it. Raises RuntimeError.
 PyObject *install(PyObject *, PyObject *given) {
-  const char *key = PyUnicode_AsUTF8AndSize(given, nullptr);
-  if (!key) return nullptr;
-  if (installed) return fail("installed already");
-  if (!python.operators[0] || !driver.launch) return fail("open() and ask() come before install()");
-  if (aoti_torch_library_init_impl("aten", key, __FILE__, __LINE__, &installed) ||
-      torch_library_impl(installed, "convolution", convolution, TORCH_TARGET_VERSION) ||
-      torch_library_impl(installed, "convolution_backward", convolution_backward, TORCH_TARGET_VERSION))
+  const char *key;
+  int host;
+  if (!PyArg_ParseTuple(given, "sp", &key, &host)) return nullptr;
+  TorchLibraryHandle &to = installed[host];
+  if (to) return fail("installed already");
+  if (!python.operators || !(host || driver.launch)) return fail("open() and ask() come before install()");
+  if (aoti_torch_library_init_impl("aten", key, __FILE__, __LINE__, &to) ||
+      torch_library_impl(to, "convolution", host ? convolution<kHostForward> : convolution<kForward>,
+                         TORCH_TARGET_VERSION) ||
+      torch_library_impl(to, "convolution_backward",
+                         host ? convolution_backward<kHostBackward> : convolution_backward<kBackward>,
+                         TORCH_TARGET_VERSION))
     return fail("PyTorch refuses a kernel for aten's convolution");
   Py_RETURN_NONE;
 }
@@ -54,16 +61,17 @@ PyObject *install(PyObject *, PyObject *given) {
 PyObject *install_fused(PyObject *, PyObject *given) {
   const char *key = PyUnicode_AsUTF8AndSize(given, nullptr);
   if (!key) return nullptr;
-  if (!python.operators[0] || !driver.launch) return fail("open() and ask() come before install_fused()");
+  if (!python.operators || !driver.launch) return fail("open() and ask() come before install_fused()");
   if (!fused_installed && (aoti_torch_library_init_impl("convdispatch", key, __FILE__, __LINE__, &fused_installed) ||
                            torch_library_impl(fused_installed, "fused_native", fused, TORCH_TARGET_VERSION)))
     return fail("PyTorch refuses a kernel for the fused convolution");
   Py_RETURN_NONE;
 }
 
-PyObject *uninstall(PyObject *, PyObject *) {
-  if (installed) aoti_torch_delete_library_object(installed);
-  installed = nullptr;
+// uninstall(host): end what install() did for a CPU, or for CUDA.
+PyObject *uninstall(PyObject *, PyObject *host) {
+  TorchLibraryHandle gone = std::exchange(installed[PyObject_IsTrue(host) == 1], nullptr);
+  if (gone) aoti_torch_delete_library_object(gone);
   Py_RETURN_NONE;
 }
 
@@ -119,7 +127,8 @@ PyObject *offer(PyObject *, PyObject *given) {
   });
   if (!copies) return nullptr;
   const bool theirs = made->steps.empty(), holding = holds != Py_None;
-  const bool cannot = !holding || missed.operation == kFused || !driver.forward || !driver.backward;
+  const bool known = missed.operation <= kBackward && driver.forward && driver.backward;  // PyTorch's own kernels
+  const bool cannot = !holding || !known;
   if (theirs ? cannot : holding && !missed.by_weights) Py_RETURN_FALSE;
   if (entries.size() >= kMost) forget_all();
   Entry &entry = entries[missed.key];
@@ -161,9 +170,9 @@ PyObject *launches(PyObject *, PyObject *) {
 PyMethodDef methods[] = {
     {"open", open, METH_VARARGS, nullptr},
     {"ask", ask, METH_VARARGS, nullptr},
-    {"install", install, METH_O, nullptr},
+    {"install", install, METH_VARARGS, nullptr},
     {"install_fused", install_fused, METH_O, nullptr},
-    {"uninstall", uninstall, METH_NOARGS, nullptr},
+    {"uninstall", uninstall, METH_O, nullptr},
     {"pause", pause, METH_O, nullptr},
     {"program", make_program, METH_VARARGS, nullptr},
     {"replay", make_replay, METH_VARARGS, nullptr},
@@ -171,6 +180,9 @@ PyMethodDef methods[] = {
     {"groups", make_groups, METH_VARARGS, nullptr},
     {"point_groups", point_groups, METH_VARARGS, nullptr},
     {"run_groups", run_groups, METH_VARARGS, nullptr},
+    {"host_program", make_host_program, METH_VARARGS, nullptr},
+    {"lend", lend, METH_VARARGS, nullptr},
+    {"has_idle", has_idle, METH_VARARGS, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},

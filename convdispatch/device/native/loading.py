@@ -53,6 +53,11 @@ def launcher() -> Any:
     return None if unavailable() else _loaded()[0]
 
 
+def host_launcher() -> Any:
+    """The module without CUDA, for a CPU; None where there is none."""
+    return None if _opened("") else _loaded()[0]
+
+
 def unavailable() -> str | None:
     """Why calls go by Python, in words; None where the native path runs."""
     return _opened(DRIVER)

@@ -10,14 +10,18 @@ namespace launcher {
 struct Python {
   PyObject *policy = nullptr, *plain = nullptr;   // answers the policy in force; the only one that is served
   PyObject *object = nullptr, *handle = nullptr;  // a handle's tensor, and a new handle of a tensor
-  PyObject *switches = nullptr;  // functions whose answers are part of a key: first tracing, then inference mode
-  PyObject *operators[3] = {};  // by operation
+  PyObject *switches[2] = {};  // functions whose answers are part of a key, on CUDA, on a CPU: first tracing, then inference mode
+  PyObject *operators = nullptr;  // by operation, a tuple
+  PyObject *tensor = nullptr;     // the class of tensors that are no parameters
   bool paused = false;
   int64_t settings = 0;  // the number of what enable() was given
 };
 inline Python python;
 
-enum Operation : int { kForward, kBackward, kFused };  // the last with what follows: a sum, an activation
+// The third with what follows: a sum, an activation.
+enum Operation : int { kForward, kBackward, kFused, kHostForward, kHostBackward, kOperations };
+inline bool on_host(int operation) { return operation >= kHostForward; }
+inline bool is_backward(int operation) { return operation == kBackward || operation == kHostBackward; }
 enum Source : int { kX, kW, kGrad, kBias, kResidual, kOut, kNone };
 
 struct Step {
@@ -59,7 +63,8 @@ constexpr size_t kMost = 4096;
 struct Missed {  // the key that this thread's call did not find
   std::string key;
   uint64_t weights = 0;
-  bool by_weights = false, open = false;  // whether weights may be promised to stay: in inference mode, of fused layers
+  // Whether weights may be promised to stay: in inference mode, of fused layers, on a CPU where they do not learn.
+  bool by_weights = false, open = false;
   int operation = kForward;
 };
 inline thread_local Missed missed;
@@ -69,7 +74,8 @@ inline void forget_all() {
   packed_weights.clear();
 }
 
-inline int truth(PyObject *function) {
+// Whether what a function answers is true, and that.
+inline int truth(PyObject *function, Ref *kept = nullptr) {
   Ref answer(PyObject_CallObject(function, nullptr));
   const int found = answer ? PyObject_IsTrue(answer.get()) : -1;
   if (found < 0) {
@@ -77,16 +83,18 @@ inline int truth(PyObject *function) {
     PyErr_Clear();
     if (interrupted) PyErr_SetInterrupt();  // it comes again where Python hears it
   }
+  if (kept) *kept = std::move(answer);
   return found;
 }
 
 // The bits of a key that are no tensor's, read as Python itself reads them; -1 where the call is Python's in any case.
-inline int64_t circumstances() {
+inline int64_t circumstances(bool host) {
   Ref policy(python.paused ? nullptr : PyObject_CallObject(python.policy, nullptr));
   if (policy.get() != python.plain) return PyErr_Clear(), -1;
   int64_t bits = python.settings << 16;
-  for (Py_ssize_t at = 0, count = PyTuple_Size(python.switches); at < count; ++at) {
-    const int on = truth(PyTuple_GetItem(python.switches, at));
+  PyObject *switches = python.switches[host];
+  for (Py_ssize_t at = 0, count = PyTuple_Size(switches); at < count; ++at) {
+    const int on = truth(PyTuple_GetItem(switches, at));
     if (on < 0 || (on && !at)) return -1;
     bits |= static_cast<int64_t>(on) << at;
   }
@@ -144,14 +152,34 @@ struct Call {
   }
 };
 
-// What was decided for a call, and its packed weights' address where it has some; none where Python is to be asked, which may
-// put what it decides under `asked`.
-inline Decided found(Call &call, uint64_t &packed, Missed &asked) {
-  const int64_t bits = circumstances();
+// A tensor's object; the handle stays the caller's.
+inline PyObject *tensor_of(AtenTensorHandle tensor) {
+  Ref capsule(PyCapsule_New(tensor, nullptr, nullptr));
+  return capsule ? PyObject_CallFunctionObjArgs(python.object, capsule.get(), nullptr) : nullptr;
+}
+
+// Whether weights may be a parameter without gradients, which on a CPU is promised to stay.
+inline bool frozen(const Call &call) {
+  static PyObject *const name = PyUnicode_InternFromString("requires_grad");
+  Ref tensor(tensor_of(call.of[kW]->tensor));
+  if (!tensor) return PyErr_Clear(), false;
+  if (reinterpret_cast<PyObject *>(Py_TYPE(tensor.get())) == python.tensor) return false;
+  Ref records(PyObject_GetAttr(tensor.get(), name));
+  if (!records) PyErr_Clear();
+  return records.get() == Py_False;
+}
+
+// What was decided for a call, its packed weights' address where it has some, and what keeps them; none where Python is to
+// be asked, which may put what it decides under `asked`.
+inline Decided found(Call &call, uint64_t &packed, Ref &kept, Missed &asked) {
+  const bool host = on_host(call.operation);
+  const int64_t bits = circumstances(host);
   if (bits < 0) return nullptr;
   const uint64_t weights = call.addresses[kW];
   call.key.add(bits);
-  asked = {std::move(call.key.text), weights, (bits & 2) || call.operation == kFused, true, call.operation};
+  const bool may_stay = (bits & 2) || call.operation == kFused || (host && frozen(call));
+  call.key.add(may_stay);
+  asked = {std::move(call.key.text), weights, may_stay, true, call.operation};
   if (!asked.by_weights && !packed_weights.empty() && packed_weights.erase(weights)) {
     for (auto &each : entries) each.second.weights.erase(weights);  // an optimizer may be about to write
     return nullptr;
@@ -169,11 +197,11 @@ inline Decided found(Call &call, uint64_t &packed, Missed &asked) {
   packed = known->packed;
   if (!known->holds) return by_weights && --known->left < 0 ? nullptr : decided;
   Ref holds = held(known->holds.get());  // what it runs may change all of this
-  return truth(holds.get()) == 1 ? decided : nullptr;
+  return truth(holds.get(), host ? &kept : nullptr) == 1 ? decided : nullptr;
 }
 
 inline void count(int operation, const Decision &decided, int by) {
-  if (!decided.steps.empty()) calls[operation == kBackward] += by;
+  if (!decided.steps.empty()) calls[is_backward(operation)] += by;
   for (const Step &step : decided.steps) step.program->count(step.result < 2 ? by : 0);  // sums are no solver's
 }
 
@@ -206,7 +234,7 @@ inline bool copied(const Seen &from, const std::vector<int64_t> &strides, Owned 
 inline bool launched(const Decision &decided, const Call &call, uint64_t packed, Owned *results) {
   const Seen &lead = call.seen.front();
   void *stream = nullptr;
-  if (driver.current_stream(lead.index < 0 ? 0 : lead.index, &stream)) return false;
+  if (!on_host(call.operation) && driver.current_stream(lead.index < 0 ? 0 : lead.index, &stream)) return false;
   Owned made[3];
   std::vector<Owned> copies(decided.laid.size());  // live until the launches are given
   uint64_t addresses[kNone + 1];
@@ -223,18 +251,19 @@ inline bool launched(const Decision &decided, const Call &call, uint64_t packed,
     if (!program.here()) return false;
     operands.clear();
     uint64_t all = 0;
+    int packs = -1;
     for (int source : step.sources) {
       uint64_t address = addresses[source];
       if (source == kW && step.packs) {
-        address = packed;
+        address = packed, packs = static_cast<int>(operands.size());
       } else if (source == kOut) {
         address = program.allocate(made[step.result], lead);
         if (!address) return false;
       }
-      all |= address;
+      if (!program.host || !(source == kW && step.packs)) all |= address;  // there it is a handle
       operands.push_back(address);
     }
-    if (all % kAlignment || !program.run(stream, operands, lead.kind, lead.index)) return false;
+    if (all % kAlignment || !program.run(stream, operands, lead.kind, lead.index, packs)) return false;
   }
   if (decided.sums && !summed(call.given.tensor(0), lead.dims, made[2])) return false;
   for (int at = 0; at < 3; ++at) results[at] = std::move(made[at]);
@@ -273,12 +302,6 @@ inline PyObject *list_of(const std::vector<int64_t> &items, bool flags) {
   return list.release();
 }
 
-// A tensor's object; the handle stays the caller's.
-inline PyObject *tensor_of(AtenTensorHandle tensor) {
-  Ref capsule(PyCapsule_New(tensor, nullptr, nullptr));
-  return capsule ? PyObject_CallFunctionObjArgs(python.object, capsule.get(), nullptr) : nullptr;
-}
-
 inline bool handle_of(PyObject *tensor, Owned &found) {
   if (tensor == Py_None) return made(found, aoti_torch_new_uninitialized_tensor);
   Ref capsule(PyObject_CallFunctionObjArgs(python.handle, tensor, nullptr));
@@ -305,10 +328,10 @@ inline void by_python(int operation, const Arguments &given, Owned *results, Mis
     PyTuple_SetItem(arguments.get(), static_cast<Py_ssize_t>(at), one);
   }
   std::swap(missed, asked);  // a call inside this one has a key of its own
-  Ref answer(PyObject_CallObject(python.operators[operation], arguments.get()));
+  Ref answer(PyObject_CallObject(PyTuple_GetItem(python.operators, operation), arguments.get()));
   std::swap(missed, asked);
   if (!answer) throw Raised();
-  if (operation != kBackward) answer.reset(PyTuple_Pack(1, answer.get()));
+  if (!is_backward(operation)) answer.reset(PyTuple_Pack(1, answer.get()));
   int at = 0;
   if (!each_of(answer.get(), [&](PyObject *each) { return at < 3 && handle_of(each, results[at++]); })) throw Raised();
 }
@@ -321,30 +344,34 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
     Missed asked;
     uint64_t packed = 0;
     std::optional<Gil> gil(std::in_place);
-    const Decided decided = call.ok ? found(call, packed, asked) : nullptr;
+    Ref kept;  // what keeps packed weights, whatever other threads do meanwhile
+    const Decided decided = call.ok ? found(call, packed, kept, asked) : nullptr;
     bool done = false;
     if (decided) {
       count(operation, *decided, 1);
       gil.reset();
       done = decided->steps.empty() ? by_pytorch(operation, given, results) : launched(*decided, call, packed, results);
-      if (!done) gil.emplace(), count(operation, *decided, -1);
+      if (!done || kept) gil.emplace(), kept.reset();
+      if (!done) count(operation, *decided, -1);
     }
     if (!done) by_python(operation, given, results, asked);
   }
-  for (int at = 0; at < (operation == kBackward ? 3 : 1); ++at) {
+  for (int at = 0; at < (is_backward(operation) ? 3 : 1); ++at) {
     if (!results[at]) made(results[at], aoti_torch_new_uninitialized_tensor);
     stack[at] = reinterpret_cast<StableIValue>(results[at].release());
   }
 }
 
 // input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-inline void convolution(StableIValue *stack, uint64_t, uint64_t) {
-  compute(kForward, stack, "ttTlllfli", {kX, kW, kBias});
+template <int Operation>
+void convolution(StableIValue *stack, uint64_t, uint64_t) {
+  compute(Operation, stack, "ttTlllfli", {kX, kW, kBias});
 }
 
 // grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
-inline void convolution_backward(StableIValue *stack, uint64_t, uint64_t) {
-  compute(kBackward, stack, "tttLlllflim", {kGrad, kX, kW});
+template <int Operation>
+void convolution_backward(StableIValue *stack, uint64_t, uint64_t) {
+  compute(Operation, stack, "tttLlllflim", {kGrad, kX, kW});
 }
 
 // input, weight, bias, residual, a number of Python's for activation, stride, padding, dilation and groups

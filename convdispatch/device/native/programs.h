@@ -25,8 +25,15 @@ struct Launch {
   std::vector<Place> places;
 };
 
+struct Host {  // launches on a CPU, see host_programs.h
+  virtual ~Host() = default;
+  // False where nothing ran, or not all of it. Operand `packed`, of none is -1, is OpenCL's memory, not an address.
+  virtual bool run(const std::vector<uint64_t> &operands, int packed) = 0;
+};
+
 struct Program {
   std::vector<Launch> launches;
+  std::unique_ptr<Host> host;  // in their place, on a CPU
   std::vector<uint64_t> areas;  // of scratch memory: where each begins
   uint64_t scratch = 0;
   std::vector<int64_t> sizes, strides;  // of the tensor that it writes
@@ -38,8 +45,8 @@ struct Program {
     recent[latest++ % 8] = &tally->first;
   }
 
-  // Launch on the operands, `count` of them; false where nothing ran, or not all of it.
-  bool run(void *stream, std::vector<uint64_t> &operands, int32_t kind, int32_t index) const {
+  // Launch on the operands; false where nothing ran, or not all of it.
+  bool run(void *stream, std::vector<uint64_t> &operands, int32_t kind, int32_t index, int packed = -1) const {
     static const int32_t bytes = aoti_torch_dtype_uint8();
     static Attribute early{6, 0, {1}};  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     static thread_local const void *known = &early;  // the stream to which a kernel was given last: none yet
@@ -52,6 +59,7 @@ struct Program {
         return false;
       for (uint64_t area : areas) operands.push_back(reinterpret_cast<uint64_t>(begin) + area);
     }
+    if (host) return host->run(operands, packed);
     bool after_kernel = known == stream;
     for (const Launch &each : launches) {
       alignas(16) char room[kRoom];
@@ -73,7 +81,7 @@ struct Program {
 
   bool here() const {
     void *found = nullptr;
-    return !driver.current_context(&found) && found == context;
+    return host || !driver.current_context(&found) && found == context;
   }
 
   // The address of the result's memory; 0 where there is none.

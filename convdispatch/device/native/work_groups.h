@@ -18,8 +18,9 @@ constexpr int64_t kShares = 4;
 // clEnqueueNDRangeKernel.
 using Enqueue = int32_t (*)(void *, void *, uint32_t, const size_t *, const size_t *, const size_t *, uint32_t, void *, void *);
 
-// clSetKernelArgSVMPointer.
+// clSetKernelArgSVMPointer and clSetKernelArg.
 using SetPointer = int32_t (*)(void *, uint32_t, const void *);
+using SetValue = int32_t (*)(void *, uint32_t, size_t, const void *);
 
 struct Argument {  // one that is memory
   uint32_t index, operand;
@@ -40,6 +41,7 @@ struct Groups {  // of one kernel
 struct Launches {
   Enqueue enqueue;
   SetPointer set;
+  SetValue set_value;
   std::vector<Groups> each;
 };
 inline const char *const kLaunches = "convdispatch.device.native.launches";
@@ -81,14 +83,15 @@ inline int32_t divided(Groups &groups, Enqueue enqueue, void *const *queues, int
   return division.status;
 }
 
-// groups(enqueue, set, [(kernel, axis, global sizes, local sizes or (), [(argument, operand, offset)])]) -> a capsule, one
-// thread's. Raises ValueError.
+// groups(enqueue, set, set_value, [(kernel, axis, global sizes, local sizes or (), [(argument, operand, offset)])]) -> a
+// capsule, one thread's. Raises ValueError.
 inline PyObject *make_groups(PyObject *, PyObject *given) {
-  unsigned long long enqueue, set;
+  unsigned long long enqueue, set, set_value;
   PyObject *launches;
-  if (!PyArg_ParseTuple(given, "KKO", &enqueue, &set, &launches)) return nullptr;
+  if (!PyArg_ParseTuple(given, "KKKO", &enqueue, &set, &set_value, &launches)) return nullptr;
   auto made = std::make_unique<Launches>();
   made->enqueue = reinterpret_cast<Enqueue>(enqueue), made->set = reinterpret_cast<SetPointer>(set);
+  made->set_value = reinterpret_cast<SetValue>(set_value);
   const bool taken = each_of(launches, [&](PyObject *one) {
     unsigned long long kernel;
     PyObject *global, *local, *arguments;

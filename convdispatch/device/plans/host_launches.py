@@ -122,6 +122,15 @@ class HostLaunches:
             event = _enqueue(queue, kernel, global_size, local_size, None, event and [event])
         return None if own.at_once else event, scratch
 
+    def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> Any:
+        """The same for the native call path, writing a tensor of these sizes; None where PyTorch's threads run none."""
+        if not self.intraop:
+            return None
+        own, context = self._made(), int(runtime.context(self._device).int_ptr)
+        groups = own.intraop.groups  # type: ignore[union-attr]
+        kept = self._launches, own
+        return launcher.host_program(name, groups, context, self._offsets, self._size, sizes, strides, kept)
+
     def _made(self) -> _Own:
         """The calling thread's kernels."""
         made = [with_numbers(kernel, arguments) for kernel, arguments, _ in self._launches]

@@ -26,6 +26,7 @@ from ..programs.work_groups import dividing_axis
 KEPT = 4 << 20
 """Bytes of scratch memory up to which a thread keeps its own, in which its calls take turns."""
 _queues, _scratch = threading.local(), threading.local()
+_lent: list[cl.CommandQueue] = []
 
 
 @functools.lru_cache(maxsize=1)
@@ -34,7 +35,7 @@ def _functions() -> list[int]:
     from pyopencl import _cl
 
     library = ctypes.CDLL(_cl.__file__)
-    found = (library.clEnqueueNDRangeKernel, library.clSetKernelArgSVMPointer)
+    found = (library.clEnqueueNDRangeKernel, library.clSetKernelArgSVMPointer, library.clSetKernelArg)
     return [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in found]
 
 
@@ -58,7 +59,7 @@ class IntraOpLaunches:
     """Kernels for the thread that makes this: each with its own, and with the arguments that are memory, as (argument,
     operand, bytes into that). ``run()`` launches them in order and waits."""
 
-    __slots__ = ("_device", "_groups", "_module")
+    __slots__ = ("_device", "_module", "groups")
 
     def __init__(
         self, device: cl.Device, launches: Sequence[tuple[Kernel, cl.Kernel, Sequence[tuple[int, int, int]]]]
@@ -68,15 +69,26 @@ class IntraOpLaunches:
             (own.int_ptr, dividing_axis(of), of.global_size, of.local_size or (), memory)
             for of, own, memory in launches
         ]
-        self._groups = self._module.groups(*_functions(), given)
+        self.groups = self._module.groups(*_functions(), given)
 
     def point(self, addresses: Sequence[int], but: int = -1) -> None:
         """Take operands there; ``but`` is one that the caller sets. Raises RuntimeError with OpenCL's status."""
-        self._module.point_groups(self._groups, addresses, but)
+        self._module.point_groups(self.groups, addresses, but)
 
     def run(self) -> None:
         """Raises RuntimeError with OpenCL's status."""
-        self._module.run_groups(self._groups, _queues_of(self._device))
+        self._module.run_groups(self.groups, _queues_of(self._device))
+
+
+def lend_queues(device: cl.Device) -> None:
+    """Let the native call path have queues for one call more, if it has none left for as many threads as PyTorch has
+    now."""
+    context, count = int(runtime.context(device).int_ptr), sys.modules["torch"].get_num_threads()
+    native = loading.module()
+    if not native.has_idle(context, count):
+        made = [runtime.new_serial_queue(device) for _ in range(count)]
+        _lent.extend(made)  # for good: who runs by them is not known here
+        native.lend(context, struct.pack(f"{count}P", *(queue.int_ptr for queue in made)))
 
 
 def _queues_of(device: cl.Device) -> bytes:

@@ -13,6 +13,7 @@ folder, and a lock left behind costs every later build a minute). A file that is
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import random
@@ -164,7 +165,13 @@ def folder() -> Path | None:
     chosen = os.environ.get("CONVDISPATCH_KERNEL_CACHE")
     if chosen == "off":
         return None
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
+    return Path(chosen) if chosen else _default_folder(os.environ.get("HOME"), os.environ.get("XDG_CACHE_HOME"))
+
+
+@functools.lru_cache(maxsize=4)
+def _default_folder(*_: str | None) -> Path:
+    """The user's, for the variables that it follows from: to work it out takes as long as to read a small file."""
+    return Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
 
 
 def _name(device: cl.Device, text: str, options: Sequence[str]) -> str:

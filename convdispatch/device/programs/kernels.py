@@ -70,7 +70,7 @@ def _template(package: str, file: str) -> Any:
 def _rendered(package: str, file: str, values: Mapping[str, Any]) -> str:
     template = _read(package, file)
     subject = template_cache.Subject(package, template, values)
-    carries = subject.artifact_key() if artifact_store.wanted() else None
+    carries = subject.artifact_key() if artifact_store.wants_texts() else None
     found = None if carries is None else artifact_store.find("texts", carries)
     if found is not None:
         return found[0]
@@ -107,7 +107,9 @@ def _included(text: str, name: str) -> str:
         after = text.count("\n", 0, found.start()) + 2
         return f'{_included(_read(_HEADER, found[1]), f"convdispatch/{found[1]}")}#line {after} "{name}"'
 
-    return f'#line 1 "{name}"\n{_INCLUDE.sub(header, text)}'
+    if "#include <convdispatch/" in text:  # most have none, and to look at each line's begin takes time
+        text = _INCLUDE.sub(header, text)
+    return f'#line 1 "{name}"\n{text}'
 
 
 def config_macros(config: Mapping[str, Any]) -> str:

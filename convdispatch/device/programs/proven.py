@@ -34,7 +34,7 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
     if thread.texts is not None:  # texts are only rendered, perhaps for a device that is not there
         return None
     place = package, what, device
-    if place not in _known or artifact_store.wanted():
+    if place not in _known or artifact_store.gathers():
         with _lock:
             lock = _locks.setdefault(place, threading.RLock())
         with unlocked():
@@ -61,7 +61,7 @@ def _artifact_key(package: str, what: str, device: cl.Device) -> str | None:
 
 
 def _stored_answer(package: str, what: str, device: cl.Device, prove: Callable[[], str | None]) -> str | None:
-    carries = _artifact_key(package, what, device) if artifact_store.wanted() else None
+    carries = _artifact_key(package, what, device) if artifact_store.wants_texts() else None
     if carries is not None and artifact_store.find("texts", carries) is not None:
         return None
     key = _subject(package, what, device).text_key()

@@ -24,6 +24,7 @@ from . import binary_cache
 
 _FORM = b"convdispatch text 1\n"
 _SOURCES = (".py", ".mako", ".cl")
+_SETS = (set, frozenset)
 _VERSIONED = ("numpy", "ml_dtypes")
 """Packages of many files, of which a version says enough."""
 
@@ -77,7 +78,7 @@ def _pickle(value: Any) -> tuple[bytes, set[str]]:
 def _fields(value: Any) -> list[tuple[str, Any]]:
     """A dataclass's fields, in the same order in each process."""
     found = [(name, getattr(value, name)) for name in _names(type(value))]
-    return [(n, sorted(each, key=repr) if isinstance(each, set | frozenset) else each) for n, each in found]
+    return [(n, sorted(each, key=repr) if isinstance(each, _SETS) else each) for n, each in found]
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ...device.runtime import device_info
 from ...nn.quantized import dequantize
-from ..graph import Graph, Node, Ref, Value
+from ..graph import Graph, Node, Ref, Value, is_planned
 
 CONVOLUTION, QUANTIZE, DEQUANTIZE = "quantized_convolution", "quantize", "dequantize"
 ACTIVATIONS = ("activate", "relu")
@@ -24,6 +25,12 @@ def maker_of(ref: Any, *names: str) -> Node | None:
 def alone(graph: Graph, node: Node) -> bool:
     """Whether one operand of the graph reads the operation's result."""
     return graph.uses().get(node.result.value) == 1
+
+
+def cpu_queue(graph: Graph) -> Any:
+    """The queue of the net's weights where that is a CPU's, else None."""
+    queue = next((node.kwargs["w"].queue for node in graph.nodes if is_planned(node)), None)
+    return None if queue is None or device_info(queue.device).type != "cpu" else queue
 
 
 def form_of(node: Node) -> tuple[float, int, str]:

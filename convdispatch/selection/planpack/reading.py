@@ -51,9 +51,9 @@ class PackFile:
                 self._texts = _texts(_json(archive, TEXTS))
                 self._read_manifest(manifest)
                 programs = self._table(manifest, "programs")
-                self._programs = (
-                    {key: archive.read(member) for key, member in programs.items()} if fits(self.identity) else {}
-                )
+        wanted = set(programs.values()) if fits(self.identity) else ()
+        unpacked = {member: self._program(self._members[member]) for member in wanted}
+        self._programs = {key: unpacked[member] for key, member in programs.items()} if wanted else {}
         self._weights = self._table(manifest, "weights")
         for member in self.weights:
             self._place(self._members[member])
@@ -63,7 +63,14 @@ class PackFile:
         if table == "weights":
             member = self._weights.get(key)
             return member if not member else self.content(member)
-        return getattr(self, f"_{table}" if table in ("texts", "programs") else table).get(key)
+        if table == "programs":
+            program = self._programs.get(key)
+            return None if program is None else bytes(program)
+        return (self._texts if table == "texts" else getattr(self, table)).get(key)
+
+    def holds(self, table: str) -> bool:
+        """Whether there is any value in a table."""
+        return bool(getattr(self, table if table in ("decisions", "forms") else f"_{table}"))
 
     def without(self, table: str, wanted: Any) -> None:
         """Forget what ``wanted(key)`` does not want of a table."""
@@ -88,15 +95,33 @@ class PackFile:
 
     def _place(self, info: zipfile.ZipInfo) -> int:
         """Where a stored member's bytes begin."""
-        head = self._map[info.header_offset : info.header_offset + _HEADER]
-        if len(head) < _HEADER or bytes(head[:4]) != b"PK\x03\x04" or info.compress_type != zipfile.ZIP_STORED:
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
             raise _Wrong(f"{info.filename} is not stored as it is")
-        start = (
-            info.header_offset + _HEADER + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-        )
-        if info.file_size != info.compress_size or start + info.file_size > len(self._map):
+        return self._begin(info)
+
+    def _begin(self, info: zipfile.ZipInfo) -> int:
+        """Where a member's bytes begin, as they lie in the file."""
+        head = self._map[info.header_offset : info.header_offset + _HEADER]
+        if len(head) < _HEADER or bytes(head[:4]) != b"PK\x03\x04":
+            raise _Wrong(f"{info.filename} does not begin as a member does")
+        name = info.header_offset + _HEADER
+        end = name + int.from_bytes(head[26:28], "little")
+        if bytes(self._map[name:end]) != info.filename.encode():
+            raise _Wrong(f"{info.filename} has another name where it begins")
+        start = end + int.from_bytes(head[28:30], "little")
+        if start + info.compress_size > len(self._map):
             raise _Wrong(f"{info.filename} does not end within the file")
         return start
+
+    def _program(self, info: zipfile.ZipInfo) -> bytes | memoryview:
+        """A program's bytes: in place where they are stored, else unpacked. Raises _Wrong where they are damaged."""
+        start = self._begin(info)
+        found: bytes | memoryview = self._map[start : start + info.compress_size]
+        if info.compress_type == zipfile.ZIP_DEFLATED:
+            found = zlib.decompressobj(-zlib.MAX_WBITS).decompress(found, info.file_size + 1)
+        if len(found) != info.file_size or zlib.crc32(found) != info.CRC:
+            raise _Wrong(f"{info.filename} is damaged: its checksum is another")
+        return found
 
     def _read_manifest(self, manifest: Any) -> None:
         if not isinstance(manifest, dict) or manifest.get("plan pack") != FORM:

@@ -35,14 +35,14 @@ def write(path: str | Path, gathered: Gathered) -> int:
         raise InvalidArgument(f"the plan pack {path} cannot be written: {error}") from None
     try:
         with os.fdopen(number, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
-            for table, method in (("programs", zipfile.ZIP_DEFLATED), ("weights", zipfile.ZIP_STORED)):
+            for table in ("programs", "weights"):
                 for place, (key, content) in enumerate(sorted(gathered.tables[table].items())):
                     member = f"{table}/{place}.bin"
                     manifest[table][key] = member
                     if not len(content):  # says that there are packed forms of a kind
                         manifest[table][key] = ""
                         continue
-                    out.writestr(zipfile.ZipInfo(member), memoryview(content).cast("B"), method)
+                    out.writestr(zipfile.ZipInfo(member), memoryview(content).cast("B"), zipfile.ZIP_STORED)
             for name, value in ((TEXTS, gathered.tables["texts"]), (MANIFEST, manifest)):
                 out.writestr(zipfile.ZipInfo(name), json.dumps(value, sort_keys=True), zipfile.ZIP_DEFLATED)
         Path(beside).replace(target)

@@ -49,7 +49,15 @@ ENTRY_POINTS = "convdispatch.records"
 def user_folder() -> Path:
     """``CONVDISPATCH_DB``, else the ``perfdb`` folder among the user's application data."""
     chosen = os.environ.get("CONVDISPATCH_DB")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "perfdb"
+    if chosen:
+        return Path(chosen).expanduser()
+    return _default_folder(os.environ.get("HOME"), os.environ.get("XDG_DATA_HOME"))
+
+
+@functools.lru_cache(maxsize=4)
+def _default_folder(*_: str | None) -> Path:
+    """The user's, for the variables that it follows from: it is asked for with each solver of each problem."""
+    return Path(platformdirs.user_data_dir("convdispatch")) / "perfdb"
 
 
 def record_packs() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Puts the native call path below Python on CUDA, and tells it what Python decided; see ``device/native``.
+"""Puts the native call path below Python, and tells it what Python decided; see ``device/native``.
 
 A call that it does not know comes to the operators in Python, and what these computed it by is offered to it under that
 call's key: sizes, strides, dtypes, the operator's arguments, PyTorch's switches. The next call like it is launched
@@ -8,6 +8,7 @@ without Python. What is no plain launch on contiguous, aligned memory stays Pyth
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,11 +17,13 @@ import torch
 
 from ...api.errors import ConvDispatchWarning
 from ...api.policy import DEFAULT
+from ...device import runtime
 from ...device.cuda.stream import BLOCKED
 from ...device.native import loading
 from .. import counting, settings
 from ..eager.bias_gradient import kernels_of
 from ..eager.cuda_stream import StreamCall
+from ..eager.host import HostCall
 from ..weights import still
 
 _X, _W, _GRAD, _BIAS, _RESIDUAL, _OUT, _NONE = range(7)
@@ -42,8 +45,11 @@ _launcher: Any = None
 _settings = settings.DEFAULT
 _numbers: dict[settings.Settings, int] = {settings.DEFAULT: 0}
 """Of what ``enable`` was given so far: part of a key."""
-_operators: list[Any] = [None, None, None]
-"""What is asked for what was not decided: forward, backward and a fused layer in Python."""
+_FUSED, _HOST = 2, 3
+_operators: list[Any] = [None] * 5
+"""What is asked for what was not decided, in Python: on CUDA forward, backward and a fused layer, on a CPU the first
+two."""
+_installed_on: set[str] = set()
 
 
 class Raised(BaseException):
@@ -69,50 +75,77 @@ class Raised(BaseException):
         return words
 
 
-def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> bool:
-    """Whether aten's operators on a dispatch key are the native path's from now on, which asks these where it must."""
-    _operators[:2] = forward, backward
+def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any], host: bool = False) -> bool:
+    """Whether aten's operators on a dispatch key are the native path's from now on, which asks these where it must;
+    ``host``: for tensors on a CPU."""
+    first = _HOST if host else 0
+    _operators[first : first + 2] = forward, backward
+    found = _module(host)
     try:
-        return _installed("install", key)
+        if found is None:
+            return False
+        _ask(found)
+        found.install(key, host)
     except RuntimeError as error:  # of an interface that is not what it was
         warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
-        loading.launcher().uninstall()
+        found.uninstall(host)
         return False
+    _taken(found, key)
+    return True
 
 
 def install_fused(key: str, compute: Callable[..., Any]) -> bool:
     """The same for the operator of fused layers, for good."""
-    _operators[2] = compute
+    _operators[_FUSED] = compute
+    found = _module(False)
+    if found is None:
+        return False
     try:
-        return _installed("install_fused", key)
+        _ask(found)
+        found.install_fused(key)
     except RuntimeError as error:
         warnings.warn(f"fused convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
         return False
+    _taken(found)
+    return True
 
 
-def _installed(how: str, key: str) -> bool:
-    global _launcher
-    found = None if BLOCKED else loading.launcher()
-    if found is None:
-        return False
+def _module(host: bool) -> Any:
+    if host:
+        return loading.host_launcher()
+    return None if BLOCKED else loading.launcher()
+
+
+def _ask(found: Any) -> None:
+    always = _C._is_tracing, torch.is_inference_mode_enabled, torch.is_grad_enabled
     switches = (
-        *(_C._is_tracing, torch.is_inference_mode_enabled, torch.is_grad_enabled),
-        *(_C._get_cudnn_allow_tf32, _C._get_deterministic_algorithms),
+        *(*always, _C._get_cudnn_allow_tf32, _C._get_deterministic_algorithms),
         *(_C._get_cudnn_deterministic, _C._get_cudnn_benchmark),
     )
-    found.ask(DEFAULT, switches, *_operators, Raised)
-    getattr(found, how)(key)
+    on_host = *always, _rounds, _C._get_deterministic_algorithms, _C._get_cudnn_benchmark
+    found.ask(DEFAULT, switches, on_host, tuple(_operators), Raised, torch.Tensor)
+
+
+def _rounds() -> bool:
+    return _C._get_float32_matmul_precision() != "highest"  # type: ignore[no-any-return]
+
+
+def _taken(found: Any, *keys: str) -> None:
+    global _launcher
     found.under(_numbers[_settings])
     if _launcher is None:
         counting.also(found.counts)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: runtime.forked and pause(True))
     _launcher = found
-    return True
+    _installed_on.update(keys)
 
 
 def uninstall() -> None:
     """Give the operators back; what was decided is found again when they come back."""
     if _launcher is not None:
-        _launcher.uninstall()
+        for host in (False, True):
+            _launcher.uninstall(host)
 
 
 def under(given: settings.Settings) -> None:
@@ -125,9 +158,9 @@ def under(given: settings.Settings) -> None:
         _launcher.under(number)
 
 
-def runs() -> bool:
-    """Whether it was installed in this process."""
-    return _launcher is not None
+def runs(key: str) -> bool:
+    """Whether it was installed on a dispatch key in this process."""
+    return key in _installed_on
 
 
 def forget() -> None:
@@ -137,9 +170,9 @@ def forget() -> None:
 
 
 def pause(on: bool) -> None:
-    """Whether all calls go to Python, for those who watch them."""
+    """Whether all calls go to Python, for those who watch; they do for good in a child without OpenCL's threads."""
     if _launcher is not None:
-        _launcher.pause(on)
+        _launcher.pause(on or runtime.forked)
 
 
 def decline() -> None:
@@ -184,12 +217,17 @@ def _decision(
             return _PYTHONS
         packs = constant is not None and part != "weights" and call.packs
         if packs:
-            packed, holds = constant.addresses.get(call.key, 0), still(weights)
+            packed, holds = constant.addresses.get(call.packed_key, 0), still(weights)
             if not packed or holds is None:
                 return _PYTHONS
+            packed = getattr(packed, "int_ptr", packed)
         bias, residual = (part == "forward" and each is not None for each in (*tensors[2:], None, None)[:2])
-        beside = (_BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)
-        steps.append((program, (*_SOURCES[part, transposed], *beside), result, packs))
+        sources = _SOURCES[part, transposed]
+        if type(call) is HostCall:
+            sources = (*(sources[place] for place in call.places), *((_BIAS,) if bias else ()))
+        else:
+            sources = (*sources, _BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)
+        steps.append((program, sources, result, packs))
     laid = _laid(steps, parts, tensors)
     if laid is None:
         return _PYTHONS
@@ -225,10 +263,8 @@ def _laid(
 
 def _program(call: Any) -> Any:
     """A kept call's launches as the native path takes them, made once; None where Python must run it."""
-    if type(call) is not StreamCall or call.launches is None:
+    if type(call) not in (StreamCall, HostCall) or call.launches is None:
         return None
     if not (call.backward_ready or not torch.is_grad_enabled()):
         return None
-    if call.native is None:
-        call.native = call.launches.program(_launcher, call.name, call.context, call.shape, call.strides) or False
-    return call.native or None
+    return call.program(_launcher)

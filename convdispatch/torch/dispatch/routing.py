@@ -29,8 +29,8 @@ TRACED = (
 _tracing = torch._C._is_tracing
 _OPERATORS = {"convolution": engine.forward, "convolution_backward": engine.backward}
 _KEYS = ("CPU", "CUDA")
-_NATIVE = "CUDA"
-"""The key below which the native call path stands, where there is one."""
+_NATIVE = {"CPU": True, "CUDA": False}
+"""The keys below which the native call path stands, where there is one, and whether it is a CPU's."""
 _originals: dict[tuple[str, str], Any] = {}
 _lock = threading.RLock()
 _library: Any = None
@@ -89,15 +89,14 @@ def _install() -> Any:
                 library.impl(operator, kernels[operator, key], key, with_keyset=True)
 
     for key in _KEYS:
-        if key != _NATIVE:
+        if key in _NATIVE and not native.runs(key):
+            # What overrides below Python is said to the log, which nobody can quieten.
+            quietly = torch.library.Library("aten", "IMPL")
+            in_python(key, quietly)
+            quietly._destroy()
+        bound = [functools.partial(kernels[operator, key], _keyset(key)) for operator in _OPERATORS]
+        if key not in _NATIVE or not native.install(key, *bound, _NATIVE[key]):
             in_python(key)
-    if not native.runs():  # what overrides below Python is said to the log, which nobody can quieten
-        quietly = torch.library.Library("aten", "IMPL")
-        in_python(_NATIVE, quietly)
-        quietly._destroy()
-    bound = [functools.partial(kernels[operator, _NATIVE], _keyset(_NATIVE)) for operator in _OPERATORS]
-    if not native.install(_NATIVE, *bound):
-        in_python(_NATIVE)
     return library
 
 

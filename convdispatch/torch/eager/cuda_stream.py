@@ -58,7 +58,7 @@ class StreamCall(FrameworkProblem):
         self.native: Any = None
         """The same for the native call path; False for what that does not take."""
         self.context = stream.place.cuda.context.value
-        self.packs, self.key, self.name = False, next(_numbers), self.solver
+        self.packs, self.packed_key, self.name = False, next(_numbers), self.solver
         if self.empty:
             return
         with stream.current(), for_streams():
@@ -71,6 +71,13 @@ class StreamCall(FrameworkProblem):
                 self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
                 raise Fallback(f"{self.prepared.solver.name} cannot run on a CUDA stream: {error}") from None
+
+    def program(self, launcher: Any) -> Any:
+        """The launches as the native call path takes them, made once; None for what that does not take."""
+        if self.native is None:
+            made = self.launches.program(launcher, self.name, self.context, self.shape, self.strides)
+            self.native = made or False
+        return self.native or None
 
     def __call__(
         self,
@@ -106,7 +113,7 @@ class StreamCall(FrameworkProblem):
                 return False
         addresses = [tensor.data_ptr() for tensor in given]
         if constant is not None and self.packs:
-            addresses[1] = constant.addresses.get(self.key, 1)
+            addresses[1] = constant.addresses.get(self.packed_key, 1)
         beside = added = 0
         if bias is not None:
             if not bias.is_contiguous():
@@ -131,14 +138,14 @@ class StreamCall(FrameworkProblem):
 
     def pack(self, w: torch.Tensor, constant: Constant) -> None:
         """Pack weights that are promised to stay, before a call asks for them. Raises as a call does."""
-        if not self.packs or self.key in constant.addresses:
+        if not self.packs or self.packed_key in constant.addresses:
             return
         w = self._ready(w, self.form)
         stream = self.library.stream(w, self.number)
         with stream.current():
             packed, _ = constant.packed(self.prepared, stream, CudaMemory(w.data_ptr(), self.sizes[1], w))  # type: ignore[arg-type]
         if self.launches is not None:
-            constant.addresses[self.key] = packed.address  # type: ignore[attr-defined]
+            constant.addresses[self.packed_key] = packed.address  # type: ignore[attr-defined]
 
     def _take(self, given: list[Any], bias: Any, constant: Constant | None, residual: Any) -> None:
         """Give the call to the stream, whatever its operands' memory is like."""
@@ -164,7 +171,7 @@ class StreamCall(FrameworkProblem):
             if constant is not None and prepared.packed_size:
                 memory = CudaMemory(addresses[1], self.sizes[1], given[1])
                 packed, _ = constant.packed(prepared, stream, memory)  # type: ignore[arg-type]
-                addresses[1] = constant.addresses[self.key] = packed.address  # type: ignore[attr-defined]
+                addresses[1] = constant.addresses[self.packed_key] = packed.address  # type: ignore[attr-defined]
             beside = [0 if each is None else each.data_ptr() for each in (bias, residual)]
             if launched(self.launches, stream, [*addresses, *beside]):
                 return

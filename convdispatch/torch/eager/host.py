@@ -14,6 +14,7 @@ from ...calls.framework.host import HostProblem, cpu_device
 from ...device import runtime
 from ...device.commands import host_memory
 from ...device.commands.host_memory import HostMemory
+from ...device.plans import intraop
 from ...measurement import first_sight
 from ...selection.prepared import Constant
 from ..cores import share_cores
@@ -45,6 +46,12 @@ class HostCall(HostProblem):
         plain = size < _SMALL and problem.layout == "nchw" and dtype is not torch.bfloat16
         self._small = np.dtype(problem.dtype) if plain else None
         self._back: Any = None
+        self.launches: Any = None
+        """The plan's, once they are known, where launches are all it gives."""
+        self.native: Any = None
+        """The same for the native call path; False for what that does not take."""
+        self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
+        self.packed_key, self.packs = 0, self.prepared is not None and bool(self.prepared.packed_size)
         if problem.layout == "nhwc":
             ndim = len(shape)
             self._back = (0, ndim - 1, *range(1, ndim - 1))
@@ -66,6 +73,16 @@ class HostCall(HostProblem):
             return made, made.data_ptr()
 
         return host_fast_path(self, address, address, make, of_bias, apart=share_cores)
+
+    def program(self, launcher: Any) -> Any:
+        """The launches as the native call path takes them, made once; None for what that does not take."""
+        if self.native is None:
+            pooled = self._pool is not None
+            made = None if pooled else self.launches.program(launcher, self._solver, self.shape, self.strides)
+            self.native = made or False
+        if self.native:
+            intraop.lend_queues(self.device)
+        return self.native or None
 
     def result(self) -> torch.Tensor:
         """A new tensor for the result; its memory is used again once nothing holds it."""

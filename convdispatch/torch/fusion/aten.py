@@ -5,6 +5,7 @@ What has no counterpart raises Missing, with the operator's name: then the model
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,22 +16,27 @@ from ...api.activations import ACTIVATIONS, Torch
 from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
-from . import aten_formulas, aten_norms, aten_shapes  # noqa: F401 (their operators enter the table)
-from .operator_table import OPERATORS, operator
+from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
+from .operator_table import MOVING, OPERATORS, PLACES, TAKING, operator
+from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
 
 __all__ = ["Missing", "net_of"]
 
 
-def net_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], queue: Any, math: str) -> _Net:
-    """What takes ours' tensors of the inputs' shapes and computes what ``model`` does, for ``inference.build``.
+def net_of(
+    model: Callable[..., Any], inputs: Sequence[torch.Tensor], queue: Any, math: str, dtype: torch.dtype | None = None
+) -> _Net:
+    """What computes ``model`` on tensors of ours, for ``inference.build``; its numbers are ``dtype``, else the inputs'.
 
-    It answers the tensors that are computed, as a tuple; ``whole`` makes of them what the model answers, in whatever
+    It takes ``feeds(given)`` of ``given(inputs)``: the inputs, and what PyTorch makes of integers among them before. It
+    answers the tensors that are computed, as a tuple; ``whole`` makes of them what the model answers, in whatever
     structure, where inputs may be too, and numbers. Nothing is computed: the model runs on PyTorch's fake tensors, so
     nothing of it can depend on values.
     Raises Missing, and whatever the model raises.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     structure: list[Any] = []
 
@@ -39,12 +45,18 @@ def net_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], queue: Any
         structure[:] = [spec]
         return leaves
 
-    pure = torch.func.functionalize(flat, remove="mutations")
+    def trace(function: Callable[..., Any]) -> torch.fx.GraphModule:
+        return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)  # type: ignore[no-any-return]
+
+    pure = functools.partial(torch.func.functionalize, remove="mutations")
     with torch.no_grad():
-        traced = make_fx(pure, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        try:
+            traced = trace(pure(flat))
+        except GuardOnDataDependentSymNode:  # functionalize hides that tensors are fake from code that asks for it
+            traced = trace(pure(trace(flat)))
     traced.graph.eliminate_dead_code(lambda node: node.is_impure() and not _draws(node))
     net = _Net(traced, queue, math, structure[0])
-    net.check(inputs[0].dtype)
+    net.check(dtype or inputs[0].dtype)
     return net
 
 
@@ -56,15 +68,16 @@ class _Net:
         self._structure = structure
         self._answers = list(traced.graph.output_node().args[0])
         """What the model answers, flat: nodes, or what is no tensor."""
-        self._given = [node for node in traced.graph.nodes if node.op == "placeholder"]
-        computed = (a for a in self._answers if isinstance(a, torch.fx.Node) and a not in self._given)
-        self._computed = {node: place for place, node in enumerate(dict.fromkeys(computed))}
+        self._prologue = Prologue(traced.graph)
+        self._computed: dict[torch.fx.Node, int] = {}
+        """By what is computed, its place in the answer of a call."""
         self._constants: dict[Any, torch.Tensor] = {}
         self._moved: dict[int, tuple[torch.Tensor, Tensor]] = {}
         self.integers = Known()
 
     def check(self, dtype: torch.dtype) -> None:
         """Raises Missing for an operator, a type or an answer that is not there; works out constants."""
+        places: set[torch.fx.Node] = set()
         for node in self.graph.nodes:
             if node.op == "get_attr":
                 self._constants[node] = getattr(self.root, str(node.target))
@@ -72,6 +85,8 @@ class _Net:
                 continue
             name = str(node.target)
             parts = node.all_input_nodes
+            if self._prologue.takes(node, self._constants):
+                continue
             known = all(each in self._constants for each in parts) and not _draws(node)
             if known and name != "<built-in function getitem>":  # also what is made of sizes alone
                 with torch.no_grad():
@@ -84,35 +99,48 @@ class _Net:
             made = made[0] if isinstance(made, tuple | list) else made
             if name in QUANTIZING and isinstance(made, torch.Tensor) and made.dtype in BYTES:
                 continue
-            if not isinstance(made, torch.Tensor) or made.dtype != dtype:
+            if not places.isdisjoint(parts) and name not in TAKING | MOVING:
+                raise Missing(f"{name} takes places that are computed")
+            if _makes_places(node) or (name in MOVING and not places.isdisjoint(parts)):
+                places.add(node)
+            elif not isinstance(made, torch.Tensor) or made.dtype != dtype:
                 raise Missing(f"{name} makes something else than {dtype}")
+        self._prologue.finish(self.root, self._constants, dtype)
+        asked = (a for a in self._answers if isinstance(a, torch.fx.Node) and a.op != "placeholder")
+        computed = (each for each in asked if each not in self._prologue)
+        self._computed = {node: place for place, node in enumerate(dict.fromkeys(computed))}
         if not self._computed or any(each in self._constants for each in self._computed):
             raise Missing("the model answers no tensor that it computes, or one that is the same for all inputs")
 
+    def given(self, inputs: Sequence[torch.Tensor]) -> dict[torch.fx.Node, torch.Tensor]:
+        """What a call is given, and what PyTorch makes of its integers, by node."""
+        return self._prologue(inputs)
+
+    def feeds(self, given: dict[torch.fx.Node, torch.Tensor]) -> list[torch.Tensor]:
+        """What this net takes of it."""
+        return [given[node] for node in self._prologue.feeds]
+
     def __call__(self, *tensors: Tensor) -> Any:
-        known: dict[Any, Any] = {}
-        feeds = iter(tensors)
+        known: dict[Any, Any] = dict(zip(self._prologue.feeds, tensors, strict=True))
 
         def value(node: Any) -> Any:
             return self._constants[node] if node in self._constants else known[node]
 
         for node in self.graph.nodes:
-            if node.op == "placeholder":
-                known[node] = next(feeds)
-            elif node.op == "output":
+            if node.op == "output":
                 return tuple(known[each] for each in self._computed)
-            elif node not in self._constants:
+            if node.op != "placeholder" and node not in self._constants and node not in self._prologue:
                 operation = OPERATORS[str(node.target)]
                 known[node] = operation(self, *_mapped(node.args, value), **_mapped(node.kwargs, value))
         raise AssertionError("a graph ends with its output")
 
-    def whole(self, computed: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        """What the model answers, of what is computed and the inputs; an answer that is an input is that very one."""
+    def whole(self, computed: Sequence[Any], given: dict[torch.fx.Node, torch.Tensor]) -> Any:
+        """What the model answers, of what is computed and given; an answer that is an input is that very one."""
 
         def value(answer: Any) -> Any:
             if not isinstance(answer, torch.fx.Node):
                 return answer
-            return computed[self._computed[answer]] if answer in self._computed else inputs[self._given.index(answer)]
+            return computed[self._computed[answer]] if answer in self._computed else given[answer]
 
         return tree_unflatten([value(each) for each in self._answers], self._structure)
 
@@ -129,6 +157,13 @@ class _Net:
 def _draws(node: Any) -> bool:
     """Whether it draws random numbers, which are no constant; those that nobody uses are not drawn here."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _makes_places(node: torch.fx.Node) -> bool:
+    """Whether its result is places: of an operator with two results, the second."""
+    if str(node.target) == "<built-in function getitem>":
+        return node.args[1] == 1 and str(node.args[0].target) in PLACES  # type: ignore[union-attr]
+    return str(node.target) in PLACES and not isinstance(node.meta["val"], tuple | list)
 
 
 def _mapped(structure: Any, change: Callable[[Any], Any]) -> Any:

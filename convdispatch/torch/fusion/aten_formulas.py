@@ -89,6 +89,8 @@ OPERATORS |= {
     "aten.mean.default": _over("mean", "x"),
     "aten.amax.default": _over("max", "x"),
     "aten.amin.default": _over("min", "x"),
+    "aten.max.default": _over("max", "x"),
+    "aten.min.default": _over("min", "x"),
 }
 
 

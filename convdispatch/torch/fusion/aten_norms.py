@@ -96,6 +96,24 @@ def _max_pool(
     return (functional.pool("max", x, kernel, stride, pads, dilation=dilation, ceil_mode=ceil),)
 
 
+@operator("aten.avg_pool3d.default")
+def _avg_pool(
+    net: Any,
+    x: Any,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    ceil: bool = False,
+    count_pad: bool = True,
+    divisor: Any = None,
+) -> Tensor:
+    if divisor is not None:
+        raise Missing("an average with a divisor of its own")
+    kernel, stride, padding = map(_three, (kernel, stride or kernel, padding))
+    pads = [(pad, pad) for pad in padding]
+    return functional.pool("average", x, kernel, stride, pads, ceil_mode=ceil, count_include_pad=count_pad)
+
+
 def _three(values: Any) -> list[int]:
     values = list(values)
     return values if len(values) == 3 else values * 3

@@ -30,6 +30,11 @@ def _split_with_sizes(net: Any, x: Any, sizes: Sequence[int], axis: int = 0) -> 
     return [_part(x, axis, slice(start, end)) for start, end in starts]
 
 
+@operator("aten.unbind.int")
+def _unbind(net: Any, x: Any, axis: int = 0) -> list[Tensor]:
+    return [_part(x, axis, place) for place in range(x.shape[axis])]
+
+
 @operator("aten.slice.Tensor")
 def _slice(net: Any, x: Any, axis: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     return _part(x, axis, slice(start, end, step))

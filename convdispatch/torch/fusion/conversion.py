@@ -17,6 +17,7 @@ from ...device.garbage import collection_put_off
 from ..compile import pooling
 from ..epilogue_chains import Chain, chains, has_hooks
 from ..modules import FUSED, swap
+from .asked_parts import NONE, Uses, uses_of
 from .forms import FusedModel
 from .recording import Recorded, record
 from .signature import Arguments
@@ -25,6 +26,7 @@ from .tracing import trace
 __all__ = ["Fusion", "convert", "fusion"]
 
 _WHY = "_convdispatch_untraced"
+_KEPT = frozenset(dir(FusedModel))
 
 
 @dataclass(frozen=True)
@@ -141,19 +143,22 @@ def _of_exported(model: Any) -> FusedModel:
     return made
 
 
-def _fused(module: nn.Module) -> nn.Module:
-    """A traced form of a module, or itself with such children."""
+def _fused(module: nn.Module, name: str = "", uses: Uses = NONE) -> nn.Module:
+    """A traced form of a module, or itself with such children; ``uses`` is what the code of what holds it does."""
     if type(module) in FUSED and not has_hooks(module):
         return _layer(module, None, None)
     why = _untraceable(module)
+    if why is None and (used := uses.of(module, name, _KEPT)):
+        why = f"what holds it uses its {', '.join(sorted(used))}"
     if why is None:
         try:
             return _with_arguments(module)
         except Exception as error:  # whatever a model's own code raises when it gets no tensors
             why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    uses = uses_of(module, uses)
     for name, child in module._modules.items():
         if child is not None and _holds_layers(child):
-            module._modules[name] = _fused(child)
+            module._modules[name] = _fused(child, name, uses)
     if not _of_pytorch(module):
         module.__dict__[_WHY] = why
     if _holds_layers(module) and (not _of_pytorch(module) or isinstance(module, nn.Sequential)):

@@ -26,7 +26,7 @@ from ..dispatch.routing import settings_in_force
 from ..geometry import DTYPES
 from ..settings import DEFAULT, math_of, policy_of, switches
 from . import cuda_graphs
-from .model_state import State, plain, watched
+from .model_state import State, served, watched
 
 __all__ = ["FORMS", "Form", "Forms", "FusedModel"]
 
@@ -143,7 +143,7 @@ class Forms:
             return None
         if leaves[0].device.type == cuda_graphs.DEVICE:
             return self._graph(leaves, spec) if cuda_graphs.served(leaves) else None
-        return self._form(leaves, spec) if all(map(plain, leaves)) else None
+        return self._form(leaves, spec) if served(leaves) else None
 
     def _steady(self, leaves: Sequence[Any]) -> bool:
         """Whether the model is what it was, and its call plain inference."""
@@ -169,7 +169,7 @@ class Forms:
             return None
         switched = switches(False)
         chosen = policy_of(settings, switched)
-        math = math_of(settings, switched, DTYPES[leaves[0].dtype])
+        math = math_of(settings, switched, DTYPES[self._dtype(leaves)])
         key = (_shapes(leaves), spec, math, chosen)
         made = self._made.get(key)
         if made is None:
@@ -182,6 +182,12 @@ class Forms:
                     if made is not None:
                         self._made[key] = made
         return None if made is None or isinstance(made, str) else made
+
+    def _dtype(self, leaves: Sequence[torch.Tensor]) -> torch.dtype:
+        """The type of a call's numbers: the first input's that is no integers, else the weights'."""
+        own = self._state.tensors if self._state is not None else []
+        found = (x.dtype for x in (*leaves, *own) if x.dtype in DTYPES)
+        return next(found, torch.get_default_dtype())
 
     def _graph(self, leaves: Sequence[Any], spec: TreeSpec | None) -> Callable[..., Any] | None:
         if not self._steady(leaves):
@@ -232,15 +238,15 @@ class Forms:
 
         try:
             queue = runtime.queue(cpu_device())
-            shapes = [tuple(x.shape) for x in inputs]
-
-            net = net_of(self._forward(spec), inputs, queue, math)
+            net = net_of(self._forward(spec), inputs, queue, math, self._dtype(inputs))
             with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
-                dtypes = [DTYPES[x.dtype] for x in inputs]
+                fed = net.feeds(net.given(inputs))
+                dtypes = [DTYPES[x.dtype] for x in fed]
                 # Timing chooses the layout, and each process may find another one faster.
-                layout = "nchw" if chosen.deterministic and inputs[0].ndim == 4 else None
+                layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
+                shapes = [tuple(x.shape) for x in fed]
                 made = inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True)
-                return Form(made, self._lock, net.whole)
+                return Form(made, self._lock, net)
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]
         except Exception as error:  # make_fx raises what the model's code does when it asks for a value
@@ -248,8 +254,8 @@ class Forms:
 
 
 class Form:
-    def __init__(self, net: Any, lock: Any, whole: Callable[..., Any]) -> None:
-        self._net, self._lock, self._whole = net, lock, whole
+    def __init__(self, net: Any, lock: Any, traced: Any) -> None:
+        self._net, self._lock, self._traced = net, lock, traced
         self._layout, self._solvers = net.layout, _solvers(net)
 
     @property
@@ -259,11 +265,12 @@ class Form:
     def __call__(self, *inputs: torch.Tensor) -> Any:
         with self._lock:
             leaves, _ = _flat(inputs)
-            computed = self._net(*(each.detach().contiguous() for each in leaves))
+            given = self._traced.given(leaves)
+            computed = self._net(*(each.detach().contiguous() for each in self._traced.feeds(given)))
             if self._net.layout != self._layout:  # the net's other form was faster
                 self._layout, self._solvers = self._net.layout, _solvers(self._net)
         counting.several("convolution", self._solvers)
-        return self._whole(computed, leaves)
+        return self._traced.whole(computed, given)
 
 
 def _solvers(net: Any) -> list[str]:

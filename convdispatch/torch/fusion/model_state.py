@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..dispatch import engine
 from ..sampled import Sample
 from .python_state import PythonState
 
-__all__ = ["State", "by_layers", "plain", "watched"]
+__all__ = ["State", "by_layers", "served", "watched"]
 
 _C: Any = torch._C
 _COLLECTING = "transformers.utils.output_capturing"
@@ -102,11 +102,17 @@ def listeners(module: torch.nn.Module) -> bool:
     return collector is None or collector.get() is not None
 
 
-def plain(x: Any) -> bool:
-    """A tensor of numbers in the host's memory, and nothing that stands for one."""
-    if type(x) is not torch.Tensor or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
-        return False
-    return x.layout is torch.strided and not x.is_neg() and x.numel() > 0
+_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def served(leaves: Sequence[Any]) -> bool:
+    """Whether all are tensors of numbers, integers or a mask's in the host's memory, and none stands for one."""
+    for x in leaves:
+        if type(x) is not torch.Tensor or x.device.type != "cpu" or x.dtype not in _DTYPES:
+            return False
+        if x.layout is not torch.strided or x.is_neg() or x.numel() == 0:
+            return False
+    return True
 
 
 def watched() -> bool:

@@ -25,7 +25,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from . import cuda_graphs
 from .forms import Forms
-from .model_state import State, by_layers, plain, watched
+from .model_state import State, by_layers, served, watched
 from .python_state import PythonState, drawn_numbers, drawn_since
 
 __all__ = ["Recorded", "Records", "record"]
@@ -157,7 +157,7 @@ class Records(Forms):
         if not tensors or any(x.requires_grad for x in tensors):
             return None
         on_gpu = tensors[0].device.type == cuda_graphs.DEVICE
-        if not (cuda_graphs.served(tensors) if on_gpu else all(map(plain, tensors))):
+        if not (cuda_graphs.served(tensors) if on_gpu else served(tensors)):
             return None
         modes = torch.is_inference_mode_enabled(), torch.get_default_dtype()
         given = Given(spec, tuple(held), tuple(x.stride() for x in tensors), modes)

@@ -1,0 +1,128 @@
+// Programs on a CPU: kernels of their own in PyTorch's intra-op threads, for one call at a time. A call that finds them at
+// work, or no queues, is Python's.
+#pragma once
+
+#include "work_groups.h"
+
+#include <mutex>
+
+namespace launcher {
+
+struct Queues {  // one for each of PyTorch's threads
+  void *context;
+  std::vector<void *> each;
+};
+
+inline auto &idle = *new std::vector<Queues>;  // never destroyed: threads may end after Python
+inline std::mutex idle_lock;
+
+inline std::vector<Queues>::iterator idle_for(void *context, size_t threads) {  // under the lock
+  return std::find_if(idle.begin(), idle.end(),
+                      [&](const Queues &one) { return one.context == context && one.each.size() >= threads; });
+}
+
+class Lent {  // queues that are nobody else's as long as this lives
+ public:
+  Lent(void *context, size_t threads) {
+    const std::lock_guard<std::mutex> lock(idle_lock);
+    const auto found = idle_for(context, threads);
+    if (found == idle.end()) return;
+    queues_ = std::move(*found);
+    idle.erase(found);
+  }
+  ~Lent() {
+    if (queues_.each.empty()) return;
+    const std::lock_guard<std::mutex> lock(idle_lock);
+    idle.push_back(std::move(queues_));
+  }
+  Lent(const Lent &) = delete;
+  void *const *each() const { return queues_.each.empty() ? nullptr : queues_.each.data(); }
+
+ private:
+  Queues queues_{};
+};
+
+class HostLaunches : public Host {
+ public:
+  // `kept` holds the launches and what they use.
+  HostLaunches(Launches *launches, void *context, PyObject *kept)
+      : launches_(launches), context_(context), kept_(held(kept).release()) {}
+  ~HostLaunches() override {
+    Gil gil;
+    Py_DECREF(kept_);
+  }
+
+  bool run(const std::vector<uint64_t> &operands, int packed) override {
+    const std::unique_lock<std::mutex> alone(busy_, std::try_to_lock);
+    uint32_t threads = 1;
+    if (!alone || torch_get_num_threads(&threads)) return false;
+    threads = std::max(threads, 1u);
+    const Lent queues(context_, threads);
+    if (!queues.each()) return false;
+    for (Groups &groups : launches_->each)
+      for (Argument &argument : groups.arguments)
+        if (argument.operand >= operands.size() || set(groups.kernel, argument, operands, packed)) return false;
+    for (Groups &groups : launches_->each)
+      if (divided(groups, launches_->enqueue, queues.each(), threads)) return false;
+    return true;
+  }
+
+ private:
+  int32_t set(void *kernel, Argument &argument, const std::vector<uint64_t> &operands, int packed) {
+    const uint64_t given = operands[argument.operand], address = given + argument.offset;
+    if (static_cast<int>(argument.operand) == packed)
+      return argument.set = 0, launches_->set_value(kernel, argument.index, sizeof given, &given);
+    if (address == argument.set) return 0;
+    argument.set = 0;
+    const int32_t status = launches_->set(kernel, argument.index, reinterpret_cast<void *>(address));
+    if (!status) argument.set = address;
+    return status;
+  }
+
+  Launches *launches_;
+  void *context_;
+  PyObject *kept_;
+  std::mutex busy_;
+};
+
+// host_program(name, groups, context, areas, scratch, sizes, strides, kept) -> a capsule as program()'s, of launches from
+// groups(), whose memory may be any; `kept` is what they use.
+inline PyObject *make_host_program(PyObject *, PyObject *given) {
+  const char *name;
+  unsigned long long context, scratch;
+  PyObject *groups, *areas, *sizes, *strides, *kept;
+  auto made = std::make_shared<Program>();
+  if (!PyArg_ParseTuple(given, "sOKOKOOO", &name, &groups, &context, &areas, &scratch, &sizes, &strides, &kept) ||
+      !integers(areas, made->areas) || !integers(sizes, made->sizes) || !integers(strides, made->strides))
+    return nullptr;
+  Launches *launches = launches_of(groups);
+  Ref both(launches ? PyTuple_Pack(2, groups, kept) : nullptr);
+  if (!both) return nullptr;
+  made->scratch = scratch;
+  made->host = std::make_unique<HostLaunches>(launches, reinterpret_cast<void *>(context), both.get());
+  made->tally = &*solved.try_emplace(name, 0).first;
+  return PyCapsule_New(new Shared(std::move(made)), kProgram, [](PyObject *capsule) { delete program_of(capsule); });
+}
+
+// lend(context, queues): they are for programs of the context from now on, and live for good; bytes, an address a thread.
+inline PyObject *lend(PyObject *, PyObject *given) {
+  unsigned long long context;
+  const char *bytes;
+  Py_ssize_t size;
+  if (!PyArg_ParseTuple(given, "Ky#", &context, &bytes, &size)) return nullptr;
+  Queues made{reinterpret_cast<void *>(context), std::vector<void *>(static_cast<size_t>(size) / sizeof(void *))};
+  std::memcpy(made.each.data(), bytes, made.each.size() * sizeof(void *));
+  const std::lock_guard<std::mutex> lock(idle_lock);
+  if (!made.each.empty()) idle.push_back(std::move(made));
+  Py_RETURN_NONE;
+}
+
+// has_idle(context, threads) -> whether a call of so many threads would find queues.
+inline PyObject *has_idle(PyObject *, PyObject *given) {
+  unsigned long long context, threads;
+  if (!PyArg_ParseTuple(given, "KK", &context, &threads)) return nullptr;
+  const std::lock_guard<std::mutex> lock(idle_lock);
+  return PyBool_FromLong(idle_for(reinterpret_cast<void *>(context), threads) != idle.end());
+}
+
+}  // namespace launcher

@@ -1,0 +1,177 @@
+"""Integers and masks that fused models are given, and places that they compute."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+from torch_checks import error  # noqa: E402 (torch is asked for first)
+
+import convdispatch.torch as ct  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+FAKE = torch._subclasses.FakeTensor
+
+
+class Net(nn.Module):
+    """What torch.fx traces, or with other arguments cannot."""
+
+    def __init__(self, body):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.codes = nn.Embedding(20, 4, padding_idx=0), nn.Embedding(30, 4)
+        self.conv, self.last = nn.Conv1d(4, 8, 3, padding=1), nn.Conv1d(8, 4, 1)
+        self.body = body
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+class Two(Net):
+    def forward(self, *args):
+        if len(args) > 9:
+            raise TypeError("too many")
+        return self.body(self, *args)
+
+
+def ids(seed=0):
+    return torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(seed))
+
+
+def numbers(seed=0):
+    return torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(seed))
+
+
+def alike(fused, net, *args):
+    with torch.no_grad():
+        got, wanted = (torch.utils._pytree.tree_leaves(each(*args)) for each in (fused, net))
+    for one, other in zip(got, wanted, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert error(one, other) < 1e-5 if one.is_floating_point() else torch.equal(one, other)
+    return got
+
+
+def forms(fused):
+    return list(ct.fusion(fused).forms.values())
+
+
+def of_words(m, x):
+    return m.last(F.relu(m.conv(m.words(x).transpose(1, 2)))).amax(2)
+
+
+def test_words_are_looked_up_before_the_form():
+    net = Net(of_words).eval()
+    fused = ct.convert(net, fuse=True)
+    for seed in range(3):
+        alike(fused, net, ids(seed))
+    assert "2 convolutions" in forms(fused)[0], forms(fused)
+    for wrong in (20, -1):
+        with pytest.raises(IndexError), torch.no_grad():
+            fused(torch.full((2, 9), wrong))
+    before = fused.forms._state
+    with torch.no_grad():
+        for each in (net, fused):
+            each.words.weight.mul_(2)
+    for _ in range(2):
+        alike(fused, net, ids())
+    assert fused.forms._state is not before
+    assert fused.forms._dtype([ids()]) is torch.float32
+
+
+def test_words_of_a_net_of_doubles():
+    net = Net(lambda m, x: m.last(m.words(x).transpose(1, 2).repeat(1, 2, 1))).eval().double()
+    fused = ct.convert(net, fuse=True)
+    alike(fused, net, ids())
+    assert "1 convolutions" in forms(fused)[0], forms(fused)
+
+
+def masked(m, x, words, mask):
+    seen = mask[:, None].float()
+    y = m.conv(x * seen + m.words(words).transpose(1, 2))
+    return {"y": m.last(y + (1 - seen) * -3), "next": words + 1, "words": words, "mask": mask, "all": mask.all(1)}
+
+
+def test_masks_and_answers_of_integers():
+    net = Two(masked).eval()
+    fused = ct.convert(net, fuse=True)
+    for seed in range(3):
+        alike(fused, net, numbers(seed), ids(seed), ids(seed) > 4)
+    with torch.no_grad():
+        given = ids()
+        assert fused(numbers(), given, given > 4)["words"] is given
+    assert [each for each in forms(fused) if "2 convolutions" in each], forms(fused)
+
+
+def test_bytes_become_numbers_before_the_form():
+    net = Net(lambda m, x: m.last(m.conv(x.float() / 255 - 0.5))).eval()
+    fused, x = ct.convert(net, fuse=True), torch.randint(0, 256, (1, 4, 9), dtype=torch.uint8)
+    alike(fused, net, x)
+    assert "2 convolutions" in forms(fused)[0]
+
+
+def quantized(m, x):
+    y = m.last(m.conv(x)).transpose(1, 2)
+    places = torch.cdist(y.reshape(-1, 4), m.codes.weight).argmin(1)
+    few = torch.cdist(y[:, :2], y[:, :3]), torch.cdist(y[:, :2], y[:, :3], p=1)
+    most, where = y.max(dim=-1, keepdim=True)
+    whole = y.argmax().view(1), y.argmin(2, keepdim=True).squeeze(2).unsqueeze(0), y.max(), y.min(1)[0]
+    return m.codes(places).view(y.shape) + y, places.view(2, -1), few, most, where, whole
+
+
+def test_places_of_extremes_and_what_they_look_up():
+    net = Net(quantized).eval()
+    fused = ct.convert(net, fuse=True)
+    for seed in range(3):
+        alike(fused, net, numbers(seed))
+    assert "2 convolutions" in forms(fused)[0], forms(fused)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (lambda m, x: m.last(m.conv(x)).argmax(1) + 1, "takes places"),
+        (lambda m, x: m.last(m.conv(x)) * m.last(m.conv(x)).argmax(1, True), "takes places"),
+        (lambda m, x: m.words(m.last(m.conv(x)).long().clamp(0, 1)), "_to_copy"),
+    ],
+)
+def test_places_are_no_numbers(body, why):
+    net = Net(body).eval()
+    fused = ct.convert(net, fuse=True)
+    alike(fused, net, numbers())
+    assert why in forms(fused)[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (lambda m, x, words: m.last(m.conv(x)) * words[:, None], "meets numbers"),
+        (lambda m, x, words: (m.last(m.conv(x)), words.view(-1)), "a view of an input"),
+        (lambda m, x, words: (m.last(m.conv(x)), words.add_(1).sum())[:1], "writes to an input"),
+        (lambda m, x, words: m.last(m.conv(x)) if words.sum() > 3 else m.conv(x), "DataDependent"),
+    ],
+)
+def test_integers_that_a_form_cannot_take(body, why):
+    net = Two(body).eval()
+    fused = ct.convert(net, fuse=True)
+    for seed in range(2):
+        with torch.no_grad():
+            one, other = ids(seed), ids(seed)
+            got, wanted = fused(numbers(), one), net(numbers(), other)
+        assert error(*(each[0] if isinstance(each, tuple) else each for each in (got, wanted))) < 1e-5
+        assert torch.equal(one, other)
+    assert any(why in each for each in forms(fused)), forms(fused)
+
+
+def test_code_that_asks_whether_it_is_traced():
+    """As transformers' masks: where they are not fake, whether all is seen decides that nothing is masked."""
+
+    def body(m, x):
+        mask = torch.ones(x.shape[2:])
+        y = m.last(m.conv(x))
+        return y * mask if isinstance(mask, FAKE) or not mask.all() else y
+
+    net = Two(body).eval()
+    fused = ct.convert(net, fuse=True)
+    alike(fused, net, numbers())
+    assert any("2 convolutions" in each for each in forms(fused)), forms(fused)

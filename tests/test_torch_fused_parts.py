@@ -1,0 +1,146 @@
+"""A fused model's code may do more with its parts than call them: use their methods, their layers, go through them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+from torch_checks import error  # noqa: E402 (torch is asked for first)
+
+import convdispatch.torch as ct  # noqa: E402
+from convdispatch.torch.fusion.asked_parts import uses_of  # noqa: E402
+
+nn = torch.nn
+
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+        self.norm.running_mean += 0.5
+
+    def features(self, x):
+        return torch.relu(self.norm(self.conv(x)))
+
+    def forward(self, x):
+        return self.last(self.features(x))
+
+    def loss(self, x):
+        return x.sum()
+
+
+def _through(body, x):
+    return body.features(x)
+
+
+class Holder(nn.Module):
+    """Decides by values, so neither torch.fx nor a record takes it whole; ``use`` is how it uses its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = Body()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+        self.layers[1].running_mean += 0.5
+
+    def forward(self, x):
+        if float(x.sum()) > 1e9:
+            return x
+        if self.training:
+            return self.body.loss(x)
+        return self.use(x)
+
+
+class Method(Holder):
+    def use(self, x):
+        return self.body.features(x)
+
+
+class Helper(Holder):
+    def use(self, x):
+        return _through(self.body, x)
+
+
+class Alias(Holder):
+    def use(self, x):
+        body = self.body
+        return [part.features(x) for part in (body, body)][1]
+
+
+class Layer(Holder):
+    def use(self, x):
+        return self.body.conv(x)
+
+
+class Listed(Holder):
+    def use(self, x):
+        found = []
+        for name, layer in self.body.named_children():
+            x = layer(x)
+            found += [x] if name != "last" else []
+        return torch.cat(found, 1)
+
+
+class Iterated(Holder):
+    def use(self, x):
+        found = []
+        for layer in self.layers:
+            x = layer(x)
+            found.append(x.mean())
+        return torch.stack(found)
+
+
+class Indexed(Holder):
+    def use(self, x):
+        return self.layers[0](x)
+
+
+class Sliced(Holder):
+    def use(self, x):
+        return self.layers[:2](x)
+
+
+class Counted(Holder):
+    def use(self, x):
+        return self.layers(x) / len(self.layers)
+
+
+class Enumerated(Holder):
+    def use(self, x):
+        for number, layer in enumerate(self.layers):
+            x = layer(x) if number < 2 else x
+        return x
+
+
+class Called(Holder):
+    def use(self, x):
+        return self.body(x)[..., 1:-1, 1:-1] + self.layers(x) if self.layers is not None else x
+
+
+USES = [Method, Helper, Alias, Layer, Listed, Iterated, Indexed, Sliced, Counted, Enumerated]
+
+
+def _fused(kind):
+    torch.manual_seed(0)
+    net, x = kind().eval(), torch.randn(1, 3, 9, 9)
+    with torch.no_grad(), ct.enable(min_flops=1e9):  # nothing is compiled: PyTorch convolves with the fused weights
+        fused = ct.convert(copy.deepcopy(net), fuse=True)
+        return ct.fusion(fused), error(fused(x), net.double()(x.double()))
+
+
+@pytest.mark.parametrize("kind", USES, ids=lambda kind: kind.__name__)
+def test_what_is_done_with_parts_beside_calling_them_stays_possible(kind):
+    assert _fused(kind)[1] < 1e-5
+
+
+def test_parts_that_are_called_alone_are_fused_whole():
+    fusion, found = _fused(Called)
+    assert found < 1e-5
+    assert {"body.conv + body.norm + body.relu", "layers.0 + layers.1 + layers.2"} <= set(fusion.fused), fusion
+
+
+def test_what_is_used_is_said_and_code_of_training_asks_for_nothing():
+    assert _fused(Method)[0].left["body"] == "what holds it uses its features"
+    assert "loss" not in uses_of(Method()).names
