@@ -48,6 +48,7 @@ def _torchvision(name: str) -> Any:
     if name in _SEGMENTERS.split():
         return models.get_model(name, weights=None, weights_backbone=None, num_classes=21), (picture(128),), {}
     if name in _DETECTORS.split():
+        _suppress()
         net = models.get_model(name, weights=None, weights_backbone=None)
         return net, ([picture(200)[0], picture(160)[0]],), {}
     if name in ("r3d_18", "mc3_18", "r2plus1d_18", "swin3d_t"):
@@ -58,6 +59,24 @@ def _torchvision(name: str) -> Any:
     if name in ("googlenet", "inception_v3"):
         more = {"init_weights": True, "aux_logits": False} if name == "googlenet" else {"init_weights": False}
     return models.get_model(name, weights=None, **more), (picture(_SIZES.get(name, 128), 2),), {}
+
+
+def _suppress() -> None:
+    """Suppression of boxes in Python where torchvision's operators do not load, as CUDA's beside a CPU build."""
+    from torchvision import extension, ops
+
+    if extension._has_ops():
+        return
+
+    def nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+        order, kept = scores.argsort(descending=True, stable=True).tolist(), []
+        overlaps = ops.box_iou(boxes, boxes)
+        while order:
+            kept.append(order.pop(0))
+            order = [each for each in order if overlaps[kept[-1], each] <= iou_threshold]
+        return torch.tensor(kept, dtype=torch.long, device=boxes.device)
+
+    ops.boxes.nms = nms
 
 
 # --- timm ------------------------------------------------------------------------------------------------------------

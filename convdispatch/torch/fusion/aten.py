@@ -17,7 +17,7 @@ from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
-from .operator_table import MOVING, OPERATORS, PLACES, TAKING, operator
+from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
 
@@ -85,6 +85,11 @@ class _Net:
                 continue
             name = str(node.target)
             parts = node.all_input_nodes
+            if name in OF_SIZES and len(parts) == 1:
+                of = parts[0].meta["val"]
+                like = torch.empty(of.shape, dtype=of.dtype)
+                self._constants[node] = node.target(like, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+                continue
             if self._prologue.takes(node, self._constants):
                 continue
             known = all(each in self._constants for each in parts) and not _draws(node)
@@ -303,7 +308,8 @@ def _same(net: _Net, x: Any, memory_format: Any = None) -> Tensor:
 
 @operator("aten.cat.default")
 def _cat(net: _Net, tensors: Any, axis: int = 0) -> Tensor:
-    return functional.concatenate([net.put(each) for each in tensors], axis % tensors[0].ndim)
+    some = [each for each in tensors if tuple(each.shape) != (0,)]  # PyTorch skips these, whatever the others' shapes
+    return functional.concatenate([net.put(each) for each in some], axis % some[0].ndim)
 
 
 @operator("aten.permute.default")

@@ -78,6 +78,12 @@ def _expand(net: Any, x: Any, shape: Sequence[int], implicit: bool = False) -> T
     return x.expand(*(old if new == -1 else new for new, old in zip(shape, known, strict=True)))  # type: ignore[no-any-return]
 
 
+@operator("aten.copy.default")
+def _copy(net: Any, x: Any, other: Any, non_blocking: bool = False) -> Tensor:
+    """What is written over all of x."""
+    return _expand(net, net.put(other), tuple(x.shape))
+
+
 @operator("aten.constant_pad_nd.default")
 def _pad(net: Any, x: Any, pads: Sequence[int], value: float = 0.0) -> Tensor:
     tables = {}

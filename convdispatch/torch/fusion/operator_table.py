@@ -7,6 +7,10 @@ from typing import Any
 
 OPERATORS: dict[str, Callable[..., Any]] = {}
 """By the operator's name; each takes the net first, then the operator's own arguments."""
+OF_SIZES = {
+    f"aten.{name}.default" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+}
+"""Those that read of a tensor its sizes alone."""
 PLACES = {"aten.argmax.default", "aten.argmin.default", "aten.max.dim", "aten.min.dim"}
 """Those whose result, or second result, are places (int64) of numbers."""
 TAKING = {"aten.embedding.default"}

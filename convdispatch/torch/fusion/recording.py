@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from . import cuda_graphs
+from .answers import opened
 from .forms import Forms
 from .model_state import State, by_layers, served, watched
 from .python_state import PythonState, drawn_numbers, drawn_since
@@ -49,6 +50,8 @@ class Given(NamedTuple):
     """Of a tensor its number; of others the type, as True is 1, and the value."""
     kinds: tuple[Any, ...]
     modes: tuple[Any, ...]
+    opens: bool
+    """Whether objects that are answered are opened."""
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> Any:
         """``(args, kwargs)`` with these tensors."""
@@ -160,7 +163,7 @@ class Records(Forms):
         if not (cuda_graphs.served(tensors) if on_gpu else served(tensors)):
             return None
         modes = torch.is_inference_mode_enabled(), torch.get_default_dtype()
-        given = Given(spec, tuple(held), tuple(x.stride() for x in tensors), modes)
+        given = Given(spec, tuple(held), tuple(x.stride() for x in tensors), modes, not on_gpu)
         if not self._few_values(given):
             return None
         form = self._graph(tensors, given) if on_gpu else self._form(tensors, given)
@@ -194,8 +197,9 @@ class Records(Forms):
     def _forward(self, spec: Any) -> Callable[..., Any]:
         def forward(*tensors: Any) -> Any:
             given = spec.arguments(tensors)
+            call = functools.partial(self._model, *given[0], **given[1])
             with by_layers():
-                answer = self._model(*given[0], **given[1])
+                answer = opened(call) if spec.opens else call()
             leaves, same = tree_flatten(given)
             if same != spec.spec or not all(map(operator.is_, leaves, spec.flat(tensors))):
                 raise cuda_graphs.Uncapturable("it writes to a list or a dictionary that it is given")
@@ -223,7 +227,7 @@ class Records(Forms):
         if not isinstance(made, str):
             self._records += 1
             own, structure = tree_flatten(forward(*inputs))
-            got, same = tree_flatten(made(*inputs))
+            got, same = tree_flatten(opened(functools.partial(made, *inputs)))
             if structure != same or not _alike(own, got):
                 return "its record answers other numbers than a call"
         return made

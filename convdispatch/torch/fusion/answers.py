@@ -1,0 +1,114 @@
+"""Objects that a model answers, as transformers' caches of keys and values: opened to what is in them.
+
+An object of plain Python that a call made, and that nobody but its answer knows, is its class and its fields. So a
+record may answer another one of the same class, with fields of the same names that hold its own tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatten
+
+__all__ = ["opened"]
+
+_LEAVES = (torch.Tensor, bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+_FIXED = (type, types.FunctionType, types.BuiltinFunctionType)
+_CUSTOM = ("__reduce__", "__reduce_ex__", "__getstate__", "__new__")
+_DEPTH = 8
+
+
+class _Plain:
+    """What an object of Python is in memory, without slots or parts in C."""
+
+
+class _Opened:
+    """An object's fields, by name; as a pytree's node it is made anew of others."""
+
+    def __init__(self, kind: type, fixed: dict[str, Any], fields: dict[str, Any]) -> None:
+        self.kind, self.fixed, self.fields = kind, fixed, fields
+
+
+def _flatten(opened: _Opened) -> tuple[list[Any], Any]:
+    return list(opened.fields.values()), (opened.kind, tuple(opened.fields), tuple(opened.fixed.items()))
+
+
+def _object(values: Any, context: Any) -> Any:
+    kind, names, fixed = context
+    made = object.__new__(kind)
+    vars(made).update(zip(names, values, strict=True))
+    vars(made).update(fixed)
+    return made
+
+
+register_pytree_node(_Opened, _flatten, _object)
+
+
+class _Unknown(Exception):
+    """An object stays what it is."""
+
+
+def opened(call: Callable[[], Any]) -> Any:
+    """What ``call()`` answers, where objects that nobody else knows are nodes of a pytree: ``tree_unflatten`` makes
+    objects of their kind again. Others stay, and are leaves."""
+    leaves, spec = tree_flatten(call())  # the answer itself is gone then, unless somebody keeps it
+    if all(isinstance(each, _LEAVES) for each in leaves):
+        return tree_unflatten(leaves, spec)
+    found: list[Any] = []
+    try:
+        values = [_open(each, found, _DEPTH) for each in leaves]
+    except _Unknown:
+        return tree_unflatten(leaves, spec)
+    if any(count != _ALONE for count in _references(found)):
+        return tree_unflatten(leaves, spec)
+    return tree_unflatten(values, spec)
+
+
+def _open(value: Any, found: list[Any], depth: int) -> Any:
+    """A value with its objects opened; they, and lists and dicts in them, are added to ``found``."""
+    if isinstance(value, _LEAVES):
+        return value
+    if not depth or any(each is value for each in found):  # what is reached twice would be made twice
+        raise _Unknown
+    kind = type(value)
+    if kind is tuple:
+        return tuple(_open(each, found, depth - 1) for each in value)
+    found.append(value)
+    if kind is list:
+        return [_open(each, found, depth - 1) for each in value]
+    if kind is dict and all(type(key) in (str, int) for key in value):
+        return {key: _open(each, found, depth - 1) for key, each in value.items()}
+    if not _is_plain(value):
+        raise _Unknown
+    found.append(vars(value))
+    fixed = {name: each for name, each in vars(value).items() if isinstance(each, _FIXED)}
+    return _Opened(
+        kind,
+        fixed,
+        {name: _open(each, found, depth - 1) for name, each in vars(value).items() if name not in fixed},
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind.__basicsize__ != _Plain.__basicsize__ or any(vars(each).get("__slots__") for each in kind.__mro__):
+        return False
+    if isinstance(value, torch.nn.Module) or hasattr(kind, "__del__") or hasattr(kind, "__setstate__"):
+        return False
+    own = all(getattr(kind, name) is getattr(_Plain, name) for name in _CUSTOM)
+    return own and not weakref.getweakrefcount(value)
+
+
+def _references(found: Sequence[Any]) -> list[int]:
+    """To each, also from where it was found and from this list. The collector would not see frozen ones."""
+    return [sys.getrefcount(each) for each in found]
+
+
+_probe = [_Plain()]
+_ALONE = _references([_probe[0]])[0]
+"""To what a list holds and nobody else."""

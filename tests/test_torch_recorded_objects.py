@@ -1,0 +1,169 @@
+"""Objects that recorded models answer, as transformers' caches: made anew where nobody else knows them."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import copy
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+
+from torch_checks import error  # noqa: E402 (torch is asked for first)
+
+import convdispatch.torch as ct  # noqa: E402
+from convdispatch.torch.fusion.answers import opened  # noqa: E402
+
+nn = torch.nn
+KEPT = contextvars.ContextVar("KEPT")  # which no look at globals opens
+
+
+class Layer:
+    kind = "keys"
+
+    def __init__(self):
+        self.keys, self.sizes, self.device, self.of = None, {0: 1, "all": None}, None, Layer
+
+    def update(self, keys):
+        if self.keys is None:
+            self.keys = torch.tensor([])
+        self.keys = torch.cat([self.keys, keys], -2)
+        self.device, self.sizes["all"] = keys.device, keys.shape[-2]
+        return self.keys
+
+
+class Cache:
+    def __init__(self, *layers):
+        self.layers, self.used = list(layers), (0, True)
+
+    def size(self):
+        return sum(layer.keys.shape[-2] for layer in self.layers)
+
+
+class Slotted:
+    __slots__ = ("__dict__", "y")
+
+
+class Reduced(Cache):
+    def __reduce__(self):
+        return Cache, ()
+
+
+class Net(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.last, self.body = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1), body
+        self.own = Cache()
+
+    def forward(self, *args):
+        if len(args) > 9:
+            raise TypeError("too many")
+        return self.body(self, *args)
+
+
+def picture(seed=0):
+    return torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def cached(m, x):
+    cache = Cache(Layer(), Layer())
+    y = cache.layers[0].update(m.conv(x))
+    buffer = torch.zeros(1, 4, 6, 6)
+    buffer.copy_(m.last(y))
+    cache.layers[1].update(buffer * torch.ones_like(buffer))
+    cache.last = buffer
+    return {"y": buffer, "cache": cache}
+
+
+def test_an_object_is_made_anew():
+    net = Net(cached).eval()
+    fused, seen = ct.convert(net, fuse=True), []
+    for seed in range(3):
+        with torch.no_grad():
+            got, wanted = fused(picture(seed)), net(picture(seed))
+        cache = got["cache"]
+        assert type(cache) is Cache
+        assert (cache.used, cache.size()) == ((0, True), wanted["cache"].size())
+        for one, other in zip(cache.layers, wanted["cache"].layers, strict=True):
+            assert type(one) is Layer
+            assert vars(one).keys() == vars(other).keys()
+            assert (one.sizes, one.device, one.of, one.kind) == (other.sizes, other.device, Layer, "keys")
+            assert error(one.keys, other.keys) < 1e-5
+        assert cache.last is got["y"]
+        seen += [cache, cache.layers, *cache.layers, cache.layers[0].sizes]
+        cache.layers[0].sizes[0] = 5  # is its owner's
+        cache.layers[0].update(torch.ones(1, 8, 1, 6))
+        copy.deepcopy(cache)
+    assert len({id(each) for each in seen}) == len(seen)
+    form = ct.fusion(fused).forms["the model, 1x3x6x6"]
+    assert "2 convolutions" in form, form
+
+
+def kept(m, x):
+    cache = cached(m, x)
+    KEPT.set([cache["cache"].layers])
+    return cache
+
+
+def watched(m, x):
+    cache = cached(m, x)["cache"]
+    KEPT.set([weakref.ref(cache)])
+    return m.last(m.conv(x)), cache
+
+
+def twice(m, x):
+    cache = cached(m, x)["cache"]
+    cache.layers[1] = cache.layers[0]
+    return m.last(m.conv(x)), cache
+
+
+def of_kind(kind):
+    def body(m, x):
+        made = kind()
+        made.y = m.last(m.conv(x))
+        return made.y, made
+
+    return body
+
+
+def model_within(m, x):
+    cache = cached(m, x)["cache"]
+    cache.net = nn.ReLU()
+    return m.last(m.conv(x)), cache
+
+
+REFUSED = {
+    "kept": kept,
+    "watched": watched,
+    "twice": twice,
+    "of the model": lambda m, x: (m.last(m.conv(x)), m.own),
+    "slots": of_kind(Slotted),
+    "pickled by a way of its own": of_kind(Reduced),
+    "a list of its own kind": of_kind(type("Many", (list,), {})),
+    "a deque": of_kind(type("Late", (collections.deque,), {})),
+    "a layer": model_within,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_object_that_others_know_or_that_is_more_than_its_fields(name):
+    net = Net(REFUSED[name]).eval()
+    fused = ct.convert(net, fuse=True)
+    for seed in range(2):
+        with torch.no_grad():
+            got, wanted = fused(picture(seed)), net(picture(seed))
+        one, other = (each["y"] if isinstance(each, dict) else each[0] for each in (got, wanted))
+        assert error(one, other) < 1e-5
+    form = ct.fusion(fused).forms["the model, 1x3x6x6"]
+    assert "it answers a" in form, form
+    KEPT.set([])
+
+
+def test_what_needs_no_opening_is_as_it_was():
+    x, cache = picture(), Cache()
+    assert opened(lambda: (x, 1, None))[0] is x
+    assert opened(lambda: cache) is cache
+    assert type(opened(lambda: (Cache(), 1))[0]).__name__ == "_Opened"
