@@ -69,12 +69,13 @@ def _suppress() -> None:
         return
 
     def nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
-        order, kept = scores.argsort(descending=True, stable=True).tolist(), []
-        overlaps = ops.box_iou(boxes, boxes)
-        while order:
-            kept.append(order.pop(0))
-            order = [each for each in order if overlaps[kept[-1], each] <= iou_threshold]
-        return torch.tensor(kept, dtype=torch.long, device=boxes.device)
+        order, kept = scores.argsort(descending=True, stable=True).numpy(), []
+        apart = (ops.box_iou(boxes, boxes) <= iou_threshold).numpy()
+        while len(order):
+            first, order = int(order[0]), order[1:]
+            kept.append(first)
+            order = order[apart[first, order]]
+        return torch.tensor(kept, dtype=torch.long)
 
     ops.boxes.nms = nms
 
