@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
 import weakref
 
@@ -16,7 +17,7 @@ import convdispatch.torch as ct  # noqa: E402
 from convdispatch.torch.fusion.answers import opened  # noqa: E402
 
 nn = torch.nn
-KEPT = []
+KEPT = contextvars.ContextVar("KEPT")  # which no look at globals opens
 
 
 class Layer:
@@ -103,13 +104,13 @@ def test_an_object_is_made_anew():
 
 def kept(m, x):
     cache = cached(m, x)
-    KEPT[:] = [cache["cache"].layers]
+    KEPT.set([cache["cache"].layers])
     return cache
 
 
 def watched(m, x):
     cache = cached(m, x)["cache"]
-    KEPT[:] = [weakref.ref(cache)]
+    KEPT.set([weakref.ref(cache)])
     return m.last(m.conv(x)), cache
 
 
@@ -158,7 +159,7 @@ def test_an_object_that_others_know_or_that_is_more_than_its_fields(name):
         assert error(one, other) < 1e-5
     form = ct.fusion(fused).forms["the model, 1x3x6x6"]
     assert "it answers a" in form, form
-    KEPT.clear()
+    KEPT.set([])
 
 
 def test_what_needs_no_opening_is_as_it_was():

@@ -302,6 +302,8 @@ def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int
             continue
         if not isinstance(each, FakeTensor) or each.untyped_storage()._cdata in memory:
             raise Uncapturable("it answers a view of an input or a part of the model")
+        if vars(each).keys() - vars(inputs[0]).keys():
+            raise Uncapturable("it answers a tensor with attributes of Python's")
 
 
 @functools.cache

@@ -48,7 +48,7 @@ class State:
         self._modules = list(model.modules()) if python is None else python.modules
         self._edges = [(m._modules, name, child) for m in self._modules for name, child in m._modules.items()]
         tables = [table for m in self._modules for table in (m._parameters, m._buffers)]
-        self._sizes = [(table, len(table)) for table in tables]
+        self._sizes = [(table, len(table)) for table in (*tables, *(m._modules for m in self._modules))]
         self._none = [(table, name) for table in tables for name, tensor in table.items() if tensor is None]
         held = [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
         if python is not None:
@@ -127,6 +127,7 @@ def watched() -> bool:
         or _C._get_tracing_state() is not None
         or torch.is_autocast_enabled("cpu")
         or engine.watched()
+        or torch.autograd.forward_ad._current_level >= 0  # whose tensors carry tangents
         or ranks.many()
         or hooks._global_forward_hooks
         or hooks._global_forward_pre_hooks

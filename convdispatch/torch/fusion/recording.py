@@ -14,6 +14,7 @@ Everywhere else the module runs as it is written, and its parts are asked in tur
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -54,8 +55,11 @@ class Given(NamedTuple):
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> Any:
         """``(args, kwargs)`` with these tensors."""
-        leaves = [tensors[each] if isinstance(each, int) else each[1] for each in self.leaves]
-        return tree_unflatten(leaves, self.spec)
+        return tree_unflatten(self.flat(tensors), self.spec)
+
+    def flat(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The leaves of ``arguments``."""
+        return [tensors[each] if isinstance(each, int) else each[1] for each in self.leaves]
 
     def __str__(self) -> str:
         said = (repr(each[1]) for each in self.leaves if not isinstance(each, int) and each[1] is not None)
@@ -143,12 +147,14 @@ class Records(Forms):
         held: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
+                if vars(leaf):  # attributes that somebody set: fake tensors have none
+                    return None
                 place = next((place for place, each in enumerate(tensors) if each is leaf), len(tensors))
                 if place == len(tensors):
                     tensors.append(leaf)
                 held.append(place)
             elif isinstance(leaf, _PLAIN):
-                held.append((type(leaf), leaf))
+                held.append((type(leaf), leaf) if leaf or not isinstance(leaf, float) else (float, leaf, str(leaf)))
             else:
                 return None
         if not tensors or any(x.requires_grad for x in tensors):
@@ -190,10 +196,14 @@ class Records(Forms):
 
     def _forward(self, spec: Any) -> Callable[..., Any]:
         def forward(*tensors: Any) -> Any:
-            args, kwargs = spec.arguments(tensors)
-            call = functools.partial(self._model, *args, **kwargs)
+            given = spec.arguments(tensors)
+            call = functools.partial(self._model, *given[0], **given[1])
             with by_layers():
-                return opened(call) if spec.opens else call()
+                answer = opened(call) if spec.opens else call()
+            leaves, same = tree_flatten(given)
+            if same != spec.spec or not all(map(operator.is_, leaves, spec.flat(tensors))):
+                raise cuda_graphs.Uncapturable("it writes to a list or a dictionary that it is given")
+            return answer
 
         return forward
 
