@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import math
 import types
 
@@ -154,6 +155,23 @@ def test_what_a_record_would_not_write_is_written_at_each_call(body):
         assert hasattr(got, "mark") == hasattr(wanted, "mark")
         assert type(fused.calls) is torch.Tensor
     assert all("convolutions" not in each for each in records(fused)), records(fused)
+
+
+def test_hooks_of_a_first_call_are_there_once():
+    """As transformers' models hook the layers whose states they answer; such a list was twice as long."""
+    heard = contextvars.ContextVar("heard")
+
+    def body(m, x):
+        if not hasattr(m, "hooks"):
+            m.hooks = 1
+            m.two.register_forward_hook(lambda part, given, y: heard.get().append(y))
+        heard.set([])
+        return m.layers(x) * len(heard.get())
+
+    model, fused = made(body)
+    for _ in range(3):
+        alike(fused, model, picture())
+    assert len(fused.two._forward_hooks) == 1
 
 
 def test_arguments_with_marks_of_their_own():

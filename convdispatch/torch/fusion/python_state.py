@@ -2,7 +2,7 @@
 
 Attributes of its parts, what lists, dicts, arrays and plain objects in them hold (a configuration's fields), attributes
 and methods of its classes, the globals that its methods name, what their defaults and closures hold, and what they name
-of other modules. A look compares identities first: about 0.1 ms for a hundred layers. Not seen: what lies deeper, in
+of other modules. A look compares identities first: 0.15 to 0.3 ms for a hundred layers. Not seen: what lies deeper, in
 other objects' methods, in C, in files or in the environment.
 """
 
@@ -41,7 +41,8 @@ _HOLDERS = (
 _FOREIGN = ("torch", "numpy", "builtins", "convdispatch")
 _FIXED = {*vars(nn.Module())} - {"training"}
 """What PyTorch itself keeps with a module: ``State`` looks at its tensors, parts and hooks."""
-_TABLES = ("_parameters", "_buffers", "_modules")
+_TABLES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
+"""Parameters, buffers, parts and hooks: what a call made of them is put back."""
 _GONE = object()
 
 
@@ -265,7 +266,7 @@ class PythonState:
         for array, bits, _ in self._arrays:
             if array.flags.writeable and not array.dtype.hasobject:
                 array[...] = np.frombuffer(bits, array.dtype).reshape(array.shape)
-        return changed or "a buffer, a weight or a part"
+        return changed or "a buffer, a weight, a part or a hook"
 
 
 def _at(holder: Any, field: str) -> Any:
