@@ -30,6 +30,7 @@ def parts(m, x):
     first, middle, _ = y.split([1, 5, 2], 1)
     y = torch.cat(y.split(3, 1)[::-1], 1)
     y = y + torch.stack(y.unbind(-1)[::-1], -1)
+    y = y.roll((2, -1, 3), (-1, 1, -1)) + y.roll(-9, ())
     wide = y[:, 2].unsqueeze(1).expand(-1, 5, -1, -1) * middle + first
     return m.last(torch.cat([wide, y[:, :3]], 1)[:, :, 1:-1, ::2])
 
@@ -69,7 +70,7 @@ def reduced(m, x):
 
 def attending(m, x):
     y = (
-        m.conv(F.pad(x, (1, 0, 0, 2), mode="replicate").repeat(1, 1, 1, 2))
+        m.conv(F.pad(F.pad(x, (3, -1, 2, 3), mode="reflect"), (1, -2, -5, 2), mode="replicate").repeat(1, 1, 1, 2))
         .flatten(2)
         .reshape(2, 2, 4, -1)
         .transpose(2, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,12 +97,34 @@ def _pad(net: Any, x: Any, pads: Sequence[int], value: float = 0.0) -> Tensor:
 
 @operator("aten.replication_pad1d.default", "aten.replication_pad2d.default", "aten.replication_pad3d.default")
 def _replicated(net: Any, x: Any, pads: Sequence[int]) -> Tensor:
+    return _extended(x, pads, lambda at, size: np.clip(at, 0, size - 1))
+
+
+@operator("aten.reflection_pad1d.default", "aten.reflection_pad2d.default", "aten.reflection_pad3d.default")
+def _reflected(net: Any, x: Any, pads: Sequence[int]) -> Tensor:
+    return _extended(x, pads, lambda at, size: size - 1 - np.abs(size - 1 - np.abs(at)))
+
+
+def _extended(x: Any, pads: Sequence[int], inside: Callable[[np.ndarray, int], np.ndarray]) -> Tensor:
+    """By places that lie in x already; ``inside`` answers them for places around it and an axis's size."""
     tables = {}
     for place, (near, far) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
         axis = x.ndim - 1 - place
         if near or far:
-            tables[axis] = np.clip(np.arange(-near, x.shape[axis] + far), 0, x.shape[axis] - 1), None
+            tables[axis] = inside(np.arange(-near, x.shape[axis] + far), x.shape[axis]), None
     return sample(x, tables) if tables else x
+
+
+@operator("aten.roll.default")
+def _rolled(net: Any, x: Any, shifts: Sequence[int], axes: Sequence[int] = ()) -> Tensor:
+    if not axes:
+        flat = x.reshape(-1)
+        return _rolled(net, flat, shifts, (0,)).reshape(x.shape)
+    tables = {axis % x.ndim: 0 for axis in axes}
+    for shift, axis in zip(shifts, axes, strict=True):  # an axis may be there twice
+        tables[axis % x.ndim] += shift
+    places = {axis: (np.arange(x.shape[axis]) - shift) % x.shape[axis] for axis, shift in tables.items()}
+    return sample(x, {axis: (at, None) for axis, at in places.items()})
 
 
 @operator("aten.repeat.default")
