@@ -182,6 +182,21 @@ def test_arguments_with_marks_of_their_own():
         alike(fused, model, *call)
 
 
+def test_marks_for_torch_compile_are_nobodys():
+    """transformers' caches have them."""
+
+    def body(m, x):
+        y = m.layers(x)
+        torch._dynamo.mark_static_address(y)
+        return y
+
+    model, fused = made(body)
+    given = picture()
+    torch._dynamo.mark_static_address(given)
+    alike(fused, model, given)
+    assert "convolutions" in records(fused)[0], records(fused)
+
+
 def test_tangents_of_forward_mode():
     model, fused = made(lambda m, x: m.layers(x))
     alike(fused, model, picture())

@@ -280,6 +280,11 @@ def _attends_to_all(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> b
     return False
 
 
+def marks(x: torch.Tensor) -> set[str]:
+    """Attributes that somebody gave a tensor; those for torch.compile, as caches have, say nothing to eager code."""
+    return {name for name in vars(x) if not name.startswith("_dynamo_")}
+
+
 def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int = 0) -> None:
     """Run on fake tensors. Raises Uncapturable, also for fewer operations than ``least``."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -302,7 +307,7 @@ def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int
             continue
         if not isinstance(each, FakeTensor) or each.untyped_storage()._cdata in memory:
             raise Uncapturable("it answers a view of an input or a part of the model")
-        if vars(each).keys() - vars(inputs[0]).keys():
+        if marks(each) - marks(inputs[0]):
             raise Uncapturable("it answers a tensor with attributes of Python's")
 
 

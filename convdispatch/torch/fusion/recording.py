@@ -147,7 +147,7 @@ class Records(Forms):
         held: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                if vars(leaf):  # attributes that somebody set: fake tensors have none
+                if cuda_graphs.marks(leaf):  # fake tensors have none
                     return None
                 place = next((place for place, each in enumerate(tensors) if each is leaf), len(tensors))
                 if place == len(tensors):
