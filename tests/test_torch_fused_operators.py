@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 from torch_checks import error  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
+from convdispatch.torch.fusion import aten_norms  # noqa: E402
+from convdispatch.torch.fusion.quantized import Missing  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -119,6 +121,13 @@ def test_operators_in_a_form(name):
         assert error(got, copy.deepcopy(net).double()(x.double())) < 1e-5
     (form,) = ct.fusion(fused).forms.values()
     assert "commands" in form, form
+
+
+def test_attention_of_many_places_is_pytorchs():
+    q = torch.empty(1, 1, 4096, 8)
+    for x, w in ((q, q), (q[:, :, :2048], torch.empty(1, 1, 2049, 8))):
+        with pytest.raises(Missing, match=f"attention of {x.shape[2]} places to {w.shape[2]}"):
+            aten_norms._attention(None, x, w, w)
 
 
 def test_a_norm_that_keeps_what_it_is_given_has_no_form():
