@@ -41,8 +41,8 @@ _HOLDERS = (
 _FOREIGN = ("torch", "numpy", "builtins", "convdispatch")
 _FIXED = {*vars(nn.Module())} - {"training"}
 """What PyTorch itself keeps with a module: ``State`` looks at its tensors, parts and hooks."""
-_TABLES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
-"""Parameters, buffers, parts and hooks: what a call made of them is put back."""
+_TABLES = ("_parameters", "_buffers", "_modules")
+_HOOKS = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict) and name not in _TABLES)
 _GONE = object()
 
 
@@ -63,6 +63,8 @@ class PythonState:
         """Of objects without a dict; a closure's cell has one field."""
         self._arrays: list[tuple[np.ndarray, bytes, str]] = []
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._hooks: list[dict[Any, Any]] = []
+        self._hooks_before: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._seen: dict[int, Any] = {}
         self._classes: set[tuple[type, bool]] = set()
         self._owners: dict[int, type] = {}
@@ -99,6 +101,7 @@ class PythonState:
             self.modules.append(value)
             self._waiting.extend((child, 0, key) for key, child in value._modules.items() if child is not None)
             self._tables += ((table, dict(table)) for table in (vars(value)[each] for each in _TABLES))
+            self._hooks += (vars(value)[each] for each in _HOOKS if each in vars(value))
             if isinstance(value, fx.GraphModule):  # its code alone is its own
                 self._name(vars(value), "_code", value._code, name)
                 return
@@ -238,10 +241,15 @@ class PythonState:
                 return f"{name}.{field}"
         return next((name for array, held, name in self._arrays if array.tobytes() != held), None)
 
+    def begin(self) -> None:
+        """Before a call whose writes ``restored`` takes back: hooks come and go, and no record ends for them."""
+        self._hooks_before = [(table, dict(table)) for table in self._hooks]
+
     def restored(self) -> str | None:
-        """As ``changed``, also of tensors and parts; what was written is put back as it was."""
+        """As ``changed``, also of tensors, parts and hooks; what was written since ``begin`` is put back as it was."""
         changed = self.changed()
-        tables = [(table, copy) for table, copy in self._tables if not _is_copy(table, copy)]
+        tables = [each for each in (*self._tables, *self._hooks_before) if not _is_copy(*each)]
+        self._hooks_before = []
         if changed is None and not tables:
             return None
         for table, copy in (*tables, *((each[0], each[1]) for each in self._dicts)):

@@ -211,6 +211,7 @@ class Records(Forms):
         if self._records >= RECORDS:
             return "it was recorded often enough"
         forward, python = self._forward(spec), self._python()
+        python.begin()
         with torch.inference_mode(False), torch.no_grad():
             try:
                 drawn = drawn_numbers()
@@ -236,6 +237,7 @@ class Records(Forms):
         if self._records >= RECORDS:
             return None
         python = self._python()
+        python.begin()
         try:
             made = super()._captured(key, leaves, spec)
         finally:
