@@ -39,7 +39,7 @@ _operator = torch.ops.convdispatch.fused_native.default
 def serves(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
     """Whether a call on these is plain inference that the native path may take: nobody records it, or asks for
     gradients."""
-    if x.device.type != _KIND or torch.compiler.is_compiling():
+    if x.device.type != _KIND or x.is_complex() or torch.compiler.is_compiling():
         return False
     installed = _state.get(_KIND)
     if installed is None:

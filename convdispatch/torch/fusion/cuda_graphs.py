@@ -26,6 +26,7 @@ from ...selection import dispatch
 from .. import counting
 from ..dispatch import engine
 from ..weights import promise
+from .model_state import unlogged
 from .tracing import written
 
 __all__ = [
@@ -287,7 +288,7 @@ def marks(x: torch.Tensor) -> set[str]:
 
 def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int = 0) -> None:
     """Run on fake tensors. Raises Uncapturable, also for fewer operations than ``least``."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with unlogged(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         inputs = [mode.from_tensor(x) for x in leaves]
         memory = {x.untyped_storage()._cdata for x in inputs}
         try:
