@@ -44,7 +44,7 @@ def _operator(x: torch.Tensor) -> Any:
 
 
 def _of_real_ones(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:
-    """A convolution of complex numbers by three of real ones, as PyTorch has it above its operator, which knows none."""
+    """A convolution of complex numbers by three of real ones, as above PyTorch's operator, which knows none."""
     (a, b), (c, d) = (torch.view_as_real(each.resolve_conj()).unbind(-1) for each in (x, w))
     function = _operator(a)
     one, other, both = (function(left, right, None, *geometry) for left, right in ((a, c), (b, d), (a + b, c + d)))
