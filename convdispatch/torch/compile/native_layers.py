@@ -1,5 +1,5 @@
-"""Converted and fused layers' plain inference on CPUs and CUDA, launched below Python: ``convolution`` and ``fused_convolution``
-as the native path takes them.
+"""Converted and fused layers' plain inference on CPUs and CUDA, launched below Python: ``convolution`` and
+``fused_convolution`` as the native path takes them.
 
 That path reads no texts, and lists cost the host more than all of it, so this operator has one number for a layer's
 activation and geometry. It has a kernel there alone and no gradients: ``serves`` says whether a call is of its kind,
