@@ -5,8 +5,8 @@ import pytest
 
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.inference import build
-from convdispatch.nn import functional
 from convdispatch.nn import attention as module
+from convdispatch.nn import functional
 from convdispatch.tensor import Tensor
 
 

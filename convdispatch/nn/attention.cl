@@ -1,8 +1,8 @@
 // y[b, q, h, e] = sum over k of p[q, k] * v[k, e] / sum over k of p[q, k] for each head h of each batch b, where
-// p[q, k] = exp(s[q, k] - m_q), m_q the largest of row q of s[q, k] = SCALE * sum over d of q[q, d] * k[k, d] + mask[q, k].
-// Rows whose scores are all -inf are zeros. Scores of TILE keys at a time are there, and what was summed before is
-// rescaled when a larger one comes (Rabe and Staats 2021, Dao et al. 2022). One work item a block of NV * LANES queries,
-// each of which has a lane: so nothing is summed across lanes, and k and v are read as they lie.
+// p[q, k] = exp(s[q, k] - m_q), m_q the largest of row q of s[q, k] = scale * (sum over d of q[q, d] * k[k, d]) +
+// mask[q, k]. Rows whose scores are all -inf are zeros. Scores of TILE keys at a time are there, and what was summed
+// before is rescaled when a larger one comes (Rabe and Staats 2021, Dao et al. 2022). A work item has a block of
+// NV * LANES queries, each in a lane of its own: so nothing is summed across lanes, and k and v are read as they lie.
 //
 // Values the host defines:
 //   LANES NV       queries of a vector, vectors of queries of a block

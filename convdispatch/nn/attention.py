@@ -1,7 +1,7 @@
-"""Scaled dot-product attention: one kernel on CPUs, which keeps a block's scores in caches; else products and a softmax.
+"""Scaled dot-product attention: one kernel on CPUs, which keeps scores in caches; else products and a softmax.
 
-The kernel never has all scores: those of a block of queries and a tile of keys at a time, by an online softmax (Rabe and
-Staats, "Self-attention does not need O(n^2) memory", 2021; Dao et al., "FlashAttention", 2022).
+The kernel never has all scores: those of a block of queries and a tile of keys at a time, by an online softmax (Rabe
+and Staats, "Self-attention does not need O(n^2) memory", 2021; Dao et al., "FlashAttention", 2022).
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def attention(
     """``softmax(q k^T * scale + mask) v`` of q ``[mb, heads, queries, size]``, k ``[mb, heads, keys, size]`` and v
     ``[mb, heads, keys, values]``, as ``[mb, heads, queries, values]``; rows whose scores are all -inf are zeros.
 
-    ``mask`` broadcasts to the scores. ``causal``: a query sees no key after its own place. ``scale`` is one over the root
-    of ``size`` where None. No gradients are recorded, as of matmul. Raises InvalidArgument for shapes that do not fit each other.
+    ``mask`` broadcasts to the scores. ``causal``: a query sees no key after its own place. ``scale`` is one over the
+    root of ``size`` where None. No gradients are recorded, as of matmul. Raises InvalidArgument for shapes that do not
+    fit each other.
     """
     shape = (*q.shape[:3], k.shape[2]) if q.ndim == k.ndim == v.ndim == 4 else ()
     if not shape or k.shape != (*shape[:2], shape[3], q.shape[3]) or v.shape[:3] != k.shape[:3]:
@@ -118,20 +119,20 @@ def _kernel_for(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bo
         "masked": mask is not None,
         "causal": causal,
     }
-    return _launch(q.context, tuple(parts.items()), q.shape[:3], k.shape[2], scale, tuple(strides))  # type: ignore[no-any-return]
+    places = (*q.shape[:3], k.shape[2])
+    return _launch(q.context, tuple(parts.items()), places, scale, tuple(strides))  # type: ignore[no-any-return]
 
 
 @keeps_programs
 def _launch(
     context: cl.Context,
     parts: tuple[tuple[str, Any], ...],
-    shape: tuple[int, int, int],
-    keys: int,
+    places: tuple[int, ...],
     scale: float,
     strides: tuple[int, ...],
 ) -> Launch:
     """Sizes that no loop is unrolled by are numbers of a launch, so that places of all numbers share a program."""
-    values, (mb, heads, queries) = dict(parts), shape
+    values, (mb, heads, queries, keys) = dict(parts), places
     values["rows"] = values["lanes"] // 2  # with 3 vectors each, as many accumulators as registers hold
     program = build(context, config_macros(values) + kernel_text(__package__, "attention.cl"))
     operands = tuple(f"a{i}" for i in range(9))

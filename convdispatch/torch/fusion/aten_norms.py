@@ -13,8 +13,8 @@ from .operator_table import operator
 from .quantized import Missing
 
 _SCORES = 16 << 20
-"""Bytes of an attention's scores, up to which they may pass through memory where our kernel does not keep them in caches:
-PyTorch's does, and with 64 MB took 10.5 ms where products and a softmax took 22."""
+"""Bytes of an attention's scores, up to which they may pass through memory where no kernel of ours keeps them in
+caches: PyTorch's does, and with 64 MB took 10.5 ms where products and a softmax took 22."""
 
 
 @operator("aten.native_group_norm.default")
@@ -72,8 +72,11 @@ def _attention(
     if dropout:
         raise Missing("attention with dropout")
     q, k, v = map(net.put, (q, k, v))
-    if 4 * q.shape[-2] * k.shape[-2] > _SCORES and not functional.is_attention_in_caches(q, k, v):
-        raise Missing(f"attention of {q.shape[-2]} places to {k.shape[-2]}, whose scores no cache holds,")
+    if not functional.is_attention_in_caches(q, k, v):
+        if 4 * q.shape[-2] * k.shape[-2] > _SCORES:
+            raise Missing(f"attention of {q.shape[-2]} places to {k.shape[-2]}, whose scores no cache holds,")
+        if causal and attn_mask is None:
+            attn_mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     if isinstance(attn_mask, torch.Tensor):
         if attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
