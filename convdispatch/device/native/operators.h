@@ -18,8 +18,8 @@ struct Python {
 };
 inline Python python;
 
-// The third with what follows: a sum, an activation.
-enum Operation : int { kForward, kBackward, kFused, kHostForward, kHostBackward, kOperations };
+// The fused ones with what follows: a sum, an activation.
+enum Operation : int { kForward, kBackward, kFused, kHostForward, kHostBackward, kHostFused, kOperations };
 inline bool on_host(int operation) { return operation >= kHostForward; }
 inline bool is_backward(int operation) { return operation == kBackward || operation == kHostBackward; }
 enum Source : int { kX, kW, kGrad, kBias, kResidual, kOut, kNone };
@@ -375,8 +375,9 @@ void convolution_backward(StableIValue *stack, uint64_t, uint64_t) {
 }
 
 // input, weight, bias, residual, a number of Python's for activation, stride, padding, dilation and groups
-inline void fused(StableIValue *stack, uint64_t, uint64_t) {
-  compute(kFused, stack, "ttTTi", {kX, kW, kBias, kResidual});
+template <int Operation>
+void fused(StableIValue *stack, uint64_t, uint64_t) {
+  compute(Operation, stack, "ttTTi", {kX, kW, kBias, kResidual});
 }
 
 }  // namespace launcher
