@@ -341,3 +341,26 @@ def test_an_answer_whose_format_is_not_known_is_contiguous():
     model, x = Sum().eval(), torch.randn(1, 8, 6, 6).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         assert ct.convert(model, fuse=True)(x).stride() == model(x).stride() == (108, 36, 6, 1)
+
+
+def test_numbers_of_another_type_are_as_the_models_own():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+            self.register_buffer("factor", torch.tensor(3.0, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.last((self.conv(x) * self.factor).mean((2, 3)))
+
+    model, x = Scaled().eval(), torch.randn(2, 3, 6, 6)
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        assert error(fused(x), model(x).double()) < 1e-5
+        assert fused(x).dtype == model(x).dtype == torch.float32
+        assert "convolutions" in str(fused.forms.found())
+        flat = [nn.Flatten(), nn.Linear(108, 4), nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 1)]
+        for layers in ([model.conv], flat):
+            whole = nn.Sequential(*layers).eval()
+            with pytest.raises(RuntimeError):
+                ct.convert(whole, fuse=True)(x.double())  # answered NaN

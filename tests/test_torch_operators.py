@@ -310,3 +310,14 @@ def test_complex_layers_are_converted(ways):
     got = ct.convert(model, **ways)(x.conj())
     torch.testing.assert_close(got, wanted)
     torch.testing.assert_close(torch.autograd.grad(got.abs().sum(), x)[0], slope)
+
+
+def test_an_output_padding_that_pytorch_refuses_is_refused():
+    x, w = torch.randn(1, 3, 5, 5), torch.randn(3, 2, 3, 3)
+    with ct.enable():
+        for conv_transpose in (F.conv_transpose2d, ct.conv_transpose2d):
+            for stride, dilation, extra in ((1, 1, 1), (2, 1, (0, 2))):
+                with pytest.raises(RuntimeError, match="smaller than the stride or the dilation, got"):
+                    conv_transpose(x, w, stride=stride, dilation=dilation, output_padding=extra)
+            wanted = F.conv_transpose2d(x.double(), w.double(), dilation=3, output_padding=2)
+            torch.testing.assert_close(conv_transpose(x, w, dilation=3, output_padding=2), wanted.float())

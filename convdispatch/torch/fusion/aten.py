@@ -17,6 +17,7 @@ from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
+from .formats import of_its_type, of_two_formats, order_of
 from .model_state import unlogged
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue
@@ -113,14 +114,17 @@ class _Net:
                 places.add(node)
             elif not isinstance(made, torch.Tensor) or made.dtype != dtype:
                 raise Missing(f"{name} makes something else than {dtype}")
+            for part in parts:
+                if part in self._constants and name not in DEQUANTIZING:
+                    self._constants[part] = of_its_type(self._constants[part], dtype, name)
         self._prologue.finish(self.root, self._constants, dtype)
         asked = (a for a in self._answers if isinstance(a, torch.fx.Node) and a.op != "placeholder")
         computed = (each for each in asked if each not in self._prologue)
         self._computed = {node: place for place, node in enumerate(dict.fromkeys(computed))}
         if not self._computed or any(each in self._constants for each in self._computed):
             raise Missing("the model answers no tensor that it computes, or one that is the same for all inputs")
-        known = not any(map(_of_two_formats, self.graph.nodes))
-        self._orders = [_order(each.meta["val"]) if known else None for each in self._computed]
+        known = not any(map(of_two_formats, self.graph.nodes))
+        self._orders = [order_of(each.meta["val"]) if known else None for each in self._computed]
 
     def lies_otherwise(self) -> bool:
         """Whether an answer may lie in memory otherwise than its axes follow: fake tensors lie where others do not."""
@@ -130,7 +134,7 @@ class _Net:
         """Lets answers lie in memory as the model's own does."""
         for node, own in zip(self._answers, tree_flatten(answer)[0], strict=True):
             if node in self._computed:
-                self._orders[self._computed[node]] = _order(own)
+                self._orders[self._computed[node]] = order_of(own)
 
     def given(self, inputs: Sequence[torch.Tensor]) -> dict[torch.fx.Node, torch.Tensor]:
         """What a call is given, and what PyTorch makes of its integers, by node."""
@@ -183,22 +187,6 @@ class _Net:
 def _draws(node: Any) -> bool:
     """Whether it draws random numbers, which are no constant; those that nobody uses are not drawn here."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _of_two_formats(node: torch.fx.Node) -> bool:
-    """Whether a convolution took in the sum with what lies otherwise: whose format the model's own sum has, which of
-    its operands came first, is not known any more."""
-    if str(node.target) != "convdispatch.fused_convolution.default" or not isinstance(node.args[3], torch.fx.Node):
-        return False
-    return _order(node.args[3].meta["val"]) != _order(node.meta["val"])
-
-
-def _order(x: torch.Tensor) -> tuple[int, ...] | None:
-    """A tensor's axes, the outermost in memory first; None where that is their order, or where there are gaps."""
-    if x.is_contiguous() or not x.is_floating_point():
-        return None
-    order = sorted(range(x.ndim), key=lambda axis: -x.stride(axis))
-    return tuple(order) if x.permute(order).is_contiguous() else None
 
 
 def _makes_places(node: torch.fx.Node) -> bool:

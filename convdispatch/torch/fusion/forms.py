@@ -23,7 +23,7 @@ from ...calls.framework.host import cpu_device
 from ...device import runtime
 from .. import counting
 from ..dispatch.routing import settings_in_force
-from ..geometry import DTYPES
+from ..geometry import DTYPES, FORMATS
 from ..settings import DEFAULT, math_of, policy_of, switches
 from . import cuda_graphs
 from .model_state import State, by_layers, served, watched
@@ -294,8 +294,7 @@ def _shapes(leaves: Sequence[torch.Tensor]) -> Any:
 
 
 def _channels_last(x: torch.Tensor) -> bool:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.ndim in formats and x.is_contiguous(memory_format=formats[x.ndim])
+    return x.ndim in FORMATS and x.is_contiguous(memory_format=FORMATS[x.ndim])
 
 
 def _nothing() -> None:
