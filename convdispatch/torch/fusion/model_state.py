@@ -14,7 +14,7 @@ import torch
 from .. import ranks
 from ..data_reads import Reads
 from ..dispatch import engine
-from ..sampled import Sample
+from ..sampled import Sample, together
 from .python_state import PythonState
 
 __all__ = ["State", "by_layers", "served", "watched"]
@@ -61,7 +61,8 @@ class State:
         self._tables, self._names, self._parts = zip(*edges, *nones, *held, strict=True) if edges or held else ((),) * 3
         # Writes through .data are not counted either, nor those of other views of the memory.
         self._reads = [] if self._unseen else [Reads(t) for _, _, t in held if isinstance(t, torch.nn.Parameter)]
-        self._samples = [] if self._unseen else [s for s in (Sample.of(tensor) for _, _, tensor in held) if s]
+        samples = [] if self._unseen else [Sample.of(tensor) for _, _, tensor in held]
+        self._samples_hold = together([sample for sample in samples if sample is not None])
         self.tensors = [tensor for _, _, tensor in held]
         self._seen = [] if self._unseen else self.tensors
         self._memory = self._versions_and_addresses()
@@ -77,7 +78,7 @@ class State:
             return False
         if self._versions_and_addresses() != self._memory:
             return False
-        if any(reads.since() for reads in self._reads) or not all(sample.holds() for sample in self._samples):
+        if any(reads.since() for reads in self._reads) or not self._samples_hold():
             return False
         return self.python is None or self.python.changed() is None
 
@@ -85,9 +86,11 @@ class State:
         """Whether layers must be called one by one: in training, for hooks, or as writes to weights are not seen."""
         if self._unseen:
             return True
-        if self.python is None and any(m.training for m in self._modules):
-            return True  # what is recorded is refused for what training does
-        return any(m._forward_pre_hooks or listeners(m) for m in self._modules)
+        trained = self.python is None  # what is recorded is refused for what training does
+        for m in self._modules:
+            if (trained and m.training) or m._forward_pre_hooks or (m._forward_hooks and listeners(m)):
+                return True
+        return False
 
     def learns(self) -> bool:
         """Whether a gradient would be asked for."""
