@@ -58,7 +58,7 @@ class State:
             held += [({0: tensor}, 0, tensor) for tensor in python.tensors]
         # Tensors made in inference mode do not count the writes to them.
         self._unseen = any(tensor.is_inference() for _, _, tensor in held)
-        self._tables, self._names, self._parts = zip(*edges, *nones, *held, strict=True) if edges or held else ((),) * 3
+        self._tables, self._names, self._parts = zip(*edges, *nones, *held) if edges or nones or held else ((),) * 3
         # Writes through .data are not counted either, nor those of other views of the memory.
         self._reads = [] if self._unseen else [Reads(t) for _, _, t in held if isinstance(t, torch.nn.Parameter)]
         samples = [] if self._unseen else [Sample.of(tensor) for _, _, tensor in held]
