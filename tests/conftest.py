@@ -1,8 +1,9 @@
 """Options, devices and isolation shared by all tests.
 
-``--all-devices`` runs device tests on every OpenCL device that works, not only the default; ``--full`` runs whole
-products of shapes, layouts and dtypes instead of a thinned selection; ``--solver GLOB`` pins another solver in the
-shape tests than the universal one (``*`` leaves the choice to dispatch): each other plugin has tests of its own.
+``--all-devices`` runs device tests on every OpenCL device that works, not only on a CPU or ``CONVDISPATCH_DEVICE``;
+``--full`` runs whole products of shapes, layouts and dtypes instead of a thinned selection; ``--solver GLOB`` pins
+another solver in the shape tests than the universal one (``*`` leaves the choice to dispatch): each other plugin has
+tests of its own.
 ``--processor avx2`` (or another of ``PROCESSORS``) runs all on a lesser processor than the machine's, and the tests of
 choice as on a greater one.
 """
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if name := config.getoption("--processor"):
         become(name)
+    on_a_cpu()
     import as_gpu
 
     as_gpu.optimised = config.getoption("--full")
@@ -57,6 +60,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: run with --full, else not even collected")
     for zone in ZONES:
         config.addinivalue_line("markers", f"{zone}: tests of this zone, see tests/zones.py")
+
+
+def on_a_cpu() -> None:
+    """Beside a GPU, too, the device of tests is a CPU, whose kernels and stand-ins they know; a GPU's ask for it."""
+    if "CONVDISPATCH_DEVICE" in os.environ:
+        return
+    every = _devices(everything=True)
+    if every and _type(every[0]) != "cpu":
+        from convdispatch.device import runtime
+
+        for device in every:
+            if _type(device) == "cpu":
+                os.environ["CONVDISPATCH_DEVICE"] = runtime.address(device)
+                break
+
+
+def _type(device: Any) -> str:
+    from convdispatch.device import runtime
+
+    return runtime.device_info(device).type
 
 
 def pytest_unconfigure() -> None:

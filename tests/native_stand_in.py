@@ -214,14 +214,16 @@ def installed(monkeypatch, device):
     monkeypatch.setattr(planning, "HostCall", call)
     monkeypatch.setattr(loading, "DRIVER", place)
     monkeypatch.setattr(routing, "_NATIVE", {"CPU": False})
-    monkeypatch.setattr(native_layers, "_KIND", "cpu")
+    monkeypatch.setattr(native_layers, "_HOST", {"cpu": False})
     monkeypatch.setattr(native_layers, "_state", {})
     made = StandIn(driver, ctypes.CDLL(place))
     made.context()
     loading._loaded.cache_clear()  # whatever was found before, with other settings
     loading._opened.cache_clear()
     assert loading.unavailable() is None
+    launcher = loading.module()
     assert ask_policy() is DEFAULT, "a test before left its policy in force: calls under one are Python's"
     yield made
     native.uninstall()
+    launcher.uninstall_fused(False)  # a CPU's own kernel, if there is one, is the operator's again
     dispatch.forget()

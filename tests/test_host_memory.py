@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
 from convdispatch.device.memory.host_pool import KEEP, HostPool
-from convdispatch.selection import dispatch
+from convdispatch.selection import dispatch, single_thread
 from convdispatch.selection.choice import ranking
 
 GUARD = 4096
@@ -219,3 +220,16 @@ def test_threads_compute_their_own_short_calls_at_the_same_time(device):
     with ThreadPoolExecutor(4) as pool:
         for results in [each.result(60) for each in [pool.submit(work) for _ in range(4)]]:
             assert all(np.array_equal(each, expected) for each in results)
+
+
+@pytest.mark.parametrize("cores", [2, 16, 64])
+def test_one_thread_is_enough_whatever_their_number(device, monkeypatch, cores):
+    """A launch takes as long on many cores, which is more operations of their peak."""
+    info = replace(runtime.device_info(device), compute_units=cores)
+    if info.type != "cpu":
+        pytest.skip("the device is no CPU")
+    tiny = dispatch.prepare(ConvProblem.parse("mb1ic72ih1iw1oc24kh1kw1"), runtime.context(device), Policy())
+    large = dispatch.prepare(ConvProblem.parse("mb4ic64ih28iw28oc64kh3kw3"), runtime.context(device), Policy())
+    monkeypatch.setattr(single_thread.runtime, "device_info", lambda _: info)
+    assert single_thread.prefers_one_thread(tiny)
+    assert not single_thread.prefers_one_thread(large)

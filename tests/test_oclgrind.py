@@ -115,3 +115,38 @@ def test_the_log_would_show_a_fault(tmp_path):
     done, log = oclgrind(arguments, tmp_path / "broken.log", str(tmp_path / "plugins"))
     assert faults(log), f"no fault in the log:\n{log}\n{done.stdout}\n{done.stderr}"
     assert done.returncode == 1
+
+
+_ATTENTION = """
+import numpy as np, pyopencl as cl
+from convdispatch.device import runtime
+from convdispatch.nn import attention, functional
+from convdispatch.tensor import Tensor
+
+queue = runtime.queue()
+attention._vectors = lambda *_: 1  # the simulator is no CPU
+
+def exact(*shape):  # memory that ends with its last element
+    memory = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 4 * int(np.prod(shape)))
+    return Tensor(memory, shape, np.dtype("f4"), queue).write(np.ones(shape, "f4"))
+
+q, k, v, mask = exact(1, 2, 9, 3), exact(1, 2, 5, 3), exact(1, 2, 5, 3), exact(5, 9)
+for more in ({"causal": True}, {"mask": mask.transpose(1, 0)}, {"mask": exact(9, 1)}):
+    assert np.allclose(functional.attention(q, k, v, **more).numpy(), 1, atol=1e-6)
+"""
+
+
+def test_attention_reads_what_is_there(tmp_path):
+    log = tmp_path / "log"
+    environment = os.environ | {
+        "CONVDISPATCH_DEVICE": "oclgrind",
+        "OCLGRIND_LOG": str(log),
+        "OCLGRIND_DATA_RACES": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONWARNINGS": "ignore",
+    }
+    command = [sys.executable, "-c", _ATTENTION]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=500)
+    found = faults(log.read_text()) if log.exists() else []
+    assert not found, "attention under Oclgrind:\n" + "\n".join(found[:5])
+    assert done.returncode == 0, done.stderr

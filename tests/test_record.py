@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from records import DEVICE, KEY, PROBLEM, record, solvers
 
@@ -28,6 +28,7 @@ def test_the_key_names_the_device_and_not_its_driver():
     assert device_key(DEVICE) != device_key(replace(DEVICE, compute_units=8))
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first text waits for a table of all characters
 @given(
     config=st.dictionaries(st.text(max_size=5), st.one_of(st.integers(), st.booleans(), st.text(max_size=5))),
     ms=st.floats(1e-6, 1e6),

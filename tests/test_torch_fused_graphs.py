@@ -253,14 +253,8 @@ REFUSED = {
     "weights that change": (Remembering, {}),
     "a view of an input": (nn.Identity, {"forward": lambda self, x: (nn.Sequential.forward(self, x), x[:, :1])}),
     "draws random numbers": (nn.Identity, {"forward": lambda self, x: F.dropout(nn.Sequential.forward(self, x))}),
-    "size of what aten.nonzero.default": (
-        nn.Identity,
-        {"forward": lambda self, x: nn.Sequential.forward(self, x).nonzero()},
-    ),
-    "its code asks for a value": (
-        nn.Identity,
-        {"forward": lambda self, x: x.sum().item() * nn.Sequential.forward(self, x)},
-    ),
+    "what aten.nonzero": (nn.Identity, {"forward": lambda self, x: nn.Sequential.forward(self, x).nonzero()}),
+    "asks for a value": (nn.Identity, {"forward": lambda self, x: x.sum().item() * nn.Sequential.forward(self, x)}),
     "operations, which": (functools.partial(nn.Flatten), {}),
 }
 

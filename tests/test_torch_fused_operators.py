@@ -10,7 +10,6 @@ from torch_checks import error  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch.torch.fusion import aten_norms  # noqa: E402
-from convdispatch.torch.fusion.quantized import Missing  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -85,8 +84,24 @@ def attending(m, x):
     return z.transpose(1, 2).reshape(2, -1, 8)
 
 
+def attending_rows(m, x):
+    """Elements of a place beside each other, as PyTorch's own kernel wants them; above they are not."""
+    y = m.conv(x).flatten(2).reshape(2, 2, 4, -1).transpose(2, 3).contiguous()
+    hidden = torch.ones(63, 63, dtype=torch.bool).tril(-1)
+    z = F.scaled_dot_product_attention(y, y[:, :, :7], y[:, :, 7:14], torch.arange(7.0).expand(63, 7), scale=0.3)
+    z = (
+        z
+        + F.scaled_dot_product_attention(y, y, y.neg(), hidden)
+        + F.scaled_dot_product_attention(y[:, :, :5], y, y)[:, :, 1:2]
+    )
+    z = z + F.scaled_dot_product_attention(y, y, y, y[:, :1, :, :1].transpose(2, 3))  # a mask that is computed
+    z = z + F.scaled_dot_product_attention(y, y, y, is_causal=True)
+    return z.transpose(1, 2).reshape(2, -1, 8)
+
+
 NETS = {
     "attention": lambda: Net(attending),
+    "attention of rows": lambda: Net(attending_rows),
     "parts": lambda: Net(parts),
     "shuffled": lambda: Net(shuffled),
     "nearest": lambda: Net(nearest),
@@ -123,11 +138,19 @@ def test_operators_in_a_form(name):
     assert "commands" in form, form
 
 
-def test_attention_of_many_places_is_pytorchs():
-    q = torch.empty(1, 1, 4096, 8)
-    for x, w in ((q, q), (q[:, :, :2048], torch.empty(1, 1, 2049, 8))):
-        with pytest.raises(Missing, match=f"attention of {x.shape[2]} places to {w.shape[2]}"):
-            aten_norms._attention(None, x, w, w)
+@pytest.mark.parametrize("kernel", [True, False])
+def test_attention_of_many_places_keeps_its_scores_in_caches_or_is_pytorchs(monkeypatch, kernel):
+    monkeypatch.setattr(aten_norms, "_SCORES", 4 * 60)
+    if not kernel:
+        monkeypatch.setattr("convdispatch.nn.attention._vectors", lambda *_: 0)
+    torch.manual_seed(0)
+    net = Net(attending_rows).eval()
+    x = torch.randn(2, 4, 9, 7)
+    fused = ct.convert(net, fuse=True)
+    with torch.no_grad():
+        assert error(fused(x), copy.deepcopy(net).double()(x.double())) < 1e-5
+    (form,) = ct.fusion(fused).forms.values()
+    assert ("commands" in form) if kernel else ("attention of 63 places to 7, whose scores" in form), form
 
 
 def test_a_norm_that_keeps_what_it_is_given_has_no_form():

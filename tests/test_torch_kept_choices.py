@@ -14,6 +14,7 @@ from convdispatch.device.cache import artifact_store  # noqa: E402
 from convdispatch.selection import dispatch, solver_query  # noqa: E402
 from convdispatch.selection.choice import lockfile  # noqa: E402
 from convdispatch.selection.choice.ranking import rank  # noqa: E402
+from convdispatch.selection.plugins.loader import plugins  # noqa: E402
 
 F = torch.nn.functional
 
@@ -137,6 +138,7 @@ def last_choice(prepared):
 def test_what_a_pack_fixes_comes_first_and_is_not_kept(planned, monkeypatch, folder):
     usual = call(planned)
     device, (name, config) = usual.context.devices[0], last_choice(usual)
+    dispatch.make(plugins().solvers[name], config, usual.problem, usual.context)  # no kernel is missing in the pack
     pack = artifact_store.Gathered(artifact_store.identity(device))
     pack.name, pack.tables["decisions"] = "one.cdpack", {str(usual.problem): {"solver": name, "config": config}}
     for prepare in (

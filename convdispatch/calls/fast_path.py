@@ -22,15 +22,14 @@ from ..device.plans.queue_launches import QueueLaunches
 from ..selection import dispatch
 
 FastPath = Callable[..., Any]
-_OTHER, _OUT, _BIAS = 1, 2, 3
+_OTHER, _OUT, _BIAS, _RESIDUAL = 1, 2, 3, 4
 """Their places among a fast path's operands; weights that are read are always the other."""
 _numbers = itertools.count()
 
 
 def _plain(call: Any) -> bool:
     """Whether operands are only read or only written, and nobody looks on."""
-    problem = call.problem
-    return call.prepared is not None and not (problem.accumulate or problem.residual or current_policy().tune)
+    return call.prepared is not None and not (call.problem.accumulate or current_policy().tune)
 
 
 def device_fast_path(call: Any, given: Sequence[Any]) -> FastPath | None:
@@ -40,7 +39,7 @@ def device_fast_path(call: Any, given: Sequence[Any]) -> FastPath | None:
     The first call goes by the plan's enqueue, the others by the launches that it gave, where these are all
     it gives.
     """
-    if not _plain(call) or not call.prepared.bare or call.problem.constant_weights:
+    if not _plain(call) or call.problem.residual or not call.prepared.bare or call.problem.constant_weights:
         return None
     problem, prepared, make = call.problem, call.prepared, None if current_policy().frozen else call.make
     carries = hasattr(given[call.places[0]], "events")
@@ -118,6 +117,7 @@ def host_fast_path(
     make: Callable[[], tuple[Any, int]],
     of_bias: Callable[[Any], int] | None = None,
     apart: Callable[[], Any] | None = None,
+    adds: bool = False,
 ) -> FastPath | None:
     """For arrays on the host whose pointers the device takes; waits.
 
@@ -125,12 +125,17 @@ def host_fast_path(
     as it lies; ``make()`` a new result, and where that begins. The first call goes by the plan's enqueue, the others by
     the launches that it gave, where these are all it gives. With ``apart`` they run in PyTorch's threads if they can;
     it is called where they cannot, and threads of OpenCL's will. ``call`` is told its ``launches``, and by what
-    (``packed_key``) packed weights are found in their promise.
+    (``packed_key``) packed weights are found in their promise. ``adds``: the caller gives a residual where the problem
+    has one.
     """
-    if not _plain(call) or not call.prepared.recordable:
+    if not _plain(call) or not call.prepared.recordable or (call.problem.residual and not adds):
         return None
     problem, prepared, places = call.problem, call.prepared, call.places
-    sizes = [*(call.sizes[place] for place in places), problem.channels_out * problem.itemsize]
+    sizes = [call.sizes[place] for place in places]
+    if problem.bias:
+        sizes.append(problem.channels_out * problem.itemsize)
+    if problem.residual:
+        sizes.append(call.sizes[2])
     of_bias = of_bias or address
     packs, launches, tried = prepared.packed_size, None, False
     key = call.packed_key = next(_numbers)
@@ -147,19 +152,20 @@ def host_fast_path(
         commands, operands = HostQueue(queue), list(map(HostMemory.at, addresses, sizes))
         x, w, y = (operands[places.index(place)] for place in range(3))
         bias: Any = operands[_BIAS] if problem.bias else None
+        residual: Any = operands[-1] if problem.residual else None
         if failed is None:
             try:
                 weights, wait = w, None
                 if packs:
                     weights, packed = promise.packed(prepared, commands, w)
                     wait = None if packed is None else [packed]
-                event = prepared.enqueue(commands, x, weights, y, bias, None, wait)
+                event = prepared.enqueue(commands, x, weights, y, bias, residual, wait)
                 if not hasattr(event, "wait"):
                     raise dispatch.no_event(prepared, event)
             except BaseException as error:
                 failed = error
         if failed is not None:
-            event = dispatch.run(problem, prepared, commands, x, w, y, bias, constant=promise, failed=failed)
+            event = dispatch.run(problem, prepared, commands, x, w, y, bias, residual, None, promise, failed)
         commands.finish(event)
         if failed is not None:
             return
@@ -171,7 +177,9 @@ def host_fast_path(
         if packs and launches is not None:
             promise.addresses[key] = weights
 
-    def fast_path(lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None) -> Any:
+    def fast_path(
+        lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None, residual: Any = None
+    ) -> Any:
         if thread.capturing is not None:
             return None
         if out is None:
@@ -182,6 +190,8 @@ def host_fast_path(
         addresses = [address(lead), address(other) if packed is None else promise.token, begin]
         if bias is not None:
             addresses.append(of_bias(bias))
+        if residual is not None:
+            addresses.append(address(residual))
         try:
             if launches is None or (packs and packed is None):
                 if not fit(addresses):
@@ -225,7 +235,7 @@ def _launches(call: Any, queue: Any, fit: Callable[[list[int]], bool], in_pytorc
     """The launches of a plan that just ran, in the order of a path's operands; None where it gives other commands."""
     try:
         recording, slots = call.prepared.recorded(queue)
-        return HostLaunches.of(recording, [slots[place] for place in (*call.places, _BIAS)], fit, in_pytorch)
+        return HostLaunches.of(recording, [slots[place] for place in (*call.places, _BIAS, _RESIDUAL)], fit, in_pytorch)
     except KeyboardInterrupt:
         raise
     except BaseException:  # it goes by its enqueue, as it did

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 _MANY = 10_000
 """New objects that are worth it; Python itself collects after 700 to 2000."""
+_INTERPRETERS = 1_000
+"""More frozen objects than a process may begin with, before anybody froze any: 375 under Python 3.12."""
 _lock = threading.RLock()
 _blocks = 0
 _collects = False
@@ -35,7 +37,7 @@ def collection_put_off() -> Iterator[None]:
         with _lock:
             _blocks -= 1
             if not _blocks and _collects:
-                if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
+                if gc.get_count()[0] > _MANY and gc.get_freeze_count() < _INTERPRETERS:
                     gc.freeze()  # all objects, of which a full collection hears again
                     gc.unfreeze()
                 gc.enable()

@@ -6,6 +6,7 @@ from ..device.tracing import operation
 from ..elementwise import apply, concatenate, concatenation_buffer, mean, reduce
 from ..tensor import Tensor
 from .activations import activate
+from .attention import attention, is_attention_in_caches
 from .convolution import convolution, dense, linear, transposed_convolution
 from .dropout import dropout
 from .losses import cross_entropy, log_softmax, mse_loss, softmax
@@ -29,6 +30,7 @@ __all__ = [
     "adaptive_max_pool",
     "add",
     "apply",
+    "attention",
     "avg_pool",
     "batch_norm",
     "concatenate",
@@ -41,6 +43,7 @@ __all__ = [
     "folding",
     "global_average_pool",
     "group_norm",
+    "is_attention_in_caches",
     "concatenation_buffer",
     "layer_norm",
     "linear",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..api.cpu import Balance
 from ..device import runtime
 from ..device.gemm import LAUNCH
 from ..device.rates import rates
@@ -20,5 +21,6 @@ def prefers_one_thread(prepared: Prepared) -> bool:
     cost = predicted(prepared.solver, prepared.problem, device, prepared.config, prepared.math)
     if cost is None:
         return False
-    cores = device.compute_units
-    return cost * rates(device).flops - LAUNCH <= _WAKING * cores / max(cores - 1, 1)
+    cores, known = device.compute_units, rates(device)
+    work = cost * known.flops - LAUNCH * Balance.of(known).launch
+    return work <= _WAKING * cores / max(cores - 1, 1)

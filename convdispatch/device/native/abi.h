@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -105,15 +106,19 @@ class Arguments {
   StableListHandle list(size_t at) const { return reinterpret_cast<StableListHandle>(value(at)); }
   int64_t integer(size_t at) const { return static_cast<int64_t>(stack_[at]); }
   bool flag(size_t at) const { return stack_[at] & 0xff; }
-  std::vector<int64_t> items(size_t at) const {
+  size_t length(size_t at) const {
     size_t count = 0;
     torch_list_size(list(at), &count);
-    std::vector<int64_t> found(count);
-    for (size_t place = 0; place < count; ++place) {
-      StableIValue each = 0;
-      torch_list_get_item(list(at), place, &each);
-      found[place] = static_cast<int64_t>(kinds_[at] == 'm' ? each & 0xff : each);
-    }
+    return count;
+  }
+  int64_t item(size_t at, size_t place) const {
+    StableIValue each = 0;
+    torch_list_get_item(list(at), place, &each);
+    return static_cast<int64_t>(kinds_[at] == 'm' ? each & 0xff : each);
+  }
+  std::vector<int64_t> items(size_t at) const {
+    std::vector<int64_t> found(length(at));
+    for (size_t place = 0; place < found.size(); ++place) found[place] = item(at, place);
     return found;
   }
 

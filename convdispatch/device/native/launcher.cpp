@@ -9,7 +9,7 @@
 namespace launcher {
 namespace {
 
-TorchLibraryHandle installed[2] = {}, fused_installed = nullptr;  // on CUDA and on a CPU
+TorchLibraryHandle installed[2] = {}, fused_installed[2] = {};  // on CUDA and on a CPU
 
 PyObject *fail(const char *words) { return PyErr_Format(PyExc_RuntimeError, "%s", words); }
 
@@ -57,23 +57,28 @@ PyObject *install(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-// install_fused(key): the operator of fused layers has a kernel on a dispatch key, for good. Raises RuntimeError.
+// install_fused(key, host): the operator of fused layers has a kernel on a dispatch key. Raises RuntimeError.
 PyObject *install_fused(PyObject *, PyObject *given) {
-  const char *key = PyUnicode_AsUTF8AndSize(given, nullptr);
-  if (!key) return nullptr;
-  if (!python.operators || !driver.launch) return fail("open() and ask() come before install_fused()");
-  if (!fused_installed && (aoti_torch_library_init_impl("convdispatch", key, __FILE__, __LINE__, &fused_installed) ||
-                           torch_library_impl(fused_installed, "fused_native", fused, TORCH_TARGET_VERSION)))
+  const char *key;
+  int host;
+  if (!PyArg_ParseTuple(given, "sp", &key, &host)) return nullptr;
+  TorchLibraryHandle &to = fused_installed[host];
+  if (!python.operators || !(host || driver.launch)) return fail("open() and ask() come before install_fused()");
+  if (!to && (aoti_torch_library_init_impl("convdispatch", key, __FILE__, __LINE__, &to) ||
+              torch_library_impl(to, "fused_native", host ? fused<kHostFused> : fused<kFused>, TORCH_TARGET_VERSION)))
     return fail("PyTorch refuses a kernel for the fused convolution");
   Py_RETURN_NONE;
 }
 
-// uninstall(host): end what install() did for a CPU, or for CUDA.
-PyObject *uninstall(PyObject *, PyObject *host) {
-  TorchLibraryHandle gone = std::exchange(installed[PyObject_IsTrue(host) == 1], nullptr);
+PyObject *ended(TorchLibraryHandle *each, PyObject *host) {
+  TorchLibraryHandle gone = std::exchange(each[PyObject_IsTrue(host) == 1], nullptr);
   if (gone) aoti_torch_delete_library_object(gone);
   Py_RETURN_NONE;
 }
+
+// uninstall(host), uninstall_fused(host): end what install() and install_fused() did for a CPU, or for CUDA.
+PyObject *uninstall(PyObject *, PyObject *host) { return ended(installed, host); }
+PyObject *uninstall_fused(PyObject *, PyObject *host) { return ended(fused_installed, host); }
 
 // pause(on): all calls are Python's while it is on.
 PyObject *pause(PyObject *, PyObject *on) {
@@ -171,8 +176,9 @@ PyMethodDef methods[] = {
     {"open", open, METH_VARARGS, nullptr},
     {"ask", ask, METH_VARARGS, nullptr},
     {"install", install, METH_VARARGS, nullptr},
-    {"install_fused", install_fused, METH_O, nullptr},
+    {"install_fused", install_fused, METH_VARARGS, nullptr},
     {"uninstall", uninstall, METH_O, nullptr},
+    {"uninstall_fused", uninstall_fused, METH_O, nullptr},
     {"pause", pause, METH_O, nullptr},
     {"program", make_program, METH_VARARGS, nullptr},
     {"replay", make_replay, METH_VARARGS, nullptr},

@@ -18,8 +18,8 @@ struct Python {
 };
 inline Python python;
 
-// The third with what follows: a sum, an activation.
-enum Operation : int { kForward, kBackward, kFused, kHostForward, kHostBackward, kOperations };
+// The fused ones with what follows: a sum, an activation.
+enum Operation : int { kForward, kBackward, kFused, kHostForward, kHostBackward, kHostFused, kOperations };
 inline bool on_host(int operation) { return operation >= kHostForward; }
 inline bool is_backward(int operation) { return operation == kBackward || operation == kHostBackward; }
 enum Source : int { kX, kW, kGrad, kBias, kResidual, kOut, kNone };
@@ -102,17 +102,25 @@ inline int64_t circumstances(bool host) {
 }
 
 struct Key {
-  std::string text;
+  static constexpr size_t kRoom = 128;
+  int64_t words[kRoom];
+  size_t count = 0;  // more than there is room for where a call has more to it than any convolution
 
-  void add(int64_t word) { text.append(reinterpret_cast<const char *>(&word), sizeof word); }
+  bool fits() const { return count <= kRoom; }
+  std::string_view text() const { return {reinterpret_cast<const char *>(words), count * sizeof *words}; }
+  void add(int64_t word) {
+    if (count < kRoom) words[count] = word;
+    ++count;
+  }
   void add(const Seen &seen) {
     add(seen.dims << 48 | static_cast<int64_t>(seen.dtype) << 32 | static_cast<int64_t>(seen.kind & 0xff) << 16 |
         (seen.index & 0xffff));
     for (int64_t axis = 0; axis < seen.dims; ++axis) add(seen.sizes[axis]), add(seen.strides[axis]);
   }
-  void add(const std::vector<int64_t> &items) {
-    add(static_cast<int64_t>(items.size()));
-    for (int64_t each : items) add(each);
+  void add(const Arguments &given, size_t at) {  // a list
+    const size_t length = given.length(at);
+    add(static_cast<int64_t>(length));
+    for (size_t place = 0; place < length; ++place) add(given.item(at, place));
   }
 };
 
@@ -120,22 +128,20 @@ struct Key {
 struct Call {
   int operation;
   const Arguments &given;
-  std::vector<Seen> seen;
+  std::optional<Seen> seen[4];
   const Seen *of[kNone + 1] = {};  // by Source
   uint64_t addresses[kNone + 1] = {};
   Key key;
   bool ok = true;
 
   Call(int operation, const Arguments &given, std::initializer_list<int> tensors) : operation(operation), given(given) {
-    key.text.reserve(512);
     key.add(operation);
-    seen.reserve(4);
     size_t at = 0;
     for (int source : tensors) {
       const bool here = given.has(at);
       key.add(here);
       if (here) {
-        const Seen &one = seen.emplace_back(given.tensor(at));
+        const Seen &one = seen[at].emplace(given.tensor(at));
         if (!(ok = ok && one.ok)) return;
         key.add(one);
         of[source] = &one;
@@ -144,11 +150,12 @@ struct Call {
       ++at;
     }
     for (; given.kinds()[at]; ++at) switch (given.kinds()[at]) {
-        case 'l': case 'm': key.add(given.items(at)); break;
+        case 'l': case 'm': key.add(given, at); break;
         case 'L': key.add(given.has(at)); break;  // sizes of the bias, which follow from the others
         case 'f': key.add(given.flag(at)); break;
         case 'i': key.add(given.integer(at)); break;
       }
+    ok = key.fits();
   }
 };
 
@@ -179,12 +186,15 @@ inline Decided found(Call &call, uint64_t &packed, Ref &kept, Missed &asked) {
   call.key.add(bits);
   const bool may_stay = (bits & 2) || call.operation == kFused || (host && frozen(call));
   call.key.add(may_stay);
-  asked = {std::move(call.key.text), weights, may_stay, true, call.operation};
-  if (!asked.by_weights && !packed_weights.empty() && packed_weights.erase(weights)) {
+  if (!call.key.fits()) return nullptr;
+  static thread_local std::string key;  // its memory is kept from call to call
+  key = call.key.text();
+  asked.weights = weights, asked.by_weights = may_stay, asked.open = true, asked.operation = call.operation;
+  if (!may_stay && !packed_weights.empty() && packed_weights.erase(weights)) {
     for (auto &each : entries) each.second.weights.erase(weights);  // an optimizer may be about to write
     return nullptr;
   }
-  auto at = entries.find(asked.key);
+  auto at = entries.find(key);
   if (at == entries.end()) return nullptr;
   Known *known = &at->second.known;
   const bool by_weights = !known->decided;
@@ -232,7 +242,7 @@ inline bool copied(const Seen &from, const std::vector<int64_t> &strides, Owned 
 
 // Run what was decided; false, with nothing in `results`, where Python has to.
 inline bool launched(const Decision &decided, const Call &call, uint64_t packed, Owned *results) {
-  const Seen &lead = call.seen.front();
+  const Seen &lead = *call.seen[0];
   void *stream = nullptr;
   if (!on_host(call.operation) && driver.current_stream(lead.index < 0 ? 0 : lead.index, &stream)) return false;
   Owned made[3];
@@ -244,8 +254,7 @@ inline bool launched(const Decision &decided, const Call &call, uint64_t packed,
     const Seen *from = call.of[each.source];
     if (!from || !copied(*from, each.strides, copies[at], addresses[each.source])) return false;
   }
-  std::vector<uint64_t> operands;
-  operands.reserve(16);
+  static thread_local std::vector<uint64_t> operands;  // its memory is kept from call to call
   for (const Step &step : decided.steps) {
     const Program &program = *step.program;
     if (!program.here()) return false;
@@ -354,7 +363,10 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
       if (!done || kept) gil.emplace(), kept.reset();
       if (!done) count(operation, *decided, -1);
     }
-    if (!done) by_python(operation, given, results, asked);
+    if (!done) {
+      if (asked.open) asked.key = call.key.text();
+      by_python(operation, given, results, asked);
+    }
   }
   for (int at = 0; at < (is_backward(operation) ? 3 : 1); ++at) {
     if (!results[at]) made(results[at], aoti_torch_new_uninitialized_tensor);
@@ -375,8 +387,9 @@ void convolution_backward(StableIValue *stack, uint64_t, uint64_t) {
 }
 
 // input, weight, bias, residual, a number of Python's for activation, stride, padding, dilation and groups
-inline void fused(StableIValue *stack, uint64_t, uint64_t) {
-  compute(kFused, stack, "ttTTi", {kX, kW, kBias, kResidual});
+template <int Operation>
+void fused(StableIValue *stack, uint64_t, uint64_t) {
+  compute(Operation, stack, "ttTTi", {kX, kW, kBias, kResidual});
 }
 
 }  // namespace launcher

@@ -1,5 +1,5 @@
-"""Converted and fused layers' plain inference on CUDA, launched below Python: ``convolution`` and ``fused_convolution``
-as the native path takes them.
+"""Converted and fused layers' plain inference on CPUs and CUDA, launched below Python: ``convolution`` and
+``fused_convolution`` as the native path takes them.
 
 That path reads no texts, and lists cost the host more than all of it, so this operator has one number for a layer's
 activation and geometry. It has a kernel there alone and no gradients: ``serves`` says whether a call is of its kind,
@@ -21,11 +21,12 @@ from .fused_operator import by_engine
 
 ALONE = "alone"
 """In the place of an activation: a convolution of which nothing is promised that ``convolution`` does not promise."""
-_KIND = "cuda"
+_HOST = {"cpu": True, "cuda": False}
+"""The devices whose calls the native path takes, and whether they are a CPU."""
 _KINDS = (torch.Tensor, torch.nn.Parameter)
 _C: Any = torch._C
-_state: dict[str, Any] = {}
-"""Whether the native path takes them, once that was asked."""
+_state: dict[str, bool] = {}
+"""By device: whether the native path takes them, once that was asked."""
 _numbers: dict[tuple[Any, ...], int] = {}
 _layers: list[tuple[Any, ...]] = []
 """By number: activation, stride, padding, dilation, groups."""
@@ -39,16 +40,17 @@ _operator = torch.ops.convdispatch.fused_native.default
 def serves(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
     """Whether a call on these is plain inference that the native path may take: nobody records it, or asks for
     gradients."""
-    if x.device.type != _KIND or torch.compiler.is_compiling():
+    kind = x.device.type
+    if kind not in _HOST or torch.compiler.is_compiling():
         return False
-    installed = _state.get(_KIND)
+    installed = _state.get(kind)
     if installed is None:
-        installed = _state[_KIND] = native.install_fused(_KIND.upper(), _missed)
+        installed = _state[kind] = native.install_fused(kind.upper(), _missed, _HOST[kind])
     if not installed or _C._len_torch_dispatch_stack() or _C._is_torch_function_mode_enabled():
         return False
     if _C._get_tracing_state() is not None or forward_ad._current_level >= 0:
         return False
-    if torch.is_autocast_enabled("cuda") or _C._functorch.peek_interpreter_stack() is not None:
+    if torch.is_autocast_enabled(kind) or _C._functorch.peek_interpreter_stack() is not None:
         return False
     learns = torch.is_grad_enabled()
     for each in (x, *others):

@@ -46,9 +46,8 @@ _settings = settings.DEFAULT
 _numbers: dict[settings.Settings, int] = {settings.DEFAULT: 0}
 """Of what ``enable`` was given so far: part of a key."""
 _FUSED, _HOST = 2, 3
-_operators: list[Any] = [None] * 5
-"""What is asked for what was not decided, in Python: on CUDA forward, backward and a fused layer, on a CPU the first
-two."""
+_operators: list[Any] = [None] * 6
+"""What is asked for what was not decided, in Python: forward, backward and a fused layer, on CUDA and on a CPU."""
 _installed_on: set[str] = set()
 
 
@@ -78,7 +77,7 @@ class Raised(BaseException):
 def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any], host: bool = False) -> bool:
     """Whether aten's operators on a dispatch key are the native path's from now on, which asks these where it must;
     ``host``: for tensors on a CPU."""
-    first = _HOST if host else 0
+    first = _HOST * host
     _operators[first : first + 2] = forward, backward
     found = _module(host)
     try:
@@ -94,15 +93,15 @@ def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any],
     return True
 
 
-def install_fused(key: str, compute: Callable[..., Any]) -> bool:
+def install_fused(key: str, compute: Callable[..., Any], host: bool) -> bool:
     """The same for the operator of fused layers, for good."""
-    _operators[_FUSED] = compute
-    found = _module(False)
+    _operators[_FUSED + _HOST * host] = compute
+    found = _module(host)
     if found is None:
         return False
     try:
         _ask(found)
-        found.install_fused(key)
+        found.install_fused(key, host)
     except RuntimeError as error:
         warnings.warn(f"fused convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
         return False
@@ -224,7 +223,8 @@ def _decision(
         bias, residual = (part == "forward" and each is not None for each in (*tensors[2:], None, None)[:2])
         sources = _SOURCES[part, transposed]
         if type(call) is HostCall:
-            sources = (*(sources[place] for place in call.places), *((_BIAS,) if bias else ()))
+            beside = (*((_BIAS,) if bias else ()), *((_RESIDUAL,) if residual else ()))
+            sources = (*(sources[place] for place in call.places), *beside)
         else:
             sources = (*sources, _BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)
         steps.append((program, sources, result, packs))

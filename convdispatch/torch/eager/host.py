@@ -72,7 +72,7 @@ class HostCall(HostProblem):
             made = self.result()
             return made, made.data_ptr()
 
-        return host_fast_path(self, address, address, make, of_bias, apart=share_cores)
+        return host_fast_path(self, address, address, make, of_bias, apart=share_cores, adds=True)
 
     def program(self, launcher: Any) -> Any:
         """The launches as the native call path takes them, made once; None for what that does not take."""
@@ -107,7 +107,7 @@ class HostCall(HostProblem):
     ) -> torch.Tensor:
         """Run; waits."""
         given: list[Any] = [x, w, y]
-        out = self._short(given, bias, constant)
+        out = self._short(given, bias, constant, residual)
         if out is not None:
             return out
         if self.empty:
@@ -115,14 +115,14 @@ class HostCall(HostProblem):
         gaps = [place for place in self.read if not given[place].is_contiguous(memory_format=self.form)]
         for place in gaps:
             given[place] = given[place].contiguous(memory_format=self.form)
-        out = self._short(given, bias, constant) if gaps else None
+        if residual is not None and not residual.is_contiguous(memory_format=self.form):
+            residual, gaps = residual.contiguous(memory_format=self.form), [*gaps, *self.read[:1]]
+        out = self._short(given, bias, constant, residual) if gaps else None
         if out is not None:
             return out
         out = given[self.written] = self.result()
         if bias is not None:
             bias = bias.contiguous()
-        if residual is not None:
-            residual = residual.contiguous(memory_format=self.form)
         self._long_ways += 1
         if self._long_ways == _OFTEN:  # not for the call or two by which a fused model is compared with its layers
             share_cores()
@@ -133,12 +133,12 @@ class HostCall(HostProblem):
         solved(self.solver)
         return out
 
-    def _short(self, given: list[Any], bias: Any, constant: Constant | None) -> torch.Tensor | None:
+    def _short(self, given: list[Any], bias: Any, constant: Constant | None, residual: Any) -> torch.Tensor | None:
         """By the fast path; None where it does not serve."""
         if self._fast_path is None:
             return None
         lead, other = self.read
-        out = self._fast_path(given[lead], given[other], None, self._queue(), bias, constant)
+        out = self._fast_path(given[lead], given[other], None, self._queue(), bias, constant, residual)
         if out is not None:
             solved(self._solver)
         return out  # type: ignore[no-any-return]

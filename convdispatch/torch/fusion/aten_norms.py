@@ -13,8 +13,8 @@ from .operator_table import operator
 from .quantized import Missing
 
 _SCORES = 16 << 20
-"""Bytes of an attention's scores, up to which they may pass through memory: PyTorch's kernel keeps parts of them in
-caches, and with 64 MB took 10.5 ms where products and a softmax took 22."""
+"""Bytes of an attention's scores, up to which they may pass through memory where no kernel of ours keeps them in
+caches: PyTorch's does, and with 64 MB took 10.5 ms where products and a softmax took 22."""
 
 
 @operator("aten.native_group_norm.default")
@@ -71,18 +71,18 @@ def _attention(
     """``softmax(q k^T * scale + mask) v`` of ``[..., places, size]``."""
     if dropout:
         raise Missing("attention with dropout")
-    if attn_mask is not None and isinstance(attn_mask, torch.Tensor) and attn_mask.dtype is torch.bool:
-        attn_mask = torch.zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
-    elif causal:
-        attn_mask = torch.full((q.shape[-2], k.shape[-2]), -torch.inf).triu(1)
-    if 4 * q.shape[-2] * k.shape[-2] > _SCORES:
-        raise Missing(f"attention of {q.shape[-2]} places to {k.shape[-2]}, whose scores no cache holds,")
-    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
     q, k, v = map(net.put, (q, k, v))
-    scores = functional.matmul(apply("x * a", x=q, a=factor), k.transpose(*range(k.ndim - 2), -1, -2))
-    if attn_mask is not None:
-        scores = apply("x + m", x=scores, m=net.put(attn_mask))
-    return (functional.matmul(functional.softmax(scores, -1), v),)
+    if not functional.is_attention_in_caches(q, k, v):
+        if 4 * q.shape[-2] * k.shape[-2] > _SCORES:
+            raise Missing(f"attention of {q.shape[-2]} places to {k.shape[-2]}, whose scores no cache holds,")
+        if causal and attn_mask is None:
+            attn_mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    if isinstance(attn_mask, torch.Tensor):
+        if attn_mask.dtype is torch.bool:
+            attn_mask = torch.zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
+        turned = net.put(attn_mask.transpose(-2, -1))  # as the kernel reads it: moved now, and at no call
+        attn_mask = turned.transpose(*range(turned.ndim - 2), -1, -2)
+    return (functional.attention(q, k, v, attn_mask, causal=causal and attn_mask is None, scale=scale),)
 
 
 @operator("aten._safe_softmax.default")
