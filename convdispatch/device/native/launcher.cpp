@@ -5,6 +5,7 @@
 
 #include "host_programs.h"
 #include "replay.h"
+#include "samples.h"
 
 namespace launcher {
 namespace {
@@ -189,6 +190,8 @@ PyMethodDef methods[] = {
     {"host_program", make_host_program, METH_VARARGS, nullptr},
     {"lend", lend, METH_VARARGS, nullptr},
     {"has_idle", has_idle, METH_VARARGS, nullptr},
+    {"pieces", make_pieces, METH_VARARGS, nullptr},
+    {"hold", pieces_hold, METH_O, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},

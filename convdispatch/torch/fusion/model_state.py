@@ -13,7 +13,7 @@ import torch
 from .. import ranks
 from ..data_reads import Reads
 from ..dispatch import engine
-from ..sampled import Sample
+from ..sampled import Sample, together
 from .python_state import PythonState
 
 __all__ = ["State", "by_layers", "served", "watched"]
@@ -48,7 +48,8 @@ class State:
         self._modules = list(model.modules()) if python is None else python.modules
         self._edges = [(m._modules, name, child) for m in self._modules for name, child in m._modules.items()]
         tables = [table for m in self._modules for table in (m._parameters, m._buffers)]
-        self._sizes = [(table, len(table)) for table in (*tables, *(m._modules for m in self._modules))]
+        self._tables = [*tables, *(m._modules for m in self._modules)]
+        self._lengths = [*map(len, self._tables)]
         self._none = [(table, name) for table in tables for name, tensor in table.items() if tensor is None]
         held = [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
         if python is not None:
@@ -58,7 +59,8 @@ class State:
         self._held = [] if self._unseen else [(*each, each[2]._version, each[2].data_ptr()) for each in held]
         # Writes through .data are not counted either, nor those of other views of the memory.
         self._reads = [] if self._unseen else [Reads(t) for _, _, t in held if isinstance(t, torch.nn.Parameter)]
-        self._samples = [] if self._unseen else [s for s in (Sample.of(tensor) for _, _, tensor in held) if s]
+        samples = [] if self._unseen else [Sample.of(tensor) for _, _, tensor in held]
+        self._samples_hold = together([sample for sample in samples if sample is not None])
         self.tensors = [tensor for _, _, tensor in held]
 
     def holds(self) -> bool:
@@ -66,14 +68,18 @@ class State:
         for table, name, child in self._edges:
             if table.get(name) is not child:
                 return False
-        if any(len(table) != size for table, size in self._sizes) or any(
-            t.get(name) is not None for t, name in self._none
-        ):
+        if [*map(len, self._tables)] != self._lengths:
             return False
+        for table, name in self._none:
+            if table.get(name) is not None:
+                return False
         for table, name, tensor, version, address in self._held:
             if table.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
                 return False
-        if any(reads.since() for reads in self._reads) or not all(sample.holds() for sample in self._samples):
+        for reads in self._reads:
+            if reads.since():
+                return False
+        if not self._samples_hold():
             return False
         return self.python is None or self.python.changed() is None
 
@@ -81,9 +87,11 @@ class State:
         """Whether layers must be called one by one: in training, for hooks, or as writes to weights are not seen."""
         if self._unseen:
             return True
-        if self.python is None and any(m.training for m in self._modules):
-            return True  # what is recorded is refused for what training does
-        return any(m._forward_pre_hooks or listeners(m) for m in self._modules)
+        trained = self.python is None  # what is recorded is refused for what training does
+        for m in self._modules:
+            if (trained and m.training) or m._forward_pre_hooks or (m._forward_hooks and listeners(m)):
+                return True
+        return False
 
     def learns(self) -> bool:
         """Whether a gradient would be asked for."""
