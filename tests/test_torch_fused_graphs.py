@@ -255,8 +255,8 @@ REFUSED = {
     "weights that change": (Remembering, {}),
     "a view of an input": (nn.Identity, {"forward": lambda self, x: (nn.Sequential.forward(self, x), x[:, :1])}),
     "draws random numbers": (nn.Identity, {"forward": lambda self, x: F.dropout(nn.Sequential.forward(self, x))}),
-    "DynamicOutputShape": (nn.Identity, {"forward": lambda self, x: nn.Sequential.forward(self, x).nonzero()}),
-    "DataDependent": (nn.Identity, {"forward": lambda self, x: x.sum().item() * nn.Sequential.forward(self, x)}),
+    "what aten.nonzero": (nn.Identity, {"forward": lambda self, x: nn.Sequential.forward(self, x).nonzero()}),
+    "asks for a value": (nn.Identity, {"forward": lambda self, x: x.sum().item() * nn.Sequential.forward(self, x)}),
     "operations, which": (functools.partial(nn.Flatten), {}),
 }
 

@@ -16,7 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -293,6 +298,10 @@ def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int
                 looking.refuse_drawn(answers)
         except Uncapturable:
             raise
+        except DynamicOutputShapeException as error:
+            raise Uncapturable(f"values decide the size of what {error.func} answers") from None
+        except DataDependentOutputException as error:
+            raise Uncapturable(f"its code asks for a value ({error.func})") from None
         except Exception as error:  # whatever the model's code raises when it asks for a value
             raise Uncapturable(f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}") from None
     if looking.operators < least:
