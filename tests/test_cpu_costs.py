@@ -83,12 +83,15 @@ def test_costs_are_of_two_cores():
 
 
 def test_memory_and_launches_are_no_faster_on_more_cores(monkeypatch):
-    """Winograd's weights that the data gradient reads across, and the second launch of a weights' gradient."""
+    """Weights that Winograd's data gradient reads across or im2col packs; the second launch of a weights' gradient."""
     monkeypatch.setenv("CONVDISPATCH_RATES", "off")
     many = dataclasses.replace(CPU, compute_units=32)
     known, solver = rates(many), Winograd(4, 3)
     large = ConvProblem.parse("bwd_data_f32_mb1ic1024ih7oc1024kh3ph1")
     assert solver.cost(large, many, next(solver.configs(large, many))) > 4 * 9 * 1024**2 / known.bandwidth
+    packed = ConvProblem.parse("mb1ic1024ih10oc1024kh3ph1")
+    config = next(each for each in Im2col().configs(packed, many) if each["gemm"]["pack_a"])
+    assert Im2col().cost(packed, many, config) > 4 * 9 * 1024**2 / known.bandwidth
     small = ConvProblem.parse("bwd_weights_f32_mb1ic16ih8oc16kh3ph1")
     assert solver.cost(small, many, next(solver.configs(small, many))) > 0.4 * known.launch
 

@@ -60,7 +60,7 @@ def test_the_sentence_names_the_rule_its_line_the_prediction_and_the_next(db):
 
 def test_a_rule_with_alternatives_and_one_for_everything(db):
     depthwise = explain(ConvProblem.parse("g16mb1ic16ih9oc16kh3"), CPU)
-    assert "registry.yaml:18 prefers costed_depthwise" in depthwise.why
+    assert "registry.yaml:19 prefers costed_depthwise" in depthwise.why
     assert "dtype float32 or float64" in depthwise.why
     few = explain(ConvProblem.parse("fwd_f16_mb1ic4ih9oc4kh3"), replace(CPU, type="accelerator"))
     assert "prefers implicitgemm.* for everything; predicted" in few.why

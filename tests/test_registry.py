@@ -267,7 +267,7 @@ def test_what_is_wrong_with_a_plugin_s_rules_costs_only_them(shipped, text, word
         ("bwd_data_mb1ic64ih28oc64kh3ph1", "costed"),
         ("bwd_weights_mb1ic192ih28oc64kh1", "costed"),
         ("bwd_data_mb1ic192ih28oc64kh1", "costed"),
-        ("mb1ic480ih1oc20kh1", "implicitgemm.pointwise"),
+        ("mb1ic480ih1oc20kh1", "products"),
         ("fwd_f16_mb1ic192ih28oc64kh1", "costed"),
         ("bwd_weights_g64mb1ic64ih28oc64kh3ph1", "costed_depthwise"),
         ("bwd_data_g64mb1ic64ih28oc64kh3ph1sh2", "costed_depthwise"),

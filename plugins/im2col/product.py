@@ -124,10 +124,8 @@ class WindowProduct:
         """
         window = self.window
         count, far = window.targets * window.k, window.targets * window.k * window.accumulator_size > CACHED
-        if gemm["swap"]:
-            return PACKED_WIDE[far] * count + LAUNCH * balance.launch
-        each = PACKED_FAR * balance.memory if far and self.flipped else PACKED[self.flipped]
-        return each * count + LAUNCH * balance.launch
+        each = PACKED_WIDE[far] if gemm["swap"] else PACKED_FAR if far and self.flipped else PACKED[self.flipped]
+        return each * (balance.memory if far else 1.0) * count + LAUNCH * balance.launch
 
     def suits(self, gemm: Mapping[str, Any]) -> bool:
         """Whether a choice of the product fits the form: rows are read as they lie, or not at all."""

@@ -29,6 +29,7 @@ def convdispatch_solvers() -> list[Solver]:
         own(f"{cpu}.flat_weights", "FlatWeights", name="implicitgemm.flat_weights", serves=cpus_only, fuses=sum_only),
         own(f"{cpu}.phases", "Phases", name="implicitgemm.phases", serves=cpus_only, fuses=whole),
         own(f"{cpu}.pointwise", "Pointwise", name="implicitgemm.pointwise", serves=cpus_only, fuses=whole),
+        own(f"{cpu}.skinny", "Skinny", name="implicitgemm.skinny", serves=cpus_only, fuses=whole),
         own(f"{cpu}.stem", "Stem", name="implicitgemm.stem", serves=cpus_only, fuses=whole),
         own(f"{cpu}.weights", "Weights", name="implicitgemm.weights", serves=cpus_only, fuses=sum_only),
         own(f"{gpu}.solver", "Tiled", name="implicitgemm.tiled", serves=gpus_only, fuses=whole),
