@@ -364,3 +364,20 @@ def test_numbers_of_another_type_are_as_the_models_own():
             whole = nn.Sequential(*layers).eval()
             with pytest.raises(RuntimeError):
                 ct.convert(whole, fuse=True)(x.double())  # answered NaN
+
+
+def test_sizes_are_given_as_tuples():
+    class Resized(nn.Module):  # as transformers' DepthAnything
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x, residual=None, size=None):
+            x = x if residual is None else x + residual
+            return self.conv(F.interpolate(x, **({"scale_factor": 2} if size is None else {"size": size})))
+
+    model, x = Resized().eval(), torch.randn(1, 3, 4, 4)
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        for others in ({}, {"size": (5, 6)}, {"size": torch.Size([6, 6])}, {"residual": x, "size": [3, 3]}):
+            assert error(fused(x, **others), model(x, **others).double()) < 1e-5

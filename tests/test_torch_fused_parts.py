@@ -199,3 +199,46 @@ def test_what_fake_tensors_refuse_is_not_logged(caplog):
         assert error(fused(x), model(x).double()) < 1e-5
     assert "form for" in str(ct.fusion(fused))
     assert not [each for each in caplog.records if each.name == "torch._subclasses.fake_tensor"]
+
+
+class Stream(nn.Module):
+    """Keeps the end of what it was given; ``how`` is what a call leaves."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.conv, self.how, self.calls, self.log = nn.Conv1d(3, 3, 3), how, 0, []
+        self.last = torch.zeros(1, 3, 2)
+
+    def forward(self, x):
+        y = self.conv(torch.cat([self.last, x], 2))
+        if self.how == "state":
+            self.last = x[:, :, -2:]
+        elif self.how == "list":
+            self.log.append(y)
+        else:
+            self.calls += 1
+            y = y * self.calls
+        return y
+
+
+@pytest.mark.parametrize("how", ["state", "list", "count"])
+def test_what_a_call_leaves_is_left_by_each(how):
+    model = nn.Sequential(Stream(how), nn.Conv1d(3, 2, 1)).eval()
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(1, 3, 8)
+            assert error(fused(x), model(x).double()) < 1e-5  # a state was zeros at each call
+
+
+def test_a_trace_that_fails_leaves_no_attribute():
+    class Fails(Stream):
+        def forward(self, x):
+            self.last = x[:, :, -2:]
+            return self.conv(x) if float(x.sum()) < 1e9 else x
+
+    model = Fails("state").eval()
+    fused, x = ct.convert(model, fuse=True), torch.randn(1, 3, 8)
+    assert type(fused.last) is torch.Tensor
+    with torch.no_grad():
+        assert error(fused(x), model(x).double()) < 1e-5
