@@ -228,7 +228,7 @@ def test_what_a_call_leaves_is_left_by_each(how):
     with torch.no_grad():
         for _ in range(3):
             x = torch.randn(1, 3, 8)
-            assert error(fused(x), model(x).double()) < 1e-5  # a state was zeros at each call
+            assert error(fused(x), model(x).double()) < 1e-5  # it counted once, while it was traced
 
 
 def test_a_trace_that_fails_leaves_no_attribute():
