@@ -1,29 +1,28 @@
 """The libraries people use, unchanged, in PyTorch: results, calls left, times, memory of each model.
 
-``python bench/libraries.py [--library L] [--only TEXT] [--device cpu] [--rows FILE] [--no-train] [--no-time]
-[--jobs N] [--compile] [--table]``
+``python bench/libraries.py [--library L] [--only TEXT] [--model LIBRARY/NAME] [--device cpu] [--rows FILE]
+[--no-train] [--no-time] [--jobs N] [--compile [SIDE ...]] [--turn FILE] [--table]``
 
-Each model is made by its own library (``library_models.py``) and runs in a process of its own with a time limit:
-plain, under ``enable()``, as ``convert(model, fuse=True)``, and with ``--compile`` by ``torch.compile`` plain and under
-``enable()``; forward, and a training step of plain and ``enable()``. PyTorch alone is timed first, as where nothing of
-this was ever imported; the other sides in turns after it. Errors are against the same model in float64. A
+Each model is made by its own library (``library_models.py``) and runs in a process of its own with a time limit: plain,
+under ``enable()``, as ``convert(model, fuse=True)``, and with ``--compile`` by ``torch.compile`` plain, under
+``enable()`` and fused; forward, and a training step of plain and ``enable()``. PyTorch alone is timed first, as where
+nothing of this was ever imported; the other sides in turns after it. Errors are against the same model in float64. A
 row of JSON is added to ``--rows`` for each; models that have a row are left out, so a run goes on where it ended, and
 with ``--again`` a model's later row adds to its earlier. With ``--no-time`` results and counts alone are taken, which
-asks for no quiet machine: ``--jobs`` of them run side by side. On a GPU ``libraries_gpu.py`` takes the times. What a
-package lacks is said.
+asks for no quiet machine: ``--jobs`` of them run side by side. With ``--turn`` a model is made ready, which takes
+minutes with ``--compile``, and waits for that file's lock to be timed. On a GPU ``libraries_gpu.py`` takes the times.
+What a package lacks is said.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import importlib.util
 import json
 import math
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -33,17 +32,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from library_times import cause, compile_table, compiled, timed
+
 SKIPPED = {
     "ultralytics": "its licence is the AGPL-3.0, which this project does not ask of whoever runs its tests; the "
     "layers of its nets (SiLU after batch norms, sums, concats, upsampling) are in the other libraries' models"
 }
 """Libraries that are left out, and why."""
+COMPILED = "compile", "compile enable", "compile fused"
 ERRORS = "error_plain", "error", "error_fused", "train_error_plain", "train_error"
-ROUNDS = 5
-SECONDS = 0.4
 
 
-def work(library: str, name: str, device: str, train: bool, compiled: bool, times: bool = True) -> dict[str, Any]:
+def work(
+    library: str,
+    name: str,
+    device: str,
+    train: bool,
+    compile_too: list[str] | None,
+    times: bool = True,
+    turn: Path | None = None,
+) -> dict[str, Any]:
     """Every side of one model."""
     os.environ.setdefault("KERAS_BACKEND", "torch")
     if times:
@@ -64,7 +72,7 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
         with torch.no_grad():
             return tensors_of(model(*args, **kwargs))
 
-    alone = timed({"alone": forward}, device) if times else {}
+    alone = timed({"alone": forward}, device) if times and turn is None else {}
     alone_train = _training(None, net, args, kwargs, tensors_of, device, times) if train else {}
     exact = exact_answer(net, args, kwargs, tensors_of)
     plain = forward()
@@ -94,29 +102,35 @@ def work(library: str, name: str, device: str, train: bool, compiled: bool, time
         sides: dict[str, Callable[[], Any]] = {"plain": forward, "enable": forward}
         if fused is not None:
             sides["fused"] = lambda: forward(fused)
-        if compiled:
-            import torch._inductor.config as inductor
-
-            inductor.freezing = True
-            both = torch.compile(net), torch.compile(copy.deepcopy(net))
-            sides["compile"] = lambda: forward(both[0])
-            sides["compile enable"] = lambda: forward(both[1])
+        if compile_too is not None:
+            made = dict(zip(COMPILED, (net, copy.deepcopy(net), fused), strict=True))
+            made = {each: made[each] for each in compile_too or made if made[each] is not None}
+            more, row["compiled"] = compiled(made, forward, ct.enable, lambda got: error(got, reference))
+            sides |= more
         if times:
-            row["ms"] = alone | timed(sides, device, {"enable": ct.enable, "compile enable": ct.enable})
+            row["ms"] = alone | timed(sides, device, {"enable": ct.enable, "compile enable": ct.enable}, turn)
         if train:
             row |= _training(ct, net, args, kwargs, tensors_of, device, times, alone_train)
     row["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return row
 
 
-def cause(failure: Exception) -> str:
-    """An error in a line."""
-    return f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0][:200]}"
-
-
 def settle(net: Any, args: Any, kwargs: Any) -> None:
-    """Give batch norms the statistics of their inputs: deep nets of new ones answer their last bias alone."""
+    """Give batch norms the statistics of their inputs: deep nets of new ones answer their last bias alone. Spread a
+    detector's scores: new layers score all boxes alike, so that roundings choose among them."""
     import torch
+    from library_models import scoring
+
+    scored = set()
+
+    def spread(layer: Any, given: Any, answer: Any) -> Any:
+        if layer in scored:  # by the first pyramid level, which has most boxes
+            return answer
+        scored.add(layer)
+        scale, mean = 2 / answer.std(), answer.mean()
+        layer.weight.mul_(scale)
+        layer.bias.sub_(mean).mul_(scale).sub_(4)
+        return (answer - mean) * scale - 4
 
     def measure(norm: Any, given: Any) -> None:
         axes = [axis for axis in range(given[0].ndim) if axis != 1]
@@ -126,6 +140,7 @@ def settle(net: Any, args: Any, kwargs: Any) -> None:
 
     norms = [n for n in net.modules() if isinstance(n, torch.nn.modules.batchnorm._BatchNorm) and n.track_running_stats]
     hooks = [norm.register_forward_pre_hook(measure) for norm in norms]
+    hooks += [layer.register_forward_hook(spread) for layer in scoring(net)]
     with torch.no_grad():
         net(*args, **kwargs)
     for hook in hooks:
@@ -205,53 +220,12 @@ def _training(
     return found
 
 
-def timed(
-    sides: dict[str, Callable[[], Any]], device: str, within: dict[str, Callable[[], Any]] | None = None
-) -> dict[str, float]:
-    """Median milliseconds of each side, in turns; a side that fails is left out.
-
-    ``within`` are contexts in which sides run, as ``enable()``: entered once a turn and not timed, as a script enters
-    it once.
-    """
-    import torch
-
-    def context(name: str) -> Any:
-        return (within or {}).get(name, contextlib.nullcontext)()
-
-    def wait() -> None:
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-
-    samples: dict[str, list[float]] = {}
-    for name, run in list(sides.items()):
-        try:
-            with context(name):
-                run()
-                run()
-            samples[name] = []
-        except Exception as failure:
-            print(f"{name}: {cause(failure)}", file=sys.stderr)
-    for _ in range(ROUNDS):
-        for name, found in samples.items():
-            least = math.inf
-            with context(name):
-                sides[name]()
-                sides[name]()
-                until = time.perf_counter() + SECONDS / ROUNDS
-                while least == math.inf or time.perf_counter() < until:
-                    wait()
-                    begin = time.perf_counter()
-                    sides[name]()
-                    wait()
-                    least = min(least, time.perf_counter() - begin)
-            found.append(least)
-    return {name: 1e3 * statistics.median(found) for name, found in samples.items()}
-
-
 def run(library: str, name: str, given: Any) -> dict[str, Any]:
     """A model's row, by a child."""
     words = [sys.executable, __file__, "--work", library, name, "--device", given.device]
-    words += ["--no-train"] * given.no_train + ["--compile"] * given.compile + ["--no-time"] * given.no_time
+    words += ["--turn", str(given.turn)] if given.turn else []
+    words += ["--no-train"] * given.no_train + ["--no-time"] * given.no_time
+    words += [] if given.compile is None else ["--compile", *given.compile]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=given.limit)
     except subprocess.TimeoutExpired:
@@ -328,33 +302,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", action="append")
     parser.add_argument("--only", default="", help="models whose names hold this text")
+    parser.add_argument("--model", action="append", help="as torchvision/resnet50, may repeat")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rows", type=Path, default=Path("libraries.jsonl"))
     parser.add_argument("--limit", type=float, default=240, help="seconds for a model")
     parser.add_argument("--no-train", action="store_true")
     parser.add_argument("--no-time", action="store_true", help="results and counts alone")
     parser.add_argument("--jobs", type=int, default=1, help="models side by side, with --no-time")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", nargs="*", choices=COMPILED, help="all of these where none is named")
+    parser.add_argument("--turn", type=Path, help="a file; a model that is ready waits for its lock to be timed")
     parser.add_argument("--again", action="store_true", help="models that have a row, too")
-    parser.add_argument("--table", action="store_true", help="print the rows; with --no-time without times")
+    parser.add_argument(
+        "--table", action="store_true", help="print the rows; with --no-time without times, with --compile beside it"
+    )
     parser.add_argument("--work", nargs=2)
     given = parser.parse_args()
     if given.work:
         print(
-            json.dumps(work(*given.work, given.device, not given.no_train, given.compile, not given.no_time)),
+            json.dumps(
+                work(*given.work, given.device, not given.no_train, given.compile, not given.no_time, given.turn)
+            ),
             flush=True,
         )
         return
     recorded = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
     latest = {(row["library"], row["model"], row["device"]): row for row in recorded}
     if given.table:
-        shown = results_table if given.no_time else table
+        shown = compile_table if given.compile is not None else results_table if given.no_time else table
         print(shown([row for row in latest.values() if row["device"] == given.device]))
         return
     from library_models import LIBRARIES
 
-    if given.jobs > 1 and not given.no_time:
-        parser.error("--jobs goes with --no-time: models that run side by side have no times")
+    if given.jobs > 1 and not (given.no_time or given.turn):
+        parser.error("--jobs goes with --no-time or --turn: models that run side by side have no times")
+    if given.turn and not given.no_train:
+        parser.error("--turn goes with --no-train: a step's times would be taken outside of the turn")
 
     def one(library: str, name: str) -> None:
         row = {"library": library, "model": name, "device": given.device} | run(library, name, given)
@@ -376,7 +358,8 @@ def main() -> None:
                 print(f"{library} is not installed: pip install {library}")
                 continue
             for name in models:
-                if given.only in name and ((library, name, given.device) not in latest or given.again):
+                asked = given.only in name and (not given.model or f"{library}/{name}" in given.model)
+                if asked and ((library, name, given.device) not in latest or given.again):
                     pool.submit(one, library, name)
 
 

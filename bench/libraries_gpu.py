@@ -29,7 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from libraries import cause, convolutions, error, exact_answer, settle, timed
+from libraries import convolutions, error, exact_answer, settle
+from library_times import cause, timed
 
 MODELS = (
     "torchvision/resnet50",

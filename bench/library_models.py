@@ -7,11 +7,12 @@ but for diffusers' and transformers', whose configurations are small; pictures a
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import torch
 
-__all__ = ["LIBRARIES", "tensors_of"]
+__all__ = ["LIBRARIES", "scoring", "tensors_of"]
 
 
 def picture(size: int, batch: int = 1, channels: int = 3) -> torch.Tensor:
@@ -49,7 +50,11 @@ def _torchvision(name: str) -> Any:
         return models.get_model(name, weights=None, weights_backbone=None, num_classes=21), (picture(128),), {}
     if name in _DETECTORS.split():
         _suppress()
-        net = models.get_model(name, weights=None, weights_backbone=None)
+        if name.startswith("retinanet"):
+            more = {"min_size": 192, "max_size": 256}
+        if not name.startswith("fasterrcnn"):  # few of few, or roundings change which ones are found
+            more |= {"num_classes": 5, "detections_per_img": 20}
+        net = models.get_model(name, weights=None, weights_backbone=None, **more)
         return net, ([picture(200)[0], picture(160)[0]],), {}
     if name in ("r3d_18", "mc3_18", "r2plus1d_18", "swin3d_t"):
         clip = torch.randn(1, 3, 8, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -59,6 +64,12 @@ def _torchvision(name: str) -> Any:
     if name in ("googlenet", "inception_v3"):
         more = {"init_weights": True, "aux_logits": False} if name == "googlenet" else {"init_weights": False}
     return models.get_model(name, weights=None, **more), (picture(_SIZES.get(name, 128), 2),), {}
+
+
+def scoring(net: torch.nn.Module) -> list[torch.nn.Module]:
+    """A detector's layers that score boxes."""
+    layer = re.compile(r"(cls_logits|cls_score|classification_head\.module_list\.\d+\.1)$")
+    return [module for name, module in net.named_modules() if layer.search(name)]
 
 
 def _suppress() -> None:

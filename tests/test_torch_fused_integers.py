@@ -148,7 +148,7 @@ def test_places_are_no_numbers(body, why):
         (lambda m, x, words: m.last(m.conv(x)) * words[:, None], "meets numbers"),
         (lambda m, x, words: (m.last(m.conv(x)), words.view(-1)), "a view of an input"),
         (lambda m, x, words: (m.last(m.conv(x)), words.add_(1).sum())[:1], "writes to an input"),
-        (lambda m, x, words: m.last(m.conv(x)) if words.sum() > 3 else m.conv(x), "DataDependent"),
+        (lambda m, x, words: m.last(m.conv(x)) if words.sum() > 3 else m.conv(x), "asks for a value"),
     ],
 )
 def test_integers_that_a_form_cannot_take(body, why):

@@ -167,3 +167,42 @@ def test_what_needs_no_opening_is_as_it_was():
     assert opened(lambda: (x, 1, None))[0] is x
     assert opened(lambda: cache) is cache
     assert type(opened(lambda: (Cache(), 1))[0]).__name__ == "_Opened"
+
+
+def marks(m, x):
+    """As Keras's softmax marks its answer with the logits that it was made of."""
+    logits = m.last(m.conv(x))
+    logits.mask = None
+    y = logits.softmax(1)
+    y.logits, y.words = logits, {"of": [logits * 2, 3]}
+    return y
+
+
+def test_attributes_of_tensors_are_given_again():
+    net = Net(marks).eval()
+    fused, seen = ct.convert(net, fuse=True), []
+    for seed in range(3):
+        with torch.no_grad():
+            got, wanted = fused(picture(seed)), net(picture(seed))
+        assert vars(got).keys() == vars(wanted).keys() == {"logits", "words"}
+        assert vars(got.logits) == {"mask": None}
+        assert got.words["of"][1] == 3
+        for one, other in ((got, wanted), (got.logits, wanted.logits), (got.words["of"][0], wanted.words["of"][0])):
+            assert error(one, other) < 1e-5
+        seen += [got, got.logits, got.words, got.words["of"]]
+    assert len({id(each) for each in seen}) == len(seen)
+    form = ct.fusion(fused).forms["the model, 1x3x6x6"]
+    assert "2 convolutions" in form, form
+
+
+def test_an_attribute_that_cannot_be_given_again():
+    def body(m, x):
+        y = m.last(m.conv(x))
+        y.of = m.own
+        return y
+
+    net = Net(body).eval()
+    fused = ct.convert(net, fuse=True)
+    with torch.no_grad():
+        assert fused(picture()).of is fused.own
+    assert "attributes of Python's" in ct.fusion(fused).forms["the model, 1x3x6x6"]

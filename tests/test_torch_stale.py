@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 from torch_checks import error  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch.torch.sampled import Sample  # noqa: E402
+from convdispatch.torch.sampled import Sample, together  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("counted")
 nn = torch.nn
@@ -263,11 +263,36 @@ def test_what_a_sample_sees(shape, dtype):
         for name, write in SEEN.items():
             sample = Sample.of(w)
             assert sample.holds()
+            assert sample._holds()
             write(w, flat)
             assert not sample.holds(), name
+            assert not sample._holds(), name
         flat.zero_()
         assert Sample.of(w).holds()
     assert Sample.of(torch.randn(8, 8, 8)[:, ::2]) is None
+
+
+def test_the_native_sample_is_pythons():
+    """Each element of a tensor by itself; and samples together see what one of them sees."""
+    torch.manual_seed(2)
+    w, others = torch.randn(16, 17, 3, 3), [torch.randn(5), torch.randn(3000)]
+    sample, flat, seen = Sample.of(w), w.view(-1), 0
+    joined = together([Sample.of(others[0]), sample, Sample.of(others[1])])
+    assert joined()
+    for at in range(flat.numel()):
+        before = float(flat[at])
+        flat[at] = before + 1
+        held = sample._holds()
+        assert sample.holds() is held
+        assert joined() is held
+        seen += not held
+        flat[at] = before
+    assert joined()
+    assert 16 * 48 <= seen <= 16 * 60  # about 50 runs, and extremes
+    others[1] += 1
+    assert sample.holds()
+    assert not joined()
+    assert together([])()
 
 
 def test_reads_of_data_are_seen_without_looking_at_memory():

@@ -5,6 +5,8 @@
 
 #include "host_programs.h"
 #include "replay.h"
+#include "same_items.h"
+#include "samples.h"
 
 namespace launcher {
 namespace {
@@ -189,10 +191,14 @@ PyMethodDef methods[] = {
     {"host_program", make_host_program, METH_VARARGS, nullptr},
     {"lend", lend, METH_VARARGS, nullptr},
     {"has_idle", has_idle, METH_VARARGS, nullptr},
+    {"pieces", make_pieces, METH_VARARGS, nullptr},
+    {"hold", pieces_hold, METH_O, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},
     {"launches", launches, METH_NOARGS, nullptr},
+    {"same_items", same_items, METH_VARARGS, nullptr},
+    {"same_names", same_names, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,7 +1,8 @@
 """Objects that a model answers, as transformers' caches of keys and values: opened to what is in them.
 
 An object of plain Python that a call made, and that nobody but its answer knows, is its class and its fields. So a
-record may answer another one of the same class, with fields of the same names that hold its own tensors.
+record may answer another one of the same class, with fields of the same names that hold its own tensors. So it may of
+a tensor that has attributes, as Keras gives one the logits that it was made of.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatten
 
-__all__ = ["opened"]
+__all__ = ["attributes", "marks", "opened"]
 
 _LEAVES = (torch.Tensor, bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 _FIXED = (type, types.FunctionType, types.BuiltinFunctionType)
@@ -49,19 +50,53 @@ def _object(values: Any, context: Any) -> Any:
 register_pytree_node(_Opened, _flatten, _object)
 
 
+class _Marked:
+    """A tensor and what attributes hold that somebody gave it; as a pytree's node it gives them to another tensor."""
+
+    def __init__(self, tensor: torch.Tensor, fields: dict[str, Any]) -> None:
+        self.tensor, self.fields = tensor, fields
+
+
+def _tensor(values: Any, names: Any) -> Any:
+    tensor, *fields = values
+    vars(tensor).update(zip(names, fields, strict=True))
+    return tensor
+
+
+register_pytree_node(_Marked, lambda marked: ([marked.tensor, *marked.fields.values()], tuple(marked.fields)), _tensor)
+
+
+def marks(x: torch.Tensor) -> set[str]:
+    """Attributes that somebody gave a tensor; those for torch.compile, as caches have, say nothing to eager code."""
+    return {name for name in vars(x) if not name.startswith("_dynamo_")}
+
+
+def attributes(answer: Any) -> dict[int, set[str]]:
+    """By the id of a tensor, its attributes that an ``opened`` answer gives."""
+    found = tree_flatten(answer, is_leaf=lambda each: isinstance(each, _Marked))[0]
+    given = {id(each.tensor): set(each.fields) for each in found if isinstance(each, _Marked)}
+    for each in found:
+        if isinstance(each, _Marked):
+            for field in each.fields.values():
+                given |= attributes(field)
+    return given
+
+
 class _Unknown(Exception):
     """An object stays what it is."""
 
 
-def opened(call: Callable[[], Any]) -> Any:
-    """What ``call()`` answers, where objects that nobody else knows are nodes of a pytree: ``tree_unflatten`` makes
-    objects of their kind again. Others stay, and are leaves."""
+def opened(call: Callable[[], Any], like: torch.Tensor | None = None) -> Any:
+    """What ``call()`` answers, where objects that nobody else knows are nodes of a pytree, and tensors with attributes:
+    ``tree_unflatten`` makes objects of their kind again. Others stay, and are leaves. Attributes that ``like`` has
+    are nobody's, as those of fake tensors."""
     leaves, spec = tree_flatten(call())  # the answer itself is gone then, unless somebody keeps it
-    if all(isinstance(each, _LEAVES) for each in leaves):
+    own = set() if like is None else marks(like)
+    if all(isinstance(each, _LEAVES) and not (isinstance(each, torch.Tensor) and marks(each) - own) for each in leaves):
         return tree_unflatten(leaves, spec)
     found: list[Any] = []
     try:
-        values = [_open(each, found, _DEPTH) for each in leaves]
+        values = [_open(each, found, _DEPTH, own) for each in leaves]
     except _Unknown:
         return tree_unflatten(leaves, spec)
     if any(count != _ALONE for count in _references(found)):
@@ -69,20 +104,24 @@ def opened(call: Callable[[], Any]) -> Any:
     return tree_unflatten(values, spec)
 
 
-def _open(value: Any, found: list[Any], depth: int) -> Any:
+def _open(value: Any, found: list[Any], depth: int, own: set[str]) -> Any:
     """A value with its objects opened; they, and lists and dicts in them, are added to ``found``."""
-    if isinstance(value, _LEAVES):
+    given = marks(value) - own if isinstance(value, torch.Tensor) else ()
+    if isinstance(value, _LEAVES) and not given:
         return value
     if not depth or any(each is value for each in found):  # what is reached twice would be made twice
         raise _Unknown
+    if given:
+        fields = {name: each for name, each in vars(value).items() if name in given}
+        return _Marked(value, {name: _open(each, found, depth - 1, own) for name, each in fields.items()})
     kind = type(value)
     if kind is tuple:
-        return tuple(_open(each, found, depth - 1) for each in value)
+        return tuple(_open(each, found, depth - 1, own) for each in value)
     found.append(value)
     if kind is list:
-        return [_open(each, found, depth - 1) for each in value]
+        return [_open(each, found, depth - 1, own) for each in value]
     if kind is dict and all(type(key) in (str, int) for key in value):
-        return {key: _open(each, found, depth - 1) for key, each in value.items()}
+        return {key: _open(each, found, depth - 1, own) for key, each in value.items()}
     if not _is_plain(value):
         raise _Unknown
     found.append(vars(value))
@@ -90,7 +129,7 @@ def _open(value: Any, found: list[Any], depth: int) -> Any:
     return _Opened(
         kind,
         fixed,
-        {name: _open(each, found, depth - 1) for name, each in vars(value).items() if name not in fixed},
+        {name: _open(each, found, depth - 1, own) for name, each in vars(value).items() if name not in fixed},
     )
 
 

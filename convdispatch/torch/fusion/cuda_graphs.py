@@ -16,7 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -26,6 +31,8 @@ from ...selection import dispatch
 from .. import counting
 from ..dispatch import engine
 from ..weights import promise
+from .answers import attributes, marks
+from .model_state import unlogged
 from .tracing import written
 
 __all__ = [
@@ -280,26 +287,27 @@ def _attends_to_all(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> b
     return False
 
 
-def marks(x: torch.Tensor) -> set[str]:
-    """Attributes that somebody gave a tensor; those for torch.compile, as caches have, say nothing to eager code."""
-    return {name for name in vars(x) if not name.startswith("_dynamo_")}
-
-
 def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int = 0) -> None:
     """Run on fake tensors. Raises Uncapturable, also for fewer operations than ``least``."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with unlogged(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         inputs = [mode.from_tensor(x) for x in leaves]
         memory = {x.untyped_storage()._cdata for x in inputs}
         try:
             with _Looking(leaves[0].device, memory) as looking:
-                answers = tree_leaves(forward(*inputs))
+                answer = forward(*inputs)
+                answers = tree_leaves(answer)
                 looking.refuse_drawn(answers)
         except Uncapturable:
             raise
+        except DynamicOutputShapeException as error:
+            raise Uncapturable(f"values decide the size of what {error.func} answers") from None
+        except DataDependentOutputException as error:
+            raise Uncapturable(f"its code asks for a value ({error.func})") from None
         except Exception as error:  # whatever the model's code raises when it asks for a value
             raise Uncapturable(f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}") from None
     if looking.operators < least:
         raise TooSmall(f"it has {looking.operators} operations, which a graph hardly helps")
+    given = attributes(answer)
     for each in answers:
         if not isinstance(each, torch.Tensor | _CONSTANTS):
             raise Uncapturable(f"it answers a {type(each).__name__}")
@@ -307,7 +315,7 @@ def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int
             continue
         if not isinstance(each, FakeTensor) or each.untyped_storage()._cdata in memory:
             raise Uncapturable("it answers a view of an input or a part of the model")
-        if marks(each) - marks(inputs[0]):
+        if marks(each) - marks(inputs[0]) - given.get(id(each), set()):
             raise Uncapturable("it answers a tensor with attributes of Python's")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import operator
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,17 +15,19 @@ import torch
 from .. import ranks
 from ..data_reads import Reads
 from ..dispatch import engine
-from ..sampled import Sample
+from ..sampled import Sample, together
 from .python_state import PythonState
 
-__all__ = ["State", "by_layers", "served", "watched"]
+__all__ = ["State", "by_layers", "served", "unlogged", "watched"]
 
 _C: Any = torch._C
+_version = operator.attrgetter("_version")
 _COLLECTING = "transformers.utils.output_capturing"
 
 
 class _Asked(threading.local):
     for_layers = 0
+    unlogged = 0
 
 
 _asked = _Asked()
@@ -39,6 +43,26 @@ def by_layers() -> Iterator[None]:
         _asked.for_layers -= 1
 
 
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """While it lasts, PyTorch logs no operator of this thread's that raises on fake tensors, with its traceback: that a
+    model asks for values is what is looked for."""
+    if _silent not in _fakes.filters:
+        _fakes.addFilter(_silent)
+    _asked.unlogged += 1
+    try:
+        yield
+    finally:
+        _asked.unlogged -= 1
+
+
+_fakes = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def _silent(record: logging.LogRecord) -> bool:
+    return not _asked.unlogged
+
+
 class State:
     """A model's layers and weights as they were."""
 
@@ -46,34 +70,37 @@ class State:
         """With ``python``, also what its code may read beside, and the parts and tensors that are there."""
         self.python = python
         self._modules = list(model.modules()) if python is None else python.modules
-        self._edges = [(m._modules, name, child) for m in self._modules for name, child in m._modules.items()]
+        edges = [(m._modules, name, child) for m in self._modules for name, child in m._modules.items()]
         tables = [table for m in self._modules for table in (m._parameters, m._buffers)]
-        self._sizes = [(table, len(table)) for table in (*tables, *(m._modules for m in self._modules))]
-        self._none = [(table, name) for table in tables for name, tensor in table.items() if tensor is None]
+        self._sized = [*tables, *(m._modules for m in self._modules)]
+        self._sizes = list(map(len, self._sized))
+        nones = [(table, name, None) for table in tables for name, tensor in table.items() if tensor is None]
         held = [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
         if python is not None:
             held += [({0: tensor}, 0, tensor) for tensor in python.tensors]
         # Tensors made in inference mode do not count the writes to them.
         self._unseen = any(tensor.is_inference() for _, _, tensor in held)
-        self._held = [] if self._unseen else [(*each, each[2]._version, each[2].data_ptr()) for each in held]
+        self._tables, self._names, self._parts = zip(*edges, *nones, *held) if edges or nones or held else ((),) * 3
         # Writes through .data are not counted either, nor those of other views of the memory.
         self._reads = [] if self._unseen else [Reads(t) for _, _, t in held if isinstance(t, torch.nn.Parameter)]
-        self._samples = [] if self._unseen else [s for s in (Sample.of(tensor) for _, _, tensor in held) if s]
+        samples = [] if self._unseen else [Sample.of(tensor) for _, _, tensor in held]
+        self._samples_hold = together([sample for sample in samples if sample is not None])
         self.tensors = [tensor for _, _, tensor in held]
+        self._seen = [] if self._unseen else self.tensors
+        self._memory = self._versions_and_addresses()
+
+    def _versions_and_addresses(self) -> list[int]:
+        return [*map(_version, self._seen), *map(torch.Tensor.data_ptr, self._seen)]
 
     def holds(self) -> bool:
         """Whether all is as it was."""
-        for table, name, child in self._edges:
-            if table.get(name) is not child:
-                return False
-        if any(len(table) != size for table, size in self._sizes) or any(
-            t.get(name) is not None for t, name in self._none
-        ):
+        if list(map(len, self._sized)) != self._sizes:
             return False
-        for table, name, tensor, version, address in self._held:
-            if table.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
-                return False
-        if any(reads.since() for reads in self._reads) or not all(sample.holds() for sample in self._samples):
+        if not all(map(operator.is_, map(dict.get, self._tables, self._names), self._parts)):
+            return False
+        if self._versions_and_addresses() != self._memory:
+            return False
+        if any(reads.since() for reads in self._reads) or not self._samples_hold():
             return False
         return self.python is None or self.python.changed() is None
 
@@ -81,9 +108,11 @@ class State:
         """Whether layers must be called one by one: in training, for hooks, or as writes to weights are not seen."""
         if self._unseen:
             return True
-        if self.python is None and any(m.training for m in self._modules):
-            return True  # what is recorded is refused for what training does
-        return any(m._forward_pre_hooks or listeners(m) for m in self._modules)
+        trained = self.python is None  # what is recorded is refused for what training does
+        for m in self._modules:
+            if (trained and m.training) or m._forward_pre_hooks or (m._forward_hooks and listeners(m)):
+                return True
+        return False
 
     def learns(self) -> bool:
         """Whether a gradient would be asked for."""

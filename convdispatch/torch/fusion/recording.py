@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from . import cuda_graphs
-from .answers import opened
+from .answers import marks, opened
 from .forms import Forms
 from .model_state import State, by_layers, served, watched
 from .python_state import PythonState, drawn_numbers, drawn_since
@@ -147,7 +147,7 @@ class Records(Forms):
         held: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                if cuda_graphs.marks(leaf):  # fake tensors have none
+                if marks(leaf):  # fake tensors have none
                     return None
                 place = next((place for place, each in enumerate(tensors) if each is leaf), len(tensors))
                 if place == len(tensors):
@@ -199,7 +199,7 @@ class Records(Forms):
             given = spec.arguments(tensors)
             call = functools.partial(self._model, *given[0], **given[1])
             with by_layers():
-                answer = opened(call) if spec.opens else call()
+                answer = opened(call, tensors[0]) if spec.opens else call()
             leaves, same = tree_flatten(given)
             if same != spec.spec or not all(map(operator.is_, leaves, spec.flat(tensors))):
                 raise cuda_graphs.Uncapturable("it writes to a list or a dictionary that it is given")
@@ -228,7 +228,7 @@ class Records(Forms):
         if not isinstance(made, str):
             self._records += 1
             own, structure = tree_flatten(forward(*inputs))
-            got, same = tree_flatten(opened(functools.partial(made, *inputs)))
+            got, same = tree_flatten(opened(functools.partial(made, *inputs), inputs[0]))
             if structure != same or not _alike(own, got):
                 return "its record answers other numbers than a call"
         return made
