@@ -206,3 +206,27 @@ def test_an_attribute_that_cannot_be_given_again():
     with torch.no_grad():
         assert fused(picture()).of is fused.own
     assert "attributes of Python's" in ct.fusion(fused).forms["the model, 1x3x6x6"]
+
+
+def test_a_call_that_is_given_an_object_says_why_it_is_not_recorded():
+    def body(m, x, cache=None, by=1.0):
+        y = m.last(m.conv(x)) * by
+        return y if cache is None else y + cache.layers[0].update(m.conv(x)).mean()
+
+    net = Net(body).eval()
+    fused = ct.convert(net, fuse=True)
+    mine, theirs = Cache(Layer()), Cache(Layer())
+    with torch.no_grad():
+        for seed in range(3):
+            assert error(fused(picture(seed), mine), net(picture(seed), theirs)) < 1e-5
+        for by in range(5):
+            fused(picture(), None, 0.5 + by)
+        marked = picture()
+        marked.mark = 1
+        fused(marked)
+    assert mine.size() == theirs.size()  # its owner's, and written at each call
+    said = {shapes: form for shapes, form in ct.fusion(fused).forms.items() if shapes.startswith("the model, 1x3x6x6, given")}
+    assert len(said) == 3, ct.fusion(fused)
+    assert "may change such an object" in said["the model, 1x3x6x6, given a Cache"]
+    assert "2 values" in said["the model, 1x3x6x6, given other numbers"]
+    assert "it runs by layers" in said["the model, 1x3x6x6, given a tensor with attributes of Python's"]
