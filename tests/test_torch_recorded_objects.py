@@ -225,8 +225,33 @@ def test_a_call_that_is_given_an_object_says_why_it_is_not_recorded():
         marked.mark = 1
         fused(marked)
     assert mine.size() == theirs.size()  # its owner's, and written at each call
-    said = {shapes: form for shapes, form in ct.fusion(fused).forms.items() if shapes.startswith("the model, 1x3x6x6, given")}
+    forms = ct.fusion(fused).forms.items()
+    said = {shapes: form for shapes, form in forms if shapes.startswith("the model, 1x3x6x6, given")}
     assert len(said) == 3, ct.fusion(fused)
     assert "may change such an object" in said["the model, 1x3x6x6, given a Cache"]
     assert "2 values" in said["the model, 1x3x6x6, given other numbers"]
     assert "it runs by layers" in said["the model, 1x3x6x6, given a tensor with attributes of Python's"]
+
+
+def sharing(m, x):
+    y = m.last(m.conv(x))
+    first, second = y.permute(0, 2, 3, 1).chunk(2, -1)
+    more = {"again": second, "other": y.mul(2), "flat": m.conv(x)[:, 1]}
+    return {"first": first, "second": second, "row": first[:, 0], **more}
+
+
+def test_answers_that_share_memory_share_it():
+    net = Net(sharing).eval()
+    fused = ct.convert(net, fuse=True)
+    for seed in range(3):
+        with torch.no_grad():
+            got, wanted = fused(picture(seed)), net(picture(seed))
+            for answer in (got, wanted):
+                answer["first"].mul_(2)
+                answer["second"][:, 1:3] = 3.0
+                answer["row"] += 1
+        assert got["again"] is got["second"]
+        for name in wanted:
+            assert error(got[name], wanted[name]) < 1e-5
+    form = ct.fusion(fused).forms["the model, 1x3x6x6"]
+    assert "3 convolutions" in form, form

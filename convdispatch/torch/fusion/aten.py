@@ -17,6 +17,7 @@ from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
+from .answers import Views
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
@@ -112,8 +113,12 @@ class _Net:
                 raise Missing(f"{name} makes something else than {dtype}")
         self._prologue.finish(self.root, self._constants, dtype)
         asked = (a for a in self._answers if isinstance(a, torch.fx.Node) and a.op != "placeholder")
-        computed = (each for each in asked if each not in self._prologue)
-        self._computed = {node: place for place, node in enumerate(dict.fromkeys(computed))}
+        computed = list(dict.fromkeys(each for each in asked if each not in self._prologue))
+        try:
+            self._views = Views([each for each in computed if each not in self._constants])
+        except (RuntimeError, ValueError) as error:
+            raise Missing(f"answers share memory, and do not lie here as there ({error})") from None
+        self._computed = {node: place for place, node in enumerate(dict.fromkeys(map(self._views.root, computed)))}
         if not self._computed or any(each in self._constants for each in self._computed):
             raise Missing("the model answers no tensor that it computes, or one that is the same for all inputs")
 
@@ -142,10 +147,12 @@ class _Net:
     def whole(self, computed: Sequence[Any], given: dict[torch.fx.Node, torch.Tensor]) -> Any:
         """What the model answers, of what is computed and given; an answer that is an input is that very one."""
 
+        known = {node: computed[place] for node, place in self._computed.items()}
+
         def value(answer: Any) -> Any:
             if not isinstance(answer, torch.fx.Node):
                 return answer
-            return computed[self._computed[answer]] if answer in self._computed else given[answer]
+            return self._views(answer, known) if self._views.root(answer) in known else given[answer]
 
         return tree_unflatten([value(each) for each in self._answers], self._structure)
 

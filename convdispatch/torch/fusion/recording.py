@@ -168,8 +168,8 @@ class Records(Forms):
             elif isinstance(leaf, _PLAIN):
                 held.append((type(leaf), leaf) if leaf or not isinstance(leaf, float) else (float, leaf, str(leaf)))
             else:
-                kind = type(leaf).__name__
-                return self._not_recorded(f"given a {kind}: it runs by layers, for a call may change such an object", leaves)
+                why = f"given a {type(leaf).__name__}: it runs by layers, for a call may change such an object"
+                return self._not_recorded(why, leaves)
         if not tensors or any(x.requires_grad for x in tensors):
             return None
         on_gpu = tensors[0].device.type == cuda_graphs.DEVICE
