@@ -302,3 +302,82 @@ def test_what_is_computed_of_buffers_is_traced():
             assert error(fused(x), model.double()(x.double())) < 1e-5
             model.float()[1].variance.mul_(2)
             fused.get_buffer("1.variance").mul_(2)
+
+
+def test_answers_lie_in_memory_as_the_models_own():
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)]
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(*layers)
+
+        def forward(self, x):
+            y = self.layers(x)
+            return y, y.flatten(2).transpose(1, 2), y.mean((2, 3))
+
+    model, x = Both().eval(), torch.randn(2, 3, 6, 7)
+    last = x.contiguous(memory_format=torch.channels_last)
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        for given in (x, last, x, last):
+            for got, wanted in zip(fused(given), model(given), strict=True):
+                assert error(got, wanted.double()) < 1e-5
+                assert got.stride() == wanted.stride()
+        model.to(memory_format=torch.channels_last)
+        assert ct.convert(model, fuse=True)(x)[0].stride() == model(x)[0].stride() == (80, 1, 20, 4)
+    assert len(fused.forms._made) == 2  # one for each format
+
+
+def test_an_answer_whose_format_is_not_known_is_contiguous():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 3, 3, padding=1)
+
+        def forward(self, x):
+            return self.two(torch.relu(x.contiguous() + self.one(x)))  # the first operand's format
+
+    model, x = Sum().eval(), torch.randn(1, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        assert ct.convert(model, fuse=True)(x).stride() == model(x).stride() == (108, 36, 6, 1)
+
+
+def test_numbers_of_another_type_are_as_the_models_own():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+            self.register_buffer("factor", torch.tensor(3.0, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.last((self.conv(x) * self.factor).mean((2, 3)))
+
+    model, x = Scaled().eval(), torch.randn(2, 3, 6, 6)
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        assert error(fused(x), model(x).double()) < 1e-5
+        assert fused(x).dtype == model(x).dtype == torch.float32
+        assert "convolutions" in str(fused.forms.found())
+        flat = [nn.Flatten(), nn.Linear(108, 4), nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 1)]
+        for layers in ([model.conv], flat):
+            whole = nn.Sequential(*layers).eval()
+            with pytest.raises(RuntimeError):
+                ct.convert(whole, fuse=True)(x.double())  # answered NaN
+
+
+def test_sizes_are_given_as_tuples():
+    class Resized(nn.Module):  # as transformers' DepthAnything
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x, residual=None, size=None):
+            x = x if residual is None else x + residual
+            return self.conv(F.interpolate(x, **({"scale_factor": 2} if size is None else {"size": size})))
+
+    model, x = Resized().eval(), torch.randn(1, 3, 4, 4)
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        for others in ({}, {"size": (5, 6)}, {"size": torch.Size([6, 6])}, {"residual": x, "size": [3, 3]}):
+            assert error(fused(x, **others), model(x, **others).double()) < 1e-5

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from torch_checks import error  # noqa: E402 (torch is asked for first)
+from torch.nn.utils import prune  # noqa: E402 (torch is asked for first)
+from torch_checks import error  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch.torch.fusion.asked_parts import uses_of  # noqa: E402
@@ -144,3 +145,100 @@ def test_parts_that_are_called_alone_are_fused_whole():
 def test_what_is_used_is_said_and_code_of_training_asks_for_nothing():
     assert _fused(Method)[0].left["body"] == "what holds it uses its features"
     assert "loss" not in uses_of(Method()).names
+
+
+def test_scripted_models_and_parts_stay_what_they_are():
+    script = torch.jit.script(nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU()).eval())
+    x = torch.randn(1, 3, 6, 6)
+    for whole in (script, torch.jit.trace(script, x), torch.jit.freeze(script)):
+        with pytest.warns(match="the model: it is a ScriptModule"):
+            assert ct.convert(whole, fuse=True)(x).equal(whole(x))
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), script, nn.Conv2d(3, 2, 1)).eval()
+    assert error(ct.convert(model, fuse=True)(x), model(x).detach().double()) < 1e-5
+
+
+def test_weights_that_a_call_computed_are_copied():
+    layers = [nn.utils.weight_norm(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)]
+    prune.l1_unstructured(layers[2], "weight", 0.5)
+    model, x = nn.Sequential(*layers).eval(), torch.randn(1, 3, 6, 6)
+    wanted = model(x)  # with gradients: PyTorch's deepcopy refuses the weights that it leaves
+    fused = ct.convert(model, fuse=True)
+    assert error(fused(x), wanted.detach().double()) < 1e-5
+    with torch.no_grad():
+        for each in (model, fused):
+            each.get_parameter("0.weight_g").mul_(2)
+        assert error(fused(x), model(x).double()) < 1e-5
+
+
+def test_layers_of_any_name_are_found():
+    class Scaled(nn.Conv2d):
+        def forward(self, x):
+            return torch.nn.functional.conv2d(x, self.weight * 0.5, self.bias)
+
+    model, x = nn.Sequential(Scaled(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(), torch.randn(1, 3, 6, 6)
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        assert error(fused(x), model(x).double()) < 1e-5
+    assert "1 convolutions" in str(ct.fusion(fused)), ct.fusion(fused)
+
+
+def test_what_fake_tensors_refuse_is_not_logged(caplog):
+    class Padded(nn.Module):  # transformers' Mimi pads so
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(3, 4, 3)
+            self.register_buffer("stride", torch.tensor(2))
+
+        def forward(self, x, *more):
+            extra = torch.ceil(x.shape[-1] / self.stride).to(torch.int64)
+            return self.conv(torch.nn.functional.pad(x, (0, extra)))
+
+    model, x = Padded().eval(), torch.randn(1, 3, 5)
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        assert error(fused(x), model(x).double()) < 1e-5
+    assert "form for" in str(ct.fusion(fused))
+    assert not [each for each in caplog.records if each.name == "torch._subclasses.fake_tensor"]
+
+
+class Stream(nn.Module):
+    """Keeps the end of what it was given; ``how`` is what a call leaves."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.conv, self.how, self.calls, self.log = nn.Conv1d(3, 3, 3), how, 0, []
+        self.last = torch.zeros(1, 3, 2)
+
+    def forward(self, x):
+        y = self.conv(torch.cat([self.last, x], 2))
+        if self.how == "state":
+            self.last = x[:, :, -2:]
+        elif self.how == "list":
+            self.log.append(y)
+        else:
+            self.calls += 1
+            y = y * self.calls
+        return y
+
+
+@pytest.mark.parametrize("how", ["state", "list", "count"])
+def test_what_a_call_leaves_is_left_by_each(how):
+    model = nn.Sequential(Stream(how), nn.Conv1d(3, 2, 1)).eval()
+    fused = ct.convert(model, fuse=True)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(1, 3, 8)
+            assert error(fused(x), model(x).double()) < 1e-5  # it counted once, while it was traced
+
+
+def test_a_trace_that_fails_leaves_no_attribute():
+    class Fails(Stream):
+        def forward(self, x):
+            self.last = x[:, :, -2:]
+            return self.conv(x) if float(x.sum()) < 1e9 else x
+
+    model = Fails("state").eval()
+    fused, x = ct.convert(model, fuse=True), torch.randn(1, 3, 8)
+    assert type(fused.last) is torch.Tensor
+    with torch.no_grad():
+        assert error(fused(x), model(x).double()) < 1e-5

@@ -298,3 +298,26 @@ def test_what_no_engine_does_is_pytorchs_here_too():
             ct.enable()
         assert torch.equal(ct.conv2d(x, w), expected)
     assert (ct.counters()["ours"], ct.counters()["left"]) == (0, 2)
+
+
+@pytest.mark.parametrize("ways", [{}, {"fuse": "training"}, {"fuse": True}], ids=str)
+def test_complex_layers_are_converted(ways):
+    layers = [torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ConvTranspose2d(4, 2, 3, stride=2, bias=False)]
+    model = torch.nn.Sequential(*layers).to(torch.complex64).eval()
+    x = torch.randn(2, 3, 6, 6, dtype=torch.complex64, requires_grad=True)
+    wanted = model(x.conj())
+    (slope,) = torch.autograd.grad(wanted.abs().sum(), x)
+    got = ct.convert(model, **ways)(x.conj())
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(torch.autograd.grad(got.abs().sum(), x)[0], slope)
+
+
+def test_an_output_padding_that_pytorch_refuses_is_refused():
+    x, w = torch.randn(1, 3, 5, 5), torch.randn(3, 2, 3, 3)
+    with ct.enable():
+        for conv_transpose in (F.conv_transpose2d, ct.conv_transpose2d):
+            for stride, dilation, extra in ((1, 1, 1), (2, 1, (0, 2))):
+                with pytest.raises(RuntimeError, match="smaller than the stride or the dilation, got"):
+                    conv_transpose(x, w, stride=stride, dilation=dilation, output_padding=extra)
+            wanted = F.conv_transpose2d(x.double(), w.double(), dilation=3, output_padding=2)
+            torch.testing.assert_close(conv_transpose(x, w, dilation=3, output_padding=2), wanted.float())

@@ -27,7 +27,7 @@ def _conv(
     if native_layers.serves(x, w, bias):
         y = native_layers.run(x, w, bias, None, native_layers.ALONE, *lists, groups)
     else:
-        y = _operator()(x, w, bias, *(_each(values, ndim) for values in lists), False, [0] * ndim, groups)
+        y = _operator(x)(x, w, bias, *(_each(values, ndim) for values in lists), False, [0] * ndim, groups)
     return y if batched else y.squeeze(0)
 
 
@@ -37,8 +37,19 @@ def _as_layers_have_it(ndim: int, x: torch.Tensor, lists: tuple[Any, Any, Any]) 
     return type(stride) is type(padding) is type(dilation) is tuple and x.ndim == ndim + 2
 
 
-def _operator() -> Any:
+def _operator(x: torch.Tensor) -> Any:
+    if x.is_complex():
+        return _of_real_ones
     return torch.ops.aten.convolution.default if plain_operators() else convolution
+
+
+def _of_real_ones(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:
+    """A convolution of complex numbers by three of real ones, as above PyTorch's operator, which knows none."""
+    (a, b), (c, d) = (torch.view_as_real(each.resolve_conj()).unbind(-1) for each in (x, w))
+    function = _operator(a)
+    one, other, both = (function(left, right, None, *geometry) for left, right in ((a, c), (b, d), (a + b, c + d)))
+    y = torch.complex(one - other, both - one - other)
+    return y if bias is None else y + bias.reshape(-1, *[1] * (w.ndim - 2))
 
 
 def _prepared(
@@ -78,9 +89,8 @@ def fused(
         y = native_layers.run(x, w, bias, residual, activation, *given, groups)
         return y if batched else y.squeeze(0)
     lists = [_each(values, ndim) for values in given]
-    if plain_operators():
-        plain = torch.ops.aten.convolution.default(x, w, bias, *lists, False, [0] * ndim, groups)
-        y = unfused(plain, residual, activation)
+    if x.is_complex() or plain_operators():
+        y = unfused(_operator(x)(x, w, bias, *lists, False, [0] * ndim, groups), residual, activation)
     else:
         y = fused_convolution(x, w, bias, residual, activation, *lists, groups)
     return y if batched else y.squeeze(0)
@@ -122,7 +132,7 @@ def _conv_transpose(
 ) -> torch.Tensor:
     x, batched = _batched(x, ndim)
     lists = [_each(value, ndim) for value in (stride, padding, dilation, output_padding)]
-    y = _operator()(x, w, bias, *lists[:3], True, lists[3], groups)
+    y = _operator(x)(x, w, bias, *lists[:3], True, lists[3], groups)
     return y if batched else y.squeeze(0)
 
 

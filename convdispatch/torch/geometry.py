@@ -47,14 +47,21 @@ class Geometry(NamedTuple):
 
     def rows(self, ndim: int) -> list[int]:
         """Zeros to append to a transposed convolution's input along each axis, for an ``output_padding`` that reaches
-        beyond what a convolution's rounding down absorbs."""
+        beyond what a convolution's rounding down absorbs. Raises InvalidArgument for one that PyTorch refuses."""
         if not self.transposed or not any(self.output_padding):
             return [0] * ndim
 
         def spread(values: tuple[int, ...]) -> tuple[int, ...]:
             return values * ndim if len(values) == 1 else values
 
-        axes = zip(spread(self.output_padding), spread(self.stride), spread(self.padding), strict=True)
+        sizes = (self.output_padding, self.stride, self.padding)
+        for extra, step, spacing in zip(*map(spread, (*sizes[:2], self.dilation)), strict=True):
+            if extra >= max(step, spacing):
+                raise InvalidArgument(
+                    "output_padding must be smaller than the stride or the dilation, "
+                    f"got {extra} for {step} and {spacing}"
+                )
+        axes = zip(*map(spread, sizes), strict=True)
         return [max(0, extra - pad) // max(step, 1) if extra >= step else 0 for extra, step, pad in axes]
 
     def without(self, rows: Sequence[int]) -> Geometry:

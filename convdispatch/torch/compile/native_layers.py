@@ -41,7 +41,7 @@ def serves(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
     """Whether a call on these is plain inference that the native path may take: nobody records it, or asks for
     gradients."""
     kind = x.device.type
-    if kind not in _HOST or torch.compiler.is_compiling():
+    if kind not in _HOST or x.is_complex() or torch.compiler.is_compiling():
         return False
     installed = _state.get(kind)
     if installed is None:

@@ -18,6 +18,8 @@ from ...nn import functional
 from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
 from .answers import Views
+from .formats import of_its_type, of_two_formats, order_of
+from .model_state import unlogged
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
@@ -50,7 +52,7 @@ def net_of(
         return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)  # type: ignore[no-any-return]
 
     pure = functools.partial(torch.func.functionalize, remove="mutations")
-    with torch.no_grad():
+    with torch.no_grad(), unlogged():
         try:
             traced = trace(pure(flat))
         except GuardOnDataDependentSymNode:  # functionalize hides that tensors are fake from code that asks for it
@@ -72,6 +74,8 @@ class _Net:
         self._prologue = Prologue(traced.graph)
         self._computed: dict[torch.fx.Node, int] = {}
         """By what is computed, its place in the answer of a call."""
+        self._orders: list[tuple[int, ...] | None] = []
+        """For each of these, its axes as they lie in memory where that is not their order, as of channels last."""
         self._constants: dict[Any, torch.Tensor] = {}
         self._moved: dict[int, tuple[torch.Tensor, Tensor]] = {}
         self.integers = Known()
@@ -111,6 +115,9 @@ class _Net:
                 places.add(node)
             elif not isinstance(made, torch.Tensor) or made.dtype != dtype:
                 raise Missing(f"{name} makes something else than {dtype}")
+            for part in parts:
+                if part in self._constants and name not in DEQUANTIZING:
+                    self._constants[part] = of_its_type(self._constants[part], dtype, name)
         self._prologue.finish(self.root, self._constants, dtype)
         asked = (a for a in self._answers if isinstance(a, torch.fx.Node) and a.op != "placeholder")
         computed = list(dict.fromkeys(each for each in asked if each not in self._prologue))
@@ -121,6 +128,18 @@ class _Net:
         self._computed = {node: place for place, node in enumerate(dict.fromkeys(map(self._views.root, computed)))}
         if not self._computed or any(each in self._constants for each in self._computed):
             raise Missing("the model answers no tensor that it computes, or one that is the same for all inputs")
+        known = not any(map(of_two_formats, self.graph.nodes))
+        self._orders = [order_of(each.meta["val"]) if known else None for each in self._computed]
+
+    def lies_otherwise(self) -> bool:
+        """Whether an answer may lie in memory otherwise than its axes follow: fake tensors lie where others do not."""
+        return any(order is not None for order in self._orders)
+
+    def lie_as(self, answer: Any) -> None:
+        """Lets answers lie in memory as the model's own does."""
+        for node, own in zip(self._answers, tree_flatten(answer)[0], strict=True):
+            if node in self._computed:
+                self._orders[self._computed[node]] = order_of(own)
 
     def given(self, inputs: Sequence[torch.Tensor]) -> dict[torch.fx.Node, torch.Tensor]:
         """What a call is given, and what PyTorch makes of its integers, by node."""
@@ -138,7 +157,8 @@ class _Net:
 
         for node in self.graph.nodes:
             if node.op == "output":
-                return tuple(known[each] for each in self._computed)
+                laid = zip(self._computed, self._orders, strict=True)
+                return tuple(known[each] if order is None else known[each].transpose(*order) for each, order in laid)
             if node.op != "placeholder" and node not in self._constants and node not in self._prologue:
                 operation = OPERATORS[str(node.target)]
                 known[node] = operation(self, *_mapped(node.args, value), **_mapped(node.kwargs, value))
@@ -147,7 +167,11 @@ class _Net:
     def whole(self, computed: Sequence[Any], given: dict[torch.fx.Node, torch.Tensor]) -> Any:
         """What the model answers, of what is computed and given; an answer that is an input is that very one."""
 
-        known = {node: computed[place] for node, place in self._computed.items()}
+        laid = [
+            each if order is None else each.permute(*map(order.index, range(len(order))))
+            for each, order in zip(computed, self._orders, strict=True)
+        ]
+        known = dict(zip(self._computed, laid, strict=True))
 
         def value(answer: Any) -> Any:
             if not isinstance(answer, torch.fx.Node):

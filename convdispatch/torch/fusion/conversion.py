@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.conv import _ConvNd
 
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...device.garbage import collection_put_off
@@ -108,19 +109,28 @@ def _fused_model(model: Any) -> nn.Module:
     if _is_exported(model):
         with torch.inference_mode(False), torch.no_grad():
             return _of_exported(copy.deepcopy(model))
-    if model.training:
+    if getattr(model, "training", False):  # a frozen ScriptModule has no such attribute
         raise InvalidArgument(
             "convert(fuse=True) takes a model in eval mode, for batch norms to be folded: call model.eval() first, or "
             "convert(model) to keep them"
         )
     with torch.inference_mode(False), torch.no_grad():
-        made = _fused(copy.deepcopy(model))
+        made = _fused(_copied(model))
     if _WHY in made.__dict__ and not isinstance(made, Recorded):
         record(made)  # as Keras's, whose layers are no modules of PyTorch's
     if not any(isinstance(each, FusedModel | Recorded) for each in made.modules()):
         why = "; ".join(f"{name or 'the model'}: {each}" for name, each in fusion(made).left.items())
+        why = why or "it holds no layer of PyTorch's convolutions, of its very classes"
         warnings.warn(f"nothing of the model could be fused. {why}", ConvDispatchWarning, stacklevel=3)
     return made
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A model's copy, also where its last call left tensors with gradients in it, as ``weight_norm``'s and pruning's
+    weights, which PyTorch refuses to copy."""
+    held = (value for part in model.modules() for value in vars(part).values())
+    computed = (value for value in held if isinstance(value, torch.Tensor) and not value.is_leaf)
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})
 
 
 def _is_exported(model: nn.Module) -> bool:
@@ -155,6 +165,9 @@ def _fused(module: nn.Module, name: str = "", uses: Uses = NONE) -> nn.Module:
             return _with_arguments(module)
         except Exception as error:  # whatever a model's own code raises when it gets no tensors
             why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    if isinstance(module, torch.jit.ScriptModule):
+        module.__dict__[_WHY] = why
+        return module
     uses = uses_of(module, uses)
     for name, child in module._modules.items():
         if child is not None and _holds_layers(child):
@@ -168,7 +181,7 @@ def _fused(module: nn.Module, name: str = "", uses: Uses = NONE) -> nn.Module:
 
 
 def _holds_layers(module: nn.Module) -> bool:
-    return any("Conv" in type(each).__name__ for each in module.modules())
+    return any("Conv" in type(each).__name__ or isinstance(each, _ConvNd) for each in module.modules())
 
 
 def _of_pytorch(module: nn.Module) -> bool:

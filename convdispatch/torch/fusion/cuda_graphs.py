@@ -32,6 +32,7 @@ from .. import counting
 from ..dispatch import engine
 from ..weights import promise
 from .answers import attributes, copies, marks
+from .model_state import unlogged
 from .tracing import written
 
 __all__ = [
@@ -296,7 +297,7 @@ def _attends_to_all(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> b
 
 def look(forward: Callable[..., Any], leaves: Sequence[torch.Tensor], least: int = 0) -> None:
     """Run on fake tensors. Raises Uncapturable, also for fewer operations than ``least``."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with unlogged(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         inputs = [mode.from_tensor(x) for x in leaves]
         memory = {x.untyped_storage()._cdata for x in inputs}
         try:

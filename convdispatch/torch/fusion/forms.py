@@ -23,10 +23,10 @@ from ...calls.framework.host import cpu_device
 from ...device import runtime
 from .. import counting
 from ..dispatch.routing import settings_in_force
-from ..geometry import DTYPES
+from ..geometry import DTYPES, FORMATS
 from ..settings import DEFAULT, math_of, policy_of, switches
 from . import cuda_graphs
-from .model_state import State, served, watched
+from .model_state import State, by_layers, served, watched
 
 __all__ = ["FORMS", "Form", "Forms", "FusedModel"]
 
@@ -238,7 +238,11 @@ class Forms:
 
         try:
             queue = runtime.queue(cpu_device())
-            net = net_of(self._forward(spec), inputs, queue, math, self._dtype(inputs))
+            forward = self._forward(spec)
+            net = net_of(forward, inputs, queue, math, self._dtype(inputs))
+            if net.lies_otherwise():
+                with by_layers(), torch.no_grad():
+                    net.lie_as(forward(*inputs))
             with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
                 fed = net.feeds(net.given(inputs))
                 dtypes = [DTYPES[x.dtype] for x in fed]
@@ -285,7 +289,12 @@ def _flat(inputs: tuple[Any, ...]) -> tuple[Sequence[Any], TreeSpec | None]:
 
 
 def _shapes(leaves: Sequence[torch.Tensor]) -> Any:
-    return tuple((x.shape, x.dtype) for x in leaves)
+    """What a form is made for: how answers lie depends on whether channels lie last."""
+    return tuple((x.shape, x.dtype, not x.is_contiguous() and _channels_last(x)) for x in leaves)
+
+
+def _channels_last(x: torch.Tensor) -> bool:
+    return x.ndim in FORMATS and x.is_contiguous(memory_format=FORMATS[x.ndim])
 
 
 def _nothing() -> None:
@@ -294,4 +303,4 @@ def _nothing() -> None:
 
 def _words(key: Any) -> str:
     others = next((str(each) for each in key if hasattr(each, "arguments")), "")
-    return " ".join("x".join(map(str, shape)) for shape, _ in key[0]) + others
+    return " ".join("x".join(map(str, shape)) for shape, *_ in key[0]) + others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 import sys
 import threading
@@ -17,7 +18,7 @@ from ..dispatch import engine
 from ..sampled import Sample, together
 from .python_state import PythonState
 
-__all__ = ["State", "by_layers", "served", "watched"]
+__all__ = ["State", "by_layers", "served", "unlogged", "watched"]
 
 _C: Any = torch._C
 _version = operator.attrgetter("_version")
@@ -26,6 +27,7 @@ _COLLECTING = "transformers.utils.output_capturing"
 
 class _Asked(threading.local):
     for_layers = 0
+    unlogged = 0
 
 
 _asked = _Asked()
@@ -39,6 +41,26 @@ def by_layers() -> Iterator[None]:
         yield
     finally:
         _asked.for_layers -= 1
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """While it lasts, PyTorch logs no operator of this thread's that raises on fake tensors, with its traceback: that a
+    model asks for values is what is looked for."""
+    if _silent not in _fakes.filters:
+        _fakes.addFilter(_silent)
+    _asked.unlogged += 1
+    try:
+        yield
+    finally:
+        _asked.unlogged -= 1
+
+
+_fakes = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def _silent(record: logging.LogRecord) -> bool:
+    return not _asked.unlogged
 
 
 class State:

@@ -38,6 +38,7 @@ for _name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor",
     setattr(_Proxy, f"__{_name}__", _in_place(_name))
 
 
+_NESTED = (tuple, list, dict)
 _DICTIONARIES = (dict, collections.OrderedDict, fx.immutable_collections.immutable_dict)
 
 
@@ -59,6 +60,18 @@ class _Tracer(fx.Tracer):
         if node.op == "placeholder" and node.target in self._tensors:
             return _Sized(node, self, self._tensors[str(node.target)])
         return _Proxy(node, self)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        """With tuples, lists and dicts among the values as they are: torch.fx makes arguments of what is in them, and
+        code that Python cannot read where these have defaults."""
+        values = concrete_args or {}
+        whole = {name: value for name, value in values.items() if isinstance(value, _NESTED)}
+        others = {name: value for name, value in values.items() if name not in whole}
+        function, given = super().create_args_for_root(root_fn, is_module, others or None)
+        for place, each in enumerate(given):
+            if isinstance(each, fx.Proxy) and str(each.node.target) in whole:
+                given[place] = whole[str(each.node.target)]
+        return function, given
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, dict) and type(a) not in _DICTIONARIES:  # transformers' ModelOutput would be a plain one
@@ -154,8 +167,47 @@ def trace(module: nn.Module, concrete: dict[str, Any], tensors: dict[str, torch.
 
 
 def _traced(module: nn.Module, concrete: dict[str, Any], tracer: _Tracer) -> fx.Graph:
-    with _asked(module), _Unwritten(module):
+    with _asked(module), _Unwritten(module), _attributes_kept(module):
         return tracer.trace(module, concrete_args=concrete or None)
+
+
+@contextlib.contextmanager
+def _attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Puts attributes of the parts back that tracing wrote, where it fails, and where no call of a graph would write
+    them: raises TraceError then. What is computed once, of no argument, may stay."""
+    held = [vars(part) for part in module.modules()]
+    held += [value for table in list(held) for value in table.values() if type(value) in _CONTAINERS]
+    before = [(each, each.copy()) for each in held]
+    try:
+        yield
+        for table, old in before:
+            if name := _written(table, old):
+                raise fx.proxy.TraceError(f"it writes {name}, which no call of a graph does")
+    except BaseException:
+        for table, old in before:
+            table.clear()
+            (table.extend if isinstance(old, list) else table.update)(old)
+        raise
+
+
+_CONTAINERS = (list, *_DICTIONARIES[:2])
+
+
+def _written(table: Any, old: Any) -> str | None:
+    """What was written there that the next call would find otherwise, or another than the last."""
+    if isinstance(old, list):
+        same = len(table) == len(old) and all(map(operator.is_, table, old))
+        return None if same else "to a list"
+    for name in {**old, **table}:
+        was, value = old.get(name), table.get(name)
+        computed = any(builtins.isinstance(each, fx.Proxy) for each in tree_leaves(value))
+        if computed or (was is not None and value is not was and not _equal(value, was)):
+            return f"its attribute {name}"
+    return None
+
+
+def _equal(value: Any, was: Any) -> bool:
+    return type(value) is type(was) and isinstance(value, bool | int | float | str) and value == was
 
 
 def _constants(graph: fx.Graph) -> bool:
