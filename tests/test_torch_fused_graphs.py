@@ -398,28 +398,3 @@ def test_on_a_gpu(monkeypatch):
         for _ in range(5):
             syncing(picture().cuda())
         torch.cuda.empty_cache()
-
-
-def parted(self, x):
-    """Parts of one tensor, of which one is moved, and another tensor."""
-    y = nn.Sequential.forward(self, x)
-    first, second = y.chunk(2, 1)
-    return first.permute(0, 2, 3, 1), second[:, :, 1:], y.sum(1)
-
-
-@pytest.mark.parametrize("on", ["cpu", "a gpu"])
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_answers_that_share_memory_share_it(request, mode, on):
-    made = request.getfixturevalue("graphs") if on == "a gpu" else None
-    plain, fused = net(forward=parted)
-    with mode():
-        for turn in range(5):
-            got, wanted = fused(picture(turn)), plain(picture(turn))
-            for answers in (got, wanted):
-                assert answers[0].untyped_storage()._cdata == answers[1].untyped_storage()._cdata
-                answers[0].mul_(2)
-                answers[1].as_strided(answers[0].shape, answers[0].stride(), 0).add_(1)
-            for one, other in zip(got, wanted, strict=True):
-                assert error(one, other) < 1e-5
-                assert one.is_inference() == other.is_inference()
-    assert ("a CUDA graph" if made else "commands") in why(fused)

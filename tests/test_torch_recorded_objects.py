@@ -11,7 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from torch_checks import error  # noqa: E402 (torch is asked for first)
+from test_torch_fused_graphs import graphs, why  # noqa: E402, F401 (torch is asked for first)
+from test_torch_fused_graphs import net as sequence  # noqa: E402
+from torch_checks import error  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch.torch.fusion.answers import opened  # noqa: E402
@@ -255,3 +257,28 @@ def test_answers_that_share_memory_share_it():
             assert error(got[name], wanted[name]) < 1e-5
     form = ct.fusion(fused).forms["the model, 1x3x6x6"]
     assert "3 convolutions" in form, form
+
+
+def parted(self, x):
+    """Parts of one tensor, of which one is moved, and another tensor."""
+    y = nn.Sequential.forward(self, x)
+    first, second = y.chunk(2, 1)
+    return first.permute(0, 2, 3, 1), second[:, :, 1:], y.sum(1)
+
+
+@pytest.mark.parametrize("on", ["cpu", "a gpu"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_parts_of_one_tensor_share_memory(request, mode, on):
+    made = request.getfixturevalue("graphs") if on == "a gpu" else None
+    plain, fused = sequence(forward=parted)
+    with mode():
+        for turn in range(5):
+            got, wanted = fused(picture(turn)), plain(picture(turn))
+            for answers in (got, wanted):
+                assert answers[0].untyped_storage()._cdata == answers[1].untyped_storage()._cdata
+                answers[0].mul_(2)
+                answers[1].as_strided(answers[0].shape, answers[0].stride(), 0).add_(1)
+            for one, other in zip(got, wanted, strict=True):
+                assert error(one, other) < 1e-5
+                assert one.is_inference() == other.is_inference()
+    assert ("a CUDA graph" if made else "commands") in why(fused)
