@@ -1,7 +1,7 @@
 """The libraries people use, unchanged, in PyTorch: results, calls left, times, memory of each model.
 
-``python bench/libraries.py [--library L] [--only TEXT] [--model LIBRARY/NAME] [--device cpu] [--rows FILE] [--no-train]
-[--no-time] [--jobs N] [--compile] [--turn FILE] [--table]``
+``python bench/libraries.py [--library L] [--only TEXT] [--model LIBRARY/NAME] [--device cpu] [--rows FILE]
+[--no-train] [--no-time] [--jobs N] [--compile [SIDE ...]] [--turn FILE] [--table]``
 
 Each model is made by its own library (``library_models.py``) and runs in a process of its own with a time limit: plain,
 under ``enable()``, as ``convert(model, fuse=True)``, and with ``--compile`` by ``torch.compile`` plain, under
@@ -32,18 +32,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from library_times import cause, compiled, timed
+from library_times import cause, compile_table, compiled, timed
 
 SKIPPED = {
     "ultralytics": "its licence is the AGPL-3.0, which this project does not ask of whoever runs its tests; the "
     "layers of its nets (SiLU after batch norms, sums, concats, upsampling) are in the other libraries' models"
 }
 """Libraries that are left out, and why."""
+COMPILED = "compile", "compile enable", "compile fused"
 ERRORS = "error_plain", "error", "error_fused", "train_error_plain", "train_error"
 
 
 def work(
-    library: str, name: str, device: str, train: bool, compile_too: bool, times: bool = True, turn: Path | None = None
+    library: str,
+    name: str,
+    device: str,
+    train: bool,
+    compile_too: list[str] | None,
+    times: bool = True,
+    turn: Path | None = None,
 ) -> dict[str, Any]:
     """Every side of one model."""
     os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -95,8 +102,10 @@ def work(
         sides: dict[str, Callable[[], Any]] = {"plain": forward, "enable": forward}
         if fused is not None:
             sides["fused"] = lambda: forward(fused)
-        if compile_too:
-            more, row["compiled"] = compiled(net, fused, forward, ct.enable, lambda got: error(got, reference))
+        if compile_too is not None:
+            made = dict(zip(COMPILED, (net, copy.deepcopy(net), fused), strict=True))
+            made = {each: made[each] for each in compile_too or made if made[each] is not None}
+            more, row["compiled"] = compiled(made, forward, ct.enable, lambda got: error(got, reference))
             sides |= more
         if times:
             row["ms"] = alone | timed(sides, device, {"enable": ct.enable, "compile enable": ct.enable}, turn)
@@ -215,7 +224,8 @@ def run(library: str, name: str, given: Any) -> dict[str, Any]:
     """A model's row, by a child."""
     words = [sys.executable, __file__, "--work", library, name, "--device", given.device]
     words += ["--turn", str(given.turn)] if given.turn else []
-    words += ["--no-train"] * given.no_train + ["--compile"] * given.compile + ["--no-time"] * given.no_time
+    words += ["--no-train"] * given.no_train + ["--no-time"] * given.no_time
+    words += [] if given.compile is None else ["--compile", *given.compile]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=given.limit)
     except subprocess.TimeoutExpired:
@@ -299,10 +309,12 @@ def main() -> None:
     parser.add_argument("--no-train", action="store_true")
     parser.add_argument("--no-time", action="store_true", help="results and counts alone")
     parser.add_argument("--jobs", type=int, default=1, help="models side by side, with --no-time")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", nargs="*", choices=COMPILED, help="all of these where none is named")
     parser.add_argument("--turn", type=Path, help="a file; a model that is ready waits for its lock to be timed")
     parser.add_argument("--again", action="store_true", help="models that have a row, too")
-    parser.add_argument("--table", action="store_true", help="print the rows; with --no-time without times")
+    parser.add_argument(
+        "--table", action="store_true", help="print the rows; with --no-time without times, with --compile beside it"
+    )
     parser.add_argument("--work", nargs=2)
     given = parser.parse_args()
     if given.work:
@@ -316,7 +328,7 @@ def main() -> None:
     recorded = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
     latest = {(row["library"], row["model"], row["device"]): row for row in recorded}
     if given.table:
-        shown = results_table if given.no_time else table
+        shown = compile_table if given.compile is not None else results_table if given.no_time else table
         print(shown([row for row in latest.values() if row["device"] == given.device]))
         return
     from library_models import LIBRARIES

@@ -254,7 +254,8 @@ inline bool launched(const Decision &decided, const Call &call, uint64_t packed,
     const Seen *from = call.of[each.source];
     if (!from || !copied(*from, each.strides, copies[at], addresses[each.source])) return false;
   }
-  static thread_local std::vector<uint64_t> operands;  // its memory is kept from call to call
+  static thread_local std::vector<uint64_t> room;  // memory that is kept from call to call
+  std::vector<uint64_t> operands = std::exchange(room, {});
   for (const Step &step : decided.steps) {
     const Program &program = *step.program;
     if (!program.here()) return false;
@@ -276,6 +277,7 @@ inline bool launched(const Decision &decided, const Call &call, uint64_t packed,
   }
   if (decided.sums && !summed(call.given.tensor(0), lead.dims, made[2])) return false;
   for (int at = 0; at < 3; ++at) results[at] = std::move(made[at]);
+  room = std::move(operands);
   return true;
 }
 
