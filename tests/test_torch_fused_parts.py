@@ -242,3 +242,26 @@ def test_a_trace_that_fails_leaves_no_attribute():
     assert type(fused.last) is torch.Tensor
     with torch.no_grad():
         assert error(fused(x), model(x).double()) < 1e-5
+
+
+def test_a_table_that_is_kept_of_weights_is_computed_by_each_call():
+    class Kept(nn.Module):  # as timm's LeViT
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bias, self.kept = nn.Conv2d(3, 4, 1), nn.Parameter(torch.randn(2)), {}
+            self.register_buffer("places", torch.tensor([0, 1, 1, 0]))
+
+        def forward(self, x):
+            if "bias" not in self.kept:
+                self.kept["bias"] = self.bias[self.places][:, None, None]
+            return self.conv(x) + self.kept["bias"]
+
+    model, x = Kept().eval(), torch.randn(1, 3, 4, 4)
+    fused = ct.convert(copy.deepcopy(model), fuse=True)
+    assert not ct.fusion(fused).left
+    with torch.no_grad():
+        assert error(fused(x), model(x).double()) < 1e-5
+        fused.get_parameter("bias").mul_(2)
+        model.kept.clear()
+        model.bias.mul_(2)
+        assert error(fused(x), model(x).double()) < 1e-5

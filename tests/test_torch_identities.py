@@ -57,6 +57,7 @@ CHANGES = {
     "a key more": lambda of: of["table"].update(z=None),
     "a key less": lambda of: of["table"].pop("a"),
     "a key's name": renamed,
+    "a last key's name": lambda of: (of["table"].pop(3), of["table"].update(c=None)),
     "the order": other_order,
     "an ordered table's value": lambda of: of["ordered"].update(a=0.5),
     "a list's item": lambda of: of["list"].__setitem__(0, 2.5),

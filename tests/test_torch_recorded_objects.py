@@ -11,7 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from torch_checks import error  # noqa: E402 (torch is asked for first)
+from test_torch_fused_graphs import graphs, why  # noqa: E402, F401 (torch is asked for first)
+from test_torch_fused_graphs import net as sequence  # noqa: E402
+from torch_checks import error  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch.torch.fusion.answers import opened  # noqa: E402
@@ -206,3 +208,77 @@ def test_an_attribute_that_cannot_be_given_again():
     with torch.no_grad():
         assert fused(picture()).of is fused.own
     assert "attributes of Python's" in ct.fusion(fused).forms["the model, 1x3x6x6"]
+
+
+def test_a_call_that_is_given_an_object_says_why_it_is_not_recorded():
+    def body(m, x, cache=None, by=1.0):
+        y = m.last(m.conv(x)) * by
+        return y if cache is None else y + cache.layers[0].update(m.conv(x)).mean()
+
+    net = Net(body).eval()
+    fused = ct.convert(net, fuse=True)
+    mine, theirs = Cache(Layer()), Cache(Layer())
+    with torch.no_grad():
+        for seed in range(3):
+            assert error(fused(picture(seed), mine), net(picture(seed), theirs)) < 1e-5
+        for by in range(5):
+            fused(picture(), None, 0.5 + by)
+        marked = picture()
+        marked.mark = 1
+        fused(marked)
+    assert mine.size() == theirs.size()  # its owner's, and written at each call
+    forms = ct.fusion(fused).forms.items()
+    said = {shapes: form for shapes, form in forms if shapes.startswith("the model, 1x3x6x6, given")}
+    assert len(said) == 3, ct.fusion(fused)
+    assert "may change such an object" in said["the model, 1x3x6x6, given a Cache"]
+    assert "2 values" in said["the model, 1x3x6x6, given other numbers"]
+    assert "it runs by layers" in said["the model, 1x3x6x6, given a tensor with attributes of Python's"]
+
+
+def sharing(m, x):
+    y = m.last(m.conv(x))
+    first, second = y.permute(0, 2, 3, 1).chunk(2, -1)
+    more = {"again": second, "other": y.mul(2), "flat": m.conv(x)[:, 1]}
+    return {"first": first, "second": second, "row": first[:, 0], **more}
+
+
+def test_answers_that_share_memory_share_it():
+    net = Net(sharing).eval()
+    fused = ct.convert(net, fuse=True)
+    for seed in range(3):
+        with torch.no_grad():
+            got, wanted = fused(picture(seed)), net(picture(seed))
+            for answer in (got, wanted):
+                answer["first"].mul_(2)
+                answer["second"][:, 1:3] = 3.0
+                answer["row"] += 1
+        assert got["again"] is got["second"]
+        for name in wanted:
+            assert error(got[name], wanted[name]) < 1e-5
+    form = ct.fusion(fused).forms["the model, 1x3x6x6"]
+    assert "3 convolutions" in form, form
+
+
+def parted(self, x):
+    """Parts of one tensor, of which one is moved, and another tensor."""
+    y = nn.Sequential.forward(self, x)
+    first, second = y.chunk(2, 1)
+    return first.permute(0, 2, 3, 1), second[:, :, 1:], y.sum(1)
+
+
+@pytest.mark.parametrize("on", ["cpu", "a gpu"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_parts_of_one_tensor_share_memory(request, mode, on):
+    made = request.getfixturevalue("graphs") if on == "a gpu" else None
+    plain, fused = sequence(forward=parted)
+    with mode():
+        for turn in range(5):
+            got, wanted = fused(picture(turn)), plain(picture(turn))
+            for answers in (got, wanted):
+                assert answers[0].untyped_storage()._cdata == answers[1].untyped_storage()._cdata
+                answers[0].mul_(2)
+                answers[1].as_strided(answers[0].shape, answers[0].stride(), 0).add_(1)
+            for one, other in zip(got, wanted, strict=True):
+                assert error(one, other) < 1e-5
+                assert one.is_inference() == other.is_inference()
+    assert ("a CUDA graph" if made else "commands") in why(fused)

@@ -24,11 +24,12 @@ LOWERED = 101.0, 85.0
 """Of an element of the lowered matrix, NCHW and channels last: read, placed, written."""
 CACHED = 6 << 20
 """Bytes of weights that caches keep between calls."""
-PACKED_FAR = 240.0
-"""Of an element of more weights than that, which is packed across rows."""
-PACKED_WIDE = 90.0, 90.0
+PACKED_FAR = 120.0, 240.0
+"""Of an element of more weights than that, which is packed as it lies or across rows: 100 to 200 of the former over
+nine layers of 9 to 38 MB, the more the longer their rows."""
+PACKED_WIDE = 90.0, 140.0
 """Of an element of weights that is packed in panels of whole vectors, and of more weights than caches keep: 60 to 130
-and 70 on an Intel Xeon, 12 layers of 128 to 2048 channels and 4 to 49 pixels."""
+on an Intel Xeon, 12 layers of 128 to 2048 channels and 4 to 49 pixels, and 115 to 225 over ten layers of 9 to 85 MB."""
 COLUMN = 32.0, 75.0
 """Of an element of columns, or of what they go into where that has more: read and added, NCHW and channels last."""
 RUN = 1000.0

@@ -124,7 +124,7 @@ class WindowProduct:
         """
         window = self.window
         count, far = window.targets * window.k, window.targets * window.k * window.accumulator_size > CACHED
-        each = PACKED_WIDE[far] if gemm["swap"] else PACKED_FAR if far and self.flipped else PACKED[self.flipped]
+        each = PACKED_WIDE[far] if gemm["swap"] else (PACKED_FAR if far else PACKED)[self.flipped]
         return each * (balance.memory if far else 1.0) * count + LAUNCH * balance.launch
 
     def suits(self, gemm: Mapping[str, Any]) -> bool:

@@ -3,10 +3,14 @@
 An object of plain Python that a call made, and that nobody but its answer knows, is its class and its fields. So a
 record may answer another one of the same class, with fields of the same names that hold its own tensors. So it may of
 a tensor that has attributes, as Keras gives one the logits that it was made of.
+
+Answers that share memory, as parts of one tensor do, share it here too (``Views``).
 """
 
 from __future__ import annotations
 
+import collections
+import operator
 import sys
 import types
 import weakref
@@ -14,9 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatten
 
-__all__ = ["attributes", "marks", "opened"]
+__all__ = ["Views", "attributes", "copies", "marks", "opened"]
 
 _LEAVES = (torch.Tensor, bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 _FIXED = (type, types.FunctionType, types.BuiltinFunctionType)
@@ -80,6 +85,57 @@ def attributes(answer: Any) -> dict[int, set[str]]:
             for field in each.fields.values():
                 given |= attributes(field)
     return given
+
+
+class Views:
+    """Of a graph's ``answers`` those that show one memory: each is a view of a ``root``, by PyTorch's own operators."""
+
+    def __init__(self, answers: Sequence[fx.Node]) -> None:
+        """Raises ValueError where a view of the root as it lies here cannot be taken."""
+        chains = {node: _chain(node) for node in answers}
+        roots = collections.Counter(chain[0] for chain in chains.values())
+        self._chains = {node: chain for node, chain in chains.items() if roots[chain[0]] > 1}
+        with torch.no_grad():
+            for node, chain in self._chains.items():
+                root = chain[0].meta["val"]
+                found = self(node, {chain[0]: torch.empty(root.shape, dtype=root.dtype, device="meta")})
+                if found.shape != node.meta["val"].shape:
+                    raise ValueError(f"{node} has another shape")
+
+    def root(self, node: fx.Node) -> fx.Node:
+        """What must be computed for an answer: itself where it shares memory with no other."""
+        return self._chains[node][0] if node in self._chains else node
+
+    def __call__(self, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+        """An answer, ``known`` being the roots; what lies between is added, so that one tensor stays one."""
+        for each in self._chains.get(node, ()):
+            if each not in known:
+                args, kwargs = fx.map_arg((each.args, each.kwargs), lambda part: known[part])
+                known[each] = each.target(*args, **kwargs)  # type: ignore[operator]
+        return known[node]
+
+
+def copies(parts: list[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+    """Tensors in one memory, by their ids, copied to another one that they share as here."""
+    if len(parts) == 1:
+        return [(id(parts[0]), parts[0].clone())]
+    whole = torch.empty(0, dtype=parts[0].dtype, device=parts[0].device).set_(parts[0].untyped_storage()).clone()
+    return [(id(each), whole.as_strided(each.shape, each.stride(), each.storage_offset())) for each in parts]
+
+
+def _chain(node: fx.Node) -> list[fx.Node]:
+    """From the tensor whose memory a node shows to the node itself."""
+    chain = [node]
+    while len(chain[0].all_input_nodes) == 1 and _shows(chain[0]):
+        chain.insert(0, chain[0].all_input_nodes[0])
+    return chain
+
+
+def _shows(node: fx.Node) -> bool:
+    """Whether it is a view, or one of those that an operator makes."""
+    if node.target is operator.getitem:
+        return _shows(node.args[0])  # type: ignore[arg-type]
+    return node.op == "call_function" and bool(getattr(node.target, "is_view", False))
 
 
 class _Unknown(Exception):

@@ -17,6 +17,7 @@ from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
+from .answers import Views
 from .formats import of_its_type, of_two_formats, order_of
 from .model_state import unlogged
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
@@ -119,8 +120,12 @@ class _Net:
                     self._constants[part] = of_its_type(self._constants[part], dtype, name)
         self._prologue.finish(self.root, self._constants, dtype)
         asked = (a for a in self._answers if isinstance(a, torch.fx.Node) and a.op != "placeholder")
-        computed = (each for each in asked if each not in self._prologue)
-        self._computed = {node: place for place, node in enumerate(dict.fromkeys(computed))}
+        computed = list(dict.fromkeys(each for each in asked if each not in self._prologue))
+        try:
+            self._views = Views([each for each in computed if each not in self._constants])
+        except (RuntimeError, ValueError) as error:
+            raise Missing(f"answers share memory, and do not lie here as there ({error})") from None
+        self._computed = {node: place for place, node in enumerate(dict.fromkeys(map(self._views.root, computed)))}
         if not self._computed or any(each in self._constants for each in self._computed):
             raise Missing("the model answers no tensor that it computes, or one that is the same for all inputs")
         known = not any(map(of_two_formats, self.graph.nodes))
@@ -166,11 +171,12 @@ class _Net:
             each if order is None else each.permute(*map(order.index, range(len(order))))
             for each, order in zip(computed, self._orders, strict=True)
         ]
+        known = dict(zip(self._computed, laid, strict=True))
 
         def value(answer: Any) -> Any:
             if not isinstance(answer, torch.fx.Node):
                 return answer
-            return laid[self._computed[answer]] if answer in self._computed else given[answer]
+            return self._views(answer, known) if self._views.root(answer) in known else given[answer]
 
         return tree_unflatten([value(each) for each in self._answers], self._structure)
 

@@ -31,7 +31,7 @@ from ...selection import dispatch
 from .. import counting
 from ..dispatch import engine
 from ..weights import promise
-from .answers import attributes, marks
+from .answers import attributes, copies, marks
 from .model_state import unlogged
 from .tracing import written
 
@@ -128,6 +128,12 @@ class GraphForm:
         self.tape = counting.Tape()
         self.held: list[Any] = []
         """Packed weights that kernels read, and the layers' calls: a caller's own capture finds them again."""
+        tensors = {id(each): each for each in answers if isinstance(each, torch.Tensor)}
+        memories: dict[int, list[torch.Tensor]] = {}
+        for each in tensors.values():
+            memories.setdefault(each.untyped_storage()._cdata, []).append(each)
+        self.memories = list(memories.values())
+        """The tensors that are answered, by their memory: several may be parts of one."""
 
     @property
     def words(self) -> str:
@@ -141,7 +147,7 @@ class GraphForm:
             for own, given in zip(self._inputs, leaves, strict=True):
                 own.copy_(given)
             self._graph.replay()
-            made = {id(each): each.clone() for each in self._answers if isinstance(each, torch.Tensor)}
+            made = {name: each for parts in self.memories for name, each in copies(parts)}
         counting.repeated(self.tape)
         answers = [leaves[each.number] if type(each) is _Input else made.get(id(each), each) for each in self._answers]
         return tree_unflatten(answers, self._structure)
@@ -188,6 +194,8 @@ def _captured(
         if not alike(first, flat):
             raise Uncapturable("a replay answers other numbers than a call")
     form = GraphForm(graph, inputs, [_answer(each, inputs, own) for each in flat], structure, lock)
+    if any(len({each.dtype for each in parts}) > 1 for parts in form.memories):
+        raise Uncapturable("it answers one memory as numbers of two types")
     if not any(isinstance(each, torch.Tensor) for each in form._answers):
         raise Uncapturable("it answers no tensor that it computes")
     form.tape, form.held = tape, held

@@ -25,7 +25,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from . import cuda_graphs
 from .answers import marks, opened
-from .forms import Forms
+from .forms import FORMS, Forms
 from .model_state import State, by_layers, served, watched
 from .python_state import PythonState, drawn_numbers, drawn_since
 
@@ -129,6 +129,18 @@ class Records(Forms):
         super().__init__(model)
         self._values: dict[Any, set[Any]] = {}
         self._changes = self._records = self._writes = 0
+        self._unrecorded: dict[str, str] = {}
+        """By the reason why calls were not recorded, the tensors' shapes of the first."""
+
+    def found(self) -> dict[str, str]:
+        """As ``Forms.found``, and calls that were not recorded, with the reason."""
+        others = {f"{shapes}, {why.partition(':')[0]}": why for why, shapes in self._unrecorded.items()}
+        return super().found() | others
+
+    def _not_recorded(self, why: str, leaves: Sequence[Any]) -> None:
+        if why not in self._unrecorded and len(self._unrecorded) < FORMS:
+            shapes = ("x".join(map(str, x.shape)) for x in leaves if isinstance(x, torch.Tensor))
+            self._unrecorded[why] = " ".join(shapes)
 
     @property
     def model(self) -> Any:
@@ -148,7 +160,7 @@ class Records(Forms):
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 if marks(leaf):  # fake tensors have none
-                    return None
+                    return self._not_recorded("given a tensor with attributes of Python's: it runs by layers", leaves)
                 place = next((place for place, each in enumerate(tensors) if each is leaf), len(tensors))
                 if place == len(tensors):
                     tensors.append(leaf)
@@ -156,7 +168,8 @@ class Records(Forms):
             elif isinstance(leaf, _PLAIN):
                 held.append((type(leaf), leaf) if leaf or not isinstance(leaf, float) else (float, leaf, str(leaf)))
             else:
-                return None
+                why = f"given a {type(leaf).__name__}: it runs by layers, for a call may change such an object"
+                return self._not_recorded(why, leaves)
         if not tensors or any(x.requires_grad for x in tensors):
             return None
         on_gpu = tensors[0].device.type == cuda_graphs.DEVICE
@@ -165,7 +178,7 @@ class Records(Forms):
         modes = torch.is_inference_mode_enabled(), torch.get_default_dtype()
         given = Given(spec, tuple(held), tuple(x.stride() for x in tensors), modes, not on_gpu)
         if not self._few_values(given):
-            return None
+            return self._not_recorded(f"given other numbers: it is recorded for {VALUES} values of them", leaves)
         form = self._graph(tensors, given) if on_gpu else self._form(tensors, given)
         return None if form is None else (form, tensors)
 

@@ -174,20 +174,22 @@ def _traced(module: nn.Module, concrete: dict[str, Any], tracer: _Tracer) -> fx.
 @contextlib.contextmanager
 def _attributes_kept(module: nn.Module) -> Iterator[None]:
     """Puts attributes of the parts back that tracing wrote, where it fails, and where no call of a graph would write
-    them: raises TraceError then. What is computed once, of no argument, may stay."""
+    them: raises TraceError then. What is computed of no argument may be written once, as tables are kept."""
     held = [vars(part) for part in module.modules()]
     held += [value for table in list(held) for value in table.values() if type(value) in _CONTAINERS]
     before = [(each, each.copy()) for each in held]
+    kept = False
     try:
         yield
         for table, old in before:
             if name := _written(table, old):
                 raise fx.proxy.TraceError(f"it writes {name}, which no call of a graph does")
-    except BaseException:
+        kept = True
+    finally:
         for table, old in before:
-            table.clear()
-            (table.extend if isinstance(old, list) else table.update)(old)
-        raise
+            if not kept or _proxies(table):
+                table.clear()
+                (table.extend if isinstance(old, list) else table.update)(old)
 
 
 _CONTAINERS = (list, *_DICTIONARIES[:2])
@@ -200,10 +202,26 @@ def _written(table: Any, old: Any) -> str | None:
         return None if same else "to a list"
     for name in {**old, **table}:
         was, value = old.get(name), table.get(name)
-        computed = any(builtins.isinstance(each, fx.Proxy) for each in tree_leaves(value))
-        if computed or (was is not None and value is not was and not _equal(value, was)):
+        changed = was is not None and value is not was and not _equal(value, was)
+        if changed or any(map(_of_arguments, _proxies(value))):
             return f"its attribute {name}"
     return None
+
+
+def _proxies(value: Any) -> list[fx.Proxy]:
+    return [each for each in tree_leaves(value) if builtins.isinstance(each, fx.Proxy)]
+
+
+def _of_arguments(proxy: fx.Proxy) -> bool:
+    """Whether it is computed of the model's arguments."""
+    seen, waiting = set(), [proxy.node]
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder":
+            return True
+        waiting += [each for each in node.all_input_nodes if each not in seen]
+        seen.update(node.all_input_nodes)
+    return False
 
 
 def _equal(value: Any, was: Any) -> bool:

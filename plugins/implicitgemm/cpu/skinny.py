@@ -32,10 +32,10 @@ _SUM = 64  # products of a sum at least: its tile's end takes as long as so many
 _RUN, _COPIES = 4096, 16  # elements of x that a work item copies at most, and work items of an image at least
 _AHEAD = 512  # elements of a row of w that it is asked for ahead: a tenth to a seventh of the time less
 _CACHED = 6 << 20  # bytes of weights that caches keep between calls
-# Operations of the peak in the time of a launch, of an element that is copied, NCHW and channels last, and of one of w
-# on its way from a cache and from memory; of a multiply-add and of a load in a tile, a step's least, and a tile's end:
-# least squares of logarithms over 150 tiles of 30 layers drawn for it.
-_LAUNCH, _COPIED, _NEAR, _FAR = 3e6, (150.0, 45.0), 18.0, 30.0
+# Operations of the peak in the time of a launch, of an element that is copied, NCHW and channels last, and of its run
+# of channels there; of an element of w on its way from a cache and from memory; of a multiply-add and of a load in a
+# tile, a step's least, and a tile's end: least squares of logarithms over 150 tiles of 30 layers drawn for it.
+_LAUNCH, _COPIED, _RUNS, _NEAR, _FAR = 3e6, (150.0, 45.0), (0.0, 1000.0), 18.0, 30.0
 _MULTIPLIED, _LOADED, _WAIT, _TILE = 1.7, 3.3, 7.0, 40.0
 
 
@@ -78,7 +78,9 @@ class SkinnyKernel:
         jobs = min(p.groups * cdiv(p.n, mr), self.config["items"])
         work = 2 * self.lanes * p.groups * steps * uneven(jobs, device)
         streamed = (_FAR * balance.memory if self.far else _NEAR) * p.groups * p.n * self.k
-        copied = 0.0 if self.in_place else _COPIED[p.nhwc] * p.groups * self.places * self.k
+        copied = 0.0
+        if not self.in_place:
+            copied = p.groups * self.places * (_COPIED[p.nhwc] * self.k + _RUNS[p.nhwc] * p.volume)
         launches = _LAUNCH * balance.launch * (1 if self.in_place else 2)
         return math.hypot(work, streamed) + copied + launches
 
