@@ -5,7 +5,7 @@ from __future__ import annotations
 import checking
 import numpy as np
 import pytest
-from processors import device_of
+from processors import described, device_of
 
 import convdispatch
 from convdispatch.api.problem import ConvProblem
@@ -144,13 +144,15 @@ def test_refusals_are_sentences(text, reason):
 )
 def test_it_is_chosen_for_weights_that_few_places_read(text, name, units, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_RATES", "off")
-    assert rank(ConvProblem.parse(text), device_of(name, units))[0].solver.name == SKINNY
+    with described(name):
+        assert rank(ConvProblem.parse(text), device_of(name, units))[0].solver.name == SKINNY
 
 
 @pytest.mark.parametrize("text", ["mb1ic64ih8oc64kh3ph1", "mb1ic64ih8oc64kh1", "mb8ic512ih7oc512kh3ph1"])
 def test_it_is_not_where_places_are_many(text, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_RATES", "off")
-    assert rank(ConvProblem.parse(text), device_of("avx512"))[0].solver.name != SKINNY
+    with described("avx512") as cpu:
+        assert rank(ConvProblem.parse(text), cpu)[0].solver.name != SKINNY
 
 
 def test_windows_in_one_piece_take_no_memory():
