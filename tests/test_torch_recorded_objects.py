@@ -16,6 +16,7 @@ from test_torch_fused_graphs import net as sequence  # noqa: E402
 from torch_checks import error  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
+from convdispatch.torch.fusion import python_state  # noqa: E402
 from convdispatch.torch.fusion.answers import opened  # noqa: E402
 
 nn = torch.nn
@@ -282,3 +283,12 @@ def test_parts_of_one_tensor_share_memory(request, mode, on):
                 assert error(one, other) < 1e-5
                 assert one.is_inference() == other.is_inference()
     assert ("a CUDA graph" if made else "commands") in why(fused)
+
+
+def test_what_reads_too_much_says_so(monkeypatch):
+    monkeypatch.setattr(python_state, "_MOST", 3)
+    net = Net(lambda m, x: m.last(m.conv(x))).eval()
+    fused = ct.convert(net, fuse=True)
+    with torch.no_grad():
+        assert error(fused(picture()), net(picture())) < 1e-5
+    assert "more than a look is worth" in ct.fusion(fused).forms["the model, 1x3x6x6, reading many values"]

@@ -18,7 +18,7 @@ from ...nn import functional
 from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
 from .answers import Views
-from .formats import of_its_type, of_two_formats, order_of
+from .formats import formats_known, of_its_type, order_of
 from .model_state import unlogged
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue
@@ -128,7 +128,8 @@ class _Net:
         self._computed = {node: place for place, node in enumerate(dict.fromkeys(map(self._views.root, computed)))}
         if not self._computed or any(each in self._constants for each in self._computed):
             raise Missing("the model answers no tensor that it computes, or one that is the same for all inputs")
-        known = not any(map(of_two_formats, self.graph.nodes))
+        given = [each.meta["val"] for each in self.graph.nodes if each.op == "placeholder"]
+        known = formats_known(self.graph, [*given, *self._constants.values()])
         self._orders = [order_of(each.meta["val"]) if known else None for each in self._computed]
 
     def lies_otherwise(self) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch import fx
 
 from .quantized import Missing
 
-__all__ = ["of_its_type", "of_two_formats", "order_of"]
+__all__ = ["formats_known", "of_its_type", "order_of"]
 
 
 def of_its_type(constant: torch.Tensor, dtype: torch.dtype, operator: str) -> torch.Tensor:
@@ -19,10 +23,18 @@ def of_its_type(constant: torch.Tensor, dtype: torch.dtype, operator: str) -> to
     return constant.to(dtype)
 
 
-def of_two_formats(node: torch.fx.Node) -> bool:
+def formats_known(graph: fx.Graph, given: Sequence[Any]) -> bool:
+    """Whether answers lie as the model's own: channels lie last in what is ``given``, inputs or weights, and no
+    convolution took in the sum with what lies otherwise. A graph of fused layers may make other formats of what is
+    contiguous; then answers are contiguous, which all code takes."""
+    pictures = (x for x in given if isinstance(x, torch.Tensor) and x.ndim > 3)
+    return any(map(order_of, pictures)) and not any(map(_of_two_formats, graph.nodes))
+
+
+def _of_two_formats(node: fx.Node) -> bool:
     """Whether a convolution took in the sum with what lies otherwise: whose format the model's own sum has, which of
     its operands came first, is not known any more."""
-    if str(node.target) != "convdispatch.fused_convolution.default" or not isinstance(node.args[3], torch.fx.Node):
+    if str(node.target) != "convdispatch.fused_convolution.default" or not isinstance(node.args[3], fx.Node):
         return False
     return order_of(node.args[3].meta["val"]) != order_of(node.meta["val"])
 

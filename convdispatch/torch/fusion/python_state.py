@@ -29,7 +29,7 @@ __all__ = ["PythonState", "drawn_numbers", "drawn_since"]
 
 _DEPTH = 3
 """Of containers and objects in an attribute."""
-_MOST = 50_000
+_MOST = 200_000
 """Values that are compared at each call; a module with more is refused."""
 _BYTES = 64
 """Of an array, which count as one value."""

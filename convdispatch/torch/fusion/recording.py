@@ -180,6 +180,8 @@ class Records(Forms):
         if not self._few_values(given):
             return self._not_recorded(f"given other numbers: it is recorded for {VALUES} values of them", leaves)
         form = self._graph(tensors, given) if on_gpu else self._form(tensors, given)
+        if form is None and self._state is not None and self._python().too_large:
+            return self._not_recorded("reading many values: its code may read more than a look is worth", leaves)
         return None if form is None else (form, tensors)
 
     def _few_values(self, given: Given) -> bool:
