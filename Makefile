@@ -48,8 +48,11 @@ $(VENV)/.peers: EXTRAS := cpu,pocl,demo,test,peers
 $(VENV)/.docs: EXTRAS := cpu,docs
 $(VENV)/.dev: EXTRAS := cpu,pocl,demo,test,dev
 
+# The compiled module is built with the package, and anew when its sources change: an older one lacks what tests look for.
+NATIVE := $(wildcard convdispatch/device/native/*.cpp convdispatch/device/native/*.c convdispatch/device/native/*.h)
+
 # pip would compile on one core, tests of libraries included. One file or another is for a later Python: it stays as it is.
-$(VENV)/.demo $(VENV)/.test $(VENV)/.peers $(VENV)/.docs $(VENV)/.dev: $(VENV)/bin/python pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.peers $(VENV)/.docs $(VENV)/.dev: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	$(PIP) --no-compile --editable '.[$(EXTRAS)]'
 	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib convdispatch plugins || true
 	touch $@

@@ -187,7 +187,8 @@ def test_a_net_compiles_few_programs(queue, monkeypatch):
     assert notes.of("compile").count + notes.of("load").count == len(asked)
     if not processors.absent:  # what is refused when it is planned is selected again
         assert notes.of("selection").count == len({layer.problem for layer in net.layers if layer.problem})
-    assert notes.of("packing").count >= 53
+    where_they_lie = sum(layer.solver == "implicitgemm.skinny" for layer in net.layers)
+    assert notes.of("packing").count >= 53 - where_they_lie
     np.testing.assert_array_less(0, notes.of("packing").seconds)
 
 

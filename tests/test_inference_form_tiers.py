@@ -126,7 +126,8 @@ def test_what_goes_wrong_aside_costs_no_call(world, monkeypatch):
     form.watch.thread.join()
     calls(form, x, expected, 2)
     assert form.watch is None
-    world.error, form = None, world.built()
+    world.error = None
+    form = world.built()
     form.watch.thread.join()
     (other,) = form.watch._others
     monkeypatch.setattr(other, "call_on_host", lambda *given: [][0])
