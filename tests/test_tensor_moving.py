@@ -39,6 +39,19 @@ def test_weights_sum_in_float32_or_wider(dtype):
     np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=1e-3 if dtype == "float16" else 1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(4, 40, 5, 7), (2, 31, 5, 7), (130, 7), (3, 64, 1, 2)])
+def test_short_rows_are_sampled_together(shape):
+    x, random = normal(*shape), np.random.default_rng(3)
+    wanted, tables = x.astype(np.float64), {}
+    for axis, size in ((-1, 9), (-2, 6)):
+        index, weight = random.integers(0, shape[axis], (size, 2)), random.standard_normal((size, 2))
+        tables[axis] = index, weight
+        moved = np.moveaxis(wanted, axis, -1)
+        wanted = np.moveaxis((moved[..., index] * weight).sum(-1), -1, axis)
+    given = Tensor.from_numpy(np.concatenate([x[:1], x]))[1:]  # memory that begins elsewhere
+    np.testing.assert_allclose(sample(given, tables).numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("index", ["int32", "int64"])
 def test_take(axis, index):

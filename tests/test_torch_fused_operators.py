@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
@@ -9,7 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 from torch_checks import error  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch.torch.fusion import aten_norms  # noqa: E402
+from convdispatch.tensor import Tensor  # noqa: E402
+from convdispatch.torch.fusion import aten_norms, aten_shapes  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -171,3 +173,13 @@ def test_what_is_drawn_of_a_buffer_is_no_constant():
     with torch.no_grad():
         assert error(fused(x), fused(x)) > 1e-5
     assert "rand" in next(iter(ct.fusion(fused).forms.values()))
+
+
+@pytest.mark.parametrize("enlarge", [aten_shapes._nearest, lambda *given: aten_shapes._linear(*given, False)])
+def test_what_has_its_size_already_is_not_made_anew(enlarge):
+    """Decoders bring all levels to the first one's size."""
+    x = Tensor.from_numpy(np.random.default_rng(0).standard_normal((1, 3, 4, 5), dtype=np.float32))
+    assert enlarge(None, x, (4, 5)) is x
+    wider = enlarge(None, x, (4, 10)).numpy()
+    np.testing.assert_allclose(wider[..., 0], x.numpy()[..., 0], rtol=1e-6)
+    assert wider.shape == (1, 3, 4, 10)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Table = tuple[np.ndarray, np.ndarray | None]
 """Indices ``[out, taps]`` into an axis and their weights; without weights there is one tap, ``[out]``."""
 _GROUP = 256
+_ITEMS, _GROUPS = 1024, 64
+"""Items of a work group on a CPU at most, and groups at least where there are several rows in each."""
 
 
 def sample(x: Tensor, tables: Mapping[int, Table], fill: float = 0.0) -> Tensor:
@@ -92,14 +94,22 @@ def _launch(
     fill: float,
 ) -> Launch:
     total, summing = math.prod(result), any(weighted)
-    text = _source(dtype, shape, result, axes, taps, weighted, fill)
+    gpu = runtime.device_info(context.devices[0]).type != "cpu"
+    text = _source(dtype, shape, result, axes, taps, weighted, fill, by_rows=not gpu)
     tables = [name for n, has in enumerate(weighted) for name in (f"i{n}", *([f"w{n}"] if has else []))]
     names = ["x", "offset", *tables, "y"]
-    gpu = runtime.device_info(context.devices[0]).type != "cpu"
     inner = result[-1]
     size: tuple[int, ...] = (-(-total // _GROUP) * _GROUP,) if gpu else (inner, total // inner)
+    group = (_GROUP,) if gpu else _rows(inner, total // inner)
     program = build(context, f"// {'weighted ' * summing}sample along {axes}\n" + text)
-    return Launch(program, "sample_axes", size, (_GROUP,) if gpu else None, " ".join(names), names=names)
+    return Launch(program, "sample_axes", size, group, " ".join(names), names=names)
+
+
+def _rows(inner: int, rows: int) -> tuple[int, ...] | None:
+    """A work group of several short rows on a CPU, which takes a while to begin one; None: as the runtime likes."""
+    most = min(_ITEMS // inner, rows // _GROUPS)
+    count = next((count for count in range(most, 1, -1) if rows % count == 0), 1)
+    return (inner, count) if count > 1 else None
 
 
 def _source(
@@ -110,7 +120,9 @@ def _source(
     taps: tuple[int, ...],
     weighted: tuple[bool, ...],
     fill: float,
+    by_rows: bool,
 ) -> str:
+    """The kernel, with an item for each element of the result; ``by_rows``, dimension 0 is its last axis."""
     store, kind, summing = element(dtype), kind_of([dtype], False), any(weighted)
     arguments = [f"global const {store.storage} *restrict x", "const long offset"]
     for n, has in enumerate(weighted):
@@ -118,29 +130,38 @@ def _source(
     arguments.append(f"global {store.storage} *restrict y")
     total = math.prod(result)
     index = "uint" if total < 2**31 else "ulong"
-    # On a CPU neighbours along the last axis are neighbours of dimension 0, which become vectors.
-    lines = [
-        f"const {index} item = get_global_id(1) * (ulong){result[-1]} + get_global_id(0);"
-        f" if (item >= {total}{'u' if index == 'uint' else 'ul'}) return;",
-        f"{index} rest = item;",
-    ]
+    last, place_type = len(shape) - 1, "int" if by_rows and math.prod(shape) < 2**31 else "long"
+    if by_rows:
+        # A CPU's compiler makes vectors of neighbours along dimension 0: what another axis says is the same for all of
+        # them, and places of 32 bits are looked up twice as many at once.
+        lines = [
+            f"{index} rest = get_global_id(1);",
+            f"const {index} a{last} = get_global_id(0), item = rest * ({index}){result[-1]} + a{last};",
+            "x += offset;",
+        ]
+    else:
+        lines = [
+            f"const {index} item = get_global_id(1) * (ulong){result[-1]} + get_global_id(0);"
+            f" if (item >= {total}{'u' if index == 'uint' else 'ul'}) return;",
+            f"{index} rest = item;",
+        ]
     step, steps = 1, [0] * len(shape)
     for axis in range(len(shape) - 1, -1, -1):
         steps[axis], step = step, step * shape[axis]
-    place = ["offset"]
-    for axis in range(len(shape) - 1, -1, -1):
-        lines.append(f"const {index} a{axis} = rest{f' % {result[axis]}' if axis else ''};")
-        lines += [f"rest /= {result[axis]};"] if axis else []
+    place = ["0" if by_rows else "offset"]
+    for axis in range(last, -1, -1):
+        if not by_rows or axis != last:
+            lines.append(f"const {index} a{axis} = rest{f' % {result[axis]}' if axis else ''};")
+            lines += [f"rest /= {result[axis]};"] if axis else []
         if axis not in axes and shape[axis] > 1:
-            place.append(f"(long)a{axis} * {steps[axis]}")
-    lines.append(f"const long at = {' + '.join(place)};")
+            place.append(f"({place_type})a{axis} * {steps[axis]}")
+    lines.append(f"const {place_type} at = {' + '.join(place)};")
     empty = f"({store.storage if not summing else kind})({_number(fill, dtype)})"
-    lines.append(f"{kind} sum = 0; int missing = 0;" if summing else "int missing = 0; long from = at;")
+    lines.append(f"{kind} sum = 0; int missing = 0;" if summing else f"int missing = 0; {place_type} from = at;")
     if not summing:
         for n, axis in enumerate(axes):
-            lines.append(
-                f"const int j{n} = i{n}[a{axis}]; missing |= j{n} < 0; from += (long)max(j{n}, 0) * {steps[axis]};"
-            )
+            lines.append(f"const int j{n} = i{n}[a{axis}]; missing |= j{n} < 0;")
+            lines.append(f"from += ({place_type})max(j{n}, 0) * {steps[axis]};")
         raw = dtype.itemsize == 2 and dtype.name in ("float16", "bfloat16")
         if raw:  # moved as a value of its kind, for half is no type to compute in
             value = f"missing ? ({kind})({_number(fill, dtype)}) : {store.load.format(p='x', i='from')}"
@@ -153,12 +174,12 @@ def _source(
             before, factor = (f"f{n - 1}", f"p{n - 1}") if n else ("at", "")
             lines.append(f"for (int t{n} = 0; t{n} < {taps[n]}; ++t{n}) {{")
             lines.append(f"const int j{n} = i{n}[a{axis} * {taps[n]} + t{n}]; missing |= j{n} < 0;")
-            lines.append(f"const long f{n} = {before} + (long)max(j{n}, 0) * {steps[axis]};")
+            lines.append(f"const {place_type} f{n} = {before} + ({place_type})max(j{n}, 0) * {steps[axis]};")
             weight = f"w{n}[a{axis} * {taps[n]} + t{n}]" if weighted[n] else f"({kind})1"
             lines.append(f"const {kind} p{n} = {f'{factor} * ' if factor else ''}{weight};")
             close += "}"
-        last = len(axes) - 1
-        lines.append(f"sum += p{last} * {store.load.format(p='x', i=f'f{last}')};")
+        inmost = len(axes) - 1
+        lines.append(f"sum += p{inmost} * {store.load.format(p='x', i=f'f{inmost}')};")
         lines.append(close)
         lines.append(store.store.format(p="y", i="item", v=f"(missing ? {empty} : sum)") + ";")
     body = "\n  ".join(lines)

@@ -146,7 +146,7 @@ def _nearest(net: Any, x: Any, sizes: Sequence[int], *scales: Any) -> Tensor:
         step = np.float32(x.shape[axis] / new) if scale is None else np.float32(1 / scale)
         at = np.floor(np.arange(new, dtype=np.float32) * step).astype(np.int64)
         tables[axis] = np.minimum(at, x.shape[axis] - 1), None
-    return sample(x, tables)
+    return _made_anew(x, tables)
 
 
 @operator("aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", "aten.upsample_trilinear3d.default")
@@ -164,4 +164,15 @@ def _linear(net: Any, x: Any, sizes: Sequence[int], corners: bool, *scales: Any)
         tables[axis] = places, np.stack([1 - share, share], 1)
     if not x.size:
         raise Missing("an enlargement of nothing")
-    return sample(x, tables)
+    return _made_anew(x, tables)
+
+
+def _made_anew(x: Any, tables: dict[int, Any]) -> Tensor:
+    """By tables of which some change nothing: decoders bring all levels to one size, which the first has."""
+    changing = {}
+    for axis, (places, weights) in tables.items():
+        first = places.reshape(len(places), -1)[:, 0]
+        whole = weights is None or bool((weights[:, 0] == 1).all())
+        if not (whole and np.array_equal(first, np.arange(x.shape[axis]))):
+            changing[axis] = places, weights
+    return sample(x, changing) if changing else x
