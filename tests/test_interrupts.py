@@ -44,9 +44,9 @@ class Hangs:
     def __init__(self, plan):
         self.plan, self.workspace_size = plan, plan.workspace_size
     def enqueue(self, *arguments, **more):
-        note("hanging")
         lock, libc = ctypes.create_string_buffer(128), ctypes.CDLL(None)
         libc.pthread_mutex_lock(lock)
+        note("hanging")
         libc.pthread_mutex_lock(lock)  # as a driver that waits for a kernel without end: no signal wakes it
 
 @hookimpl
@@ -118,6 +118,7 @@ COMMANDS = {
 def test_a_kernel_that_hangs_does_not_hold_a_command(start, tmp_path, words, number):
     job = start(*words)
     wait_for(tmp_path / "hanging", job)
+    time.sleep(0.2)  # until it hangs: what it does in Python before that would end as it should
     job.send_signal(number)
     _, said = job.communicate(timeout=120)
     assert job.returncode == 128 + number
