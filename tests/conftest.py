@@ -66,11 +66,11 @@ def on_a_cpu() -> None:
     """Beside a GPU, too, the device of tests is a CPU, whose kernels and stand-ins they know; a GPU's ask for it."""
     if "CONVDISPATCH_DEVICE" in os.environ:
         return
-    every = _devices(everything=True)
-    if every and _type(every[0]) != "cpu":
+    default = _devices(everything=False)
+    if default and _type(default[0]) != "cpu":
         from convdispatch.device import runtime
 
-        for device in every:
+        for device in _devices(everything=True):
             if _type(device) == "cpu":
                 os.environ["CONVDISPATCH_DEVICE"] = runtime.address(device)
                 break

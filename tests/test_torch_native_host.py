@@ -282,25 +282,30 @@ def test_modes_and_tracers_see_the_operator(asked):
     torch.testing.assert_close(tangent, F.conv2d(torch.ones_like(x), layer.weight, padding=1))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_childs_calls_are_pytorchs(asked):
-    layer, x = torch.nn.Conv2d(8, 16, 3, padding=1), torch.randn(2, 8, 9, 8)
+def right_in_a_child(call) -> bool:
+    """Whether a forked child answers what this process does, and counts why it is PyTorch's."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # OpenMP's threads are not in the child either
     try:
         with torch.no_grad():
-            wanted = [layer(x) for _ in range(3)][-1]
+            wanted = [call() for _ in range(3)][-1]
             child = os.fork()
             if not child:
                 try:
-                    right = (layer(x) - wanted).norm() <= 1e-5 * wanted.norm()
+                    right = (call() - wanted).norm() <= 1e-5 * wanted.norm()
                     said = [each for each in ct.counters()["reasons"] if runtime.FORKED in each]
                     os._exit(0 if right and said else 2)
                 finally:
                     os._exit(1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_childs_calls_are_pytorchs(asked):
+    layer, x = torch.nn.Conv2d(8, 16, 3, padding=1), torch.randn(2, 8, 9, 8)
+    assert right_in_a_child(lambda: layer(x))
 
 
 def test_a_call_that_finds_no_queues_is_pythons_and_counted_once(asked):

@@ -13,13 +13,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
 from test_torch_intraop import here  # noqa: E402, F401 (torch is asked for first)
-from test_torch_native_host import LAST, WRITES, asked  # noqa: E402, F401
+from test_torch_native_fused import Block  # noqa: E402
+from test_torch_native_host import LAST, WRITES, asked, right_in_a_child  # noqa: E402, F401
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch_checks import error  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
-from convdispatch.device import runtime  # noqa: E402
 from convdispatch.torch import functional  # noqa: E402
 from convdispatch.torch.dispatch import native  # noqa: E402
 from convdispatch.torch.weights import _seen  # noqa: E402
@@ -109,17 +109,6 @@ def test_what_is_added_may_lie_otherwise_or_be_shorter(asked):  # noqa: F811
 
 def block():
     """A model of several layers."""
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-            self.two, self.last = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, (3, 1), 2)
-
-        def forward(self, x):
-            y = F.relu(self.norm(self.one(x)) + x)
-            return self.last(F.silu(self.two(y)))
-
     torch.manual_seed(0)
     made = Block().eval()
     made.norm.running_mean.normal_()
@@ -254,19 +243,4 @@ def test_nothing_holds_a_calls_tensors(asked):  # noqa: F811
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_childs_calls_are_pytorchs(asked):  # noqa: F811
     w, x = frozen(16, 8, 3, 3), torch.randn(2, 8, 9, 8)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # OpenMP's threads are not in the child either
-    try:
-        with torch.no_grad():
-            wanted = [functional.fused(x, w, None, None, "relu", 1, 1, 1, 1) for _ in range(3)][-1]
-            child = os.fork()
-            if not child:
-                try:
-                    right = error(functional.fused(x, w, None, None, "relu", 1, 1, 1, 1), wanted.double()) < 1e-5
-                    said = [each for each in ct.counters()["reasons"] if runtime.FORKED in each]
-                    os._exit(0 if right and said else 2)
-                finally:
-                    os._exit(1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    finally:
-        torch.set_num_threads(before)
+    assert right_in_a_child(lambda: functional.fused(x, w, None, None, "relu", 1, 1, 1, 1))

@@ -219,6 +219,8 @@ def test_a_step_with_gradients_ends_what_was_packed():
             values[order[len(order) // 2 - 9 : len(order) // 2 + 9]] += 0.05
         critic.requires_grad_(False)
     assert right(critic, x)
+    with ct.enable():  # by the same kernel, whose error on matrix registers is 5e-6, nothing is left between them
+        assert error(critic(x), copy.deepcopy(critic)(x)) < 1e-6
 
 
 def test_shared_weights():
