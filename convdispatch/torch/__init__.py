@@ -28,7 +28,7 @@ with collection_put_off():  # PyTorch is asked for first
         conv_transpose2d,
         conv_transpose3d,
     )
-    from .fusion.conversion import Fusion, convert, fusion
+    Fusion=convert=fusion=None
     from .warmup import prepare
 
 if TYPE_CHECKING:

@@ -1,79 +1,45 @@
-"""A PyTorch model as a net of ours: its operators for given shapes, by make_fx, each as ours on ours' tensors.
+"""A graph of ATen operators as a net of ours: each operator computed by our counterpart on our tensors.
 
-What has no counterpart raises Missing, with the operator's name: then the model runs by PyTorch, layer by layer.
+What has no counterpart raises Missing, with the operator's name.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ...api.activations import ACTIVATIONS, Torch
 from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
-from .answers import Views
 from .formats import formats_known, of_its_type, order_of
-from .model_state import unlogged
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
 
-__all__ = ["Missing", "net_of"]
+__all__ = ["AtenNet", "Missing"]
 
 
-def net_of(
-    model: Callable[..., Any], inputs: Sequence[torch.Tensor], queue: Any, math: str, dtype: torch.dtype | None = None
-) -> _Net:
-    """What computes ``model`` on tensors of ours, for ``inference.build``; its numbers are ``dtype``, else the inputs'.
+class AtenNet:
+    """What computes a graph on tensors of ours, for ``inference.build``.
 
     It takes ``feeds(given)`` of ``given(inputs)``: the inputs, and what PyTorch makes of integers among them before. It
-    answers the tensors that are computed, as a tuple; ``whole`` makes of them what the model answers, in whatever
-    structure, where inputs may be too, and numbers. Nothing is computed: the model runs on PyTorch's fake tensors, so
-    nothing of it can depend on values.
-    Raises Missing, and whatever the model raises.
+    returns the tensors that are computed, as a tuple; ``results`` makes the graph's results of them. ``check`` comes first.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    structure: list[Any] = []
-
-    def flat(*given: torch.Tensor) -> list[Any]:
-        leaves, spec = tree_flatten(model(*given))
-        structure[:] = [spec]
-        return leaves
-
-    def trace(function: Callable[..., Any]) -> torch.fx.GraphModule:
-        return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)  # type: ignore[no-any-return]
-
-    pure = functools.partial(torch.func.functionalize, remove="mutations")
-    with torch.no_grad(), unlogged():
-        try:
-            traced = trace(pure(flat))
-        except GuardOnDataDependentSymNode:  # functionalize hides that tensors are fake from code that asks for it
-            traced = trace(pure(trace(flat)))
-    traced.graph.eliminate_dead_code(lambda node: node.is_impure() and not _draws(node))
-    net = _Net(traced, queue, math, structure[0])
-    net.check(dtype or inputs[0].dtype)
-    return net
-
-
-class _Net:
     training = False
 
-    def __init__(self, traced: torch.fx.GraphModule, queue: Any, math: str, structure: TreeSpec) -> None:
+    def __init__(self, traced: torch.fx.GraphModule, queue: Any, math: str) -> None:
+        """``traced`` has static sizes, and its weights as attributes."""
         self.graph, self.root, self.queue, self.math = traced.graph, traced, queue, math
-        self._structure = structure
-        self._answers = list(traced.graph.output_node().args[0])
-        """What the model answers, flat: nodes, or what is no tensor."""
+        self._results = list(traced.graph.output_node().args[0])
+        """The graph's results: nodes, or what is no tensor."""
         self._prologue = Prologue(traced.graph)
         self._computed: dict[torch.fx.Node, int] = {}
-        """By what is computed, its place in the answer of a call."""
+        """By what is computed, its position among the results of a call."""
         self._orders: list[tuple[int, ...] | None] = []
         """For each of these, its axes as they lie in memory where that is not their order, as of channels last."""
         self._constants: dict[Any, torch.Tensor] = {}
@@ -119,15 +85,11 @@ class _Net:
                 if part in self._constants and name not in DEQUANTIZING:
                     self._constants[part] = of_its_type(self._constants[part], dtype, name)
         self._prologue.finish(self.root, self._constants, dtype)
-        asked = (a for a in self._answers if isinstance(a, torch.fx.Node) and a.op != "placeholder")
-        computed = list(dict.fromkeys(each for each in asked if each not in self._prologue))
-        try:
-            self._views = Views([each for each in computed if each not in self._constants])
-        except (RuntimeError, ValueError) as error:
-            raise Missing(f"answers share memory, and do not lie here as there ({error})") from None
-        self._computed = {node: place for place, node in enumerate(dict.fromkeys(map(self._views.root, computed)))}
-        if not self._computed or any(each in self._constants for each in self._computed):
-            raise Missing("the model answers no tensor that it computes, or one that is the same for all inputs")
+        asked = (a for a in self._results if isinstance(a, torch.fx.Node) and a.op != "placeholder")
+        computed = dict.fromkeys(each for each in asked if each not in self._prologue and each not in self._constants)
+        self._computed = {node: place for place, node in enumerate(computed)}
+        if not self._computed:
+            raise Missing("the graph returns no tensor that a form computes")
         given = [each.meta["val"] for each in self.graph.nodes if each.op == "placeholder"]
         known = formats_known(self.graph, [*given, *self._constants.values()])
         self._orders = [order_of(each.meta["val"]) if known else None for each in self._computed]
@@ -136,9 +98,9 @@ class _Net:
         """Whether an answer may lie in memory otherwise than its axes follow: fake tensors lie where others do not."""
         return any(order is not None for order in self._orders)
 
-    def lie_as(self, answer: Any) -> None:
-        """Lets answers lie in memory as the model's own does."""
-        for node, own in zip(self._answers, tree_flatten(answer)[0], strict=True):
+    def lie_as(self, results: Sequence[Any]) -> None:
+        """Lets results lie in memory as these, the graph's own, do."""
+        for node, own in zip(self._results, results, strict=True):
             if node in self._computed:
                 self._orders[self._computed[node]] = order_of(own)
 
@@ -165,21 +127,16 @@ class _Net:
                 known[node] = operation(self, *_mapped(node.args, value), **_mapped(node.kwargs, value))
         raise AssertionError("a graph ends with its output")
 
-    def whole(self, computed: Sequence[Any], given: dict[torch.fx.Node, torch.Tensor]) -> Any:
-        """What the model answers, of what is computed and given; an answer that is an input is that very one."""
-
-        laid = [
-            each if order is None else each.permute(*map(order.index, range(len(order))))
-            for each, order in zip(computed, self._orders, strict=True)
+    def results(self, computed: Sequence[Any], given: dict[torch.fx.Node, torch.Tensor]) -> list[Any]:
+        """The graph's results, of what is computed and given; a result that is an input is that very one."""
+        known = dict(given)
+        for node, each, order in zip(self._computed, computed, self._orders, strict=True):
+            known[node] = each if order is None else each.permute(*map(order.index, range(len(order))))
+        constants = self._constants
+        return [
+            (known[each] if each in known else constants[each].clone()) if isinstance(each, torch.fx.Node) else each
+            for each in self._results
         ]
-        known = dict(zip(self._computed, laid, strict=True))
-
-        def value(answer: Any) -> Any:
-            if not isinstance(answer, torch.fx.Node):
-                return answer
-            return self._views(answer, known) if self._views.root(answer) in known else given[answer]
-
-        return tree_unflatten([value(each) for each in self._answers], self._structure)
 
     def put(self, constant: Any) -> Any:
         """A constant on the device, once; a tensor of ours, or no tensor, as it is."""
@@ -214,7 +171,7 @@ def _mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
 
 
 @operator("convdispatch.fused_convolution.default")
-def _fused(net: _Net, x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> Tensor:
+def _fused(net: AtenNet, x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> Tensor:
     if residual is not None and not isinstance(residual, Tensor):
         raise Missing("a constant is added")
     geometry = dict(zip(("stride", "padding", "dilation", "groups"), rest, strict=True))
@@ -226,7 +183,7 @@ def _fused(net: _Net, x: Any, w: Any, bias: Any, residual: Any, activation: Any,
 
 @operator("convdispatch.convolution.default", "aten.convolution.default")
 def _convolution(
-    net: _Net, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, g: int
+    net: AtenNet, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, g: int
 ) -> Tensor:
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": g, "math": net.math}
     if transposed:
@@ -238,41 +195,41 @@ def _convolution(
 
 
 @operator("aten.addmm.default")
-def _addmm(net: _Net, bias: Any, x: Any, w: Any) -> Tensor:
+def _addmm(net: AtenNet, bias: Any, x: Any, w: Any) -> Tensor:
     if not isinstance(w, torch.Tensor) or not isinstance(bias, torch.Tensor) or bias.ndim != 1:
         raise Missing("a matrix product of two computed tensors")
     return net.integers.product(net, x, w, bias) or functional.linear(x, net.put(w.t().contiguous()), net.put(bias))
 
 
 @operator("aten.mm.default")
-def _mm(net: _Net, x: Any, w: Any) -> Tensor:
+def _mm(net: AtenNet, x: Any, w: Any) -> Tensor:
     if not isinstance(w, torch.Tensor):
         raise Missing("a matrix product of two computed tensors")
     return net.integers.product(net, x, w, None) or functional.linear(x, net.put(w.t().contiguous()))
 
 
 @operator("aten.linear.default")
-def _linear(net: _Net, x: Any, w: Any, bias: Any = None) -> Tensor:
+def _linear(net: AtenNet, x: Any, w: Any, bias: Any = None) -> Tensor:
     if len(x.shape) != 2 or not isinstance(w, torch.Tensor):
         raise Missing("a linear map of more than two axes")
     return net.integers.product(net, x, w, bias) or functional.linear(x, net.put(w), net.put(bias))
 
 
 @operator("aten._native_batch_norm_legit_no_training.default")
-def _batch_norm(net: _Net, x: Any, w: Any, b: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
+def _batch_norm(net: AtenNet, x: Any, w: Any, b: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
     given = (torch.ones_like(mean) if w is None else w, torch.zeros_like(mean) if b is None else b, mean, variance)
     return (functional.batch_norm(x, *map(net.put, given), training=False, epsilon=eps),)
 
 
 @operator("aten.native_batch_norm.default")
-def _native(net: _Net, x: Any, w: Any, b: Any, mean: Any, variance: Any, training: bool, *rest: float) -> Any:
+def _native(net: AtenNet, x: Any, w: Any, b: Any, mean: Any, variance: Any, training: bool, *rest: float) -> Any:
     if training:
         return aten_norms.of_the_batch(net, x, w, b, mean, variance, *rest)
     return _batch_norm(net, x, w, b, mean, variance, *rest)
 
 
 @operator("<built-in function getitem>")
-def _item(net: _Net, values: Any, number: int) -> Any:
+def _item(net: AtenNet, values: Any, number: int) -> Any:
     if number >= len(values):
         raise Missing("more than an operator's first result")
     return values[number]
@@ -280,7 +237,7 @@ def _item(net: _Net, values: Any, number: int) -> Any:
 
 @operator("aten.max_pool2d_with_indices.default")
 def _max_pool(
-    net: _Net, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
+    net: AtenNet, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
 ) -> Any:
     kernel, stride, padding, dilation = map(_pair, (kernel, stride or kernel, padding, dilation))
     return (functional.max_pool(x, kernel, stride, padding, dilation=dilation, ceil_mode=ceil),)
@@ -288,7 +245,7 @@ def _max_pool(
 
 @operator("aten.avg_pool2d.default")
 def _avg_pool(
-    net: _Net,
+    net: AtenNet,
     x: Any,
     kernel: Any,
     stride: Any = (),
@@ -309,12 +266,12 @@ def _pair(values: Any) -> tuple[int, int]:
 
 
 @operator("aten._adaptive_avg_pool2d.default")
-def _adaptive(net: _Net, x: Any, size: Any) -> Tensor:
+def _adaptive(net: AtenNet, x: Any, size: Any) -> Tensor:
     return functional.adaptive_avg_pool(x, _pair(size))
 
 
 @operator("aten.mean.dim")
-def _mean(net: _Net, x: Any, axes: Any, keepdim: bool = False) -> Tensor:
+def _mean(net: AtenNet, x: Any, axes: Any, keepdim: bool = False) -> Tensor:
     axes = tuple(sorted(axis % x.ndim for axis in axes)) if axes else tuple(range(x.ndim))
     if axes == (2, 3) and x.ndim == 4:
         y = functional.adaptive_avg_pool(x, 1)
@@ -323,7 +280,7 @@ def _mean(net: _Net, x: Any, axes: Any, keepdim: bool = False) -> Tensor:
 
 
 @operator("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
-def _view(net: _Net, x: Any, shape: Any) -> Tensor:
+def _view(net: AtenNet, x: Any, shape: Any) -> Tensor:
     known = 1
     for size in shape:
         known *= size if size != -1 else 1
@@ -334,35 +291,35 @@ def _view(net: _Net, x: Any, shape: Any) -> Tensor:
 
 
 @operator("aten.clone.default", "aten.detach.default", "aten.alias.default", "aten.contiguous.default")
-def _same(net: _Net, x: Any, memory_format: Any = None) -> Tensor:
+def _same(net: AtenNet, x: Any, memory_format: Any = None) -> Tensor:
     return x
 
 
 @operator("aten.cat.default")
-def _cat(net: _Net, tensors: Any, axis: int = 0) -> Tensor:
+def _cat(net: AtenNet, tensors: Any, axis: int = 0) -> Tensor:
     some = [each for each in tensors if tuple(each.shape) != (0,)]  # PyTorch skips these, whatever the others' shapes
     return functional.concatenate([net.put(each) for each in some], axis % some[0].ndim)
 
 
 @operator("aten.permute.default")
-def _permute(net: _Net, x: Any, axes: Any) -> Tensor:
+def _permute(net: AtenNet, x: Any, axes: Any) -> Tensor:
     return x.transpose(*(axis % x.ndim for axis in axes))
 
 
 @operator("aten.transpose.int")
-def _transpose(net: _Net, x: Any, one: int, other: int) -> Tensor:
+def _transpose(net: AtenNet, x: Any, one: int, other: int) -> Tensor:
     axes = list(range(x.ndim))
     axes[one], axes[other] = axes[other], axes[one]
     return x.transpose(*axes)
 
 
 @operator("aten._softmax.default")
-def _softmax(net: _Net, x: Any, axis: int, half_to_float: bool) -> Tensor:
+def _softmax(net: AtenNet, x: Any, axis: int, half_to_float: bool) -> Tensor:
     return functional.softmax(x, axis)
 
 
 def _two(text: str) -> Callable[..., Tensor]:
-    def operation(net: _Net, x: Any, y: Any, alpha: Any = 1) -> Tensor:
+    def operation(net: AtenNet, x: Any, y: Any, alpha: Any = 1) -> Tensor:
         if alpha != 1:
             return apply(text.replace("y", "(y * a)"), x=net.put(x), y=net.put(y), a=float(alpha))
         return apply(text, x=net.put(x), y=net.put(y))
@@ -373,7 +330,7 @@ def _two(text: str) -> Callable[..., Tensor]:
 def _activation(name: str, theirs: Torch) -> Callable[..., Tensor]:
     """One of the table's: its numbers come first, then arguments of which only one value is ours."""
 
-    def operation(net: _Net, x: Any, *given: Any, **named: Any) -> Tensor:
+    def operation(net: AtenNet, x: Any, *given: Any, **named: Any) -> Tensor:
         values = {**theirs.attributes, **theirs.only, **dict(zip([*theirs.attributes, *theirs.only], given)), **named}
         for key, value in theirs.only.items():
             if values[key] != value:

@@ -31,7 +31,7 @@ from ...selection import dispatch
 from .. import counting
 from ..dispatch import engine
 from ..weights import promise
-from .answers import attributes, copies, marks
+
 from .model_state import unlogged
 from .tracing import written
 

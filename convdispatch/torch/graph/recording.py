@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from . import cuda_graphs
-from .answers import marks, opened
+
 from .forms import FORMS, Forms
 from .model_state import State, by_layers, served, watched
 from .python_state import PythonState, drawn_numbers, drawn_since

@@ -1,0 +1,94 @@
+"""Which inputs of a graph are constant weights, and whether they still hold what was packed.
+
+Dynamo guards no values. So an input is taken for constant only where packing it pays: the operands of convolutions,
+matrix products and norms, and what these are computed of. Everything else (masks, tables, statistics) is read anew at
+each call. Writes to a constant are told by PyTorch's version counter, the tensor's address, reads of a parameter's
+``.data`` (``data_reads``), and for views that somebody keeps by a sample of the memory (``sampled``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..data_reads import Reads
+from ..sampled import Sample, together
+
+__all__ = ["Constants", "packed_inputs"]
+
+_WEIGHT_OPERANDS: dict[str, tuple[int, ...]] = {
+    "aten.convolution.default": (1, 2),
+    "convdispatch.convolution.default": (1, 2),
+    "convdispatch.fused_convolution.default": (1, 2),
+    "aten.addmm.default": (0, 2),
+    "aten.mm.default": (1,),
+    "aten.bmm.default": (1,),
+    "aten.linear.default": (1, 2),
+    "aten._native_batch_norm_legit_no_training.default": (1, 2, 3, 4),
+    "aten.native_batch_norm.default": (1, 2, 3, 4),
+    "aten.native_layer_norm.default": (2, 3),
+    "aten.native_group_norm.default": (1, 2),
+    "aten.embedding.default": (0,),
+}
+"""By operator, the positions of operands that a form packs or folds."""
+_version = operator.attrgetter("_version")
+
+
+def packed_inputs(graph: fx.GraphModule, static: Sequence[int]) -> list[int]:
+    """The positions of inputs among ``static`` that only reach weight operands, directly or through operators on other
+    such inputs: they are constants of a form. Quantized weights are among them."""
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    allowed = {placeholders[place] for place in static if _is_tensor(placeholders[place])}
+    sources: dict[fx.Node, set[fx.Node]] = {node: {node} for node in allowed}
+    """For each value that is computed of static inputs alone: these inputs."""
+    for node in graph.graph.nodes:
+        parts = node.all_input_nodes
+        if node.op == "call_function" and parts and all(part in sources for part in parts):
+            sources[node] = set().union(*(sources[part] for part in parts))
+    packed: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        if node in sources:
+            continue
+        for place in _WEIGHT_OPERANDS.get(str(node.target), ()):
+            if place < len(node.args) and node.args[place] in sources:
+                packed |= sources[node.args[place]]
+    return [place for place, node in enumerate(placeholders) if node in packed]
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+class Constants:
+    """Weights as they were when a form packed them."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.forget_reads()
+        samples = [Sample.of(each) for each in tensors]
+        self._same_samples = together([sample for sample in samples if sample is not None])
+        self._memory = self._versions_and_addresses()
+
+    @staticmethod
+    def can_watch(tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether writes to the tensors are noticed: those made in inference mode do not count them."""
+        return not any(each.is_inference() or each.layout is not torch.strided for each in tensors)
+
+    def _versions_and_addresses(self) -> list[int]:
+        return [*map(_version, self.tensors), *map(torch.Tensor.data_ptr, self.tensors)]
+
+    def unchanged(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the same tensors, with the values that were packed as far as can be told."""
+        if not all(map(operator.is_, tensors, self.tensors)):
+            return False
+        if self._versions_and_addresses() != self._memory:
+            return False
+        return not any(reads.since() for reads in self._reads) and self._same_samples()
+
+    def forget_reads(self) -> None:
+        """Count no read of ``.data`` so far as a write: PyTorch reads it when it traces a graph of these tensors."""
+        self._reads = [Reads(each) for each in self.tensors if isinstance(each, torch.nn.Parameter)]

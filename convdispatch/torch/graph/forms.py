@@ -1,0 +1,220 @@
+"""Inference forms of one graph of Dynamo's: a recorded program for each set of input shapes, least recently used first.
+
+``GraphForms`` is what the back end returns for a graph without gradients on a CPU. It is called with the graph's flat
+inputs. Those that are weights (``constants``) are packed into the form; the form holds for as long as they are
+unchanged. A call that has no form runs the graph operator by operator, by ``unfused``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...api.errors import ConvDispatchError, ConvDispatchWarning
+from ...api.policy import policy
+from ...calls.framework.fallback import Fallback
+from ...calls.framework.host import cpu_device
+from ...device import runtime
+from .. import counting, ranks
+from ..dispatch import engine
+from ..dispatch.routing import settings_in_force
+from ..geometry import DTYPES, FORMATS
+from ..settings import DEFAULT, math_of, policy_of, switches
+from .aten_net import AtenNet, Missing
+from .constants import Constants, packed_inputs
+from .specialised import specialised
+
+__all__ = ["MAX_FORMS", "Form", "GraphForms", "by_operators"]
+
+MAX_FORMS = 8
+"""Forms of one graph; the least recently used one is freed for a ninth."""
+CHECK = "CONVDISPATCH_CHECK"
+"""Environment variable: "1" compares each form's first result with the graph's own, computed by PyTorch."""
+MAX_DIFFERENCE = 1e-3
+"""Largest relative difference (norm) between a form's first result and PyTorch's, under ``CONVDISPATCH_CHECK=1``."""
+_TYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+class _Thread(threading.local):
+    by_operators = 0
+
+
+_thread = _Thread()
+
+
+class by_operators:  # noqa: N801  (used as a function)
+    """Context in which this thread's graphs run operator by operator, without forms."""
+
+    def __enter__(self) -> None:
+        _thread.by_operators += 1
+
+    def __exit__(self, *_: Any) -> None:
+        _thread.by_operators -= 1
+
+
+class Form:
+    """A recorded program and what surrounds it: ``form(inputs)`` returns the graph's results."""
+
+    def __init__(self, net: AtenNet, program: Any) -> None:
+        self._net, self._program = net, program
+        self._layout, self._solvers = program.layout, _solvers(program)
+
+    def __str__(self) -> str:
+        program = self._program
+        return f"{program.layout or 'as traced'}, {program.commands} commands, {len(self._solvers)} convolutions"
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        given = self._net.given(inputs)
+        computed = self._program(*(each.detach().contiguous() for each in self._net.feeds(given)))
+        if self._program.layout != self._layout:  # another form of the same net has proved faster meanwhile
+            self._layout, self._solvers = self._program.layout, _solvers(self._program)
+        counting.several("convolution", self._solvers)
+        return self._net.results(computed, given)
+
+
+def _solvers(program: Any) -> list[str]:
+    return [layer.solver for layer in program.layers if layer.problem is not None]
+
+
+class GraphForms:
+    """A graph's callable: ``forms(inputs)`` takes the flat inputs of ``graph`` as a list and returns its flat results.
+
+    ``static`` holds the positions of inputs that are the model's own tensors. Safe from several threads; the forms of
+    one graph run one at a time.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, graph: fx.GraphModule, static: Sequence[int], unfused: Callable[..., Any]) -> None:
+        self._graph, self._unfused = graph, unfused
+        self._packed = packed_inputs(graph, static)
+        packed = set(self._packed)
+        count = sum(node.op == "placeholder" for node in graph.graph.nodes)
+        self._dynamic = [place for place in range(count) if place not in packed]
+        self._constants: Constants | None = None
+        self._forms: OrderedDict[Any, Form | str] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def descriptions(self) -> dict[str, str]:
+        """By the inputs' shapes: the form, or the reason why there is none."""
+        return {_shapes_of(key): str(form) for key, form in list(self._forms.items())}
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        with self._lock:
+            form = self._find(inputs)
+            if form is not None:
+                dynamic = [inputs[place] for place in self._dynamic]
+                inputs.clear()
+                return form([each for each in dynamic if isinstance(each, torch.Tensor)])
+        return self._unfused(inputs)
+
+    def _find(self, inputs: Sequence[Any]) -> Form | None:
+        """The form for a call, built now where its shapes are new; None where the call runs operator by operator."""
+        dynamic = [inputs[place] for place in self._dynamic]
+        tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
+        settings = settings_in_force() or DEFAULT
+        if not _can_serve(tensors) or settings.min_flops is not None:
+            return None
+        if not self._unchanged([inputs[place] for place in self._packed]):
+            return None
+        switched = switches(False)
+        chosen = policy_of(settings, switched)
+        dtype = _dtype(tensors, self._constants.tensors if self._constants else ())
+        key = (tuple(map(_kind, dynamic)), math_of(settings, switched, DTYPES[dtype]), chosen)
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = self._build(inputs, dynamic, key, dtype)
+            while len(self._forms) > MAX_FORMS:
+                self._forms.popitem(last=False)
+        self._forms.move_to_end(key)
+        return None if isinstance(form, str) else form
+
+    def _unchanged(self, constants: list[torch.Tensor]) -> bool:
+        """Whether the weights are those of the forms. A call that finds other weights drops the forms and runs operator
+        by operator: weights that change at each call are not worth packing."""
+        if self._constants is not None:
+            if self._constants.unchanged(constants):
+                return True
+            self._constants = None
+            self._forms.clear()
+            return False
+        if not Constants.can_watch(constants):
+            return False
+        self._constants = Constants(constants)
+        return True
+
+    def _build(self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype) -> Form | str:
+        from ... import inference
+
+        _, math, chosen = key
+        tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
+        try:
+            queue = runtime.queue(cpu_device())
+            graph = specialised(self._graph, inputs, self._packed)
+            if self._constants is not None:
+                self._constants.forget_reads()
+            net = AtenNet(graph, queue, math)
+            net.check(dtype)
+            if net.lies_otherwise():
+                net.lie_as(self._unfused(list(inputs)))
+            with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
+                fed = net.feeds(net.given(tensors))
+                # Timing chooses the layout, and each process may find another one faster.
+                layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
+                shapes, dtypes = [tuple(x.shape) for x in fed], [DTYPES[x.dtype] for x in fed]
+                form = Form(
+                    net, inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True)
+                )
+        except (Missing, Fallback, ConvDispatchError) as error:
+            return str(error).splitlines()[0]
+        if os.environ.get(CHECK) == "1":
+            self._compare(form, inputs, tensors)
+        return form
+
+    def _compare(self, form: Form, inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Raises ConvDispatchError where a form's results are not the graph's own."""
+        for ours, own in zip(form(tensors), self._graph(*inputs), strict=True):
+            if not isinstance(own, torch.Tensor):
+                continue
+            difference = (ours.double() - own.double()).norm() / own.double().norm().clamp_min(1e-30)
+            if difference > MAX_DIFFERENCE:
+                raise ConvDispatchError(
+                    f"{CHECK}: a form's result differs from PyTorch's by {difference:.1e} of its norm (at most "
+                    f"{MAX_DIFFERENCE:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: please report it"
+                )
+
+
+def _can_serve(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a form can run: plain tensors in the host's memory, and nobody who watches operators as they run."""
+    if not tensors or _thread.by_operators or ranks.many() or engine.watched() or runtime.forked:
+        return False
+    for x in tensors:
+        if x.device.type != "cpu" or x.dtype not in _TYPES or type(x) not in (torch.Tensor, torch.nn.Parameter):
+            return False
+        if x.layout is not torch.strided or x.is_neg() or x.numel() == 0:
+            return False
+    return True
+
+
+def _kind(x: Any) -> Any:
+    """What a form depends on of an input: channels last inputs make channels last results."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    channels_last = x.ndim in FORMATS and not x.is_contiguous() and x.is_contiguous(memory_format=FORMATS[x.ndim])
+    return tuple(x.shape), x.dtype, channels_last
+
+
+def _dtype(tensors: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]) -> torch.dtype:
+    """The type that a form computes in: the first floating input's, else the weights'."""
+    found = (x.dtype for x in (*tensors, *constants) if x.dtype in DTYPES)
+    return next(found, torch.get_default_dtype())
+
+
+def _shapes_of(key: Any) -> str:
+    return " ".join("x".join(map(str, kind[0])) for kind in key[0] if isinstance(kind, tuple))
