@@ -28,7 +28,8 @@ with collection_put_off():  # PyTorch is asked for first
         conv_transpose2d,
         conv_transpose3d,
     )
-    Fusion=convert=fusion=None
+    from .graph.conversion import convert
+    from .graph.report import Fusion, fusion
     from .warmup import prepare
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["Reads", "unwatch"]
+__all__ = ["Reads"]
 
 _reads: dict[int, int] = {}
 """By the id of a parameter that is watched: how often its ``.data`` was read."""
+_watchers: dict[int, int] = {}
+"""By the same: how many ``Reads`` watch it. No weak reference is held: PyTorch swaps no tensor that has one."""
 _aliases: dict[int, Any] = {}
 """By the same: what was handed out last, held weakly. While somebody has it, it may be written any time."""
-_finalizers: dict[int, Any] = {}
-"""By the same: what forgets it when it goes."""
 _DATA: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
 
 
@@ -37,22 +37,9 @@ def _replace(parameter: torch.Tensor, data: torch.Tensor) -> None:
         _reads[id(parameter)] += 1
 
 
-def _forget(key: int) -> None:
-    _reads.pop(key, None)
-    _aliases.pop(key, None)
-    _finalizers.pop(key, None)
-
-
-def unwatch(parameter: torch.Tensor) -> None:
-    """Hold nothing of the parameter any more, not even weakly; what is asked of it next answers that it was read."""
-    finalizer = _finalizers.get(id(parameter))
-    if finalizer is not None:
-        finalizer.detach()
-        _forget(id(parameter))
-
-
 class Reads:
-    """``since()`` tells whether ``.data`` of a parameter was read since this was made. Does not hold the parameter."""
+    """``since()`` tells whether ``.data`` of a parameter was read since this was made. Does not hold the parameter: one
+    that takes a dead one's id at worst counts as read."""
 
     __slots__ = ("_key", "_seen")
 
@@ -60,9 +47,16 @@ class Reads:
         if "data" not in torch.nn.Parameter.__dict__:
             torch.nn.Parameter.data = property(_read, _replace, doc=_DATA.__doc__)  # type: ignore[assignment,misc]
         self._key = id(parameter)
-        if self._key not in _reads:
-            _finalizers[self._key] = weakref.finalize(parameter, _forget, self._key)
+        _watchers[self._key] = _watchers.get(self._key, 0) + 1
         self._seen = _reads.setdefault(self._key, 0)
+
+    def __del__(self) -> None:
+        left = _watchers.get(self._key, 0) - 1
+        if left > 0:
+            _watchers[self._key] = left
+            return
+        for table in (_watchers, _reads, _aliases):
+            table.pop(self._key, None)
 
     def since(self) -> bool:
         """Also while what was read then is held by somebody."""

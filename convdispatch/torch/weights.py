@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..selection.prepared import Constant
-from .data_reads import Reads, unwatch
+from .data_reads import Reads
 from .sampled import Sample
 
 
@@ -79,7 +79,6 @@ def _forget_before_swaps() -> None:
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
         for tensor in (t1, t2):
             _seen.pop(id(tensor), None)
-            unwatch(tensor)
         swap(t1, t2)
 
     swap_tensors.forgets_weights = True  # type: ignore[attr-defined]

@@ -48,6 +48,7 @@ class AtenNet:
 
     def check(self, dtype: torch.dtype) -> None:
         """Raises Missing for an operator, a type or an answer that is not there; works out constants."""
+        self._dtype = dtype
         places: set[torch.fx.Node] = set()
         for node in self.graph.nodes:
             if node.op == "get_attr":
@@ -90,6 +91,9 @@ class AtenNet:
         self._computed = {node: place for place, node in enumerate(computed)}
         if not self._computed:
             raise Missing("the graph returns no tensor that a form computes")
+        for node in self._prologue.feeds:
+            if node.meta["val"].dtype != dtype and node.meta["val"].ndim:
+                raise Missing(f"an input of {node.meta['val'].dtype} beside numbers of {dtype}")
         given = [each.meta["val"] for each in self.graph.nodes if each.op == "placeholder"]
         known = formats_known(self.graph, [*given, *self._constants.values()])
         self._orders = [order_of(each.meta["val"]) if known else None for each in self._computed]
@@ -109,8 +113,9 @@ class AtenNet:
         return self._prologue(inputs)
 
     def feeds(self, given: dict[torch.fx.Node, torch.Tensor]) -> list[torch.Tensor]:
-        """What this net takes of it."""
-        return [given[node] for node in self._prologue.feeds]
+        """What this net takes of it, of the type that it computes in: PyTorch's number of another type has no say."""
+        fed = (given[node] for node in self._prologue.feeds)
+        return [x if x.ndim or x.dtype == self._dtype else x.to(self._dtype) for x in fed]
 
     def __call__(self, *tensors: Tensor) -> Any:
         known: dict[Any, Any] = dict(zip(self._prologue.feeds, tensors, strict=True))

@@ -12,6 +12,8 @@ from .quantized import Missing
 
 __all__ = ["formats_known", "of_its_type", "order_of"]
 
+_FORMATS = (torch.channels_last, torch.channels_last_3d)
+
 
 def of_its_type(constant: torch.Tensor, dtype: torch.dtype, operator: str) -> torch.Tensor:
     """A constant as an operator whose numbers are ``dtype`` takes it: one number alone has no say in a result's type.
@@ -24,11 +26,13 @@ def of_its_type(constant: torch.Tensor, dtype: torch.dtype, operator: str) -> to
 
 
 def formats_known(graph: fx.Graph, given: Sequence[Any]) -> bool:
-    """Whether answers lie as the model's own: channels lie last in what is ``given``, inputs or weights, and no
+    """Whether answers lie as the model's own: channels lie last in what is ``given``, inputs or weights, or an operator
+    asks for it, and no
     convolution took in the sum with what lies otherwise. A graph of fused layers may make other formats of what is
     contiguous; then answers are contiguous, which all code takes."""
     pictures = (x for x in given if isinstance(x, torch.Tensor) and x.ndim > 3)
-    return any(map(order_of, pictures)) and not any(map(_of_two_formats, graph.nodes))
+    asked = any(node.kwargs.get("memory_format") in _FORMATS for node in graph.nodes)
+    return (asked or any(map(order_of, pictures))) and not any(map(_of_two_formats, graph.nodes))
 
 
 def _of_two_formats(node: fx.Node) -> bool:

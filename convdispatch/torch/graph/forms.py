@@ -28,7 +28,7 @@ from ..geometry import DTYPES, FORMATS
 from ..settings import DEFAULT, math_of, policy_of, switches
 from .aten_net import AtenNet, Missing
 from .constants import Constants, packed_inputs
-from .specialised import specialised
+from .specialised import release_fakes, specialised
 
 __all__ = ["MAX_FORMS", "Form", "GraphForms", "by_operators"]
 
@@ -94,6 +94,7 @@ class GraphForms:
     def __init__(self, graph: fx.GraphModule, static: Sequence[int], unfused: Callable[..., Any]) -> None:
         self._graph, self._unfused = graph, unfused
         self._packed = packed_inputs(graph, static)
+        self._is_static = release_fakes(graph)
         packed = set(self._packed)
         count = sum(node.op == "placeholder" for node in graph.graph.nodes)
         self._dynamic = [place for place in range(count) if place not in packed]
@@ -156,7 +157,7 @@ class GraphForms:
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         try:
             queue = runtime.queue(cpu_device())
-            graph = specialised(self._graph, inputs, self._packed)
+            graph = specialised(self._graph, self._is_static, inputs, self._packed)
             if self._constants is not None:
                 self._constants.forget_reads()
             net = AtenNet(graph, queue, math)

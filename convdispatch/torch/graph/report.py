@@ -1,0 +1,39 @@
+"""fusion: what became of the operations of a converted model, graph by graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import nn
+
+__all__ = ["Fusion", "fusion"]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What became of a converted model's graphs."""
+
+    forms: dict[str, str] = field(default_factory=dict)
+    """By module, graph and inputs' shapes: the form that runs, or the reason why the graph runs operator by operator."""
+    breaks: tuple[str, ...] = ()
+    """Where Dynamo could not go on capturing: the line of the model's code, and why."""
+
+    def __str__(self) -> str:
+        lines = [f"form for {what}: {form}" for what, form in self.forms.items()]
+        return "\n".join([*lines, *(f"graph break: {each}" for each in self.breaks)]) or "no call was compiled yet"
+
+
+def fusion(model: nn.Module) -> Fusion:
+    """What ``convert(model, fuse=True)`` did so far, of its result or of a model that holds it."""
+    forms: dict[str, str] = {}
+    breaks: list[str] = []
+    for name, module in model.named_modules():
+        state = module.__dict__.get("_compiled_state")
+        if state is None:
+            continue
+        backend = state.backend
+        for number, graph in enumerate(backend.graphs):
+            where = f"{name or 'the model'}" + (f", graph {number + 1}" if number else "")
+            forms |= {f"{where}, {shapes}": form for shapes, form in graph.descriptions().items()}
+        breaks += backend.breaks
+    return Fusion(forms, tuple(breaks))
