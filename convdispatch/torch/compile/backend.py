@@ -1,8 +1,8 @@
-"""``torch.compile(model, backend="convdispatch")``: what becomes of a graph that Dynamo captured.
+"""``torch.compile(model, backend="convdispatch")``: who computes a graph that Dynamo captured.
 
-AOTAutograd makes forward and backward graphs of ATen operators. On a CPU a graph without gradients runs as inference
-forms (``graph/forms``); all others run operator by operator with our convolutions (``graph/operators``), compiled by
-inductor where a compiler is there.
+A graph that learns, and one whose sizes are symbols on a GPU, is inductor's, with our convolutions in it. All other
+graphs go through AOTAutograd to ``graph/forms``, which makes for each set of shapes an inference form of ours, or has
+inductor compile the graph with its weights frozen. Where there is no compiler, graphs run operator by operator.
 """
 
 from __future__ import annotations
@@ -13,16 +13,30 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.forms import GraphForms
+from ...api.errors import InvalidArgument
+from ..captures import watch_captures
+from ..graph import inductor
+from ..graph.forms import ENGINES, GraphForms
 
 __all__ = ["Backend", "convdispatch"]
+
+_NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"
+"""What PyTorch says of an assertion on values that has no message."""
 
 
 class Backend:
     """The back end of one model: a callable as Dynamo takes it, which knows what it made."""
 
     def __init__(self, mode: str | None = None, options: Mapping[str, Any] | None = None) -> None:
-        self.mode, self.options = mode, dict(options or {})
+        """``mode`` and ``options`` are ``torch.compile``'s; of the options "engine" is ours, the others are inductor's.
+
+        Raises InvalidArgument for an engine that there is not.
+        """
+        others = dict(options or {})
+        self.engine, self.mode = others.pop("engine", None), mode
+        if self.engine is not None and self.engine not in ENGINES:
+            raise InvalidArgument(f"options['engine'] must be one of {', '.join(ENGINES)}, got {self.engine!r}")
+        self.patches = inductor.options_of(mode, others)
         self.graphs: list[GraphForms] = []
         self.breaks: list[str] = []
 
@@ -31,13 +45,24 @@ class Backend:
         from torch._dynamo.backends.common import aot_autograd
 
         keep_assertions(graph)
-        return aot_autograd(fw_compiler=_plain, bw_compiler=_plain, inference_compiler=self._inference)(graph, inputs)
+        tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+        device = next((each.device.type for each in tensors), "cpu")
+        if device == "cuda":
+            watch_captures()
+        learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+        symbols = len(tensors) < len(inputs)
+        if (learns or (symbols and device == "cuda")) and self.engine != "operators" and inductor.available(device):
+            return inductor.compiled(graph, inputs, self.patches)
+        by_operator = inductor.operator_by_operator_compiler
+        return aot_autograd(  # type: ignore[no-any-return]
+            fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference
+        )(graph, inputs)
 
     def _inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         context = torch._guards.TracingContext.try_get()
         metadata = None if context is None else context.fw_metadata
         static = [] if metadata is None else list(metadata.static_input_indices)
-        made = GraphForms(graph, static, _boxed(graph))
+        made = GraphForms(graph, static, self)
         self.graphs.append(made)
         return made
 
@@ -49,19 +74,9 @@ def convdispatch(
     return Backend(mode, options)(graph, inputs)
 
 
-def _plain(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    return _boxed(graph)
-
-
-def _boxed(graph: fx.GraphModule) -> Callable[..., Any]:
-    from torch._functorch.aot_autograd import make_boxed_func
-
-    return make_boxed_func(graph.forward)
-
-
 def keep_assertions(graph: fx.GraphModule) -> None:
     """Give assertions on values a message: AOTAutograd drops those without one as dead code."""
     for node in graph.graph.nodes:
         if node.target is torch._assert_async and len(node.args) == 1 and not node.kwargs:
-            node.args = (*node.args, "Expected Tensor with single nonzero value, but got zero")
+            node.args = (*node.args, _NO_MESSAGE)
     graph.recompile()

@@ -7,10 +7,11 @@ unchanged. A call that has no form runs the graph operator by operator, by ``unf
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,11 +27,12 @@ from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..geometry import DTYPES, FORMATS
 from ..settings import DEFAULT, math_of, policy_of, switches
+from . import inductor
 from .aten_net import AtenNet, Missing
 from .constants import Constants, packed_inputs
 from .specialised import release_fakes, specialised
 
-__all__ = ["MAX_FORMS", "Form", "GraphForms", "by_operators"]
+__all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "InductorForm", "by_operators"]
 
 MAX_FORMS = 8
 """Forms of one graph; the least recently used one is freed for a ninth."""
@@ -38,7 +40,16 @@ CHECK = "CONVDISPATCH_CHECK"
 """Environment variable: "1" compares each form's first result with the graph's own, computed by PyTorch."""
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference (norm) between a form's first result and PyTorch's, under ``CONVDISPATCH_CHECK=1``."""
-_TYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+MAX_COMPILED = 2
+"""Sets of shapes of one graph that inductor compiles, for each takes seconds; further ones run operator by operator."""
+ENGINES = ("form", "inductor", "operators")
+"""What may compute a graph without gradients: a form of ours, inductor with our convolutions, operators one by one."""
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_TYPES = {
+    "cpu": (torch.float32, torch.float64, *_INTEGERS),
+    "cuda": (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS),
+}
+"""By device, the types of inputs for which forms are made."""
 
 
 class _Thread(threading.local):
@@ -82,6 +93,23 @@ def _solvers(program: Any) -> list[str]:
     return [layer.solver for layer in program.layers if layer.problem is not None]
 
 
+class InductorForm:
+    """A graph for one set of shapes as inductor compiles it, its convolutions ours and its weights frozen."""
+
+    def __init__(self, graph: fx.GraphModule, inputs: Sequence[torch.Tensor], patches: Any, why: str) -> None:
+        """``why`` says why there is no form of ours."""
+        self._why = why
+        with torch.inference_mode(False):
+            self._run = inductor.compiled_frozen(graph, [each.detach() for each in inputs], patches)
+
+    def __str__(self) -> str:
+        return "by inductor, convolutions ours" + (f" ({self._why})" if self._why else "")
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        with torch.no_grad():
+            return list(self._run(*inputs))
+
+
 class GraphForms:
     """A graph's callable: ``forms(inputs)`` takes the flat inputs of ``graph`` as a list and returns its flat results.
 
@@ -91,15 +119,17 @@ class GraphForms:
 
     _boxed_call = True
 
-    def __init__(self, graph: fx.GraphModule, static: Sequence[int], unfused: Callable[..., Any]) -> None:
-        self._graph, self._unfused = graph, unfused
+    def __init__(self, graph: fx.GraphModule, static: Sequence[int], backend: Any) -> None:
+        """``backend`` says the "engine", or None for the best one, and inductor's "patches"."""
+        self._graph, self._backend = graph, backend
+        self._unfused = inductor.operator_by_operator(copy.deepcopy(graph))
         self._packed = packed_inputs(graph, static)
         self._is_static = release_fakes(graph)
         packed = set(self._packed)
         count = sum(node.op == "placeholder" for node in graph.graph.nodes)
         self._dynamic = [place for place in range(count) if place not in packed]
         self._constants: Constants | None = None
-        self._forms: OrderedDict[Any, Form | str] = OrderedDict()
+        self._forms: OrderedDict[Any, Form | InductorForm | str] = OrderedDict()
         self._lock = threading.RLock()
 
     def descriptions(self) -> dict[str, str]:
@@ -115,7 +145,7 @@ class GraphForms:
                 return form([each for each in dynamic if isinstance(each, torch.Tensor)])
         return self._unfused(inputs)
 
-    def _find(self, inputs: Sequence[Any]) -> Form | None:
+    def _find(self, inputs: Sequence[Any]) -> Form | InductorForm | None:
         """The form for a call, built now where its shapes are new; None where the call runs operator by operator."""
         dynamic = [inputs[place] for place in self._dynamic]
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
@@ -124,7 +154,8 @@ class GraphForms:
             return None
         if not self._unchanged([inputs[place] for place in self._packed]):
             return None
-        switched = switches(False)
+        on_cuda = tensors[0].is_cuda
+        switched = switches(on_cuda)
         chosen = policy_of(settings, switched)
         dtype = _dtype(tensors, self._constants.tensors if self._constants else ())
         key = (tuple(map(_kind, dynamic)), math_of(settings, switched, DTYPES[dtype]), chosen)
@@ -150,16 +181,43 @@ class GraphForms:
         self._constants = Constants(constants)
         return True
 
-    def _build(self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype) -> Form | str:
+    def _build(self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype) -> Form | InductorForm | str:
+        """What computes the graph for such inputs; in words why nothing but its operators one by one does."""
+        tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
+        wanted = self._backend.engine or ("inductor" if tensors[0].is_cuda else "form")
+        if wanted == "operators":
+            return "operator by operator, as was asked for"
+        why = ""
+        if wanted == "form":
+            made = self._build_form(inputs, tensors, key, dtype)
+            if not isinstance(made, str):
+                return made
+            why = made
+        device = tensors[0].device.type
+        compiled = sum(isinstance(each, InductorForm) for each in self._forms.values())
+        if not inductor.available(device) or compiled >= MAX_COMPILED:
+            return f"operator by operator: {why or f'inductor has no compiler for {device}, or enough shapes'}"
+        graph = specialised(self._graph, self._is_static, inputs, self._packed)
+        self._forget_reads()
+        return InductorForm(graph, tensors, self._backend.patches, why)
+
+    def _forget_reads(self) -> None:
+        if self._constants is not None:
+            self._constants.forget_reads()
+
+    def _build_form(
+        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, dtype: torch.dtype
+    ) -> Form | str:
+        """A form of ours; in words why there is none."""
         from ... import inference
 
         _, math, chosen = key
-        tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
+        if tensors[0].device.type != "cpu":
+            return "forms run on CPUs"
         try:
             queue = runtime.queue(cpu_device())
             graph = specialised(self._graph, self._is_static, inputs, self._packed)
-            if self._constants is not None:
-                self._constants.forget_reads()
+            self._forget_reads()
             net = AtenNet(graph, queue, math)
             net.check(dtype)
             if net.lies_otherwise():
@@ -196,7 +254,7 @@ def _can_serve(tensors: Sequence[torch.Tensor]) -> bool:
     if not tensors or _thread.by_operators or ranks.many() or engine.watched() or runtime.forked:
         return False
     for x in tensors:
-        if x.device.type != "cpu" or x.dtype not in _TYPES or type(x) not in (torch.Tensor, torch.nn.Parameter):
+        if x.device.type not in ("cpu", "cuda") or x.dtype not in _TYPES[x.device.type] or type(x) not in (torch.Tensor, torch.nn.Parameter):
             return False
         if x.layout is not torch.strided or x.is_neg() or x.numel() == 0:
             return False
@@ -208,7 +266,7 @@ def _kind(x: Any) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
     channels_last = x.ndim in FORMATS and not x.is_contiguous() and x.is_contiguous(memory_format=FORMATS[x.ndim])
-    return tuple(x.shape), x.dtype, channels_last
+    return tuple(x.shape), x.dtype, channels_last if x.is_cpu else x.stride(), x.device
 
 
 def _dtype(tensors: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]) -> torch.dtype:

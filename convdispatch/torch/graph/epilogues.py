@@ -1,0 +1,191 @@
+"""Convolutions of a graph of ATen operators, with what follows them, as our operators.
+
+``use_our_operators`` is the pass for graphs that PyTorch's inductor compiles or that run operator by operator: frozen batch
+norms go into the weights (in float64), and a convolution takes in a sum with another tensor and an activation where
+nothing else reads what lies between. Forms have their own fuser (``inference/passes``) and get the graph without this.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...api.activations import ACTIVATIONS
+from ..compile import fused_operator, operators
+
+__all__ = ["fold_batch_norms", "fold_constants", "use_our_operators"]
+
+_aten = torch.ops.aten
+_CONVOLUTIONS = (_aten.convolution.default, torch.ops.convdispatch.convolution.default)
+_BATCH_NORMS = (_aten._native_batch_norm_legit_no_training.default,)
+
+
+def fold_constants(graph: fx.GraphModule) -> None:
+    """Compute what is made of attributes alone, as normalised or converted weights."""
+    known = {node: getattr(graph, str(node.target)) for node in graph.graph.nodes if _is_tensor_attribute(graph, node)}
+    for node in list(graph.graph.nodes):
+        parts = node.all_input_nodes
+        if node.op != "call_function" or not parts or not all(part in known for part in parts):
+            continue
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            continue
+        with torch.no_grad():
+            value = node.target(*fx.map_arg(node.args, known.get), **fx.map_arg(node.kwargs, known.get))
+        if not isinstance(value, torch.Tensor):
+            continue
+        known[node] = value
+        _replace_by_attribute(graph, node, value, f"folded_{node.name}")
+    _clean(graph)
+
+
+def fold_batch_norms(graph: fx.GraphModule) -> None:
+    """Put batch norms of frozen statistics into the convolutions before them, whose result nothing else reads."""
+    for node in list(graph.graph.nodes):
+        if node.target not in _BATCH_NORMS or any(user.target is not operator.getitem for user in node.users):
+            continue
+        convolution, *norm = node.args[:5]
+        results = {user.args[1]: user for user in node.users}
+        if not isinstance(convolution, fx.Node) or convolution.target not in _CONVOLUTIONS or set(results) != {0}:
+            continue
+        tensors = [_constant(graph, each) for each in (*convolution.args[1:3], *norm)]
+        missing = any(t is None and given is not None for t, given in zip(tensors, (*convolution.args[1:3], *norm)))
+        if len(convolution.users) != 1 or missing or convolution.args[6] or tensors[0] is None:
+            continue
+        weight, bias = _folded(*tensors, epsilon=float(node.args[6]))
+        with graph.graph.inserting_before(convolution):
+            names = [_attribute(graph, f"{convolution.name}_{kind}", t) for kind, t in (("weight", weight), ("bias", bias))]
+            convolution.args = (convolution.args[0], *names, *convolution.args[3:])
+        results[0].replace_all_uses_with(convolution)
+    _clean(graph)
+
+
+def _folded(
+    weight: torch.Tensor, bias: Any, scale: Any, shift: Any, mean: torch.Tensor, variance: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A convolution's weight and bias with an affine map of its channels, computed in float64."""
+    factor = 1 / torch.sqrt(variance.double() + epsilon)
+    factor = factor if scale is None else factor * scale.double()
+    moved = ((0 if bias is None else bias.double()) - mean.double()) * factor
+    moved = moved if shift is None else moved + shift.double()
+    folded = (weight.double() * factor.reshape(-1, *[1] * (weight.ndim - 1))).to(weight.dtype)
+    if weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last):
+        folded = folded.contiguous(memory_format=torch.channels_last)
+    return folded, moved.to(weight.dtype)
+
+
+def use_our_operators(graph: fx.Graph) -> int:
+    """Replace convolutions and their gradients by our operators, with the epilogues of those that nothing else reads;
+    the number of convolutions."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    count = 0
+    for node in reversed(list(graph.nodes)):
+        if node.target is _aten.convolution_backward.default:
+            node.target = operators.convolution_backward
+            count += 1
+        elif node.target in _CONVOLUTIONS:
+            count += 1
+            if node.args[6]:  # transposed
+                node.target = operators.convolution
+            else:
+                _fuse(graph, node, order)
+    graph.lint()
+    return count
+
+
+def _fuse(graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> None:
+    last, residual = node, None
+    added = _only_user(last)
+    if added is not None and (other := _residual(added, last, order)) is not None:
+        last, residual = added, other
+    activated, activation = _only_user(last), None
+    if activated is not None and (activation := _activation(activated, last)) is not None:
+        last = activated
+    x, w, bias, stride, padding, dilation, _, _, groups = node.args
+    with graph.inserting_before(last):
+        made = graph.call_function(
+            fused_operator.fused_convolution,
+            (x, w, bias, residual, activation, stride, padding, dilation, groups),
+        )
+    made.meta = dict(last.meta)
+    order[made] = order[last]
+    last.replace_all_uses_with(made)
+    for each in dict.fromkeys((last, added, node)):
+        if each is not None and not each.users and each in order and each is not made:
+            graph.erase_node(each)
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _residual(node: fx.Node, mine: fx.Node, order: dict[fx.Node, int]) -> fx.Node | None:
+    """The other operand of a sum with ``mine``, of the same shape and type."""
+    if node.target is not _aten.add.Tensor or node.kwargs.get("alpha", 1) != 1 or len(node.args) != 2:
+        return None
+    one, other = node.args
+    other = other if one is mine else one
+    if not isinstance(other, fx.Node) or other is mine:
+        return None
+    values = [each.meta.get("val") for each in (other, mine, node)]
+    if not all(isinstance(each, torch.Tensor) for each in values) or len({each.dtype for each in values}) > 1:
+        return None
+    return other if values[0].shape == values[1].shape else None
+
+
+@functools.cache
+def _activations() -> dict[Any, tuple[str, Any]]:
+    found = {}
+    for name, entry in ACTIVATIONS.items():
+        packet = getattr(_aten, entry.torch.function, None) if entry.torch is not None else None
+        if packet is not None:
+            found[packet.default] = name, entry.torch
+    return found
+
+
+def _activation(node: fx.Node, mine: fx.Node) -> str | None:
+    """An operator as ``conv()``'s activation; None where it has none."""
+    known = _activations().get(node.target)
+    if known is None or not node.args or node.args[0] is not mine:
+        return None
+    name, theirs = known
+    names = [*theirs.attributes, *theirs.only]
+    values: dict[str, Any] = {**theirs.attributes, **theirs.only, **dict(zip(names, node.args[1:])), **node.kwargs}
+    if len(node.args) > len(names) + 1 or any(values[key] != value for key, value in theirs.only.items()):
+        return None
+    if any(isinstance(values[key], fx.Node) for key in names):
+        return None
+    numbers = ", ".join(repr(float(values[key])) for key in theirs.attributes)
+    return f"{name}({numbers})" if numbers else name
+
+
+def _is_tensor_attribute(graph: fx.GraphModule, node: fx.Node) -> bool:
+    return node.op == "get_attr" and isinstance(getattr(graph, str(node.target), None), torch.Tensor)
+
+
+def _constant(graph: fx.GraphModule, node: Any) -> torch.Tensor | None:
+    return getattr(graph, str(node.target)) if isinstance(node, fx.Node) and _is_tensor_attribute(graph, node) else None
+
+
+def _attribute(graph: fx.GraphModule, name: str, value: torch.Tensor) -> fx.Node:
+    """A node that reads a tensor that the graph holds from now on."""
+    graph.register_buffer(name, value)
+    node = graph.graph.get_attr(name)
+    node.meta["val"] = value.to("meta")
+    return node
+
+
+def _replace_by_attribute(graph: fx.GraphModule, node: fx.Node, value: torch.Tensor, name: str) -> None:
+    with graph.graph.inserting_before(node):
+        node.replace_all_uses_with(_attribute(graph, name, value))
+
+
+def _clean(graph: fx.GraphModule) -> None:
+    graph.graph.eliminate_dead_code()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+
+

@@ -1,0 +1,90 @@
+"""What PyTorch's inductor compiles for us: everything of a graph but its convolutions, which stay our operators.
+
+On GPUs that is Triton's code between our kernels, on CPUs C++; where the compiler is missing, graphs run operator by
+operator. Nothing is fused twice: our pass takes the epilogues of convolutions first, inductor gets the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .epilogues import fold_batch_norms, fold_constants, use_our_operators
+
+__all__ = ["available", "compiled", "compiled_frozen", "operator_by_operator", "operator_by_operator_compiler", "options_of", "with_our_operators"]
+
+
+@functools.cache
+def available(device: str) -> bool:
+    """Whether inductor can compile for a device: "cpu" needs a C++ compiler, "cuda" Triton."""
+    if device == "cuda":
+        return importlib.util.find_spec("triton") is not None
+    named = os.environ.get("CXX", "").split(" ")[0]
+    return any(shutil.which(each) for each in (named, "g++", "c++", "clang++") if each)
+
+
+def _pass() -> Any:
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    class OurOperators(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            use_our_operators(graph)
+
+        def uuid(self) -> Any:
+            return get_hash_for_files((__file__, use_our_operators.__code__.co_filename))
+
+    return OurOperators()
+
+
+def options_of(mode: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Inductor's configuration for ``torch.compile``'s mode and options."""
+    from torch._inductor import list_mode_options
+
+    patches = dict(list_mode_options(mode)) if mode and mode != "default" else {}
+    return patches | {key.replace("-", "_"): value for key, value in options.items()}
+
+
+def compiled(graph: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any]) -> Callable[..., Any]:
+    """A graph of Dynamo's, forward and where gradients are wanted backward, by inductor with our convolutions."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, inputs, config_patches={**patches, "post_grad_custom_pre_pass": _pass()})  # type: ignore[no-any-return]
+
+
+def with_our_operators(graph: fx.GraphModule) -> fx.GraphModule:
+    """A graph whose weights are attributes, with batch norms folded and our operators; changes the graph."""
+    fold_constants(graph)
+    fold_batch_norms(graph)
+    use_our_operators(graph.graph)
+    graph.recompile()
+    return graph
+
+
+def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], patches: Mapping[str, Any]) -> Any:
+    """An inference graph whose weights are attributes, by inductor, which packs them too where that pays."""
+    from torch._inductor.compile_fx import compile_fx
+
+    graph = with_our_operators(graph)
+    with torch.no_grad():
+        return compile_fx(graph, list(inputs), config_patches={**patches, "freezing": True})
+
+
+def operator_by_operator_compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """AOTAutograd's compiler where there is no other."""
+    return operator_by_operator(graph)
+
+
+def operator_by_operator(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """A boxed function that runs a graph's operators one by one, convolutions by ours."""
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    use_our_operators(graph.graph)
+    graph.recompile()
+    return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
