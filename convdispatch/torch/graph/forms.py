@@ -11,7 +11,7 @@ import copy
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from .aten_net import AtenNet, Missing
 from .constants import Constants, packed_inputs
 from .specialised import release_fakes, specialised
 
-__all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "InductorForm", "by_operators"]
+__all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm", "by_operators"]
 
 MAX_FORMS = 8
 """Forms of one graph; the least recently used one is freed for a ninth."""
@@ -93,17 +93,15 @@ def _solvers(program: Any) -> list[str]:
     return [layer.solver for layer in program.layers if layer.problem is not None]
 
 
-class InductorForm:
-    """A graph for one set of shapes as inductor compiles it, its convolutions ours and its weights frozen."""
+class OperatorForm:
+    """A graph for one set of shapes with its weights frozen and its convolutions ours: compiled by inductor, or operator by
+    operator."""
 
-    def __init__(self, graph: fx.GraphModule, inputs: Sequence[torch.Tensor], patches: Any, why: str) -> None:
-        """``why`` says why there is no form of ours."""
-        self._why = why
-        with torch.inference_mode(False):
-            self._run = inductor.compiled_frozen(graph, [each.detach() for each in inputs], patches)
+    def __init__(self, run: Callable[..., Any], words: str) -> None:
+        self._run, self._words = run, words
 
     def __str__(self) -> str:
-        return "by inductor, convolutions ours" + (f" ({self._why})" if self._why else "")
+        return self._words
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         with torch.no_grad():
@@ -129,7 +127,8 @@ class GraphForms:
         count = sum(node.op == "placeholder" for node in graph.graph.nodes)
         self._dynamic = [place for place in range(count) if place not in packed]
         self._constants: Constants | None = None
-        self._forms: OrderedDict[Any, Form | InductorForm | str] = OrderedDict()
+        self._forms: OrderedDict[Any, Form | OperatorForm] = OrderedDict()
+        self._compiled = 0
         self._lock = threading.RLock()
 
     def descriptions(self) -> dict[str, str]:
@@ -145,7 +144,7 @@ class GraphForms:
                 return form([each for each in dynamic if isinstance(each, torch.Tensor)])
         return self._unfused(inputs)
 
-    def _find(self, inputs: Sequence[Any]) -> Form | InductorForm | None:
+    def _find(self, inputs: Sequence[Any]) -> Form | OperatorForm | None:
         """The form for a call, built now where its shapes are new; None where the call runs operator by operator."""
         dynamic = [inputs[place] for place in self._dynamic]
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
@@ -165,7 +164,7 @@ class GraphForms:
             while len(self._forms) > MAX_FORMS:
                 self._forms.popitem(last=False)
         self._forms.move_to_end(key)
-        return None if isinstance(form, str) else form
+        return form
 
     def _unchanged(self, constants: list[torch.Tensor]) -> bool:
         """Whether the weights are those of the forms. A call that finds other weights drops the forms and runs operator
@@ -181,25 +180,24 @@ class GraphForms:
         self._constants = Constants(constants)
         return True
 
-    def _build(self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype) -> Form | InductorForm | str:
-        """What computes the graph for such inputs; in words why nothing but its operators one by one does."""
+    def _build(self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype) -> Form | OperatorForm:
+        """What computes the graph for such inputs."""
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
-        wanted = self._backend.engine or ("inductor" if tensors[0].is_cuda else "form")
-        if wanted == "operators":
-            return "operator by operator, as was asked for"
-        why = ""
+        device = tensors[0].device.type
+        wanted, why = self._backend.engine or ("inductor" if device == "cuda" else "form"), ""
         if wanted == "form":
             made = self._build_form(inputs, tensors, key, dtype)
             if not isinstance(made, str):
                 return made
-            why = made
-        device = tensors[0].device.type
-        compiled = sum(isinstance(each, InductorForm) for each in self._forms.values())
-        if not inductor.available(device) or compiled >= MAX_COMPILED:
-            return f"operator by operator: {why or f'inductor has no compiler for {device}, or enough shapes'}"
+            wanted, why = "inductor", f" ({made})"
         graph = specialised(self._graph, self._is_static, inputs, self._packed)
         self._forget_reads()
-        return InductorForm(graph, tensors, self._backend.patches, why)
+        if wanted == "inductor" and inductor.available(device) and self._compiled < MAX_COMPILED:
+            self._compiled += 1
+            with torch.inference_mode(False):
+                run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend.patches)
+            return OperatorForm(run, f"by inductor, convolutions ours{why}")
+        return OperatorForm(inductor.with_our_operators(graph), f"operator by operator, convolutions ours{why}")
 
     def _forget_reads(self) -> None:
         if self._constants is not None:

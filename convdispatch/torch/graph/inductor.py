@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -72,8 +73,14 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], patch
     from torch._inductor.compile_fx import compile_fx
 
     graph = with_our_operators(graph)
-    with torch.no_grad():
-        return compile_fx(graph, list(inputs), config_patches={**patches, "freezing": True})
+
+    def compile_graph() -> Any:
+        with torch.no_grad():
+            return compile_fx(graph, list(inputs), config_patches={**patches, "freezing": True})
+
+    # In a thread of its own: around a call of a compiled graph PyTorch has dispatch keys off that tracing needs.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(compile_graph).result()
 
 
 def operator_by_operator_compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
