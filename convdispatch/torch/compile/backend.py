@@ -17,6 +17,7 @@ from ...api.errors import InvalidArgument
 from ..captures import watch_captures
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
+from ..graph.specialised import let_go_of_capture
 
 __all__ = ["Backend", "convdispatch"]
 
@@ -52,11 +53,12 @@ class Backend:
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
         symbols = len(tensors) < len(inputs)
         if (learns or (symbols and device == "cuda")) and self.engine != "operators" and inductor.available(device):
-            return inductor.compiled(graph, inputs, self.patches)
+            return let_go_of_capture(inductor.compiled(graph, inputs, self.patches), graph)
         by_operator = inductor.operator_by_operator_compiler
-        return aot_autograd(  # type: ignore[no-any-return]
+        compile_graph = aot_autograd(
             fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference
-        )(graph, inputs)
+        )
+        return let_go_of_capture(compile_graph(graph, inputs), graph)
 
     def _inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         context = torch._guards.TracingContext.try_get()

@@ -159,11 +159,20 @@ class _State:
                 self._changes += 1
                 self._hooks = hooks
                 self.backend.graphs.clear()
-                module.compile(backend=self.backend, **_options())
+                module._compiled_call_impl = torch.compile(_call_of(module), backend=self.backend, **_options())
         return self._changes <= MAX_HOOK_CHANGES
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
+
+
+def _call_of(module: nn.Module) -> Any:
+    """What Dynamo is to compile of a module: its call, in a frame of ours where the class's ``forward`` is PyTorch's own
+    code, as ``nn.Sequential``'s, for Dynamo passes over frames of PyTorch's code."""
+    from torch._dynamo import external_utils, trace_rules
+
+    call = module._call_impl
+    return external_utils.wrap_inline(call) if trace_rules.check(type(module).forward) else call
 
 
 def _is_traced() -> bool:

@@ -7,7 +7,6 @@ unchanged. A call that has no form runs the graph operator by operator, by ``unf
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections import OrderedDict
@@ -30,7 +29,7 @@ from ..settings import DEFAULT, math_of, policy_of, switches
 from . import inductor
 from .aten_net import AtenNet, Missing
 from .constants import Constants, packed_inputs
-from .specialised import release_fakes, specialised
+from .specialised import forget_originals, specialised, without_fakes
 
 __all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm", "by_operators"]
 
@@ -119,10 +118,10 @@ class GraphForms:
 
     def __init__(self, graph: fx.GraphModule, static: Sequence[int], backend: Any) -> None:
         """``backend`` says the "engine", or None for the best one, and inductor's "patches"."""
-        self._graph, self._backend = graph, backend
-        self._unfused = inductor.operator_by_operator(copy.deepcopy(graph))
+        self._backend = backend
+        self._unfused = inductor.operator_by_operator(graph)
         self._packed = packed_inputs(graph, static)
-        self._is_static = release_fakes(graph)
+        self._graph, self._is_static = without_fakes(graph)
         packed = set(self._packed)
         count = sum(node.op == "placeholder" for node in graph.graph.nodes)
         self._dynamic = [place for place in range(count) if place not in packed]
@@ -182,6 +181,7 @@ class GraphForms:
 
     def _build(self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype) -> Form | OperatorForm:
         """What computes the graph for such inputs."""
+        forget_originals()
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         device = tensors[0].device.type
         wanted, why = self._backend.engine or ("inductor" if device == "cuda" else "form"), ""
