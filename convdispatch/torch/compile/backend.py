@@ -45,6 +45,7 @@ class Backend:
         from torch._dynamo.backends.common import aot_autograd
 
         keep_assertions(graph)
+        self._note_break(graph)
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         device = next((each.device.type for each in tensors), "cpu")
         if device == "cuda":
@@ -57,6 +58,16 @@ class Backend:
         return aot_autograd(  # type: ignore[no-any-return]
             fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference
         )(graph, inputs)
+
+    def _note_break(self, graph: fx.GraphModule) -> None:
+        """Keep the line of the model's code at which Dynamo had to end this graph, and why, for ``fusion``."""
+        reason = getattr(graph, "compile_subgraph_reason", None)
+        if reason is None or not reason.graph_break:
+            return
+        line = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}: " if reason.user_stack else ""
+        found = line + reason.reason.strip().splitlines()[0]
+        if found not in self.breaks:
+            self.breaks.append(found)
 
     def _inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         context = torch._guards.TracingContext.try_get()

@@ -159,6 +159,7 @@ class _State:
                 self._changes += 1
                 self._hooks = hooks
                 self.backend.graphs.clear()
+                self.backend.breaks.clear()
                 module.compile(backend=self.backend, **_options())
         return self._changes <= MAX_HOOK_CHANGES
 
