@@ -69,7 +69,7 @@ def specialised(
 def alias(x: torch.Tensor) -> torch.Tensor:
     """Another tensor of the same memory. ``x.detach()`` would hold ``x``, which PyTorch then swaps for no other."""
     with torch.no_grad():
-        return torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+        return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
 def _attribute_names(graph: fx.GraphModule) -> list[str]:
