@@ -15,6 +15,7 @@ from torch import fx
 
 from ...api.errors import InvalidArgument
 from ..captures import watch_captures
+from ..dynamo_frames import skip_our_frames
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
 
@@ -32,6 +33,7 @@ class Backend:
 
         Raises InvalidArgument for an engine that there is not.
         """
+        skip_our_frames()
         others = dict(options or {})
         self.engine, self.mode = others.pop("engine", None), mode
         if self.engine is not None and self.engine not in ENGINES:
