@@ -19,16 +19,12 @@ import convdispatch as cd
 def image(k): return np.ones((1, 16 + k, 20, 20), np.float32), np.ones((32, 16 + k, 3, 3), np.float32)
 """
 FEATURES = {
-    "patience": """
-with cd.policy(patience=0.0):
+    "ready": """
+from convdispatch.selection import async_compile
+async_compile.WAIT_S = 0.0
+with cd.policy(tier="ready"):
     for k in range(3):
         cd.conv(*image(k), padding=1)
-""",
-    "online": """
-with cd.policy(tune="online", share=1.0):
-    for _ in range(8):
-        cd.conv(*image(0), padding=1)
-        time.sleep(0.01)
 """,
     "benchmark": """
 import torch, convdispatch.torch as ct
@@ -84,7 +80,7 @@ def test_a_process_ends_while_a_feature_compiles(feature, monkeypatch, device):
 
 
 def test_an_interrupt_while_a_feature_compiles(monkeypatch, device):
-    process = child(monkeypatch, FEATURES["patience"] + "\nprint('on', flush=True)\ntime.sleep(60)\n")
+    process = child(monkeypatch, FEATURES["ready"] + "\nprint('on', flush=True)\ntime.sleep(60)\n")
     assert process.stdout.readline() == "on\n"
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..api.dtypes import DTYPES, INTEGERS
 from ..api.errors import InvalidArgument, MemoryLimit
-from ..api.policy import current_policy, forbid_when_frozen
+from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.commands import host_memory as host
@@ -126,16 +126,12 @@ class Call:
         unsupported = runtime.device_info(commands.device).supports(problem.dtype)
         if unsupported:
             raise InvalidArgument(unsupported)
-        if current_policy().tune is not None:
-            from ..measurement.online import switch_on
-
-            switch_on()
         first_sight.seen(commands.device)
         self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
         self._plain = not (self.empty or problem.bias or problem.residual)
         """Whether two arrays come in, one goes out, and no more."""
         if self._pointers and not self.empty:
-            alone = current_policy().tune is None and prefers_one_thread(self.prepared)
+            alone = prefers_one_thread(self.prepared)
             self.ask = host_queue(commands.device if alone else None, alone)
         self.queue_launches: Any = None
         """What the short way launches on a queue, once it has run."""
