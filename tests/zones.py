@@ -133,6 +133,7 @@ ZONES = {
         doctor*
         explain*
         self_test*
+        tables
     """,
     "plugins": """
         amx*
