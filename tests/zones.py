@@ -81,7 +81,6 @@ ZONES = {
         hostile_parsers
         kit*
         measure
-        online
         mutants
         onnx_cases
         pack_keys
