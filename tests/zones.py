@@ -10,6 +10,7 @@ ZONES = {
         activations
         docs*
         errors
+        types
         kernel_*
         layering
         problem
