@@ -9,7 +9,10 @@ ZONES = {
     "api": """
         activations
         docs*
+        site
         errors
+        types
+        package
         kernel_*
         layering
         problem
@@ -132,6 +135,7 @@ ZONES = {
         doctor*
         explain*
         self_test*
+        tables
     """,
     "plugins": """
         amx*
