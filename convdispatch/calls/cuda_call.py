@@ -100,7 +100,7 @@ class CudaCall:
         roles: Sequence[str],
         stream: CudaStream,
     ) -> None:
-        if problem.dtype not in DTYPES:
+        if problem.dtype not in DTYPES and not problem.quantized:
             raise InvalidArgument(f"arrays must be of {', '.join(DTYPES)}, got {problem.dtype}")
         self.problem, self.library, self.number, self.written, self.roles = problem, library, number, written, roles
         self.key: Any = None
@@ -109,7 +109,11 @@ class CudaCall:
         if unsupported:
             raise InvalidArgument(unsupported)
         self.shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
-        self.sizes = tuple(math.prod(shape) * problem.itemsize for shape in self.shapes)
+        units = [problem.itemsize] * 3
+        units[written] = problem.out_itemsize
+        self.sizes = tuple(math.prod(shape) * unit for shape, unit in zip(self.shapes, units, strict=True))
+        self._bias_size = math.prod(problem.form("bias")[0]) * (4 if problem.quantized else problem.itemsize)
+        self._dtype = problem.out_dtype or problem.dtype
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.out_shape, self._name = problem.out_shape, ""
         self._out_size = self.sizes[written]
@@ -133,10 +137,14 @@ class CudaCall:
             try:
                 self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
+                if problem.quantized:
+                    raise ConvDispatchError(
+                        f"{self._name} cannot run {problem} on a CUDA stream: {error}; call with NumPy's arrays or a "
+                        "pyopencl.array.Array"
+                    ) from error
                 self._give_up(str(error))
-        self.plain = self.launches is not None and not (
-            problem.bias or problem.residual or problem.constant_weights or library.copies
-        )
+        beside = problem.bias or problem.residual or problem.constant_weights or problem.quantized
+        self.plain = self.launches is not None and not (beside or library.copies)
 
     def _give_up(self, why: str) -> None:
         """From now on through the host."""
@@ -163,12 +171,13 @@ class CudaCall:
         stream, new = library.stream(lead, self.number), out is None
         if new:
             forbid_when_frozen("allocate the result (pass out=)")
-            out = operands[written] = library.empty(self.out_shape, lead, stream)
+            dtype = self._dtype if self.problem.quantized else None
+            out = operands[written] = library.empty(self.out_shape, lead, stream, dtype)
         elif library.immutable:
             raise InvalidArgument(f"a {library.name} cannot be written to: pass no out")
-        elif tuple(out.shape) != self.out_shape or library.dtype(out) != self.problem.dtype:
+        elif tuple(out.shape) != self.out_shape or library.dtype(out) != self._dtype:
             raise InvalidArgument(
-                f"out must have shape {self.out_shape} and be {self.problem.dtype}, got {tuple(out.shape)} and "
+                f"out must have shape {self.out_shape} and be {self._dtype}, got {tuple(out.shape)} and "
                 f"{library.dtype(out)}"
             )
         with stream.current():
@@ -244,10 +253,11 @@ class CudaCall:
                 given[place] = self._memory(array, stream, self.sizes[place], place == self.written)
         size, out = self.sizes[self.written], given[self.written]
         self._apart([memory.address for memory in given])
-        if bias is not None:
-            length = self.problem.channels_out * self.problem.itemsize
-            bias = self._memory(bias, stream, length)
-            if self._overlapped(out.address, bias.address, length):
+        if type(bias) is Constant:  # a quantized convolution's table
+            bias = bias.on_device(stream)  # type: ignore[arg-type]
+        elif bias is not None:
+            bias = self._memory(bias, stream, self._bias_size)
+            if self._overlapped(out.address, bias.address, self._bias_size):
                 self._refuse_shared("bias")
         if residual is not None:
             residual = self._memory(residual, stream, size)
