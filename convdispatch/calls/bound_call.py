@@ -22,6 +22,7 @@ from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from ..selection.single_thread import prefers_one_thread
+from .arguments import check_bias
 from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
@@ -105,8 +106,7 @@ class Call:
         self._out_strides, self._bias_strides = self.strides[self._out], (problem.itemsize,)
         self._out_bytes = self.sizes[self._out]
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
-        if bias is not None and tuple(bias.shape) != (problem.channels_out,):
-            raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+        check_bias(bias, problem.channels_out)
         if residual is not None and tuple(residual.shape) != self.out_shape:
             shape = tuple(residual.shape)
             raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {shape}")
