@@ -129,7 +129,7 @@ def test_the_largest_sums_are_exact(queue, dtype):
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_every_product_of_two_bytes_is_exact(queue, solver, dtype):
-    """Every x times every w, by each solver, dense (the sums of two channels) and depthwise, with plain and packed weights."""
+    """Every x times every w, by each solver: dense (sums of two channels) and depthwise, plain and packed weights."""
     limits, device = np.iinfo(dtype), runtime.device_info(queue.device)
     values, weights = np.arange(limits.min, limits.max + 1), np.arange(-128, 128)
     x_of = {False: np.stack([values, values[::-1]], 1), True: np.repeat(values[:, None], 256, 1)}
