@@ -11,7 +11,7 @@ import numpy as np
 
 from ..api.dtypes import DTYPES, INTEGERS
 from ..api.errors import InvalidArgument, MemoryLimit
-from ..api.policy import current_policy, forbid_when_frozen
+from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.commands import host_memory as host
@@ -26,7 +26,7 @@ from .arguments import check_bias
 from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
-from .arrays.operands import Operands, address, contiguous_strides, host_memory, native, overlaps
+from .arrays.operands import Operands, address, check_written, contiguous_strides, host_memory, native, overlaps
 from .fast_path import FastPath, device_fast_path, host_fast_path, host_queue
 
 _READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
@@ -126,16 +126,12 @@ class Call:
         unsupported = runtime.device_info(commands.device).supports(problem.dtype)
         if unsupported:
             raise InvalidArgument(unsupported)
-        if current_policy().tune is not None:
-            from ..measurement.online import switch_on
-
-            switch_on()
         first_sight.seen(commands.device)
         self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
         self._plain = not (self.empty or problem.bias or problem.residual)
         """Whether two arrays come in, one goes out, and no more."""
         if self._pointers and not self.empty:
-            alone = current_policy().tune is None and prefers_one_thread(self.prepared)
+            alone = prefers_one_thread(self.prepared)
             self.ask = host_queue(commands.device if alone else None, alone)
         self.queue_launches: Any = None
         """What the short way launches on a queue, once it has run."""
@@ -224,8 +220,8 @@ class Call:
             raise InvalidArgument(f"out must have shape {self.out_shape}, got {tuple(out.shape)}")
         if out.dtype.newbyteorder("=") != self.dtype:
             raise InvalidArgument(f"out must be {self.dtype.name}, got {out.dtype.name}")
-        if isinstance(out, np.ndarray) and not out.flags.writeable:
-            raise InvalidArgument("out must be writeable, got a read-only array")
+        if isinstance(out, np.ndarray):
+            check_written(out)
 
     # --- NumPy -------------------------------------------------------------------------------------------------------
 
@@ -258,8 +254,8 @@ class Call:
             if done is not None:
                 return done
         out = operands[self._out]
-        if out is not None and not out.flags.writeable:
-            self._check_out(out)
+        if out is not None and not out.flags.carray:
+            check_written(out)
         direct = out is not None and native(out) is out
         if direct:
             for array in (operands[self._lead], operands[self._other], bias, residual):
@@ -292,16 +288,18 @@ class Call:
             forbid_when_frozen("allocate the result (pass out=)")
             out = operands[self._out] = self.make(queue, operands[self._lead])
         else:
-            for place in (self._lead, self._other):
-                if overlaps(out, operands[place]):
+            read = {self._names[place]: operands[place] for place in (self._lead, self._other)} | {"bias": bias}
+            for name, array in read.items():
+                if array is not None and overlaps(out, array):
                     raise InvalidArgument(
-                        f"out shares memory with {self._names[place]}, which would change while it is read: pass an "
-                        "out of its own"
+                        f"out shares memory with {name}, which would change while it is read: pass an out of its own"
                     )
         if self.empty:
             return self._zero(out, queue)
-        # The convolution would overwrite a residual that lies in the result before the epilogue's own pass reads it.
-        shared = residual is not None and residual.base_data == out.base_data and not self.prepared.fuses_residual
+        # A residual that lies in the result is overwritten before it is read, unless the kernel that writes an element
+        # reads the residual's at the same place.
+        shared = residual is not None and overlaps(out, residual)
+        shared = shared and not (self.prepared.fuses_residual and residual.offset == out.offset)
         event = self._enqueue(operands, bias, residual, queue, shared)
         if hasattr(out, "events"):
             out.events[:] = (event,)

@@ -218,15 +218,19 @@ class CudaCall:
 
     def _apart(self, addresses: Sequence[int]) -> None:
         """Raises InvalidArgument where the result would lie over an operand that is still read."""
-        begin = addresses[self.written]
-        end = begin + self._out_size
         for place, size in self._read:
-            at = addresses[place]
-            if at < end and begin < at + size:
-                raise InvalidArgument(
-                    f"out shares memory with {self.roles[place]}, which would change while it is read: pass an out of "
-                    "its own"
-                )
+            if self._overlapped(addresses[self.written], addresses[place], size):
+                self._refuse_shared(self.roles[place])
+
+    def _overlapped(self, out: int, at: int, size: int) -> bool:
+        """Whether the result at ``out`` shares bytes with ``size`` bytes at ``at``."""
+        return at < out + self._out_size and out < at + size
+
+    @staticmethod
+    def _refuse_shared(name: str) -> None:
+        raise InvalidArgument(
+            f"out shares memory with {name}, which would change while it is read: pass an out of its own"
+        )
 
     def _run(self, operands: list[Any], bias: Any, residual: Any, stream: CudaStream) -> None:
         promise = operands[1] if type(operands[1]) is Constant else None
@@ -239,10 +243,14 @@ class CudaCall:
         size, out = self.sizes[self.written], given[self.written]
         self._apart([memory.address for memory in given])
         if bias is not None:
-            bias = self._memory(bias, stream, self.problem.channels_out * self.problem.itemsize)
+            length = self.problem.channels_out * self.problem.itemsize
+            bias = self._memory(bias, stream, length)
+            if self._overlapped(out.address, bias.address, length):
+                self._refuse_shared("bias")
         if residual is not None:
             residual = self._memory(residual, stream, size)
-            if residual.address == out.address and not self.prepared.fuses_residual:
+            in_place = residual.address == out.address and self.prepared.fuses_residual
+            if not in_place and self._overlapped(out.address, residual.address, size):
                 same, residual = residual, stream.allocate(size)
                 stream.copy(residual, same, size)
         if out.address % ALIGNMENT:

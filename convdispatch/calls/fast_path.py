@@ -28,8 +28,8 @@ _numbers = itertools.count()
 
 
 def _plain(call: Any) -> bool:
-    """Whether operands are only read or only written, and nobody looks on."""
-    return call.prepared is not None and not (call.problem.accumulate or current_policy().tune)
+    """Whether operands are only read or only written."""
+    return call.prepared is not None and not call.problem.accumulate
 
 
 def device_fast_path(call: Any, given: Sequence[Any]) -> FastPath | None:

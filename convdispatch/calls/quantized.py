@@ -25,7 +25,7 @@ from .arguments import describe
 from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
-from .arrays.operands import Operands, contiguous_strides, overlaps
+from .arrays.operands import Operands, check_written, contiguous_strides, overlaps
 from .bound_call import maker_of
 from .quantized_cuda import CudaQuantized
 
@@ -148,7 +148,10 @@ def _run(problem: ConvProblem, table: Constant, x: Any, w: Any, residual: Any, o
     strides = contiguous_strides(problem.y_shape, dtype.itemsize)
     result = out
     if on_host:
-        aliased = out is not None and any(np.may_share_memory(out, each) for each in (x, residual) if each is not None)
+        if out is not None:
+            check_written(out)
+        read = [getattr(each, "array", each) for each in (x, w, residual) if each is not None]
+        aliased = out is not None and any(np.may_share_memory(out, each) for each in read)
         if out is None or aliased or not out.flags.carray:
             result = host_memory.empty(
                 queue.device, problem.y_shape, dtype, max(1, problem.out_itemsize * _count(problem))
@@ -156,10 +159,13 @@ def _run(problem: ConvProblem, table: Constant, x: Any, w: Any, residual: Any, o
     elif out is None:
         forbid_when_frozen("allocate the result (pass out=)")
         result = maker_of(type(x), problem.y_shape, strides, dtype)(queue, x)
-    elif overlaps(out, x) or overlaps(out, w):
-        raise InvalidArgument(
-            "out shares memory with x or w, which would change while it is read: pass an out of its own"
-        )
+    else:
+        shifted = residual if residual is not None and residual.offset != out.offset else None
+        for name, array in (("x", x), ("w", w), ("residual", shifted)):
+            if array is not None and overlaps(out, array):
+                raise InvalidArgument(
+                    f"out shares memory with {name}, which would change while it is read: pass an out of its own"
+                )
     if _count(problem):
         prepared = dispatch.prepare(problem, queue.context, current_policy())
         brought = Operands(queue, queue.context, on_host and host_memory.has_system_svm(queue.device))

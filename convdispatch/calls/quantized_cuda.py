@@ -92,12 +92,15 @@ class CudaQuantized:
             weights = memory_of(library, inner, stream, math.prod(problem.w_shape))
         x = memory_of(library, self.x, stream, math.prod(problem.x_shape))
         given = y = memory_of(library, out, stream, size, True)
-        for name, one, length in (("x", x, math.prod(problem.x_shape)), ("w", weights, math.prod(problem.w_shape))):
+        added = None if residual is None else memory_of(library, residual, stream, size)
+        read = [("x", x, math.prod(problem.x_shape)), ("w", weights, math.prod(problem.w_shape))]
+        if added is not None and added.address != y.address:
+            read.append(("residual", added, size))
+        for name, one, length in read:
             if one.address < y.address + size and y.address < one.address + length:
                 raise InvalidArgument(
                     f"out shares memory with {name}, which would change while it is read: pass an out of its own"
                 )
-        added = None if residual is None else memory_of(library, residual, stream, size)
         if y.address % ALIGNMENT:
             given = stream.allocate(size)
         words = table.on_device(stream)

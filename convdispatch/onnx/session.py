@@ -6,12 +6,12 @@ bindings, OrtValues, options. What differs: all outputs are computed, whichever 
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
 from ..api.errors import InvalidArgument
+from ..device.background import Threads
 from .binding import IOBinding, OrtValue
 from .model import OnnxNet, Port, load
 from .session_options import SessionOptions, chosen_provider
@@ -73,7 +73,7 @@ class InferenceSession:
         self._provider, self._provider_options, device = chosen_provider(providers, options)
         self.net: OnnxNet = load(self._source, device=device)
         """The net behind the session: forms, layers, times."""
-        self._async: concurrent.futures.ThreadPoolExecutor | None = None
+        self._async = Threads(1, "convdispatch-onnx")
 
     # --- what the file says ------------------------------------------------------------------------------------------
 
@@ -164,8 +164,6 @@ class InferenceSession:
         run_options: Any = None,
     ) -> None:
         """``run`` in a thread of the session; then ``callback(results, user_data, error)``, no text without one."""
-        if self._async is None:
-            self._async = concurrent.futures.ThreadPoolExecutor(1, "convdispatch-onnx")
 
         def work() -> None:
             try:

@@ -190,8 +190,6 @@ class Prepared:
         self.math = math or seen.math
         """What the solver planned it in: the problem's own, or more accurate."""
         self.workspace_size = plan.workspace_size
-        self.after: Callable[..., Any] | None = None
-        """What is told of each call of it under ``policy(tune=...)``."""
         self.nbytes = 0
         """About what its programs take of the host's memory, where it is known."""
         self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from ...measurement.conformance.levels import LEVELS, VERSION, cases, digest
 from ...measurement.conformance.space import describe
+from ...selection.text_table import Column, Table, columns
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import DEVICE, stderr, stdout
@@ -202,7 +202,11 @@ def _bare(word: str) -> str:
 
 def _show(report: Any) -> None:
     console = stdout()
-    table = Table("solver", "computed", "refused", "failed", "refused most often because", box=None)
+    table = Table(
+        Column("solver", "name"),
+        *columns("number", "computed", "refused", "failed"),
+        Column("refused most often because", "sentence"),
+    )
     from ...measurement.conformance.outcome import reasons
 
     for solver in report.solvers:

@@ -121,7 +121,8 @@ def _under(
     chosen = request.chosen
 
     def build() -> Any:
-        with policy(solver=chosen.solver, deterministic=chosen.deterministic):
+        # PyTorch's kernel is what answers meanwhile under the tier "ready": what is built here is the chosen plan.
+        with policy(solver=chosen.solver, deterministic=chosen.deterministic, tier=None):
             planned_call = kind(problem, tuple(shape), *rest)
         planned_call.backward_ready = True
         return planned_call
