@@ -22,6 +22,7 @@ from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from ..selection.single_thread import prefers_one_thread
+from .arguments import check_bias
 from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
@@ -105,8 +106,7 @@ class Call:
         self._out_strides, self._bias_strides = self.strides[self._out], (problem.itemsize,)
         self._out_bytes = self.sizes[self._out]
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
-        if bias is not None and tuple(bias.shape) != (problem.channels_out,):
-            raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+        check_bias(bias, problem.channels_out)
         if residual is not None and tuple(residual.shape) != self.out_shape:
             shape = tuple(residual.shape)
             raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {shape}")
@@ -134,15 +134,16 @@ class Call:
             alone = prefers_one_thread(self.prepared)
             self.ask = host_queue(commands.device if alone else None, alone)
         self.queue_launches: Any = None
-        """What the short way launches on a queue, once it has run."""
-        self.fast_path = self._make_fast_path(operands)
+        """What the short way launches on a queue."""
+        self._note_queue(commands)
+        self.fast_path = self._make_fast_path(operands, bias, residual)
         self.key: Any = None
         self.replay: Any = None
         """The same call once more, where it has been made twice in a row; see ``replay``."""
 
-    def _make_fast_path(self, operands: Sequence[Any]) -> FastPath | None:
+    def _make_fast_path(self, operands: Sequence[Any], bias: Any, residual: Any) -> FastPath | None:
         if not self.host:
-            return device_fast_path(self, operands)
+            return device_fast_path(self, (*operands, bias, residual))
         if not (self._pointers and self._native):
             return None
         shape, dtype, size, device = self.out_shape, self.dtype, self._out_bytes, self.context.devices[0]
@@ -185,7 +186,7 @@ class Call:
                 if self._promised:
                     promise, operands[1] = w, w.array
                 lead, other, out = self.places
-                done = self.fast_path(operands[lead], operands[other], operands[out], queue, bias, promise)
+                done = self.fast_path(operands[lead], operands[other], operands[out], queue, bias, promise, residual)
                 if done is not None:
                     return done
                 operands[1] = w
@@ -212,6 +213,13 @@ class Call:
                 raise InvalidArgument(f"queue must be a pyopencl.CommandQueue, got {queue!r}")
             raise InvalidArgument("the array has no queue: pass queue=, or give the array one with with_queue()")
         return queue
+
+    def _note_queue(self, queue: Any) -> None:
+        """Remember a queue that the plan takes as it is. Raises InvalidArgument for one of another context."""
+        if queue.context != self.context:
+            raise InvalidArgument("queue belongs to another context than the arrays")
+        if not isinstance(queue, Commands) or (self.prepared is not None and self.prepared.recordable):
+            self.known = queue
 
     def _check_out(self, out: Any) -> None:
         if out is None:
@@ -279,10 +287,7 @@ class Call:
 
     def _run_device(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
         if queue is not self.known:
-            if queue.context != self.context:
-                raise InvalidArgument("queue belongs to another context than the arrays")
-            if not isinstance(queue, Commands) or (self.prepared is not None and self.prepared.recordable):
-                self.known = queue
+            self._note_queue(queue)
         out = operands[self._out]
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")

@@ -22,7 +22,7 @@ from ..device.cuda.ptx import Unlaunchable
 from ..device.cuda.stream import BLOCKED, CudaMemory, CudaStream
 from ..device.cuda_driver import NO_CONTEXT, CudaError
 from ..device.memory.allocator import out_of_memory
-from ..device.plans.cuda_launches import Launches
+from ..device.places.stream import StreamLaunches, StreamPlace
 from ..device.programs.ptx_program import for_streams
 from ..measurement import first_sight
 from ..selection import dispatch
@@ -66,7 +66,9 @@ class HostArraysCall:
             second = given[other]
             if type(second) is Constant:
                 promise, second = self._view(second), second.array
-            done = self._fast_path(given[lead], second, given[out], queue or self._call.ask(), given[3], promise)
+            done = self._fast_path(
+                given[lead], second, given[out], queue or self._call.ask(), given[3], promise, given[4]
+            )
             if done is not None:
                 return done
         view = self._view
@@ -113,7 +115,7 @@ class CudaCall:
         self._out_size = self.sizes[written]
         self._read = [(place, size) for place, size in enumerate(self.sizes) if place != written]
         self.prepared: Any = None
-        self.launches: Launches | None = None
+        self.launches: StreamLaunches | None = None
         self.plain = False
         """Whether launches on three operands are all of it."""
         self.through_host: str | None = None
@@ -306,12 +308,12 @@ def memory_of(library: Library, array: Any, stream: CudaStream, size: int, out: 
     return aligned
 
 
-def launched(launches: Launches | None, stream: CudaStream, addresses: list[int]) -> bool:
+def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: list[int]) -> bool:
     """Whether a plan's launches were given on these addresses; none was where memory or a context is lacking."""
     if launches is None:
         return False
     try:
-        launches.give(stream, addresses)
+        launches.run(stream, addresses)
     except CudaError as error:
         if not (out_of_memory(error) or error.status == NO_CONTEXT):
             raise
@@ -319,17 +321,22 @@ def launched(launches: Launches | None, stream: CudaStream, addresses: list[int]
     return True
 
 
-def rehearse(prepared: Prepared, stream: CudaStream) -> Launches | None:
-    """Load every program of a plan for CUDA, before anything of it runs; its launches. Raises Unlaunchable."""
+def rehearse(prepared: Prepared, stream: CudaStream) -> StreamLaunches | None:
+    """Load every program of a plan for CUDA, before anything of it runs; its launches, where these are all it gives.
+
+    Raises Unlaunchable.
+    """
     if not prepared.recordable:
         if getattr(prepared.plan, "streams", False) and not prepared.layered:
             return None
         why = "layers see OpenCL's queues" if prepared.layered else "it enqueues by its own means, on OpenCL's queues"
         raise Unlaunchable(why)
-    recording, given = prepared.recorded(runtime.queue(stream.device))
-    for command in recording.commands:
-        command.make(lambda slot: CudaMemory(0, slot.size), stream)
-    return Launches.of(recording, given, stream)
+    queue = runtime.queue(stream.device)
+    launches = prepared.executable(queue).bind(StreamPlace(stream.place.cuda))
+    if launches is None:
+        for command in prepared.recorded(queue).commands:
+            command.make(lambda slot: CudaMemory(0, slot.size), stream)
+    return launches
 
 
 def one_library(
