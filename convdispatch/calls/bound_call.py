@@ -21,6 +21,7 @@ from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from ..selection.single_thread import prefers_one_thread
+from .arguments import check_bias
 from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
@@ -106,8 +107,8 @@ class Call:
         self.bias_strides = (4 if problem.quantized else problem.itemsize,)
         self._out_strides, self._out_bytes = self.strides[self._out], self.sizes[self._out]
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
-        if bias is not None and tuple(bias.shape) != problem.form("bias")[0]:
-            raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+        if not problem.quantized:  # which has a table in the bias' place
+            check_bias(bias, problem.channels_out)
         if residual is not None and tuple(residual.shape) != self.out_shape:
             shape = tuple(residual.shape)
             raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {shape}")

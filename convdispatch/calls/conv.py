@@ -21,7 +21,7 @@ from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..device import runtime
 from ..selection.prepared import Constant, constant
-from .arguments import describe, transposed_shape
+from .arguments import check_bias, describe, transposed_shape
 from .arrays.accepted import brought, shape_of
 from .arrays.array_library import Library
 from .arrays.known_libraries import BARE, Torch, library_of
@@ -365,8 +365,7 @@ def _problem(
         accumulate=bool(accumulate),
         constant_weights=isinstance(w, Constant),
     )
-    if bias is not None and tuple(bias.shape) != (problem.channels_out,):
-        raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+    check_bias(bias, problem.channels_out)
     if residual is not None and tuple(residual.shape) != problem.out_shape:
         shape = tuple(residual.shape)
         raise InvalidArgument(f"residual must have the result's shape {problem.out_shape}, got {shape}")
