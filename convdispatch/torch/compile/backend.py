@@ -18,7 +18,7 @@ from ..captures import watch_captures
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
 
-__all__ = ["Backend", "convdispatch"]
+__all__ = ["Backend", "Compiled", "convdispatch"]
 
 _NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"
 """What PyTorch says of an assertion on values that has no message."""
@@ -37,14 +37,16 @@ class Backend:
         if self.engine is not None and self.engine not in ENGINES:
             raise InvalidArgument(f"options['engine'] must be one of {', '.join(ENGINES)}, got {self.engine!r}")
         self.patches = inductor.options_of(mode, others)
-        self.graphs: list[GraphForms] = []
+        self.graphs: list[GraphForms | Compiled] = []
         self.breaks: list[str] = []
+        """Where Dynamo ended a graph before the model's code did: file, line, and why."""
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What computes a graph that Dynamo captured, for flat inputs."""
         from torch._dynamo.backends.common import aot_autograd
 
         keep_assertions(graph)
+        self._note_break(getattr(graph, "compile_subgraph_reason", None))
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         device = next((each.device.type for each in tensors), "cpu")
         if device == "cuda":
@@ -52,11 +54,18 @@ class Backend:
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
         symbols = len(tensors) < len(inputs)
         if (learns or (symbols and device == "cuda")) and self.engine != "operators" and inductor.available(device):
+            self.graphs.append(Compiled(tensors, learns))
             return inductor.compiled(graph, inputs, self.patches)
         by_operator = inductor.operator_by_operator_compiler
         return aot_autograd(  # type: ignore[no-any-return]
             fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference
         )(graph, inputs)
+
+    def _note_break(self, reason: Any) -> None:
+        if reason is not None and reason.graph_break:
+            line = reason.user_stack[-1] if reason.user_stack else None
+            where = "" if line is None else f"{line.filename}:{line.lineno}: "
+            self.breaks.append(f"{where}{reason.reason.splitlines()[0]}")
 
     def _inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         context = torch._guards.TracingContext.try_get()
@@ -65,6 +74,18 @@ class Backend:
         made = GraphForms(graph, static, self)
         self.graphs.append(made)
         return made
+
+
+class Compiled:
+    """A graph that inductor compiled as a whole, convolutions ours, as the report has it."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor], learns: bool) -> None:
+        self._shapes = " ".join("x".join(map(str, x.shape)) for x in inputs if not isinstance(x, torch.nn.Parameter))
+        self._words = "with gradients" if learns else "sizes are symbols"
+
+    def descriptions(self) -> dict[str, str]:
+        """As ``GraphForms.descriptions``."""
+        return {self._shapes: f"by inductor, convolutions ours ({self._words})"}
 
 
 def convdispatch(
