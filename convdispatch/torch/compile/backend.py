@@ -19,7 +19,7 @@ from ..dynamo_frames import skip_our_frames
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
 
-__all__ = ["Backend", "convdispatch"]
+__all__ = ["Backend", "Compiled", "convdispatch"]
 
 _NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"
 """What PyTorch says of an assertion on values that has no message."""
@@ -39,8 +39,9 @@ class Backend:
         if self.engine is not None and self.engine not in ENGINES:
             raise InvalidArgument(f"options['engine'] must be one of {', '.join(ENGINES)}, got {self.engine!r}")
         self.patches = inductor.options_of(mode, others)
-        self.graphs: list[GraphForms] = []
+        self.graphs: list[GraphForms | Compiled] = []
         self.breaks: list[str] = []
+        """Where Dynamo ended a graph before the model's code did: file, line, and why."""
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What computes a graph that Dynamo captured, for flat inputs."""
@@ -55,6 +56,7 @@ class Backend:
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
         symbols = len(tensors) < len(inputs)
         if (learns or (symbols and device == "cuda")) and self.engine != "operators" and inductor.available(device):
+            self.graphs.append(Compiled(tensors, learns))
             return inductor.compiled(graph, inputs, self.patches)
         by_operator = inductor.operator_by_operator_compiler
         return aot_autograd(  # type: ignore[no-any-return]
@@ -78,6 +80,18 @@ class Backend:
         made = GraphForms(graph, static, self)
         self.graphs.append(made)
         return made
+
+
+class Compiled:
+    """A graph that inductor compiled as a whole, convolutions ours, as the report has it."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor], learns: bool) -> None:
+        self._shapes = " ".join("x".join(map(str, x.shape)) for x in inputs if not isinstance(x, torch.nn.Parameter))
+        self._words = "with gradients" if learns else "sizes are symbols"
+
+    def descriptions(self) -> dict[str, str]:
+        """As ``GraphForms.descriptions``."""
+        return {self._shapes: f"by inductor, convolutions ours ({self._words})"}
 
 
 def convdispatch(

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.policy import policy
@@ -103,9 +104,10 @@ class GraphForms:
     def __init__(self, graph: fx.GraphModule, static: Sequence[int], backend: Any) -> None:
         """``backend`` says the "engine", or None for the best one, and inductor's "patches"."""
         self._graph, self._backend = graph, backend
-        self._unfused = inductor.operator_by_operator(copy.deepcopy(graph))
         self._packed = packed_inputs(graph, static)
         self._is_static = release_fakes(graph)
+        with unset_fake_temporarily():
+            self._unfused = inductor.operator_by_operator(copy.deepcopy(graph))
         packed = set(self._packed)
         count = sum(node.op == "placeholder" for node in graph.graph.nodes)
         self._dynamic = [place for place in range(count) if place not in packed]
@@ -183,7 +185,7 @@ class GraphForms:
             with torch.inference_mode(False):
                 run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend.patches)
             return OperatorForm(run, f"by inductor, convolutions ours{why}")
-        return OperatorForm(inductor.with_our_operators(graph), f"operator by operator, convolutions ours{why}")
+        return OperatorForm(inductor.with_our_operators(graph, tensors[0].device), f"operator by operator, convolutions ours{why}")
 
     def _forget_reads(self) -> None:
         if self._constants is not None:
