@@ -9,7 +9,10 @@ ZONES = {
     "api": """
         activations
         docs*
+        site
         errors
+        types
+        package
         kernel_*
         layering
         problem
@@ -81,7 +84,6 @@ ZONES = {
         hostile_parsers
         kit*
         measure
-        online
         mutants
         onnx_cases
         pack_keys
@@ -133,6 +135,7 @@ ZONES = {
         doctor*
         explain*
         self_test*
+        tables
     """,
     "plugins": """
         amx*

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ..api.policy import policy
 from ..api.problem import ConvProblem
 from .ffi import Frame, handler
 from .host_call import HostCall
@@ -36,7 +37,8 @@ def call_for(platform: str, text: bytes) -> Any:
         with _lock:
             call = _calls.get((platform, text))
             if call is None:
-                call = _calls[platform, text] = _maker(platform)(ConvProblem.parse(text.decode()))
+                with policy(tier=None):  # a compiled program keeps what it gets: no general kernel for the time being
+                    call = _calls[platform, text] = _maker(platform)(ConvProblem.parse(text.decode()))
     return call
 
 

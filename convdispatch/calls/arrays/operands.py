@@ -8,6 +8,7 @@ the call's last command, brings results to where the caller looks, and lets othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -225,6 +226,35 @@ def address(array: Any) -> int:
     except (ValueError, TypeError):  # of a dtype that buffers have no letter for
         pass
     return array.__array_interface__["data"][0]
+
+
+def elements_overlap(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether two elements of one array share a byte, as those of a broadcast view do; strides are in bytes."""
+    axes = sorted((abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1)
+    count = math.prod(shape)
+    reach, apart = itemsize, True
+    for step, size in axes:
+        apart = apart and step >= reach
+        reach += step * (size - 1)
+    if apart or not count:
+        return False
+    if reach < count * itemsize:
+        return True
+    places = np.zeros(1, np.int64)
+    for step, size in axes:
+        places = np.add.outer(places, np.arange(size) * step).ravel()
+    return bool((np.diff(np.sort(places)) < itemsize).any())
+
+
+def check_written(array: np.ndarray, name: str = "out") -> None:
+    """Raises InvalidArgument for an array of NumPy's that cannot hold a result."""
+    if not array.flags.writeable:
+        raise InvalidArgument(f"{name} must be writeable, got a read-only array")
+    if not array.flags.c_contiguous and elements_overlap(array.shape, array.strides, array.itemsize):
+        raise InvalidArgument(
+            f"{name} must have memory for each of its elements, but of shape {array.shape} with strides "
+            f"{array.strides} (bytes) some share theirs, as in a broadcast view: pass an array of its own"
+        )
 
 
 def overlaps(out: Any, array: Any) -> bool:

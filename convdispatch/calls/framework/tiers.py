@@ -92,7 +92,7 @@ def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
 
 def _promised(policy: Policy, framework: Framework) -> bool:
     """Whether more is promised of a call than right numbers."""
-    return policy.deterministic or policy.frozen or policy.patience is not None or framework.several()
+    return policy.deterministic or policy.frozen or framework.several()
 
 
 class Pending:

@@ -15,11 +15,12 @@ from torch import fx
 
 from ...api.errors import InvalidArgument
 from ..captures import watch_captures
+from ..dynamo_frames import skip_our_frames
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
 from ..graph.specialised import let_go_of_capture
 
-__all__ = ["Backend", "convdispatch"]
+__all__ = ["Backend", "Compiled", "convdispatch"]
 
 _NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"
 """What PyTorch says of an assertion on values that has no message."""
@@ -33,19 +34,22 @@ class Backend:
 
         Raises InvalidArgument for an engine that there is not.
         """
+        skip_our_frames()
         others = dict(options or {})
         self.engine, self.mode = others.pop("engine", None), mode
         if self.engine is not None and self.engine not in ENGINES:
             raise InvalidArgument(f"options['engine'] must be one of {', '.join(ENGINES)}, got {self.engine!r}")
         self.patches = inductor.options_of(mode, others)
-        self.graphs: list[GraphForms] = []
+        self.graphs: list[GraphForms | Compiled] = []
         self.breaks: list[str] = []
+        """Where Dynamo ended a graph before the model's code did: file, line, and why."""
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What computes a graph that Dynamo captured, for flat inputs."""
         from torch._dynamo.backends.common import aot_autograd
 
         keep_assertions(graph)
+        self._note_break(graph)
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         device = next((each.device.type for each in tensors), "cpu")
         if device == "cuda":
@@ -53,12 +57,29 @@ class Backend:
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
         symbols = len(tensors) < len(inputs)
         if (learns or (symbols and device == "cuda")) and self.engine != "operators" and inductor.available(device):
+            self.graphs.append(Compiled(tensors, learns))
             return let_go_of_capture(inductor.compiled(graph, inputs, self.patches), graph)
         by_operator = inductor.operator_by_operator_compiler
         compile_graph = aot_autograd(
             fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference
         )
         return let_go_of_capture(compile_graph(graph, inputs), graph)
+
+    def _note_break(self, graph: fx.GraphModule) -> None:
+        """Keep the line of the model's code at which Dynamo had to end this graph, and why, for ``fusion``."""
+        reason = getattr(graph, "compile_subgraph_reason", None)
+        if reason is None or not reason.graph_break:
+            return
+        line = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}: " if reason.user_stack else ""
+        found = line + reason.reason.strip().splitlines()[0]
+        if found not in self.breaks:
+            self.breaks.append(found)
+
+    def free(self) -> None:
+        """Free the forms of all graphs, whose code Dynamo keeps when the model is gone."""
+        for graph in self.graphs:
+            if isinstance(graph, GraphForms):
+                graph.free()
 
     def _inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         context = torch._guards.TracingContext.try_get()
@@ -67,6 +88,18 @@ class Backend:
         made = GraphForms(graph, static, self)
         self.graphs.append(made)
         return made
+
+
+class Compiled:
+    """A graph that inductor compiled as a whole, convolutions ours, as the report has it."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor], learns: bool) -> None:
+        self._shapes = " ".join("x".join(map(str, x.shape)) for x in inputs if not isinstance(x, torch.nn.Parameter))
+        self._words = "with gradients" if learns else "sizes are symbols"
+
+    def descriptions(self) -> dict[str, str]:
+        """As ``GraphForms.descriptions``."""
+        return {self._shapes: f"by inductor, convolutions ours ({self._words})"}
 
 
 def convdispatch(

@@ -17,7 +17,7 @@ from torch import fx
 from ...api.activations import ACTIVATIONS
 from ..compile import fused_operator, operators
 
-__all__ = ["fold_batch_norms", "fold_constants", "use_our_operators"]
+__all__ = ["fold_batch_norms", "fold_constants", "freeze_weights", "use_our_operators"]
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = (_aten.convolution.default, torch.ops.convdispatch.convolution.default)
@@ -96,14 +96,25 @@ def use_our_operators(graph: fx.Graph) -> int:
     return count
 
 
+def freeze_weights(graph: fx.GraphModule) -> None:
+    """Let the weights of our operators be parameters that do not learn, whose packed forms are cached."""
+    for node in graph.graph.nodes:
+        if node.target in (fused_operator.fused_convolution, operators.convolution):
+            weight = _constant(graph, node.args[1])
+            if weight is not None and not isinstance(weight, torch.nn.Parameter):
+                delattr(graph, str(node.args[1].target))
+                graph.register_parameter(str(node.args[1].target), torch.nn.Parameter(weight, requires_grad=False))
+
+
 def _fuse(graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> None:
-    last, residual = node, None
-    added = _only_user(last)
-    if added is not None and (other := _residual(added, last, order)) is not None:
-        last, residual = added, other
-    activated, activation = _only_user(last), None
-    if activated is not None and (activation := _activation(activated, last)) is not None:
-        last = activated
+    chain, residual, activation = [node], None, None
+    after = _only_user(node)
+    if after is not None and (residual := _residual(after, node, order)) is not None:
+        chain.append(after)
+    after = _only_user(chain[-1])
+    if after is not None and (activation := _activation(after, chain[-1])) is not None:
+        chain.append(after)
+    last = chain[-1]
     x, w, bias, stride, padding, dilation, _, _, groups = node.args
     with graph.inserting_before(last):
         made = graph.call_function(
@@ -113,9 +124,8 @@ def _fuse(graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> None:
     made.meta = dict(last.meta)
     order[made] = order[last]
     last.replace_all_uses_with(made)
-    for each in dict.fromkeys((last, added, node)):
-        if each is not None and not each.users and each in order and each is not made:
-            graph.erase_node(each)
+    for each in reversed(chain):
+        graph.erase_node(each)
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
@@ -172,7 +182,7 @@ def _constant(graph: fx.GraphModule, node: Any) -> torch.Tensor | None:
 
 def _attribute(graph: fx.GraphModule, name: str, value: torch.Tensor) -> fx.Node:
     """A node that reads a tensor that the graph holds from now on."""
-    graph.register_buffer(name, value)
+    graph.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
     node = graph.graph.get_attr(name)
     node.meta["val"] = value.to("meta")
     return node

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ...api.errors import ConvDispatchError, ConvDispatchWarning
+from ...api.errors import ConvDispatchError
 from ...api.policy import policy
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import cpu_device
@@ -28,10 +29,10 @@ from ..geometry import DTYPES, FORMATS
 from ..settings import DEFAULT, math_of, policy_of, switches
 from . import inductor
 from .aten_net import AtenNet, Missing
-from .constants import Constants, packed_inputs
+from .constants import Constants, WeightSets, packed_inputs
 from .specialised import forget_originals, specialised, without_fakes
 
-__all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm", "by_operators"]
+__all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm"]
 
 MAX_FORMS = 8
 """Forms of one graph; the least recently used one is freed for a ninth."""
@@ -49,23 +50,6 @@ _TYPES = {
     "cuda": (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS),
 }
 """By device, the types of inputs for which forms are made."""
-
-
-class _Thread(threading.local):
-    by_operators = 0
-
-
-_thread = _Thread()
-
-
-class by_operators:  # noqa: N801  (used as a function)
-    """Context in which this thread's graphs run operator by operator, without forms."""
-
-    def __enter__(self) -> None:
-        _thread.by_operators += 1
-
-    def __exit__(self, *_: Any) -> None:
-        _thread.by_operators -= 1
 
 
 class Form:
@@ -119,20 +103,31 @@ class GraphForms:
     def __init__(self, graph: fx.GraphModule, static: Sequence[int], backend: Any) -> None:
         """``backend`` says the "engine", or None for the best one, and inductor's "patches"."""
         self._backend = backend
-        self._unfused = inductor.operator_by_operator(graph)
         self._packed = packed_inputs(graph, static)
         self._graph, self._is_static = without_fakes(graph)
+        with unset_fake_temporarily():
+            self._unfused = inductor.operator_by_operator(self._graph)
         packed = set(self._packed)
         count = sum(node.op == "placeholder" for node in graph.graph.nodes)
         self._dynamic = [place for place in range(count) if place not in packed]
+        self._weight_sets = WeightSets()
         self._constants: Constants | None = None
+        """The weights of the call that runs."""
         self._forms: OrderedDict[Any, Form | OperatorForm] = OrderedDict()
+        """The forms of these weights."""
         self._compiled = 0
         self._lock = threading.RLock()
 
     def descriptions(self) -> dict[str, str]:
         """By the inputs' shapes: the form, or the reason why there is none."""
-        return {_shapes_of(key): str(form) for key, form in list(self._forms.items())}
+        forms = [each for weights in self._weight_sets.sets for each in list(weights.forms.items())]
+        return {_shapes_of(key): str(form) for key, form in forms}
+
+    def free(self) -> None:
+        """Free all forms, and let go of their weights; a later call makes others."""
+        with self._lock:
+            self._weight_sets.free()
+            self._constants, self._forms = None, OrderedDict()
 
     def __call__(self, inputs: list[Any]) -> Any:
         with self._lock:
@@ -150,34 +145,25 @@ class GraphForms:
         settings = settings_in_force() or DEFAULT
         if not _can_serve(tensors) or settings.min_flops is not None:
             return None
-        if not self._unchanged([inputs[place] for place in self._packed]):
+        self._constants = self._weight_sets.find([inputs[place] for place in self._packed])
+        if self._constants is None:
             return None
+        self._forms = self._constants.forms
         on_cuda = tensors[0].is_cuda
         switched = switches(on_cuda)
         chosen = policy_of(settings, switched)
-        dtype = _dtype(tensors, self._constants.tensors if self._constants else ())
+        dtype = _dtype(tensors, self._constants.tensors)
         key = (tuple(map(_kind, dynamic)), math_of(settings, switched, DTYPES[dtype]), chosen)
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = self._build(inputs, dynamic, key, dtype)
+            from torch._dynamo.convert_frame import compile_lock
+
+            with compile_lock:  # tracers put functions of their own in PyTorch's classes meanwhile
+                form = self._forms[key] = self._build(inputs, dynamic, key, dtype)
             while len(self._forms) > MAX_FORMS:
                 self._forms.popitem(last=False)
         self._forms.move_to_end(key)
         return form
-
-    def _unchanged(self, constants: list[torch.Tensor]) -> bool:
-        """Whether the weights are those of the forms. A call that finds other weights drops the forms and runs operator
-        by operator: weights that change at each call are not worth packing."""
-        if self._constants is not None:
-            if self._constants.unchanged(constants):
-                return True
-            self._constants = None
-            self._forms.clear()
-            return False
-        if not Constants.can_watch(constants):
-            return False
-        self._constants = Constants(constants)
-        return True
 
     def _build(self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype) -> Form | OperatorForm:
         """What computes the graph for such inputs."""
@@ -197,7 +183,7 @@ class GraphForms:
             with torch.inference_mode(False):
                 run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend.patches)
             return OperatorForm(run, f"by inductor, convolutions ours{why}")
-        return OperatorForm(inductor.with_our_operators(graph), f"operator by operator, convolutions ours{why}")
+        return OperatorForm(inductor.with_our_operators(graph, tensors[0].device), f"operator by operator, convolutions ours{why}")
 
     def _forget_reads(self) -> None:
         if self._constants is not None:
@@ -249,7 +235,7 @@ class GraphForms:
 
 def _can_serve(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a form can run: plain tensors in the host's memory, and nobody who watches operators as they run."""
-    if not tensors or _thread.by_operators or ranks.many() or engine.watched() or runtime.forked:
+    if not tensors or ranks.many() or engine.watched() or runtime.forked:
         return False
     for x in tensors:
         if x.device.type not in ("cpu", "cuda") or x.dtype not in _TYPES[x.device.type] or type(x) not in (torch.Tensor, torch.nn.Parameter):

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from .epilogues import fold_batch_norms, fold_constants, use_our_operators
+from .epilogues import fold_batch_norms, fold_constants, freeze_weights, use_our_operators
+from .preparing import prepare_kernels
 from .specialised import without_fakes
 
 __all__ = ["available", "compiled", "compiled_frozen", "operator_by_operator", "operator_by_operator_compiler", "options_of", "with_our_operators"]
@@ -39,6 +40,7 @@ def _pass() -> Any:
     class OurOperators(CustomGraphPass):
         def __call__(self, graph: fx.Graph) -> None:
             use_our_operators(graph)
+            prepare_kernels(graph, None, constant=False)
 
         def uuid(self) -> Any:
             return get_hash_for_files((__file__, use_our_operators.__code__.co_filename))
@@ -61,12 +63,14 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str,
     return compile_fx(graph, inputs, config_patches={**patches, "post_grad_custom_pre_pass": _pass()})  # type: ignore[no-any-return]
 
 
-def with_our_operators(graph: fx.GraphModule) -> fx.GraphModule:
+def with_our_operators(graph: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     """A graph whose weights are attributes, with batch norms folded and our operators; changes the graph."""
     fold_constants(graph)
     fold_batch_norms(graph)
     use_our_operators(graph.graph)
+    freeze_weights(graph)
     graph.recompile()
+    prepare_kernels(graph.graph, device, constant=True)
     return graph
 
 
@@ -74,7 +78,7 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], patch
     """An inference graph whose weights are attributes, by inductor, which packs them too where that pays."""
     from torch._inductor.compile_fx import compile_fx
 
-    graph = with_our_operators(graph)
+    graph = with_our_operators(graph, inputs[0].device)
 
     def compile_graph() -> Any:
         with torch.no_grad():

@@ -30,8 +30,8 @@ _thread = _Thread()
 
 
 def let_go_of_capture(compiled: Any, graph: fx.GraphModule) -> Any:
-    """``compiled``, which AOTAutograd made of Dynamo's ``graph``, without what holds the graph and its fake tensors: the
-    graph's methods as attributes of a function, and the states of random numbers that AOTAutograd reset last."""
+    """``compiled``, which AOTAutograd made of Dynamo's ``graph``, without what holds that graph and fake tensors: the
+    graph's methods, as attributes of a function, and the states of random numbers, which AOTAutograd reset last."""
     function = compiled
     while function is not None:
         held = getattr(function, "__dict__", {})
@@ -61,8 +61,8 @@ def forget_originals() -> None:
 
 
 def without_fakes(graph: fx.GraphModule) -> tuple[fx.GraphModule, bool]:
-    """A copy of the graph, with tensors of the meta device for its fake tensors, whose mode would live as long as they; and
-    whether the sizes are numbers: where they are symbols, nothing replaces the fake tensors.
+    """A copy of the graph, with tensors of the meta device for its fake tensors, whose mode lives as long as they do;
+    and whether the sizes are numbers: where they are symbols, nothing replaces the fake tensors.
 
     A copy, for a graph also keeps the nodes that were erased.
     """
@@ -117,7 +117,9 @@ def specialised(graph: fx.GraphModule, static: bool, inputs: Sequence[Any], cons
 def alias(x: torch.Tensor) -> torch.Tensor:
     """Another tensor of the same memory. ``x.detach()`` would hold ``x``, which PyTorch then swaps for no other."""
     with torch.no_grad():
-        return torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+        return torch.empty(0, dtype=x.dtype, device=x.device).set_(
+            x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
+        )
 
 
 def _attribute_names(graph: fx.GraphModule) -> list[str]:

@@ -1,0 +1,102 @@
+"""The kernels of a graph's convolutions, compiled side by side before its first call.
+
+Whoever compiles a graph waits for its kernels anyway; a CUDA graph that is captured before they are there would keep
+PyTorch's for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...api.policy import policy
+from ...calls.framework.fallback import Fallback
+from ...calls.planner_pool import progress_line
+from ...device.programs import compile_pool
+from ..compile import fused_operator, operators
+from ..dispatch import engine
+from ..dispatch.routing import settings_in_force
+from ..settings import DEFAULT
+from ..weights import promise
+
+__all__ = ["prepare_kernels"]
+
+
+def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool) -> None:
+    """Plan every convolution of a graph with our operators. Sizes that are symbols are left: calls plan them.
+
+    ``device`` is where the graph runs, None where its fake tensors say so; ``constant`` says whether the weights are
+    frozen parameters, as in a graph for inference.
+    """
+    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad():
+        tasks = [task for node in graph.nodes for task in _tasks(node, device, constant)]
+        if not tasks:
+            return
+        first, done = tasks[0], [0]
+        with policy(tier="full"), progress_line.shown("compiling", lambda: (done[0], len(tasks) - done[0])):
+            with _compilers(first.keywords["device"]):
+                compile_pool.run([functools.partial(_counted, task, done) for task in tasks])
+            for task in tasks:
+                with contextlib.suppress(Exception):  # a problem that is PyTorch's; the call will say so
+                    task()
+
+
+def _counted(task: Callable[[], Any], done: list[int]) -> None:
+    try:
+        task()
+    finally:
+        done[0] += 1
+
+
+def _compilers(device: torch.device) -> Any:
+    """Where compilers run side by side for a device of PyTorch's."""
+    with contextlib.suppress(Fallback):
+        if device.type == "cuda":
+            from ..eager.cuda_stream import device as opencl_device
+
+            return compile_pool.side_by_side(opencl_device(torch.empty(0, device=device)), for_cuda=True)
+        from ...calls.framework.host import cpu_device
+
+        return compile_pool.side_by_side(cpu_device())
+    return contextlib.nullcontext()
+
+
+def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterator[Any]:
+    """What plans a node's problems: nothing for a node that is no convolution of ours, or has symbolic sizes."""
+    if node.target is fused_operator.fused_convolution:
+        x, w, bias, residual, activation, *geometry = node.args
+        rest = (*geometry[:3], False, [0] * len(geometry[0]), geometry[3])
+        yield from _task(device, "forward", rest, (x, w, None, bias), constant, (activation, residual is not None))
+    elif node.target is operators.convolution:
+        x, w, bias, *rest = node.args
+        yield from _task(device, "forward", tuple(rest), (x, w, None, bias), constant, (None, False))
+    elif node.target is operators.convolution_backward:
+        grad, x, w, _, *rest, mask = node.args
+        for part, wanted in (("data", mask[0]), ("weights", mask[1])):
+            if wanted:
+                yield from _task(device, part, tuple(rest), (x, w, grad, None), False, (None, False))
+
+
+def _task(device: torch.device | None, part: str, geometry: Any, operands: Any, constant: bool, after: Any) -> Iterator[Any]:
+    values = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in operands]
+    for value in values:
+        if value is not None and not isinstance(value, torch.Tensor):
+            return
+        if value is not None and any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
+            return
+    yield functools.partial(_plan, part, geometry, values, constant, after, device=device or values[0].device)
+
+
+def _plan(part: str, geometry: Any, values: Any, constant: bool, after: Any, device: torch.device) -> None:
+    x, w, grad, bias = (
+        None if v is None else torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=device) for v in values
+    )
+    if constant:
+        w = torch.nn.Parameter(w, requires_grad=False)
+        constant = promise(w, fused=True) is not None
+    engine.cached_call(part, geometry, x, w, grad, bias, constant, settings_in_force() or DEFAULT, after)
