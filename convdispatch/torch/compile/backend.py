@@ -18,6 +18,7 @@ from ..captures import watch_captures
 from ..dynamo_frames import skip_our_frames
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
+from ..graph.upsampling import whole_upsampling
 
 __all__ = ["Backend", "Compiled", "convdispatch"]
 
@@ -59,9 +60,9 @@ class Backend:
             self.graphs.append(Compiled(tensors, learns))
             return inductor.compiled(graph, inputs, self.patches)
         by_operator = inductor.operator_by_operator_compiler
-        return aot_autograd(  # type: ignore[no-any-return]
-            fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference
-        )(graph, inputs)
+        traced = aot_autograd(fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference)
+        with whole_upsampling():
+            return traced(graph, inputs)  # type: ignore[no-any-return]
 
     def _note_break(self, graph: fx.GraphModule) -> None:
         """Keep the line of the model's code at which Dynamo had to end this graph, and why, for ``fusion``."""
