@@ -172,6 +172,8 @@ def patience():
 @pytest.fixture(scope="module", autouse=True)
 def settled():
     """A file begins with few objects that may be garbage, whatever the files before it imported."""
+    if "torch._dynamo" in sys.modules:  # nor does it find what Dynamo captured for others
+        sys.modules["torch._dynamo"].reset()
     if len(gc.get_objects()) > MANY:
         settle()
 
@@ -347,6 +349,15 @@ def counted():
     ct.reset_counters()
     yield
     ct.disable()
+
+
+@pytest.fixture
+def without_compiler(monkeypatch):
+    """Graphs that no form computes run operator by operator: inductor would compile each for seconds."""
+    pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
+    from convdispatch.torch.graph import inductor
+
+    monkeypatch.setattr(inductor, "available", lambda device: False)
 
 
 @pytest.fixture

@@ -26,3 +26,23 @@ def gradients(function, *tensors):
     torch.manual_seed(1)
     grad = torch.randn(y.shape).to(tensors[0].dtype if tensors[0].dtype.itemsize == 2 else y.dtype)
     return y, *torch.autograd.grad(y, leaves, grad)
+
+
+def forms(model) -> list[str]:
+    """The forms that a converted model's calls have, or the reasons why there is none, in words."""
+    return list(ct.fusion(model).forms.values())
+
+
+def programs(model) -> list:
+    """The recorded programs of a converted model's forms. Asserts that every call had one."""
+    states = [each for part in model.modules() if (each := vars(part).get("_compiled_state"))]
+    found = [form for state in states for graph in state.backend.graphs for form in graph._forms.values()]
+    assert not [form for form in found if isinstance(form, str)], found
+    return [form._program for form in found]
+
+
+def layers(model) -> list[str]:
+    """The operations of a converted model's only form, a convolution with the activation that it takes in."""
+    (program,) = programs(model)
+    problems = [(layer.name, layer.problem and layer.problem.activation) for layer in program.layers]
+    return [name if activation is None else f"{name} + {activation}" for name, activation in problems]

@@ -122,7 +122,8 @@ def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
     stop, guard = engine.watch(ours), None if settings_in_force() is not None else enable()
     unwatch = counting.watch_left(theirs)
     try:
-        with torch.no_grad(), keeping_buffers(model), _names(model, names), policy(tier="full"):
+        eager = torch.compiler.set_stance("force_eager")  # compiled graphs know no modules
+        with torch.no_grad(), keeping_buffers(model), _names(model, names), policy(tier="full"), eager:
             model(*inputs)
         stop()
         peaks = _peaks(model, inputs)

@@ -14,6 +14,7 @@ _CORE = {
     "torch._C._is_tracing": "torch.jit.trace would record results as constants",
     "torch._C._select_conv_backend": "the layout of a convolution's result cannot be known",
     "torch._C._conv_determine_backend_memory_format": "the layout of a convolution's result cannot be known",
+    "torch._C._dynamo.eval_frame.get_eval_frame_callback": "Dynamo would capture the code of our operators",
     **{
         f"torch._C.{name}": "PyTorch's switches cannot be read"
         for name in (

@@ -15,8 +15,10 @@ from torch import fx
 
 from ...api.errors import InvalidArgument
 from ..captures import watch_captures
+from ..dynamo_frames import skip_our_frames
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
+from ..graph.upsampling import whole_upsampling
 
 __all__ = ["Backend", "Compiled", "convdispatch"]
 
@@ -32,6 +34,7 @@ class Backend:
 
         Raises InvalidArgument for an engine that there is not.
         """
+        skip_our_frames()
         others = dict(options or {})
         self.engine, self.mode = others.pop("engine", None), mode
         if self.engine is not None and self.engine not in ENGINES:
@@ -46,7 +49,7 @@ class Backend:
         from torch._dynamo.backends.common import aot_autograd
 
         keep_assertions(graph)
-        self._note_break(getattr(graph, "compile_subgraph_reason", None))
+        self._note_break(graph)
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         device = next((each.device.type for each in tensors), "cpu")
         if device == "cuda":
@@ -57,15 +60,19 @@ class Backend:
             self.graphs.append(Compiled(tensors, learns))
             return inductor.compiled(graph, inputs, self.patches)
         by_operator = inductor.operator_by_operator_compiler
-        return aot_autograd(  # type: ignore[no-any-return]
-            fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference
-        )(graph, inputs)
+        traced = aot_autograd(fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference)
+        with whole_upsampling():
+            return traced(graph, inputs)  # type: ignore[no-any-return]
 
-    def _note_break(self, reason: Any) -> None:
-        if reason is not None and reason.graph_break:
-            line = reason.user_stack[-1] if reason.user_stack else None
-            where = "" if line is None else f"{line.filename}:{line.lineno}: "
-            self.breaks.append(f"{where}{reason.reason.splitlines()[0]}")
+    def _note_break(self, graph: fx.GraphModule) -> None:
+        """Keep the line of the model's code at which Dynamo had to end this graph, and why, for ``fusion``."""
+        reason = getattr(graph, "compile_subgraph_reason", None)
+        if reason is None or not reason.graph_break:
+            return
+        line = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}: " if reason.user_stack else ""
+        found = line + reason.reason.strip().splitlines()[0]
+        if found not in self.breaks:
+            self.breaks.append(found)
 
     def _inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         context = torch._guards.TracingContext.try_get()

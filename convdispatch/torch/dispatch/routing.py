@@ -17,6 +17,7 @@ from ...calls.framework.tiers import Compiling
 from ...device import runtime
 from .. import counting, ranks
 from ..captures import watch_captures
+from ..dynamo_frames import looks_on, unseen
 from ..settings import DEFAULT, Settings, checked
 from . import engine, native
 from .quick_depthwise import quick_depthwise, quick_depthwise_backward
@@ -158,6 +159,8 @@ def routed(
 
     For arguments that PyTorch refuses too, raises PyTorch's kind of error with our sentence.
     """
+    if looks_on() is not None:
+        return unseen(routed, operator, compute, theirs, arguments, settings, quick)
     if runtime.forked:
         counting.left(operator, runtime.FORKED)
         return theirs()

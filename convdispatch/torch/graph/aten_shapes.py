@@ -45,7 +45,7 @@ def _select(net: Any, x: Any, axis: int, place: int) -> Tensor:
     return _part(x, axis, place)
 
 
-@operator("aten.as_strided_.default")
+@operator("aten.as_strided.default", "aten.as_strided_.default")
 def _same_places(net: Any, x: Any, shape: Sequence[int], strides: Sequence[int], offset: Any = None) -> Tensor:
     """What means over channels-last pictures end with: strides of axes of one place alone change."""
     steps = list(itertools.accumulate(x.shape[:0:-1], lambda step, size: step * size, initial=1))[::-1]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ...api.errors import ConvDispatchWarning, InvalidArgument
@@ -23,6 +25,7 @@ __all__ = ["Compiled", "convert"]
 RECOMPILE_LIMIT = 64
 """Graphs that Dynamo makes of one converted module before it runs the module's own code; PyTorch's default is 8."""
 
+_MODULE_CALL = nn.Module.__call__
 MAX_HOOK_CHANGES = 4
 """Times that a converted module is compiled anew because hooks on its parts have changed; then it runs its own code."""
 
@@ -119,9 +122,12 @@ class Compiled:
         if not torch.compiler.is_compiling():
             state = self.__dict__.get("_compiled_state")
             if state is None:
-                state = self.__dict__["_compiled_state"] = _State(self)  # type: ignore[arg-type]
+                state = self.__dict__.setdefault("_compiled_state", _State(self))  # type: ignore[arg-type]
             if not state.ready():
                 return self._call_impl(*args, **kwargs)  # type: ignore[attr-defined]
+            # Another thread that traces a graph has its own function in place of Module.__call__ meanwhile.
+            if nn.Module.__call__ is _MODULE_CALL or not any(isinstance(x, fx.Proxy) for x in (*args, *kwargs.values())):
+                return self._compiled_call_impl(*args, **kwargs)  # type: ignore[attr-defined]
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def __getstate__(self) -> Any:
@@ -146,6 +152,7 @@ class _State:
         self._registered = -1
         self._hooks: Any = None
         self._changes = 0
+        self._lock = threading.Lock()
 
     def ready(self) -> bool:
         """Whether the module's call is compiled; a module whose hooks change again and again runs its own code."""
@@ -154,21 +161,40 @@ class _State:
             return False
         registered = torch.utils.hooks.RemovableHandle.next_id
         if module._compiled_call_impl is None or self._hooks or registered != self._registered:
-            self._registered, hooks = registered, _hooks_of(module)
-            if module._compiled_call_impl is None or hooks != self._hooks:
-                self._changes += 1
-                self._hooks = hooks
-                self.backend.graphs.clear()
-                module.compile(backend=self.backend, **_options())
+            with self._lock:
+                self._look_at_hooks(module, registered)
         return self._changes <= MAX_HOOK_CHANGES
+
+    def _look_at_hooks(self, module: nn.Module, registered: int) -> None:
+        self._registered, hooks = registered, _hooks_of(module)
+        if module._compiled_call_impl is None or hooks != self._hooks:
+            self._changes += 1
+            self._hooks = hooks
+            self.backend.graphs.clear()
+            self.backend.breaks.clear()
+            module._compiled_call_impl = torch.compile(_frame_of(module), backend=self.backend, **_options())
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
 
 
+def _frame_of(module: nn.Module) -> Callable[..., Any]:
+    """What Dynamo compiles of a module: a call of its ``_call_impl``, or a function around it where the module's class is
+    PyTorch's own, as ``nn.Sequential``, whose methods Dynamo looks into only from other functions."""
+    call = module._call_impl
+    if not str(type(module).forward.__module__).startswith("torch."):
+        return call
+
+    def call_module(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return call_module
+
+
 def _is_traced() -> bool:
-    """Whether somebody records the call by other means than Dynamo: TorchScript, torch.fx or functorch."""
-    return bool(torch._C._get_tracing_state() or torch._C._is_torch_function_mode_enabled())
+    """Whether somebody records or transforms the call by other means than Dynamo: TorchScript, torch.fx, functorch."""
+    recorded = torch._C._get_tracing_state() or torch._C._is_torch_function_mode_enabled()
+    return bool(recorded) or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _hooks_of(module: nn.Module) -> tuple[Any, ...]:

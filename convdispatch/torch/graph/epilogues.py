@@ -107,13 +107,14 @@ def freeze_weights(graph: fx.GraphModule) -> None:
 
 
 def _fuse(graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> None:
-    last, residual = node, None
-    added = _only_user(last)
-    if added is not None and (other := _residual(added, last, order)) is not None:
-        last, residual = added, other
-    activated, activation = _only_user(last), None
-    if activated is not None and (activation := _activation(activated, last)) is not None:
-        last = activated
+    chain, residual, activation = [node], None, None
+    after = _only_user(node)
+    if after is not None and (residual := _residual(after, node, order)) is not None:
+        chain.append(after)
+    after = _only_user(chain[-1])
+    if after is not None and (activation := _activation(after, chain[-1])) is not None:
+        chain.append(after)
+    last = chain[-1]
     x, w, bias, stride, padding, dilation, _, _, groups = node.args
     with graph.inserting_before(last):
         made = graph.call_function(
@@ -123,9 +124,8 @@ def _fuse(graph: fx.Graph, node: fx.Node, order: dict[fx.Node, int]) -> None:
     made.meta = dict(last.meta)
     order[made] = order[last]
     last.replace_all_uses_with(made)
-    for each in dict.fromkeys((last, added, node)):
-        if each is not None and not each.users and each in order and each is not made:
-            graph.erase_node(each)
+    for each in reversed(chain):
+        graph.erase_node(each)
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

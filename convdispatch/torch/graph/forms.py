@@ -34,7 +34,7 @@ from .constants import Constants, packed_inputs
 from .engine_choice import MIN_CONVOLUTION_SHARE, convolution_share, faster
 from .specialised import release_fakes, specialised
 
-__all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm", "by_operators"]
+__all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm"]
 
 MAX_FORMS = 8
 """Forms of one graph; the least recently used one is freed for a ninth."""
@@ -52,23 +52,6 @@ _TYPES = {
     "cuda": (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS),
 }
 """By device, the types of inputs for which forms are made."""
-
-
-class _Thread(threading.local):
-    by_operators = 0
-
-
-_thread = _Thread()
-
-
-class by_operators:  # noqa: N801  (used as a function)
-    """Context in which this thread's graphs run operator by operator, without forms."""
-
-    def __enter__(self) -> None:
-        _thread.by_operators += 1
-
-    def __exit__(self, *_: Any) -> None:
-        _thread.by_operators -= 1
 
 
 class Form:
@@ -163,7 +146,10 @@ class GraphForms:
         key = (tuple(map(_kind, dynamic)), math_of(settings, switched, DTYPES[dtype]), chosen)
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = self._build(inputs, dynamic, key, dtype)
+            from torch._dynamo.convert_frame import compile_lock
+
+            with compile_lock:  # tracers put functions of their own in PyTorch's classes meanwhile
+                form = self._forms[key] = self._build(inputs, dynamic, key, dtype)
             while len(self._forms) > MAX_FORMS:
                 self._forms.popitem(last=False)
         self._forms.move_to_end(key)
@@ -265,7 +251,7 @@ class GraphForms:
 
 def _can_serve(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a form can run: plain tensors in the host's memory, and nobody who watches operators as they run."""
-    if not tensors or _thread.by_operators or ranks.many() or engine.watched() or runtime.forked:
+    if not tensors or ranks.many() or engine.watched() or runtime.forked:
         return False
     for x in tensors:
         if x.device.type not in ("cpu", "cuda") or x.dtype not in _TYPES[x.device.type] or type(x) not in (torch.Tensor, torch.nn.Parameter):
