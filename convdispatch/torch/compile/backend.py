@@ -19,6 +19,7 @@ from ..dynamo_frames import skip_our_frames
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
 from ..graph.specialised import let_go_of_capture
+from ..graph.upsampling import whole_upsampling
 
 __all__ = ["Backend", "Compiled", "convdispatch"]
 
@@ -60,10 +61,9 @@ class Backend:
             self.graphs.append(Compiled(tensors, learns))
             return let_go_of_capture(inductor.compiled(graph, inputs, self.patches), graph)
         by_operator = inductor.operator_by_operator_compiler
-        compile_graph = aot_autograd(
-            fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference
-        )
-        return let_go_of_capture(compile_graph(graph, inputs), graph)
+        traced = aot_autograd(fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference)
+        with whole_upsampling():
+            return let_go_of_capture(traced(graph, inputs), graph)
 
     def _note_break(self, graph: fx.GraphModule) -> None:
         """Keep the line of the model's code at which Dynamo had to end this graph, and why, for ``fusion``."""

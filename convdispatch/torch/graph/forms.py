@@ -30,6 +30,7 @@ from ..settings import DEFAULT, math_of, policy_of, switches
 from . import inductor
 from .aten_net import AtenNet, Missing
 from .constants import Constants, WeightSets, packed_inputs
+from .engine_choice import MIN_CONVOLUTION_SHARE, convolution_share, faster
 from .specialised import forget_originals, specialised, without_fakes
 
 __all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm"]
@@ -170,20 +171,33 @@ class GraphForms:
         forget_originals()
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         device = tensors[0].device.type
-        wanted, why = self._backend.engine or ("inductor" if device == "cuda" else "form"), ""
-        if wanted == "form":
+        wanted, why = self._backend.engine or ("inductor" if device == "cuda" else ""), ""
+        form = None
+        if wanted in ("", "form"):
             made = self._build_form(inputs, tensors, key, dtype)
-            if not isinstance(made, str):
-                return made
-            wanted, why = "inductor", f" ({made})"
+            form, why = (None, f" ({made})") if isinstance(made, str) else (made, "")
+            if form is not None and (wanted == "form" or not self._may_race(inputs)):
+                return form
         graph = specialised(self._graph, self._is_static, inputs, self._packed)
         self._forget_reads()
-        if wanted == "inductor" and inductor.available(device) and self._compiled < MAX_COMPILED:
+        if wanted != "operators" and inductor.available(device) and self._compiled < MAX_COMPILED:
             self._compiled += 1
             with torch.inference_mode(False):
                 run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend.patches)
-            return OperatorForm(run, f"by inductor, convolutions ours{why}")
-        return OperatorForm(inductor.with_our_operators(graph, tensors[0].device), f"operator by operator, convolutions ours{why}")
+            other = OperatorForm(run, f"by inductor, convolutions ours{why}")
+            return other if form is None else (form, other)[faster((form, other), tensors)]
+        if form is not None:
+            return form
+        run = inductor.with_our_operators(graph, tensors[0].device)
+        return OperatorForm(run, f"operator by operator, convolutions ours{why}")
+
+    def _may_race(self, inputs: Sequence[Any]) -> bool:
+        """Whether inductor may be faster than a form, and can be tried."""
+        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED:
+            return False
+        graph = specialised(self._graph, self._is_static, inputs, self._packed)
+        self._forget_reads()
+        return convolution_share(graph) < MIN_CONVOLUTION_SHARE
 
     def _forget_reads(self) -> None:
         if self._constants is not None:
