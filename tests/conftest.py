@@ -39,6 +39,7 @@ os.environ.pop("CONVDISPATCH_REGISTRY", None)
 # of xdist inherit these before they load NumPy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("CONVDISPATCH_CHECK", "1")  # the first result of each form is compared with PyTorch's
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,7 +5,6 @@
 
 #include "host_programs.h"
 #include "replay.h"
-#include "same_items.h"
 #include "samples.h"
 
 namespace launcher {
@@ -197,8 +196,6 @@ PyMethodDef methods[] = {
     {"forget", forget, METH_NOARGS, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},
     {"launches", launches, METH_NOARGS, nullptr},
-    {"same_items", same_items, METH_VARARGS, nullptr},
-    {"same_names", same_names, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -91,6 +91,8 @@ class AtenNet:
         self._computed = {node: place for place, node in enumerate(computed)}
         if not self._computed:
             raise Missing("the graph returns no tensor that a form computes")
+        if len(set(map(_viewed, self._computed))) < len(self._computed):
+            raise Missing("results share memory")
         for node in self._prologue.feeds:
             if node.meta["val"].dtype != dtype and node.meta["val"].ndim:
                 raise Missing(f"an input of {node.meta['val'].dtype} beside numbers of {dtype}")
@@ -151,6 +153,17 @@ class AtenNet:
             array = constant.detach().contiguous().numpy()
             self._moved[id(constant)] = constant, Tensor.from_numpy(array, self.queue)
         return self._moved[id(constant)][1]
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a view of, or the node itself."""
+    while node.op == "call_function" and node.all_input_nodes:
+        schema = getattr(node.target, "_schema", None)
+        alias = schema.arguments[0].alias_info if schema is not None and schema.arguments else None
+        if not (str(node.target) == "<built-in function getitem>" or (alias is not None and not alias.is_write)):
+            break
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _draws(node: Any) -> bool:

@@ -82,7 +82,7 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], patch
 
     def compile_graph() -> Any:
         with torch.no_grad():
-            return compile_fx(graph, list(inputs), config_patches={**patches, "freezing": True})
+            return compile_fx(graph, list(inputs), config_patches={"fallback_random": True, **patches, "freezing": True})
 
     # In a thread of its own: around a call of a compiled graph PyTorch has dispatch keys off that tracing needs.
     with ThreadPoolExecutor(1) as thread:
