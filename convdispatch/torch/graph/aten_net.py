@@ -188,7 +188,16 @@ def _fused(net: AtenNet, x: Any, w: Any, bias: Any, residual: Any, activation: A
 
 @operator("convdispatch.convolution.default", "aten.convolution.default")
 def _convolution(
-    net: AtenNet, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, g: int
+    net: AtenNet,
+    x: Any,
+    w: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    extra: Any,
+    g: int,
 ) -> Tensor:
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": g, "math": net.math}
     if transposed:

@@ -126,7 +126,9 @@ class Compiled:
             if not state.ready():
                 return self._call_impl(*args, **kwargs)  # type: ignore[attr-defined]
             # Another thread that traces a graph has its own function in place of Module.__call__ meanwhile.
-            if nn.Module.__call__ is _MODULE_CALL or not any(isinstance(x, fx.Proxy) for x in (*args, *kwargs.values())):
+            if nn.Module.__call__ is _MODULE_CALL or not any(
+                isinstance(x, fx.Proxy) for x in (*args, *kwargs.values())
+            ):
                 return self._compiled_call_impl(*args, **kwargs)  # type: ignore[attr-defined]
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 

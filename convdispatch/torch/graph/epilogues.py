@@ -57,7 +57,9 @@ def fold_batch_norms(graph: fx.GraphModule) -> None:
             continue
         weight, bias = _folded(*tensors, epsilon=float(node.args[6]))
         with graph.graph.inserting_before(convolution):
-            names = [_attribute(graph, f"{convolution.name}_{kind}", t) for kind, t in (("weight", weight), ("bias", bias))]
+            names = [
+                _attribute(graph, f"{convolution.name}_{kind}", t) for kind, t in (("weight", weight), ("bias", bias))
+            ]
             convolution.args = (convolution.args[0], *names, *convolution.args[3:])
         results[0].replace_all_uses_with(convolution)
     _clean(graph)
@@ -197,5 +199,3 @@ def _clean(graph: fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code()
     graph.delete_all_unused_submodules()
     graph.recompile()
-
-

@@ -166,7 +166,9 @@ class GraphForms:
         self._forms.move_to_end(key)
         return form
 
-    def _build(self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype) -> Form | OperatorForm:
+    def _build(
+        self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype
+    ) -> Form | OperatorForm:
         """What computes the graph for such inputs."""
         forget_originals()
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
@@ -225,9 +227,7 @@ class GraphForms:
                 # Timing chooses the layout, and each process may find another one faster.
                 layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
                 shapes, dtypes = [tuple(x.shape) for x in fed], [DTYPES[x.dtype] for x in fed]
-                form = Form(
-                    net, inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True)
-                )
+                form = Form(net, inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True))
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]
         if os.environ.get(CHECK) == "1":
@@ -252,7 +252,11 @@ def _can_serve(tensors: Sequence[torch.Tensor]) -> bool:
     if not tensors or ranks.many() or engine.watched() or runtime.forked:
         return False
     for x in tensors:
-        if x.device.type not in ("cpu", "cuda") or x.dtype not in _TYPES[x.device.type] or type(x) not in (torch.Tensor, torch.nn.Parameter):
+        if (
+            x.device.type not in ("cpu", "cuda")
+            or x.dtype not in _TYPES[x.device.type]
+            or type(x) not in (torch.Tensor, torch.nn.Parameter)
+        ):
             return False
         if x.layout is not torch.strided or x.is_neg() or x.numel() == 0:
             return False
