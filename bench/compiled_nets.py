@@ -3,8 +3,8 @@
 ``python bench/compiled_nets.py [NAME ...] [--draw N --seed S] [--sides eager enable backend inductor] [--batch 1]
 [--size 224] [--rounds 3] [--seconds 1.5] [--rows FILE]``
 
-Sides come in turns, process by process, ``--rounds`` times; a side's time is the median of its processes' medians. Weights
-are drawn by seed, the input is a picture of random numbers. ``--draw`` takes models of timm's list by seed.
+Sides come in turns, process by process, ``--rounds`` times; a side's time is the median of its processes' medians.
+Weights are drawn by seed, the input is a picture of random numbers. ``--draw`` takes models of timm's list by seed.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ class AtenNet:
     """What computes a graph on tensors of ours, for ``inference.build``.
 
     It takes ``feeds(given)`` of ``given(inputs)``: the inputs, and what PyTorch makes of integers among them before. It
-    returns the tensors that are computed, as a tuple; ``results`` makes the graph's results of them. ``check`` comes first.
+    returns the tensors that are computed, as a tuple; ``results`` makes the graph's results of them. ``check`` comes
+    first.
     """
 
     training = False

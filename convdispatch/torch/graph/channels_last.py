@@ -1,7 +1,8 @@
 """One layout for a whole graph that learns on a GPU: channels last, in which tensor cores read 16 bits and TF32.
 
-The conversion stands in Dynamo's graph, so PyTorch derives strides and gradients of everything between as it does for a user
-who calls ``model.to(memory_format=torch.channels_last)``. Results keep the strides that the model's own would have.
+The conversion stands in Dynamo's graph, so PyTorch derives strides and gradients of everything between as it does for
+a user who calls ``model.to(memory_format=torch.channels_last)``. Results keep the strides that the model's own would
+have.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Convolutions of a graph of ATen operators, with what follows them, as our operators.
 
-``use_our_operators`` is the pass for graphs that PyTorch's inductor compiles or that run operator by operator: frozen batch
-norms go into the weights (in float64), and a convolution takes in a sum with another tensor and an activation where
-nothing else reads what lies between. Forms have their own fuser (``inference/passes``) and get the graph without this.
+``use_our_operators`` is the pass for graphs that PyTorch's inductor compiles or that run operator by operator: frozen
+batch norms go into the weights (in float64), and a convolution takes in a sum with another tensor and an activation
+where nothing else reads what lies between. Forms have their own fuser (``inference/passes``) and get the graph
+without this.
 """
 
 from __future__ import annotations

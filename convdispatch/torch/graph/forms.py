@@ -78,8 +78,8 @@ def _solvers(program: Any) -> list[str]:
 
 
 class OperatorForm:
-    """A graph for one set of shapes with its weights frozen and its convolutions ours: compiled by inductor, or operator by
-    operator."""
+    """A graph for one set of shapes with its weights frozen and its convolutions ours: compiled by inductor, or
+    operator by operator."""
 
     def __init__(self, run: Callable[..., Any], words: str) -> None:
         self._run, self._words = run, words
@@ -243,7 +243,8 @@ class GraphForms:
             if difference > MAX_DIFFERENCE:
                 raise ConvDispatchError(
                     f"{CHECK}: a form's result differs from PyTorch's by {difference:.1e} of its norm (at most "
-                    f"{MAX_DIFFERENCE:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: please report it"
+                    f"{MAX_DIFFERENCE:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: "
+                    "please report it"
                 )
 
 
