@@ -62,7 +62,7 @@ class HostLaunches:
         in_pytorch: bool = False,
     ) -> None:
         self._device, self._threads, self._fit = device, threading.local(), fit
-        self.intraop = in_pytorch and intraop.can_run(device, [kernel for kernel, _ in launches])
+        self.intraop = in_pytorch and not intraop.refusal(device, [kernel for kernel, _ in launches])
         roots, rounded = [*operands, *scratch], [-(-slot.size // _ALIGN) * _ALIGN for slot in scratch]
         *self._offsets, self._size = itertools.accumulate(rounded, initial=0)
         self._launches = [
@@ -114,7 +114,7 @@ class HostLaunches:
                 return None
             self._point(own, addresses, packed)
         if own.intraop is not None:
-            own.intraop.run()
+            own.intraop.run(addresses, -1 if packed is None else _WEIGHTS)
             return None, scratch
         if own.queue is not queue:
             own.queue, own.at_once = queue, runtime.is_synchronous(queue)
@@ -146,7 +146,6 @@ class HostLaunches:
         before = own.addresses or [None] * len(addresses)
         own.addresses = []  # until all are set
         if own.intraop is not None:
-            own.intraop.point(addresses, -1 if packed is None else _WEIGHTS)
             left = addresses[_WEIGHTS] if packed is None else before[_WEIGHTS]
             before = [*addresses[:_WEIGHTS], left, *addresses[_WEIGHTS + 1 :]]
         for (kernel, _, _), (_, _, places) in zip(own.kernels, self._launches, strict=True):
