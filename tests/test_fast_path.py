@@ -10,7 +10,8 @@ import convdispatch as cd
 from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.calls.bound_call import Call
 from convdispatch.device.commands.host_memory import has_system_svm
-from convdispatch.device.plans import host_launches, queue_launches
+from convdispatch.device.places import host
+from convdispatch.device.places import queue as queue_place
 from convdispatch.device.programs.kernels import Launch
 from convdispatch.selection import dispatch
 from convdispatch.selection.choice.set_aside import forgive
@@ -71,7 +72,7 @@ def test_a_plan_that_fails_on_the_short_way_is_set_aside(kind, queue, monkeypatc
     for _ in range(3):
         cd.conv(x, w, **options)
     # By the launches that the plan gave, but for the host's arrays where the device does not take its pointers.
-    where, name = (host_launches if options else queue_launches), "_enqueue"
+    where, name = (host if options else queue_place), "_enqueue"
     if options and not has_system_svm(queue.device):
         where, name = Launch, "__call__"
     failures, real = [1], getattr(where, name)

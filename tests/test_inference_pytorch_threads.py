@@ -19,7 +19,7 @@ from convdispatch.api.errors import InvalidArgument, NoDevice  # noqa: E402
 from convdispatch.device.commands import host_memory  # noqa: E402
 from convdispatch.device.commands.interface import Kernel  # noqa: E402
 from convdispatch.device.native import loading  # noqa: E402
-from convdispatch.device.plans.intraop import IntraOpLaunches  # noqa: E402
+from convdispatch.device.places.intraop import IntraOpLaunches  # noqa: E402
 from convdispatch.device.programs.kernels import build  # noqa: E402
 from convdispatch.inference import choice_cache  # noqa: E402
 from convdispatch.nn import functional  # noqa: E402
@@ -206,7 +206,7 @@ def test_why_a_net_stays_in_the_devices_own_threads(here, queue, monkeypatch):  
         left = built()
         assert "the compiled module is not there" in left.own_threads
         same_bits(left(x), expected)
-    from convdispatch.device.plans import intraop
+    from convdispatch.device.places import intraop
 
     monkeypatch.setattr(intraop, "dividing_axis", lambda kernel: None)
     left = built()

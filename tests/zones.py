@@ -9,7 +9,10 @@ ZONES = {
     "api": """
         activations
         docs*
+        site
         errors
+        types
+        package
         kernel_*
         layering
         problem

@@ -143,6 +143,12 @@ def _padding(
     return pads
 
 
+def check_bias(bias: Any, channels: int) -> None:
+    """Raise InvalidArgument for a bias, if there is one, that has not one element a channel of the result."""
+    if bias is not None and tuple(bias.shape) != (channels,):
+        raise InvalidArgument(f"bias must have shape ({channels},), got {tuple(bias.shape)}")
+
+
 def transposed_shape(
     x_shape: Sequence[int],
     w_shape: Sequence[int],

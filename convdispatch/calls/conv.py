@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..api.literals import Activation, Array, Layout, Math, Padding, Pads, Steps
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..device import runtime
 from ..selection.prepared import Constant, constant
-from .arguments import describe, transposed_shape
+from .arguments import check_bias, describe, transposed_shape
 from .arrays.accepted import brought, shape_of
 from .arrays.array_library import Library
 from .arrays.known_libraries import BARE, Torch, library_of
@@ -38,23 +39,23 @@ _WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
 
 
 def conv(
-    x: Any,
+    x: Array,
     w: Any,
     bias: Any = None,
     *,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[Any] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: Steps = 1,
+    padding: Padding = 0,
+    dilation: Steps = 1,
     groups: int = 1,
-    activation: str | None = None,
-    residual: Any = None,
-    layout: str = "nchw",
-    math: str = "float32",
-    out: Any = None,
+    activation: Activation | None = None,
+    residual: Array | None = None,
+    layout: Layout = "nchw",
+    math: Math = "float32",
+    out: Array | None = None,
     queue: Any = None,
     accumulate: bool = False,
     quantization: Quantization | None = None,
-) -> Any:
+) -> Array:
     """Convolve: ``activation(x * w + bias + residual)``.
 
     Shapes, with 1 to 3 axes of space: x ``[mb, ic, h, w]``, w ``[oc, ic/groups, kh, kw]``, bias ``[oc]``, residual
@@ -63,14 +64,13 @@ def conv(
     ``"valid"``. ``w`` may be ``constant(array)``, whose packed form is then kept. ``accumulate`` adds to what ``out``
     holds.
 
-    Accuracy, in norm against float64: ``math="float32"`` keeps 1e-5, ``"ieee"`` twice a plain float32 sum's error,
-    ``"tf32"`` 2e-3, relative to what enters an output. Multiplying an image, an output channel, or a summed channel
-    (its weights divided by the same) by powers of two costs no digit; in ``conv_backward_data`` output channels are
-    summed, in ``conv_backward_weights`` images (docs/use/accuracy.md).
+    Accuracy, in norm against float64 and what enters an output: ``math="float32"`` keeps 1e-5, ``"ieee"`` twice a plain
+    float32 sum's error, ``"tf32"`` 2e-3, ``"fast"`` what its solver documents. Multiplying an image, an output channel,
+    or a summed channel (its weights divided by the same) by powers of two costs no digit (docs/use/accuracy.md); in
+    ``conv_backward_data`` output channels are summed, in ``conv_backward_weights`` images.
 
     With ``quantization`` x is int8 or uint8, w int8, bias int32, and y of the quantization's dtype: every element is
     exactly what ONNX's QLinearConv defines (docs/use/quantization.md). Forward only.
-
     Raises InvalidArgument or InvalidProblem before anything is written, NoSolver when every solver refuses.
     """
     if quantization is not None:
@@ -90,20 +90,20 @@ def conv(
 
 
 def conv_backward_data(
-    dy: Any,
+    dy: Array,
     w: Any,
     x_shape: Sequence[int],
     *,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[Any] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: Steps = 1,
+    padding: Padding = 0,
+    dilation: Steps = 1,
     groups: int = 1,
-    layout: str = "nchw",
-    math: str = "float32",
-    out: Any = None,
+    layout: Layout = "nchw",
+    math: Math = "float32",
+    out: Array | None = None,
     queue: Any = None,
     accumulate: bool = False,
-) -> Any:
+) -> Array:
     """Gradient of ``conv`` with respect to x, of shape ``x_shape``, from the gradient ``dy`` of its result.
 
     Shapes and options as in ``conv``; ``accumulate`` adds to what ``out`` holds. Raises as ``conv`` does.
@@ -120,20 +120,20 @@ def conv_backward_data(
 
 
 def conv_backward_weights(
-    x: Any,
+    x: Array,
     dy: Any,
     w_shape: Sequence[int],
     *,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[Any] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: Steps = 1,
+    padding: Padding = 0,
+    dilation: Steps = 1,
     groups: int = 1,
-    layout: str = "nchw",
-    math: str = "float32",
-    out: Any = None,
+    layout: Layout = "nchw",
+    math: Math = "float32",
+    out: Array | None = None,
     queue: Any = None,
     accumulate: bool = False,
-) -> Any:
+) -> Array:
     """Gradient of ``conv`` with respect to w, of shape ``w_shape``, from the gradient ``dy`` of its result.
 
     Shapes and options as in ``conv``; ``accumulate`` adds to what ``out`` holds. Raises as ``conv`` does.
@@ -150,22 +150,22 @@ def conv_backward_weights(
 
 
 def conv_transpose(
-    x: Any,
+    x: Array,
     w: Any,
     bias: Any = None,
     *,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[Any] = 0,
-    output_padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: Steps = 1,
+    padding: Pads = 0,
+    output_padding: Steps = 0,
+    dilation: Steps = 1,
     groups: int = 1,
-    activation: str | None = None,
-    residual: Any = None,
-    layout: str = "nchw",
-    math: str = "float32",
-    out: Any = None,
+    activation: Activation | None = None,
+    residual: Array | None = None,
+    layout: Layout = "nchw",
+    math: Math = "float32",
+    out: Array | None = None,
     queue: Any = None,
-) -> Any:
+) -> Array:
     """Transposed convolution, as PyTorch's ``conv_transpose2d``: the backward-data of a convolution, as a layer.
 
     x ``[mb, ic, h, w]``, w ``[ic, oc/groups, kh, kw]``, bias ``[oc]``, result ``[mb, oc, oh, ow]`` with ``oh = (h -
@@ -365,8 +365,7 @@ def _problem(
         accumulate=bool(accumulate),
         constant_weights=isinstance(w, Constant),
     )
-    if bias is not None and tuple(bias.shape) != (problem.channels_out,):
-        raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+    check_bias(bias, problem.channels_out)
     if residual is not None and tuple(residual.shape) != problem.out_shape:
         shape = tuple(residual.shape)
         raise InvalidArgument(f"residual must have the result's shape {problem.out_shape}, got {shape}")

@@ -137,14 +137,14 @@ def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...
             x.dtype, w.dtype, out.dtype, x.shape, w.shape, out.shape, x.strides, w.strides, out.strides,
             x.queue, w.queue, out.queue, x.offset, w.offset, out.offset,
         ):  # fmt: skip
-            memory = a, b, c = x.base_data, w.base_data, out.base_data
-            if c in (a, b):
+            memory = given[0].base_data, given[1].base_data, given[2].base_data
+            if memory[written] in (memory[first], memory[second]):
                 return None
             if thread.capturing is None:
                 before = out.events
                 wait_for = x.events + w.events + before if x.events or w.events else before
                 try:
-                    event = launches.give(known, memory, wait_for or None)
+                    event = launches.run(known, memory, wait_for or None)
                 except Exception:  # which the short way sees too, and knows what to do
                     return fast_path(x, w, out, None)
                 if len(before) == 1:  # a third of what a slice takes

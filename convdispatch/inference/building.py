@@ -11,7 +11,7 @@ from ..api.errors import InvalidArgument
 from ..device import background, runtime
 from ..device.cache import artifact_store
 from ..device.commands.interface import thread
-from ..device.plans import intraop
+from ..device.places import intraop
 from ..device.programs.compile_pool import side_by_side
 from ..device.replay.program import Program
 from ..device.replay.schedule import Schedule

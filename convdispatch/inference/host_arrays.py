@@ -18,7 +18,7 @@ from ..device import runtime
 from ..device.commands import host_memory as host
 from ..device.commands.interface import Late
 from ..device.commands.recording import Command, Recording, Slot, with_numbers
-from ..device.plans import intraop
+from ..device.places import intraop
 from ..device.programs.strided_copy import copy_bytes
 from ..tensor import Tensor
 from .graph import map_operands, operands

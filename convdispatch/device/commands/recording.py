@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyopencl as cl
 
-__all__ = ["Command", "Late", "Recording", "Slot", "launched", "with_numbers"]
+__all__ = ["Command", "Late", "Recording", "Slot", "with_numbers"]
 
 
 class Slot:
@@ -176,20 +176,6 @@ class Recording(Commands):
         command = Command(make, slots, what, self.step)
         self.commands.append(command)
         return command
-
-
-def launched(
-    recording: Recording, operands: Sequence[Slot]
-) -> tuple[list[tuple[Kernel, Sequence[Any]]], list[Slot]] | None:
-    """A recording's kernels with their arguments, and the slots beyond those of operands; None where it holds other
-    commands, or numbers that each replay asks for anew."""
-    found, scratch = [], dict[Slot, None]()
-    for command in recording.commands:
-        if command.kernel is None or command.late:
-            return None
-        found.append((command.kernel, command.arguments))
-        scratch |= {slot.root: None for slot in command.slots if slot.root not in operands}
-    return found, list(scratch)
 
 
 def with_numbers(kernel: Kernel, arguments: Sequence[Any]) -> cl.Kernel:

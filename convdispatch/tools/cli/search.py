@@ -20,9 +20,11 @@ from .options import (
     CONFIGURE,
     DEVICE,
     JOBS,
+    OUTPUT,
     configure,
     processes,
     read_entries,
+    records_are_writable,
     settings,
     stderr,
     stdout,
@@ -89,6 +91,9 @@ def find(
     if check:
         _check(problems, device, lock)
         return
+    if lock is not None:
+        OUTPUT.convert(lock, None, click.get_current_context())
+    records_are_writable()
     limits = {"budget_ms": budget_ms, "workspace_limit": workspace_limit, "memory_limit": memory_limit}
     if cluster is not None:
         if lock is not None:
