@@ -70,6 +70,8 @@ ZONES = {
         sabotage*
         verdicts
         second_try
+        far_geometry
+        huge_problems
         validation*
     """,
     "measurement": """

@@ -61,7 +61,10 @@ class NoSolver(ConvDispatchError):
         self.problem = problem
         self.device = device
         self.reasons = dict(reasons)
-        lines = "".join(f"\n  {name}: {reason}" for name, reason in self.reasons.items())
+        alike: dict[str, list[str]] = {}
+        for name, reason in self.reasons.items():
+            alike.setdefault(reason, []).append(name)
+        lines = "".join(f"\n  {', '.join(names)}: {reason}" for reason, names in alike.items())
         nothing = "no plugin is loaded; see `convdispatch doctor`"
         what = f"{len(self.reasons)} refused:{lines}" if self.reasons else nothing
         super().__init__(f"no solver for {problem} on {device!r}; {what}")
