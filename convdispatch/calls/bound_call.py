@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -138,8 +138,8 @@ class Call:
         self._note_queue(commands)
         self.fast_path = self._make_fast_path(operands, bias, residual)
         self.key: Any = None
-        self.replay: Any = None
-        """The same call once more, where it has been made twice in a row; see ``replay``."""
+        self.again: Any = None
+        """Makes the call again, where it has been made twice in a row; see ``guarded_replay``."""
 
     def _make_fast_path(self, operands: Sequence[Any], bias: Any, residual: Any) -> FastPath | None:
         if not self.host:
@@ -180,29 +180,32 @@ class Call:
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
+        if self.fast_path is not None:
+            operands, promise = [x, w, y], None
+            if queue is None and self.ask is not None:
+                queue = self.ask()
+            if self._promised:
+                promise, operands[1] = w, w.array
+            lead, other, out = self.places
+            try:
+                done = self.fast_path(operands[lead], operands[other], operands[out], queue, bias, promise, residual)
+            except MemoryError as error:
+                raise_no_room(self.out_shape, error)
+            if done is not None:
+                return done
+        return self.generally(x, w, y, bias, residual, queue)
+
+    def generally(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
+        """The same for operands that the fast path does not take."""
         operands = [x, w, y]
         try:
-            if self.fast_path is not None:
-                if queue is None and self.ask is not None:
-                    queue = self.ask()
-                promise = None
-                if self._promised:
-                    promise, operands[1] = w, w.array
-                lead, other, out = self.places
-                done = self.fast_path(operands[lead], operands[other], operands[out], queue, bias, promise, residual)
-                if done is not None:
-                    return done
-                operands[1] = w
             out = operands[self._out]
             if out is not None and (out.shape != self.out_shape or out.dtype != self.dtype):
                 self._check_out(out)
             run = self._run_host if self.host else self._run_device
             return run(operands, bias, residual, self._queue(operands[self._lead], queue))
         except MemoryError as error:
-            if isinstance(error, MemoryLimit):
-                raise
-            shape = self.out_shape
-            raise MemoryLimit(f"the host has no memory left for a result of shape {shape}: {error}") from error
+            raise_no_room(self.out_shape, error)
 
     def _queue(self, lead: Any, queue: Any) -> Any:
         if queue is None:
@@ -317,6 +320,13 @@ class Call:
             if hasattr(out, "events"):
                 out.events[:] = (event,)
         return out
+
+
+def raise_no_room(shape: tuple[int, ...], error: MemoryError) -> NoReturn:
+    """Raises MemoryLimit where there was no memory for a result."""
+    if isinstance(error, MemoryLimit):
+        raise error
+    raise MemoryLimit(f"the host has no memory left for a result of shape {shape}: {error}") from error
 
 
 def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:

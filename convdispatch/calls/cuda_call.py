@@ -41,16 +41,20 @@ _warned: set[tuple[str, str]] = set()
 class HostArraysCall:
     """A call on NumPy's views of another library's host arrays; the result as the library's own."""
 
+    host = True
+
     def __init__(self, library: Library, written: int, describe: Callable[..., Any], given: Sequence[Any]) -> None:
         """``describe(operands, bias, residual)`` answers the call that takes such views."""
         self.key: Any = None
+        self.again: Any = None
         self._host, self._from_host, self._written = library.host, library.from_host, written
         self._lead = next(
             place for place, each in enumerate(given[:3]) if place != written and not isinstance(each, Constant)
         )
         x, w, y, bias, residual = map(self._view, given)
         self._call = describe((x, w, y), bias, residual)
-        self._fast_path, self._places = self._call.library_fast_path(library, given[self._lead]), self._call.places
+        self.fast_path, self.places = self._call.library_fast_path(library, given[self._lead]), self._call.places
+        self.problem, self.ask, self.out_shape = self._call.problem, self._call.ask, self._call.out_shape
 
     def _view(self, array: Any) -> Any:
         if array is None or isinstance(array, np.ndarray):
@@ -61,18 +65,21 @@ class HostArraysCall:
 
     def __call__(self, given: Sequence[Any], queue: Any) -> Any:
         """Run; waits."""
-        if self._fast_path is not None:
-            (lead, other, out), promise = self._places, None
+        if self.fast_path is not None:
+            (lead, other, out), promise = self.places, None
             second = given[other]
             if type(second) is Constant:
                 promise, second = self._view(second), second.array
-            done = self._fast_path(
+            done = self.fast_path(
                 given[lead], second, given[out], queue or self._call.ask(), given[3], promise, given[4]
             )
             if done is not None:
                 return done
+        return self.generally(*given, queue)
+
+    def generally(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
+        """The same for operands that the fast path does not take."""
         view = self._view
-        x, w, y, bias, residual = given
         result = self._call(
             view(x),
             view(w),
@@ -81,8 +88,8 @@ class HostArraysCall:
             None if residual is None else view(residual),
             queue,
         )
-        out = given[self._written]
-        return self._from_host(result, given[self._lead]) if out is None else out
+        out = (x, w, y)[self._written]
+        return self._from_host(result, (x, w, y)[self._lead]) if out is None else out
 
 
 class CudaCall:
@@ -90,6 +97,8 @@ class CudaCall:
 
     ``roles`` names x, w, y for errors, ``written`` is the place of the result.
     """
+
+    host = False
 
     def __init__(
         self,
@@ -104,6 +113,7 @@ class CudaCall:
             raise InvalidArgument(f"arrays must be of {', '.join(DTYPES)}, got {problem.dtype}")
         self.problem, self.library, self.number, self.written, self.roles = problem, library, number, written, roles
         self.key: Any = None
+        self.again: Any = None
         self.place = stream.place
         unsupported = runtime.device_info(self.place.device).supports(problem.dtype)
         if unsupported:
