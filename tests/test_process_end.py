@@ -147,8 +147,8 @@ LATE = {
     "conv": """
     print(float(cd.conv(x, w).sum()))
 """,
-    "patience": """
-    with cd.policy(patience=0.0):
+    "ready": """
+    with cd.policy(tier="ready"):
         print(float(cd.conv(x, w).sum()))
 """,
     "transposed and quantized": """

@@ -9,7 +9,10 @@ ZONES = {
     "api": """
         activations
         docs*
+        site
         errors
+        types
+        package
         kernel_*
         layering
         problem
@@ -134,6 +137,7 @@ ZONES = {
         doctor*
         explain*
         self_test*
+        tables
     """,
     "plugins": """
         amx*

@@ -61,13 +61,22 @@ class NoSolver(ConvDispatchError):
         self.problem = problem
         self.device = device
         self.reasons = dict(reasons)
-        alike: dict[str, list[str]] = {}
-        for name, reason in self.reasons.items():
-            alike.setdefault(reason, []).append(name)
-        lines = "".join(f"\n  {', '.join(names)}: {reason}" for reason, names in alike.items())
+        lines = "".join(f"\n  {one}" for one in grouped(self.reasons))
         nothing = "no plugin is loaded; see `convdispatch doctor`"
         what = f"{len(self.reasons)} refused:{lines}" if self.reasons else nothing
         super().__init__(f"no solver for {problem} on {device!r}; {what}")
+
+
+def grouped(reasons: Mapping[str, str | None]) -> list[str]:
+    """Lines of who refuses and why, solvers with one reason in one line. The smallest group is first: what one solver
+    alone says is about the problem, what thirty say is about the device or the policy."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(str(reason), []).append(name)
+    return [
+        f"{', '.join(group)}: {reason}" if len(group) < 3 else f"{len(group)} solvers ({group[0]}, ...): {reason}"
+        for reason, group in sorted(names.items(), key=lambda pair: len(pair[1]))
+    ]
 
 
 class BuildFailed(ConvDispatchError):

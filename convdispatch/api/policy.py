@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from .errors import Frozen, InvalidPolicy
+from .literals import Tier
 
 __all__ = ["Policy", "current_policy", "forbid_when_frozen", "frozen", "policy"]
 
@@ -63,12 +64,31 @@ def current_policy() -> Policy:
     return _current.get()
 
 
+class _Unchanged:
+    def __repr__(self) -> str:
+        return "unchanged"
+
+
+_UNCHANGED: Any = _Unchanged()
+"""The default of each choice of ``policy``: as it is outside the block."""
+
+
 @contextlib.contextmanager
-def policy(**choices: Any) -> Iterator[Policy]:
+def policy(
+    *,
+    solver: str | None = _UNCHANGED,
+    max_error: float | None = _UNCHANGED,
+    workspace_limit: int | None = _UNCHANGED,
+    deterministic: bool = _UNCHANGED,
+    fallback: bool = _UNCHANGED,
+    tier: Tier | None = _UNCHANGED,
+    frozen: bool = _UNCHANGED,
+) -> Iterator[Policy]:
     """Set some of Policy's fields inside the ``with`` block; the others stay as they are outside it.
 
-    Raises InvalidPolicy for a name that Policy lacks or a value of the wrong kind.
+    Raises InvalidPolicy for a value of the wrong kind.
     """
+    choices = {name: value for name, value in locals().items() if value is not _UNCHANGED}
     _check(choices)
     chosen = replace(_current.get(), **choices)
     token = _current.set(chosen)
@@ -105,8 +125,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 def _check(choices: dict[str, Any]) -> None:
     for name, value in choices.items():
-        if name not in _KINDS:
-            raise InvalidPolicy(f"policy() has no choice {name!r}; it has {', '.join(_KINDS)}")
         if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
             kinds = " or ".join(kind.__name__ for kind in _KINDS[name])
             raise InvalidPolicy(f"policy({name}=...) takes {kinds}, got {value!r}")

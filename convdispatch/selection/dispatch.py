@@ -268,8 +268,8 @@ def run(
 
     ``constant`` is the promise behind ``w``, where the caller gave one: it keeps the packed forms. A device that is
     full gets back what waits in pools, and the same plan one more try. There is no second try where commands were
-    enqueued and the result's memory is read too (``accumulate``). ``failed`` is how the plan ended for a caller that
-    ran it itself, for a result that is only written.
+    enqueued and the result's memory is read too (``accumulate``). ``failed`` is how the plan's executable ended for a
+    caller that ran it itself.
 
     Raises PlanFailed, MemoryLimit.
     """
@@ -277,6 +277,7 @@ def run(
     while True:
         before: int | None = None
         try:
+            handed_over = failed is not None  # by a fast path
             if failed is not None:
                 error, failed = failed, None
                 raise error
@@ -295,10 +296,11 @@ def run(
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end its caller's process
             wrote = {"x": x, "w": w, "y": y}[problem.written]
-            begun = before is not None and prepared.begun(thread.given - before, wrote, residual)
+            commands = int(getattr(error, "launched", False)) if before is None else thread.given - before
+            begun = (before is not None or handed_over) and prepared.begun(commands, wrote, residual)
             lacking: MemoryLimit | None = error if isinstance(error, NoWorkspace) else None
-            handed_over = before is None and isinstance(error, MemoryLimit)  # by a fast path, perhaps a workspace's
-            if lacking is None and (out_of_memory(error) or (handed_over and not room)):
+            full_up = handed_over and isinstance(error, MemoryLimit)  # perhaps a workspace's
+            if lacking is None and (out_of_memory(error) or (full_up and not room)):
                 if not (room or begun) and make_room(queue.device):
                     room = True
                     continue

@@ -8,6 +8,7 @@ import math
 import reprlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ..device.commands.interface import Commands, thread
 from ..device.commands.queues import OpenCLQueue, commands_of
 from ..device.commands.recording import Recording, Slot
 from ..device.cuda.ptx import Unlaunchable
+from ..device.executable import OUTPUTS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import KernelPlan, Launch, build, kernel_text
@@ -190,6 +192,7 @@ class Prepared:
         self.math = math or seen.math
         """What the solver planned it in: the problem's own, or more accurate."""
         self.workspace_size = plan.workspace_size
+        self._executable: Executable | None = None
         self.nbytes = 0
         """About what its programs take of the host's memory, where it is known."""
         self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
@@ -212,6 +215,7 @@ class Prepared:
         """
         reads_result = self._seen.accumulate or (self._seen.residual and same_memory(residual, y))
         counted = type(self.plan).enqueue in (KernelPlan.enqueue, StepPlan.enqueue)
+        counted = counted or (self._executable is not None and not self._executable.opaque)
         return reads_result and (commands > 0 or not counted)
 
     @property
@@ -242,18 +246,55 @@ class Prepared:
                 raise self.misused(commands, error) from error
         return commands.call(self._enqueue_own, (x, w, y, bias, residual), self.solver.name, wait_for)
 
-    def recorded(self, queue: cl.CommandQueue) -> tuple[Recording, list[Slot | None]]:
-        """Its commands on slots, which stand for x, w, y, bias and residual; ``w`` is the packed form, where there is
-        one."""
-        recording, problem = Recording(queue), self.problem
+    def _slots(self) -> list[Slot | None]:
+        """What stands for x, w, y, bias and residual; ``w`` is the packed form, where there is one."""
+        problem = self.problem
         sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
-        sizes["xwy".index(problem.written)] = math.prod(problem.out_shape) * problem.out_itemsize
+        written = math.prod(problem.out_shape) * problem.out_itemsize
+        sizes["xwy".index(problem.written)] = written
         if self.packed_size:
             sizes[1] = self.packed_size
-        x, w, y = (recording.allocate(size) for size in sizes)
-        bias, residual = (recording.allocate(1) if each else None for each in (problem.bias, problem.residual))
-        self.enqueue(recording, x, w, y, bias, residual)  # type: ignore[arg-type]
-        return recording, [x, w, y, bias, residual]
+        slots: list[Slot | None] = [Slot(max(size, 1)) for size in sizes]
+        vector = 4 if problem.quantized else problem.itemsize  # a quantized convolution reads a table of int32
+        channels = math.prod(problem.form("bias")[0]) if problem.bias or problem.quantized else 0
+        slots.append(Slot(channels * vector) if channels else None)
+        slots.append(Slot(written) if problem.residual else None)
+        return slots
+
+    def recorded(self, queue: cl.CommandQueue, slots: Sequence[Slot | None] = ()) -> Recording:
+        """Its commands on ``slots`` for x, w, y, bias and residual. Raises PluginError for a plan that answers no
+        event."""
+        recording = Recording(queue)
+        self._enqueue_checked(recording, *(slots or self._slots()))
+        return recording
+
+    def executable(self, queue: cl.CommandQueue) -> Executable:
+        """It as recorded once; opaque where it cannot be recorded: it is enqueued at each call then, which says what is
+        wrong with it. ``queue`` is any of its context."""
+        if self._executable is None:
+            output, slots = OUTPUTS[self.problem.direction], self._slots()
+            owner, found = weakref.ref(self), None
+
+            def enqueue(queue: Any, *operands: Any) -> Any:  # for who holds the plan: no executable keeps it alive
+                return owner()._enqueue_checked(queue, *operands)  # type: ignore[union-attr]
+
+            if self.recordable:
+                try:
+                    found = Executable.of(self.recorded(queue, slots), slots, output, enqueue)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException:  # SystemExit too: a plugin must not end its caller's process
+                    found = None
+            if found is None or (self.packed_size and found.takes_part_of(W)):  # these have no address to add to
+                found = Executable(None, slots, output, enqueue)
+            self._executable = found
+        return self._executable
+
+    def _enqueue_checked(self, queue: Any, *operands: Any) -> Any:
+        event = self.enqueue(queue, *operands)
+        if not hasattr(event, "wait"):
+            raise no_event(self, event)
+        return event
 
     def misused(self, commands: Commands, error: AttributeError | TypeError) -> PluginError:
         """What pyopencl's error of what is no OpenCL queue and no buffer means."""

@@ -15,6 +15,7 @@ from ..device.runtime import context, device_info, find_device, queue
 from ..models import catalogue
 from ..selection import dispatch
 from ..selection.choice import lockfile
+from ..selection.text_table import Column, Table
 from . import torch_script
 from .model_file import input_shapes, is_model
 
@@ -39,14 +40,12 @@ class Ready:
         return {"name": self.name, "device": self.device, "seconds": self.seconds, "spent": spent}
 
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
-        from rich.table import Table
-
         names = [name for name in startup_profile.PHASES if self.notes.of(name).count]
-        table = Table("layer", *(f"{name}, ms" for name in names), box=None)
+        table = Table(Column("layer", "name"), *(Column(f"{name}, ms") for name in names))
         for layer in self.notes.layers:
             spent = [self.notes.spent.get((layer, name)) for name in names]
             table.add_row(layer or "(before and between)", *map(_ms, spent))
-        table.add_row("all", *(_ms(self.notes.of(name)) for name in names), style="bold")
+        table.add_row("all", *(_ms(self.notes.of(name)) for name in names))
         yield f"{self.name} on {self.device}: ready after {self.seconds:.2f} s"
         yield table
         accounted = sum(self.notes.of(name).seconds for name in names)

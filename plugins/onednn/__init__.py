@@ -15,8 +15,11 @@ def convdispatch_solvers() -> Sequence[Solver]:
     where = f"{__name__}.solver"
     return (
         Declared(where, "Forward", name="onednn.forward", serves=_serves, fuses=EPILOGUE, exact=True, predicts=False),
-        Declared(where, "Gradient", name="onednn.gradient", serves=_serves, exact=True, predicts=False),
-    )
+        Declared(
+            where, "Gradient", name="onednn.gradient", serves=_serves, exact=True, predicts=False,
+            spreads_nonfinite=True,  # in bfloat16, by the library's own zeros
+        ),
+    )  # fmt: skip
 
 
 def _serves(device: DeviceInfo) -> str | None:

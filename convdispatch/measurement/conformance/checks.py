@@ -33,7 +33,8 @@ CHECKS = {
     "values": "integer data: bit-exact where the solver claims exactness, else within the error allowed",
     "deterministic": "the same bits from the same inputs, where the solver claims determinism",
     "stale": "the same result whatever the workspace, and the output, held before",
-    "nonfinite": "NaN comes through, and zero times infinity is NaN (where no activation follows)",
+    "nonfinite": "NaN comes through, zero times infinity is NaN (where no activation follows), and neither reaches "
+    "outputs that do not read it, unless the solver says that it spreads them",
     "error": "real data within the error that dtype and math allow",
     "reuse": "the plan used again: other data, other buffers",
     "waits": "enqueue returns while what it must wait for has not happened",
@@ -161,7 +162,12 @@ class Examination:
         raise Fault(name, f"{words}{_difference(got, data, error, limit)}")
 
     def _lost(self, got: np.ndarray, data: Data) -> None:
-        """Raise Fault where a result is finite that no sum of its operands is."""
+        """Raise Fault where a result is finite that no sum of its operands is, or not finite though they are."""
+        spread = np.count_nonzero(np.isfinite(data.expected) & ~np.isfinite(got))
+        if spread and not self.solver.spreads_nonfinite:
+            raise Fault(
+                "nonfinite", f"{spread} outputs that read no NaN or infinity are not finite: spreads_nonfinite says so"
+            )
         lost = np.isnan(data.expected) & np.isfinite(got)
         if lost.any():
             count = np.count_nonzero(lost)

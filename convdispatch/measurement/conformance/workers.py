@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...api.errors import ConvDispatchError
-from ..child import answer, questions
+from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild, farm
 from .levels import Case
 from .outcome import Outcome

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..child import answer, questions
+from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild
 
 START_S = 60.0

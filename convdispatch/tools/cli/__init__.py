@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ...api.errors import ConvDispatchError
-from .output import reserving
+from .output import Group, reserving
 
 __all__ = ["main", "run"]
 
@@ -36,7 +36,7 @@ COMMANDS = {
 """Where each subcommand lives; a module is imported when its command is asked for."""
 
 
-class _Group(click.Group):
+class _Group(Group):
     """Loads subcommands on demand, and turns this package's errors into one line and exit status 1."""
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -49,7 +49,7 @@ class _Group(click.Group):
         return reserving(command)
 
     def invoke(self, context: click.Context) -> Any:
-        from .interrupts import ended_by_signals
+        from .interrupts import INTERRUPTED, ended_by_signals
 
         try:
             with ended_by_signals():
@@ -62,7 +62,7 @@ class _Group(click.Group):
             raise click.ClickException(f"{error.filename}: {error.strerror or error}") from error
         except KeyboardInterrupt:
             click.echo("interrupted: nothing was lost that was recorded before", err=True)
-            context.exit(130)
+            context.exit(INTERRUPTED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

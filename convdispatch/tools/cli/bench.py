@@ -10,10 +10,23 @@ from typing import Any
 
 import click
 
+from ...measurement import shapes
 from ..model_file import is_model
 from ..progress import progress
 from .cluster import CLUSTER, security_of
-from .options import CONFIGURE, DEVICE, JOBS, configure, processes, read_entries, stderr, stdout
+from .options import (
+    CONFIGURE,
+    DEVICE,
+    JOBS,
+    OUTPUT,
+    configure,
+    processes,
+    read_entries,
+    records_are_writable,
+    solvers_are_named,
+    stderr,
+    stdout,
+)
 from .output import shown
 
 STEP_S = 1.0
@@ -30,15 +43,15 @@ STEP_S = 1.0
 @click.option("--budget", "budget_ms", type=float, default=3000.0, show_default=True, help="Milliseconds a problem.")
 @click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
 @click.option("--regret", is_flag=True, help="What the choice costs without records, and with half of the list known.")
-@click.option("--resume", type=click.Path(path_type=Path), default=None, help="A journal to go on with and append to.")
+@click.option("--resume", type=OUTPUT, default=None, help="A journal to go on with and append to.")
 @click.option("--isolate/--no-isolate", default=True, help="Measure in a child process, which may die or hang.")
 @click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds of silence after which one hangs.")
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is said.")
 @JOBS
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), default=None, help="Write CSV there.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write JSON there.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
-@click.option("--trace", "trace_path", type=click.Path(path_type=Path), default=None, help="Write a timeline there.")
+@click.option("--csv", "csv_path", type=OUTPUT, default=None, help="Write CSV there.")
+@click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
+@click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
+@click.option("--trace", "trace_path", type=OUTPUT, default=None, help="Write a timeline there.")
 @click.option(
     "--wait-quiet",
     "wait_quiet_s",
@@ -100,6 +113,12 @@ def bench(
     if within_s is not None and not isolate:
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     names = (*nets, *names)
+    if not (names or files or render or compare):
+        known = ", ".join(shapes.names())
+        raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {known}")
+    solvers_are_named(solver)
+    if record:
+        records_are_writable()
     if train:
         _train(names, device, changes, json_path, trace_path, wait_quiet_s)
         return
@@ -211,7 +230,7 @@ def _train(
     console, reports = stderr(), []
     given = {"mb": changes.get("batch"), "layout": changes.get("layout")}
     options = {name: value for name, value in given.items() if value}
-    nets = names or ("lenet",)
+    nets = names
     units = runtime.device_info(runtime.find_device(device)).compute_units
     with progress(console, "training", len(nets) * turns(), STEP_S) as step:
         if wait_s:
@@ -245,10 +264,8 @@ def _command() -> str:
 
 def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:
     """Net to its layers: a table's name, a file's, or ``problems`` for those named one by one."""
-    from ...measurement import shapes
-
     nets: dict[str, Any] = {}
-    for name in names or (() if files else ("cpu10",)):
+    for name in names:
         found = configure(
             read_entries([name], batch=changes.get("batch"), layout=changes.get("layout") or "nchw"), **changes
         )

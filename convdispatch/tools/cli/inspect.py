@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 import click
-from rich.table import Table
 
+from ...selection.text_table import Column, Table, columns
 from .options import AS_JSON, DEVICE, stderr, stdout
 from .output import echo
 
@@ -91,20 +91,22 @@ def _show(report: Any) -> None:
     console.print(f"python {report.python}; " + ", ".join(f"{n} {v}" for n, v in report.versions.items()))
     for name, value in report.environment.items():
         console.print(f"{name}={value}")
-    vendors = Table("vendor library", "named by", "state", title="OpenCL vendors (ICDs)", title_justify="left")
+    vendors = Table(*columns("sentence", "vendor library", "named by", "state"), title="OpenCL vendors (ICDs)")
     for vendor in report.vendors:
         vendors.add_row(vendor["library"], vendor["source"], vendor["problem"] or "loads")
-    devices = Table("platform", "device", "vendor", "type", "arch", "state", title="Devices", title_justify="left")
+    devices = Table(
+        *columns("name", "platform", "device", "vendor", "type", "arch"), Column("state", "sentence"), title="Devices"
+    )
     for device in report.devices:
         row = [device[key] for key in ("platform", "name", "vendor", "type", "arch")]
         devices.add_row(*row, device["problem"] or "works")
-    found = Table("name", "from", "state", "solvers or reason", title="Plugins and layers", title_justify="left")
+    found = Table(
+        *columns("name", "name", "from", "state"), Column("solvers or reason", "sentence"), title="Plugins and layers"
+    )
     for entry in report.plugins:
         said = "; ".join(filter(None, (", ".join(entry["solvers"]), entry["reason"])))
         found.add_row(entry["name"], entry["source"], entry["status"], said)
     for table in (vendors, devices, found):
-        for column in table.columns:
-            column.overflow = "fold"  # a path or a symbol is longer than any column
         console.print(table)
     for device in report.devices:
         console.print(f"{device['name']} ({device['platform']}): {device['rates']}", markup=False)
@@ -128,4 +130,4 @@ def explain(problem: str, device: str | None, as_json: bool) -> None:
     from ...selection.explanation import explain as explain_problem
 
     explanation = explain_problem(read(problem), device)
-    echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
+    echo(json.dumps(explanation.to_dict(), indent=2) if as_json else explanation.text(stdout().width))

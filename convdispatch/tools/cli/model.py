@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .options import DEVICE, JOBS, processes, stderr, stdout
+from .options import DEVICE, JOBS, OUTPUT, processes, stderr, stdout
 
 
 @click.command()
@@ -15,11 +15,9 @@ from .options import DEVICE, JOBS, processes, stderr, stdout
 @click.option("--input", "inputs", metavar="[NAME=]FILE", multiple=True, help="A .npy, .npz or picture; else random.")
 @click.option("--batch", type=click.IntRange(min=1), default=None, help="Pictures at once, where the file allows it.")
 @click.option("--profile", is_flag=True, help="Then each layer: solver, why, error, share of the roofline.")
-@click.option(
-    "--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write the profile's page there."
-)
+@click.option("--html", "html_path", type=OUTPUT, default=None, help="Write the profile's page there.")
 @click.option("--against", metavar="PEER", default=None, help="onnxruntime: the same file and arrays, errors and time.")
-@click.option("--output", type=click.Path(path_type=Path), default=None, help="Write the results to this .npz.")
+@click.option("--output", type=OUTPUT, default=None, help="Write the results to this .npz.")
 @click.option("--math", default="float32", show_default=True, help="float32, ieee, tf32 or fast.")
 @click.option("--dtype", default=None, help="Compute in float16, bfloat16, float32 or float64.")
 @click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs.")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,28 @@ from ...measurement.shapes import Entry
 from ..model_file import entries_of, is_model
 from .output import ours
 
+
+class OutputFile(click.Path):
+    """A file that the command will write. It is tried as the options are read: what took minutes to measure is not lost
+    to a folder that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        from ...nn.saving import try_place
+
+        path = super().convert(value, param, context)
+        if not path.parent.is_dir():
+            self.fail(f"there is no folder {path.parent} for {path.name}: make it first", param, context)
+        try:
+            try_place(path)
+        except InvalidArgument as error:
+            self.fail(str(error), param, context)
+        return path
+
+
+OUTPUT = OutputFile()
 DEVICE = click.option("--device", metavar="NAME", help="A device's name, vendor, type, or platform:device.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 JOBS = click.option(
@@ -66,6 +90,32 @@ def settings(config: Mapping[str, Any]) -> str:
 def processes(jobs: int | None, device: DeviceInfo) -> int:
     """What --jobs asks for; by default all processors for a GPU, whose compilers leave the device alone, up to 16."""
     return jobs if jobs is not None else 0 if device.type == "cpu" else min(16, os.cpu_count() or 1)
+
+
+def solvers_are_named(pattern: str | None) -> None:
+    """Raise a usage error for a pattern that no solver's name matches; derived solvers have a plus in theirs."""
+    from ...selection.plugins.loader import plugins
+
+    names = sorted(plugins().solvers)
+    if pattern is not None and "+" not in pattern and not any(fnmatchcase(name, pattern) for name in names):
+        near = difflib.get_close_matches(pattern, names, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise click.UsageError(f"no solver's name matches {pattern!r}; `convdispatch info` lists them{meant}")
+
+
+def records_are_writable() -> None:
+    """Raise a usage error where the records of a measurement could not be kept."""
+    from ...selection.records.perfdb import perfdb
+
+    folder = perfdb().folders["user"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise click.UsageError(
+            f"records cannot be written to {folder}: {error.strerror or error}; CONVDISPATCH_DB names another folder"
+        ) from None
 
 
 def read_entries(

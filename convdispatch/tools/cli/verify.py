@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from ...measurement.conformance.levels import LEVELS, VERSION, cases, digest
 from ...measurement.conformance.space import describe
+from ...selection.text_table import Column, Table, columns
 from ..progress import progress
 from .cluster import CLUSTER, security_of
-from .options import DEVICE, stderr, stdout
+from .interrupts import interrupted
+from .options import DEVICE, OUTPUT, stderr, stdout
 from .output import echo, shown
 
 
@@ -39,8 +40,8 @@ from .output import echo, shown
 @click.option("--timeout", "timeout_s", type=float, default=None, help="Most seconds of a solver's case. Default: 120.")
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is listed.")
 @click.option("--first", "-x", is_flag=True, help="End at the first case that fails.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write the report there.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
+@click.option("--json", "json_path", type=OUTPUT, default=None, help="Write the report there.")
+@click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
 @click.option("--list", "listing", is_flag=True, help="List the level's cases and run none.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every outcome.")
@@ -202,7 +203,11 @@ def _bare(word: str) -> str:
 
 def _show(report: Any) -> None:
     console = stdout()
-    table = Table("solver", "computed", "refused", "failed", "refused most often because", box=None)
+    table = Table(
+        Column("solver", "name"),
+        *columns("number", "computed", "refused", "failed"),
+        Column("refused most often because", "sentence"),
+    )
     from ...measurement.conformance.outcome import reasons
 
     for solver in report.solvers:
@@ -226,7 +231,8 @@ def _show(report: Any) -> None:
         )
     if report.unasked:
         names = ", ".join(report.unasked[:5]) + (", and more" if len(report.unasked) > 5 else "")
-        console.print(f"the time ended before {len(report.unasked)} cases: {names}")
+        why = "interrupted" if interrupted() else "time limit reached"
+        console.print(f"{why}: {len(report.unasked)} cases were not asked: {names}")
     device = report.environment["device"]["title"]
     console.print(
         f"{report.plugin['name']} {report.plugin['version']} on {device}: {report.verdict()}; "

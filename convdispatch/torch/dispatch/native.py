@@ -222,11 +222,7 @@ def _decision(
             packed = getattr(packed, "int_ptr", packed)
         bias, residual = (part == "forward" and each is not None for each in (*tensors[2:], None, None)[:2])
         sources = _SOURCES[part, transposed]
-        if type(call) is HostCall:
-            beside = (*((_BIAS,) if bias else ()), *((_RESIDUAL,) if residual else ()))
-            sources = (*(sources[place] for place in call.places), *beside)
-        else:
-            sources = (*sources, _BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)
+        sources = (*sources, _BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)
         steps.append((program, sources, result, packs))
     laid = _laid(steps, parts, tensors)
     if laid is None:

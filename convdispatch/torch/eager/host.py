@@ -14,7 +14,7 @@ from ...calls.framework.host import HostProblem, cpu_device
 from ...device import runtime
 from ...device.commands import host_memory
 from ...device.commands.host_memory import HostMemory
-from ...device.plans import intraop
+from ...device.places import intraop
 from ...measurement import first_sight
 from ...selection.prepared import Constant
 from ..cores import share_cores
@@ -72,7 +72,7 @@ class HostCall(HostProblem):
             made = self.result()
             return made, made.data_ptr()
 
-        return host_fast_path(self, address, address, make, of_bias, apart=share_cores, adds=True)
+        return host_fast_path(self, address, address, make, of_bias, apart=share_cores)
 
     def program(self, launcher: Any) -> Any:
         """The launches as the native call path takes them, made once; None for what that does not take."""

@@ -112,6 +112,36 @@ ${multiply(cols)}\
 }
 % endfor
 
+% if fold > 1:
+// Sums that are not finite, each from the taps of its own place: places of a fold share vectors of weights, in which the
+// taps of others are zeros, and zero times infinity or NaN is NaN.
+__attribute__((noinline))
+void unfold_nonfinite(global const ACC *xs, global const ACC *ws, global ACC *sums, int n0, int rows) {
+  const int taps = TD * TH * TW, last = rows * YW * NVL;
+  V odd = 0;
+  for (int i = 0; i < last; i += LANES) odd += LOADW(sums + i) * 0;
+  if (!any(odd != 0)) return;
+  ONCE for (int i = 0; i < last; ++i) {
+    if (sums[i] * 0 == 0) continue;
+    const int n = i % NVL, place = i / NVL, row = place / YW * SH, column = place % YW * SW, j = (n0 + n) / (N / FOLD);
+    ACC sum = 0;
+    ONCE for (int c = 0; c < C; ++c)
+      ONCE for (int tap = 0; tap < taps; ++tap) {
+        const int tx = tap % TW, line = row + tap / TW % TH * DH, depth = tap / (TW * TH);
+        if (tx < j || tx > j + TW - FOLD) continue;
+% if inter:
+        const int block = c / CB, count = min(CB, C - block * CB);
+        const ACC v = xs[block * SLOT_BLOCK + ((depth * ROWS + line) * WIDTH + column + tx) * CP + c % CB];
+        sum += v * ws[((long)block * CB * taps + tap * count + c % CB) * NVL + n];
+% else:
+        sum += xs[((c * TD + depth) * ROWS + line) * WP + column + tx] * ws[((long)c * taps + tap) * NVL + n];
+% endif
+      }
+    sums[i] = sum;
+  }
+}
+% endif
+
 // The taps t of 0 <= t < taps whose position first + t * spread .. last + t * spread meets 0 .. size - 1: the others
 // read zeros alone, and a data gradient has many of them.
 inline int taps_from(int last, int spread) { return last >= 0 ? 0 : (spread - 1 - last) / spread; }
@@ -161,6 +191,9 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
         ws += (long)CB * (TD * TH * TW * NVL);
         xs += SLOT_BLOCK;
       }
+% if fold > 1:
+      unfold_nonfinite(slot, packed + ((long)g * NB + block) * WBLOCK, sums, block * NVL, rows);
+% endif
 % if not straight:
       finish(OUT_ARGS, sums, image, g, block * NVL, z, y0, rows, ud, uh, uw);
 % endif

@@ -101,7 +101,7 @@ class FlatKernel:
         arguments = ["x", "y", "w", "workspace", *map(np.int32, self.p.pad)]
         steps = [Launch(program, "weights", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)]
         if self.parts > 1:
-            steps.append(Launch(program, "reduce", (self.p.groups, 1, 1), (1, 1, 1), "workspace w", names=OPERANDS))
+            steps.append(Launch(program, "reduce", (self.p.groups, 1, 1), (1, 1, 1), arguments, names=OPERANDS))
         return StepPlan(self.workspace_size, steps)
 
     def cost(self, balance: Balance) -> float:

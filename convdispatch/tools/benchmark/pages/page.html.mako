@@ -46,7 +46,7 @@ convdispatch is a Python library in which such ways, called solvers, compete on 
 layer, how long each solver takes on this device, which one wins, what the library would have chosen without measuring,
 and how far all this is from what the device can do.</p>
 % if report.interrupted or missing:
-<p class="warn">The run was ended early: ${missing} problems that were asked for are not measured.</p>
+<p class="warn">${'The time limit was reached' if report.time_limit else 'The run was ended early'}: ${missing} problems that were asked for are not measured.</p>
 % endif
 % if busy:
 <p class="warn">${busy}</p>
