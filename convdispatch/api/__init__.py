@@ -97,7 +97,7 @@ _HOME = {
     "..device.rates": ["rates"],
     ".rates": ["DeviceRates"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
-    ".geometry": ["Phase", "TensorLayout", "Geometry", "geometry_of"],
+    ".geometry": ["MOST_PHASES", "Phase", "TensorLayout", "Geometry", "geometry_of", "phase_count"],
     "..selection.explanation": ["Explanation", "explain"],
     "..selection.planpack": ["LoadedPack", "load_pack"],
     "..device.gemm": [
