@@ -174,6 +174,35 @@ def test_a_launch_begins_when_all_parts_of_the_one_before_are_over(here):  # noq
         np.testing.assert_array_equal(x, (np.arange(24) + 7 * count) % 24 + count)
 
 
+ONCE = """kernel void once(global int *y, int turns) {
+    const int at = (get_global_id(2) * get_global_size(1) + get_global_id(1)) * SIZE + get_global_id(0);
+    float z = at;
+    for (int turn = 0; turn < turns; ++turn) z = z * z + 0.5f;
+    y[at] += z == 3.0f ? 2 : 1;
+}"""
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("turns", [1, 30000])
+@pytest.mark.parametrize("groups", [(3, 5), (5, 4), (1, 9), (7, 1), (4, 1, 6), (17, 2), (40, 3), (2, 1, 1)])
+def test_every_group_runs_once(here, groups, turns):  # noqa: F811
+    """Also where rows of groups are cut, for launches of every length: those of more than 0.1 ms have more parts."""
+    from convdispatch.device import runtime
+
+    local = (2, *[1] * (len(groups) - 1))
+    size = [count * each for count, each in zip(groups, local, strict=True)]
+    text = ONCE.replace("get_global_size(1)", str(size[1])).replace("SIZE", str(size[0]))
+    kernel = Kernel(build(runtime.context(here), text), "once", size, local, [None, np.int32])
+    own = kernel.plain()
+    own.set_arg(1, np.int32(turns))
+    run = IntraOpLaunches(here, [(kernel, own, [(0, 0, 0)])]).run
+    y = np.zeros(np.prod(size) + 64, np.int32)
+    for call in range(1, 5):
+        run([y.ctypes.data])
+        assert (y[:-64] == call).all()
+        assert not y[-64:].any()
+
+
 GROUPS = """kernel void groups(global int *y) {
     y[get_group_id(0) * get_local_size(0) + get_local_id(0)] = 100 * get_group_id(0) + get_local_id(0);
 }"""
@@ -208,7 +237,7 @@ def test_why_a_net_stays_in_the_devices_own_threads(here, queue, monkeypatch):  
         same_bits(left(x), expected)
     from convdispatch.device.places import intraop
 
-    monkeypatch.setattr(intraop, "dividing_axis", lambda kernel: None)
+    monkeypatch.setattr(intraop, "dividing_axes", lambda kernel: None)
     left = built()
     assert "cannot be launched in parts" in left.own_threads
     same_bits(left(x), expected)

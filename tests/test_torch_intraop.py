@@ -24,7 +24,7 @@ from convdispatch.device.native import loading  # noqa: E402
 from convdispatch.device.places.host import HostPlace  # noqa: E402
 from convdispatch.device.places.intraop import IntraOpLaunches  # noqa: E402
 from convdispatch.device.programs.kernels import Launch, build  # noqa: E402
-from convdispatch.device.programs.work_groups import Divisible, dividing_axis  # noqa: E402
+from convdispatch.device.programs.work_groups import Divisible, dividing_axes  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.choice import set_aside  # noqa: E402
 from convdispatch.torch.dispatch import native  # noqa: E402
@@ -129,7 +129,7 @@ def test_what_a_text_asks_is_looked_at_when_somebody_wants_to_know(here, monkeyp
     program = build(runtime.context(here), f"// {time.monotonic_ns()}\n{ROWS}")
     launch = Launch(program, "rows", (3, 5, 1), (1, 1, 1), ["y", np.int32(4)], names=["y"])
     assert not looked
-    assert dividing_axis(launch.kernel) == dividing_axis(launch.kernel) == 1
+    assert dividing_axes(launch.kernel) == dividing_axes(launch.kernel) == (1, 2)
     assert len(looked) == 1
 
 

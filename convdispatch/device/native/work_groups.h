@@ -1,7 +1,7 @@
 // OpenCL kernels on a CPU in the threads of PyTorch's own operators, so that one pool of threads serves both.
 //
 // Each thread gives a part of a kernel's work groups to a queue of its own, whose commands the giving thread computes
-// itself (Intel's cl_intel_exec_by_local_thread). Python says along which axis work groups may be given apart.
+// itself (Intel's cl_intel_exec_by_local_thread). Python says along which axes work groups may be given apart.
 #pragma once
 
 #include "programs.h"
@@ -16,6 +16,7 @@ namespace launcher {
 constexpr int64_t kLeastPart = 2000;  // nanoseconds of a part, at least: giving one to a queue takes 1,000
 constexpr int64_t kLong = 100000;  // nanoseconds a thread from which on threads take several parts each, whoever is free
 constexpr int64_t kShares = 4;
+constexpr int64_t kManyRows = 8;  // rows a part from which on no row is cut: the longest part is an eighth longer at most
 constexpr int kSpins = 500;  // looks at other threads' parts, some 10 microseconds, before the core is offered to others
 
 // clEnqueueNDRangeKernel.
@@ -33,12 +34,15 @@ struct Argument {  // one that is memory
 struct Groups {  // of one kernel
   void *kernel;
   std::vector<Argument> arguments;  // the others are set
-  uint32_t axes, axis;  // how many, and the one along which they are given apart
+  uint32_t axes, row, column;  // how many; those along which they are given apart, the same where there is but one
   size_t global[3] = {1, 1, 1}, local[3] = {1, 1, 1};
   bool sized;  // whether `local` is the caller's
   int64_t took = INT64_MAX;  // nanoseconds of all parts of the last call together; not known yet
 
-  int64_t count() const { return static_cast<int64_t>(global[axis] / local[axis]); }
+  int64_t along(uint32_t axis) const { return static_cast<int64_t>(global[axis] / local[axis]); }
+  int64_t rows() const { return along(row); }
+  int64_t columns() const { return column == row ? 1 : along(column); }
+  int64_t count() const { return rows() * columns(); }
 
   // Into how many parts a call on so many threads divides them: none so short that giving it takes longer.
   int64_t parts(int64_t threads) const {
@@ -80,13 +84,36 @@ struct Run {
   void *const *queues;
   std::atomic<int32_t> status{0};
 
-  int32_t part(const Groups &groups, int64_t part, int64_t parts, void *queue) const {
-    const int64_t from = groups.count() * part / parts, to = groups.count() * (part + 1) / parts;
+  // Work groups of some rows and columns; an OpenCL status.
+  int32_t give(const Groups &groups, std::pair<int64_t, int64_t> rows, std::pair<int64_t, int64_t> columns,
+               void *queue) const {
     size_t offset[3] = {}, size[3] = {groups.global[0], groups.global[1], groups.global[2]};
-    const size_t unit = groups.local[groups.axis];
-    offset[groups.axis] = static_cast<size_t>(from) * unit, size[groups.axis] = static_cast<size_t>(to - from) * unit;
+    const auto take = [&](uint32_t axis, std::pair<int64_t, int64_t> range) {
+      offset[axis] = static_cast<size_t>(range.first) * groups.local[axis];
+      size[axis] = static_cast<size_t>(range.second - range.first) * groups.local[axis];
+    };
+    if (rows.first == rows.second || columns.first == columns.second) return 0;
+    take(groups.column, columns);
+    take(groups.row, rows);
     return launches.enqueue(queue, groups.kernel, groups.axes, offset, size, groups.sized ? groups.local : nullptr, 0,
                             nullptr, nullptr);
+  }
+
+  // A part of a launch: whole rows, before and after them what it has of a row.
+  int32_t part(const Groups &groups, int64_t part, int64_t parts, void *queue) const {
+    const int64_t rows = groups.rows(), columns = groups.columns(), count = rows * columns;
+    const int64_t begin = count * part / parts, end = count * (part + 1) / parts;
+    if (columns == 1 || rows >= kManyRows * parts)
+      return give(groups, {rows * part / parts, rows * (part + 1) / parts}, {0, columns}, queue);
+    int64_t from = begin / columns, to = end / columns;
+    if (from == to) return give(groups, {from, from + 1}, {begin % columns, end % columns}, queue);
+    int32_t status = 0;
+    if (begin % columns) {
+      status = give(groups, {from, from + 1}, {begin % columns, columns}, queue);
+      ++from;
+    }
+    if (!status) status = give(groups, {from, to}, {0, columns}, queue);
+    return status ? status : give(groups, {to, to + 1}, {0, end % columns}, queue);
   }
 
   // A thread's work; `thread` is no other's that works now.
@@ -136,7 +163,7 @@ inline int32_t set_address(const Launches &launches, const Groups &groups, Argum
   return status;
 }
 
-// groups(enqueue, set, set_value, [(kernel, axis, global sizes, local sizes or (), [(argument, operand, offset)])]) -> a
+// groups(enqueue, set, set_value, [(kernel, (axis, another or the same), global sizes, local sizes or (), [(argument, operand, offset)])]) -> a
 // capsule, one thread's. Raises ValueError.
 inline PyObject *make_groups(PyObject *, PyObject *given) {
   unsigned long long enqueue, set, set_value;
@@ -150,12 +177,12 @@ inline PyObject *make_groups(PyObject *, PyObject *given) {
     PyObject *global, *local, *arguments;
     std::vector<size_t> sizes, items;
     Groups groups{};
-    if (!PyArg_ParseTuple(one, "KIOOO", &kernel, &groups.axis, &global, &local, &arguments) || !integers(global, sizes) ||
-        !integers(local, items))
+    if (!PyArg_ParseTuple(one, "K(II)OOO", &kernel, &groups.row, &groups.column, &global, &local, &arguments) ||
+        !integers(global, sizes) || !integers(local, items))
       return false;
     groups.kernel = reinterpret_cast<void *>(kernel);
     groups.axes = static_cast<uint32_t>(sizes.size()), groups.sized = !items.empty();
-    bool fine = sizes.size() <= 3 && groups.axis < sizes.size() && (items.empty() || items.size() == sizes.size());
+    bool fine = sizes.size() <= 3 && std::max(groups.row, groups.column) < sizes.size() && (items.empty() || items.size() == sizes.size());
     for (size_t at = 0; fine && at < sizes.size(); ++at) {
       groups.global[at] = sizes[at];
       if (groups.sized) groups.local[at] = items[at];

@@ -21,7 +21,7 @@ from .. import runtime
 from ..commands import host_memory
 from ..commands.interface import Kernel
 from ..native import loading
-from ..programs.work_groups import dividing_axis
+from ..programs.work_groups import dividing_axes
 
 KEPT = 4 << 20
 """Bytes of scratch memory up to which a thread keeps its own, in which its calls take turns."""
@@ -59,7 +59,7 @@ def refusal(device: cl.Device, kernels: Sequence[Kernel]) -> str | None:
     if loading.module() is None:
         return "the compiled module is not there: convdispatch doctor says why"
     for kernel in kernels:
-        if dividing_axis(kernel) is None:
+        if dividing_axes(kernel) is None:
             return f"the kernel {kernel.name} asks how it is launched, and cannot be launched in parts"
     return None if runtime.serial_queue(device) else "the OpenCL runtime has no queues of a thread's own"
 
@@ -75,7 +75,7 @@ class IntraOpLaunches:
     ) -> None:
         self._device, self._module, self._kernels = device, loading.module(), [own for _, own, _ in launches]
         given = [
-            (own.int_ptr, dividing_axis(of), of.global_size, of.local_size or (), memory)
+            (own.int_ptr, dividing_axes(of), of.global_size, of.local_size or (), memory)
             for of, own, memory in launches
         ]
         self.groups = self._module.groups(*_functions(), given)

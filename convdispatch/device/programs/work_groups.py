@@ -1,4 +1,4 @@
-"""Along which axis a kernel's work groups may be launched apart: where its text does not ask how it was launched."""
+"""Along which axes a kernel's work groups may be launched apart: where its text does not ask how it was launched."""
 
 from __future__ import annotations
 
@@ -79,19 +79,21 @@ def note(program: Any, text: str) -> None:
     _known[program] = text
 
 
-def dividing_axis(kernel: Kernel) -> int | None:
-    """The axis of most work groups along which a kernel may be launched in parts; any for a single group.
+def dividing_axes(kernel: Kernel) -> tuple[int, int] | None:
+    """The two axes of most work groups along which a kernel may be launched in parts, most first; any for a single
+    group, and the same twice where there is but one.
 
     None where there is none: its program was not built from text, or asks how it was launched.
     """
     local = kernel.local_size
     groups = [size // each for size, each in zip(kernel.global_size, local or (1, 1, 1), strict=False)]
     if local is not None and math.prod(groups) == 1:
-        return 0
+        return 0, 0
     known = _known.get(kernel.program)
     if isinstance(known, str):
         known = _known[kernel.program] = Divisible.of(known)
     if known is None or (local is None and not known.ungrouped):
         return None
     able = [axis for axis in range(len(groups)) if axis not in known.whole]
-    return max(able, key=groups.__getitem__, default=None)
+    most, *others = sorted(able, key=groups.__getitem__, reverse=True) or [None]
+    return None if most is None else (most, others[0] if others else most)
