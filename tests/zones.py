@@ -73,6 +73,8 @@ ZONES = {
         sabotage*
         verdicts
         second_try
+        far_geometry
+        huge_problems
         validation*
     """,
     "measurement": """

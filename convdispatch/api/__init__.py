@@ -97,7 +97,7 @@ _HOME = {
     "..device.rates": ["rates"],
     ".rates": ["DeviceRates"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
-    ".geometry": ["Phase", "TensorLayout", "Geometry", "geometry_of"],
+    ".geometry": ["MOST_PHASES", "Phase", "TensorLayout", "Geometry", "geometry_of", "phase_count"],
     "..selection.explanation": ["Explanation", "explain"],
     "..selection.planpack": ["LoadedPack", "load_pack"],
     "..device.gemm": [
@@ -141,13 +141,23 @@ _RENAMED = {"Walk": "Geometry", "walk_of": "geometry_of"}
 __all__ = ["API_VERSION", "Areas", "Axis", "BuildFailed", "ConvDispatchError", "ConvDispatchWarning", "ConvProblem"]
 __all__ += ["DTYPES", "Declared", "DeviceInfo", "DeviceRates", "EPILOGUE", "Epilogue", "Explanation", "Frozen"]
 __all__ += ["GEMM_LAUNCH", "GEMM_PACKED", "GemmPlan", "GemmSpec", "Geometry", "InvalidArgument", "InvalidPolicy"]
-__all__ += ["InvalidProblem", "KernelPlan", "Launch", "LoadedPack", "Matrix", "MemoryLimit", "NoDevice", "NoSolver"]
+__all__ += [
+    "InvalidProblem",
+    "KernelPlan",
+    "Launch",
+    "LoadedPack",
+    "MOST_PHASES",
+    "Matrix",
+    "MemoryLimit",
+    "NoDevice",
+    "NoSolver",
+]
 __all__ += ["OPERANDS", "Phase", "Plan", "PlanFailed", "PluginError", "Policy", "Product", "Quantization", "Result"]
 __all__ += ["Results", "Solver", "Step", "StepPlan", "TensorLayout", "activation_macro", "build", "config_macros"]
 __all__ += ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose", "cpus_only"]
 __all__ += ["define", "epilogue_macros", "explain", "find", "find_many", "frozen", "gemm_configs", "gemm_cost"]
 __all__ += ["gemm_workspace", "geometry_of", "gpus_only", "hookimpl", "kernel_text", "load_pack", "packed_layout"]
-__all__ += ["policy", "proven", "rates", "sampled_fault", "storage_macros"]
+__all__ += ["phase_count", "policy", "proven", "rates", "sampled_fault", "storage_macros"]
 
 
 class _Header(types.ModuleType):

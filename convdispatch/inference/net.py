@@ -228,6 +228,17 @@ class InferenceNet:
             found[step] += ms
         return found
 
+    def timeline(self) -> list[tuple[int, float, float]]:
+        """A warm run as the device's clock saw it: for each command its place in ``layers``, its start from the first
+        command's, and its length, in milliseconds. Between two commands is what the queue and the host took."""
+        spans = [
+            (step, start, end)
+            for step, (start, end) in zip(self.steps, self._program.spans(2)[-1], strict=True)
+            if start == start
+        ]
+        first = min((start for _, start, _ in spans), default=0.0)
+        return [(step, start - first, end - start) for step, start, end in spans]
+
     @property
     def inputs(self) -> list[Tensor]:
         """The tensors that a run reads; write to them on the net's queue and call ``run``."""

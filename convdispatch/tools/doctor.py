@@ -38,6 +38,7 @@ VARIABLES = {
     "CONVDISPATCH_TORCH_GRAPHS": "0: fused PyTorch models on a GPU run layer by layer, not as CUDA graphs",
     "CONVDISPATCH_CUDA_OVERLAP": "whether kernels on CUDA streams may be placed before the one before has ended",
     "CONVDISPATCH_LARGE_IMPORTS": "1 or 0: NVIDIA's OpenCL may import more than 384 MiB at once, or not; else tried",
+    "CONVDISPATCH_TRACEBACK": "1: each fault of a plugin is printed with its whole traceback",
     "CONVDISPATCH_TIER": "full or ready: whether first calls under PyTorch wait for the specialised kernel",
     "CONVDISPATCH_TORCH_FIND_MS": "milliseconds of measuring in the background, under torch.backends.cudnn.benchmark",
     "OCL_ICD_VENDORS": "folder that names the OpenCL vendors (read by the ICD loader; set for you when unset)",

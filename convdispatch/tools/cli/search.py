@@ -13,6 +13,7 @@ import click
 from ...api.errors import ConvDispatchError, ConvDispatchWarning, grouped
 from ...api.problem import ConvProblem
 from ...selection.text_table import Column, Table, columns
+from ..problems import read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import (
@@ -23,7 +24,6 @@ from .options import (
     OUTPUT,
     configure,
     processes,
-    read_entries,
     records_are_writable,
     settings,
     stderr,
