@@ -84,6 +84,7 @@ ZONES = {
         hostile_parsers
         kit*
         measure
+        nonfinite
         mutants
         onnx_cases
         pack_keys
