@@ -12,6 +12,7 @@ ZONES = {
         site
         errors
         types
+        words
         package
         kernel_*
         layering
