@@ -21,6 +21,7 @@ from ..device.executable import W
 from ..device.places.host import HostPlace
 from ..device.places.queue import QueueEnqueue, QueuePlace
 from ..selection import dispatch
+from ..selection.prepared import Constant
 
 FastPath = Callable[..., Any]
 _numbers = itertools.count()
@@ -33,21 +34,26 @@ def device_fast_path(call: Any, given: Sequence[Any]) -> FastPath | None:
     if prepared is None or prepared.layered or problem.constant_weights:
         return None
     carries = hasattr(given[call.places[0]], "events")
-    if any(hasattr(array, "events") is not carries for array in given if array is not None):
+    if any(
+        hasattr(array, "events") is not carries for array in given if array is not None and type(array) is not Constant
+    ):
         return None
     first, second, written = call.places
     lead_strides, other_strides, out_strides = (call.strides[place] for place in call.places)
+    bias_strides = call.bias_strides
     shape, dtype, fuses_residual = call.out_shape, call.dtype, prepared.fuses_residual
-    bias_strides = (problem.itemsize,)
     executable = prepared.executable(runtime.queue(call.context.devices[0]))
     known = call.known  # the path holds no call, which holds it: one that nobody holds is gone at once
     on_buffers = not isinstance(known, Commands)
     launches: Any = executable.bind(QueuePlace(call.context)) if on_buffers else QueueEnqueue(executable)
-    call.queue_launches = None if problem.bias or problem.residual else launches
+    # Who launches them without the look below has an operand for each of x, w, y and may launch again what failed.
+    call.queue_launches = None if problem.bias or problem.residual or problem.accumulate else launches
     run = launches.run
 
     def beside(array: Any, strides: tuple[int, ...], queue: Any, before: list[Any] | None) -> Any:
         """The memory of a bias or a residual; None where it is not plain."""
+        if type(array) is Constant:  # a quantized convolution's table
+            return array.on_device(queue)
         if array.queue is not queue or array.offset or array.strides != strides:
             return None
         if carries:
@@ -162,8 +168,6 @@ def host_fast_path(
     def fast_path(
         lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None, residual: Any = None
     ) -> Any:
-        if thread.capturing is not None:
-            return None
         addresses = [0, 0, 0, 0, 0]
         if out is None:
             out, addresses[out_place] = make()

@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from ...selection.text_table import Column, Table, columns
-from .options import AS_JSON, settings, stdout
-from .output import echo
+from .options import AS_JSON, OUTPUT, settings, stdout
+from .output import Group, echo
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 KEY = click.option("--device", "key", metavar="KEY", help="A device's key as `db list` prints it; else all devices.")
 
 
-@click.group()
+@click.group(cls=Group)
 def db() -> None:
     """The database of measured records: CONVDISPATCH_DB, else the user's data folder, then packs and shipped ones."""
 
@@ -99,7 +99,7 @@ def diff(old: Path, new: Path | None, ratio: float, as_json: bool) -> None:
 
 
 @db.command()
-@click.argument("file", type=FILE)
+@click.argument("file", type=OUTPUT)
 @KEY
 def export(file: Path, key: str | None) -> None:
     """Write the records to FILE: a pack that `db import` and a tuning-pack package take."""

@@ -11,15 +11,13 @@ from typing import Any
 import click
 
 from ...selection.text_table import Column, Table, columns
-from .options import AS_JSON, DEVICE, stderr, stdout
+from .options import AS_JSON, DEVICE, OUTPUT, stderr, stdout
 from .output import echo
 
 
 @click.command()
 @click.argument("trace", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--to", "target", type=click.Path(path_type=Path, dir_okay=False), help="Append this machine's trace there."
-)
+@click.option("--to", "target", type=OUTPUT, help="Append this machine's trace there.")
 @click.option(
     "--with", "other", type=click.Path(path_type=Path, dir_okay=False), help="Run nothing: compare with that."
 )

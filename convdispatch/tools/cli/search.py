@@ -13,6 +13,7 @@ import click
 from ...api.errors import ConvDispatchError, ConvDispatchWarning, grouped
 from ...api.problem import ConvProblem
 from ...selection.text_table import Column, Table, columns
+from ..problems import read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import (
@@ -20,9 +21,10 @@ from .options import (
     CONFIGURE,
     DEVICE,
     JOBS,
+    OUTPUT,
     configure,
     processes,
-    read_entries,
+    records_are_writable,
     settings,
     stderr,
     stdout,
@@ -89,6 +91,9 @@ def find(
     if check:
         _check(problems, device, lock)
         return
+    if lock is not None:
+        OUTPUT.convert(lock, None, click.get_current_context())
+    records_are_writable()
     limits = {"budget_ms": budget_ms, "workspace_limit": workspace_limit, "memory_limit": memory_limit}
     if cluster is not None:
         if lock is not None:
@@ -115,12 +120,14 @@ def find(
         echo(f"{len(problems)} decisions locked in {lock}")
 
 
-def _calibrate(device: Any) -> None:
+def _calibrate(device: Any, console: Any) -> None:
     """Once a device; where nothing can be kept the estimates stand, which only order the search."""
-    from ...measurement.calibration import calibrate
+    from ...measurement.calibration import Unsteady, calibrate
 
     try:
-        calibrate(device)
+        calibrate(device, steady=True)
+    except Unsteady as error:
+        console.print(f"the device's rates stay estimated: {error}")
     except (OSError, ConvDispatchError) as error:
         warnings.warn(f"the device's rates stay estimated: {error}", ConvDispatchWarning, stacklevel=2)
 
@@ -151,7 +158,7 @@ def _search(
             step.resize(len(new))
             if new and not rates(info).measured and not switched_off() and info.vendor != "oclgrind":  # a simulator's
                 step("calibrating", 0)
-                _calibrate(chosen)
+                _calibrate(chosen, console)
             if (compilers := processes(jobs, info)) and new:
                 most_s = precompile_s(len(new), limits["budget_ms"])
                 precompile(new, runtime.address(chosen), compilers, most_s, say=step)

@@ -11,6 +11,7 @@ import numpy as np
 
 from convdispatch.api import (
     DTYPES,
+    MOST_PHASES,
     OPERANDS,
     Areas,
     ConvProblem,
@@ -22,6 +23,7 @@ from convdispatch.api import (
     define,
     epilogue_macros,
     kernel_text,
+    phase_count,
     rates,
     storage_macros,
 )
@@ -146,6 +148,8 @@ class Direct(Solver):
         """Anything but a forward convolution or data gradient on a CPU."""
         if problem.direction == "bwd_weights":
             return "forward and bwd_data only, got bwd_weights"
+        if phase_count(problem) > MOST_PHASES:
+            return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         return device.supports(problem.dtype)

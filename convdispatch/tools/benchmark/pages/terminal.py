@@ -93,7 +93,8 @@ def show(report: Report, console: Console) -> None:
             console.print(f"{line.layer.name} {line.problem.direction}: {words}", style="red", markup=False)
     if report.interrupted:
         missing = len({layer.problem for layer in report.layers} - set(report.measured))
-        console.print(f"interrupted: {missing} problems are not measured; --resume FILE goes on where it was")
+        why = "time limit reached" if report.time_limit else "interrupted"
+        console.print(f"{why}: {missing} problems are not measured; --resume FILE goes on where it was")
 
 
 def evidence(every: list[Line], searched: bool) -> list[str]:
