@@ -59,6 +59,9 @@ class Constant:
         self._seen: dict[str, Constant] = {}
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"<constant weights of {self.dtype}, {tuple(self.shape)}, in {type(self.array).__name__}>"
+
     def seen_as(self, kind: str, view: Callable[[], Any]) -> Constant:
         """The same weights by another kind of array over their memory; keeps packed forms as this does."""
         found = self._seen.get(kind)
