@@ -227,7 +227,8 @@ class GraphForms:
                 # Timing chooses the layout, and each process may find another one faster.
                 layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
                 shapes, dtypes = [tuple(x.shape) for x in fed], [DTYPES[x.dtype] for x in fed]
-                form = Form(net, inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True))
+                more = {"queue": queue, "layout": layout, "recall": True, "threads": "pytorch"}
+                form = Form(net, inference.build(net, *shapes, dtype=dtypes, **more))
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]
         if os.environ.get(CHECK) == "1":
