@@ -35,7 +35,7 @@ VARIABLES = {
     "CONVDISPATCH_TRACE_WAIT": "1: the trace layer waits for each result and says how long it took",
     "CONVDISPATCH_KERNEL_CACHE": "folder of compiled kernels, for drivers that keep none; off: none are kept",
     "CONVDISPATCH_NATIVE": "0: calls on PyTorch's tensors go by Python, not by the compiled call path",
-    "CONVDISPATCH_TORCH_GRAPHS": "0: fused PyTorch models on a GPU run layer by layer, not as CUDA graphs",
+    "CONVDISPATCH_CHECK": "1: each form of a PyTorch graph is compared with PyTorch once",
     "CONVDISPATCH_CUDA_OVERLAP": "whether kernels on CUDA streams may be placed before the one before has ended",
     "CONVDISPATCH_LARGE_IMPORTS": "1 or 0: NVIDIA's OpenCL may import more than 384 MiB at once, or not; else tried",
     "CONVDISPATCH_TIER": "full or ready: whether first calls under PyTorch wait for the specialised kernel",

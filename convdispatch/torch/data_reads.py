@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Reads"]
+__all__ = ["Reads", "count"]
 
 _reads: dict[int, int] = {}
 """By the id of a parameter that is watched: how often its ``.data`` was read."""
@@ -19,6 +19,7 @@ _watchers: dict[int, int] = {}
 """By the same: how many ``Reads`` watch it. No weak reference is held: PyTorch swaps no tensor that has one."""
 _aliases: dict[int, Any] = {}
 """By the same: what was handed out last, held weakly. While somebody has it, it may be written any time."""
+_total = 0
 _DATA: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
 
 
@@ -26,7 +27,7 @@ def _read(parameter: torch.Tensor) -> torch.Tensor:
     found: torch.Tensor = _DATA.__get__(parameter)
     key = id(parameter)
     if key in _reads:
-        _reads[key] += 1
+        _counted(key)
         _aliases[key] = weakref.ref(found)
     return found
 
@@ -34,7 +35,18 @@ def _read(parameter: torch.Tensor) -> torch.Tensor:
 def _replace(parameter: torch.Tensor, data: torch.Tensor) -> None:
     _DATA.__set__(parameter, data)
     if id(parameter) in _reads:
-        _reads[id(parameter)] += 1
+        _counted(id(parameter))
+
+
+def _counted(key: int) -> None:
+    global _total
+    _reads[key] += 1
+    _total += 1
+
+
+def count() -> int:
+    """How often ``.data`` of any watched parameter was read so far."""
+    return _total
 
 
 class Reads:

@@ -22,6 +22,8 @@ def _conv(
     ndim: int, x: torch.Tensor, w: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> torch.Tensor:
     batched, lists = True, (stride, padding, dilation)
+    if not (isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)):  # PyTorch says what is wrong
+        return getattr(torch.nn.functional, f"conv{ndim}d")(x, w, bias, *lists, groups)  # type: ignore[no-any-return]
     if not _as_layers_have_it(ndim, x, lists):
         x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
     if native_layers.serves(x, w, bias):
@@ -130,8 +132,11 @@ def _conv_transpose(
     groups: int,
     dilation: Any,
 ) -> torch.Tensor:
-    x, batched = _batched(x, ndim)
     lists = [_each(value, ndim) for value in (stride, padding, dilation, output_padding)]
+    if not (isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)):
+        own = getattr(torch.nn.functional, f"conv_transpose{ndim}d")
+        return own(x, w, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
+    x, batched = _batched(x, ndim)
     y = _operator(x)(x, w, bias, *lists[:3], True, lists[3], groups)
     return y if batched else y.squeeze(0)
 

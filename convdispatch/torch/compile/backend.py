@@ -18,6 +18,7 @@ from ..captures import watch_captures
 from ..dynamo_frames import skip_our_frames
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
+from ..graph.specialised import let_go_of_capture
 from ..graph.upsampling import whole_upsampling
 
 __all__ = ["Backend", "Compiled", "convdispatch"]
@@ -58,11 +59,11 @@ class Backend:
         symbols = len(tensors) < len(inputs)
         if (learns or (symbols and device == "cuda")) and self.engine != "operators" and inductor.available(device):
             self.graphs.append(Compiled(tensors, learns))
-            return inductor.compiled(graph, inputs, self.patches)
+            return let_go_of_capture(inductor.compiled(graph, inputs, self.patches), graph)
         by_operator = inductor.operator_by_operator_compiler
         traced = aot_autograd(fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference)
         with whole_upsampling():
-            return traced(graph, inputs)  # type: ignore[no-any-return]
+            return let_go_of_capture(traced(graph, inputs), graph)
 
     def _note_break(self, graph: fx.GraphModule) -> None:
         """Keep the line of the model's code at which Dynamo had to end this graph, and why, for ``fusion``."""
@@ -73,6 +74,12 @@ class Backend:
         found = line + reason.reason.strip().splitlines()[0]
         if found not in self.breaks:
             self.breaks.append(found)
+
+    def free(self) -> None:
+        """Free the forms of all graphs, whose code Dynamo keeps when the model is gone."""
+        for graph in self.graphs:
+            if isinstance(graph, GraphForms):
+                graph.free()
 
     def _inference(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         context = torch._guards.TracingContext.try_get()

@@ -9,16 +9,18 @@ each call. Writes to a constant are told by PyTorch's version counter, the tenso
 from __future__ import annotations
 
 import operator
+import sys
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..data_reads import Reads
+from .. import data_reads
 from ..sampled import Sample, together
 
-__all__ = ["Constants", "packed_inputs"]
+__all__ = ["Constants", "WeightSets", "packed_inputs"]
 
 _WEIGHT_OPERANDS: dict[str, tuple[int, ...]] = {
     "aten.convolution.default": (1, 2),
@@ -35,6 +37,10 @@ _WEIGHT_OPERANDS: dict[str, tuple[int, ...]] = {
     "aten.embedding.default": (0,),
 }
 """By operator, the positions of operands that a form packs or folds."""
+MAX_SETS = 4
+"""Sets of weights whose forms one graph keeps; the set that was not used for longest is freed for a fifth."""
+_OWN_REFERENCES = 3
+"""References to a tensor that only a list of ours, a loop over it and the question itself hold."""
 _version = operator.attrgetter("_version")
 
 
@@ -64,10 +70,11 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 class Constants:
-    """Weights as they were when a form packed them."""
+    """Weights as they were when forms packed them, and these forms."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
+        self.forms: OrderedDict[Any, Any] = OrderedDict()
         self.forget_reads()
         samples = [Sample.of(each) for each in tensors]
         self._same_samples = together([sample for sample in samples if sample is not None])
@@ -81,14 +88,63 @@ class Constants:
     def _versions_and_addresses(self) -> list[int]:
         return [*map(_version, self.tensors), *map(torch.Tensor.data_ptr, self.tensors)]
 
-    def unchanged(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the same tensors, with the values that were packed as far as can be told."""
-        if not all(map(operator.is_, tensors, self.tensors)):
-            return False
+    def are(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the very tensors."""
+        return all(map(operator.is_, tensors, self.tensors))
+
+    def unchanged(self) -> bool:
+        """Whether the tensors have the values that were packed, as far as can be told."""
         if self._versions_and_addresses() != self._memory:
             return False
-        return not any(reads.since() for reads in self._reads) and self._same_samples()
+        if data_reads.count() != self._reads_seen:
+            if any(reads.since() for reads in self._reads):
+                return False
+            self._reads_seen = data_reads.count()
+        return self._same_samples()
 
     def forget_reads(self) -> None:
         """Count no read of ``.data`` so far as a write: PyTorch reads it when it traces a graph of these tensors."""
-        self._reads = [Reads(each) for each in self.tensors if isinstance(each, torch.nn.Parameter)]
+        self._reads = [data_reads.Reads(each) for each in self.tensors if isinstance(each, torch.nn.Parameter)]
+        self._reads_seen = -1
+
+    def forgotten(self) -> bool:
+        """Whether nobody but this object holds the tensors: their model is gone."""
+        return all(sys.getrefcount(each) <= _OWN_REFERENCES for each in self.tensors) and bool(self.tensors)
+
+
+class WeightSets:
+    """The weights with which one graph was called lately, and the forms of each set, the one that was used last first:
+    Dynamo may use one graph for several models of a class, in turn."""
+
+    def __init__(self) -> None:
+        self.sets: list[Constants] = []
+        self._missed: deque[Any] = deque(maxlen=2 * MAX_SETS)
+        """The weights of the last calls that found no set, by identities and versions."""
+
+    def free(self) -> None:
+        """Let go of all weights and forms."""
+        self.sets = []
+        self._missed.clear()
+
+    def find(self, tensors: Sequence[torch.Tensor]) -> Constants | None:
+        """The set of such weights. None where their values have changed, or where they are new beside other sets: such
+        weights are packed when they come again, for weights that are others at each call are not worth it."""
+        for place, each in enumerate(self.sets):
+            if each.are(tensors):
+                if not each.unchanged():
+                    del self.sets[place]
+                    break
+                if place:
+                    self.sets.insert(0, self.sets.pop(place))
+                return each
+        self.sets = [each for each in self.sets if not each.forgotten()]
+        if not Constants.can_watch(tensors):
+            return None
+        seen = [(id(each), each._version) for each in tensors]
+        if self._missed and seen not in self._missed:
+            self._missed.append(seen)
+            return None
+        self._missed.append(seen)
+        self.sets.insert(0, Constants(tensors))
+        del self.sets[MAX_SETS:]
+        return self.sets[0]

@@ -149,6 +149,7 @@ class _State:
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
         self.backend = Backend()
+        weakref.finalize(module, self.backend.free)
         self._registered = -1
         self._hooks: Any = None
         self._changes = 0

@@ -7,7 +7,6 @@ unchanged. A call that has no form runs the graph operator by operator, by ``unf
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections import OrderedDict
@@ -18,7 +17,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ...api.errors import ConvDispatchError, ConvDispatchWarning
+from ...api.errors import ConvDispatchError
 from ...api.policy import policy
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import cpu_device
@@ -30,8 +29,9 @@ from ..geometry import DTYPES, FORMATS
 from ..settings import DEFAULT, math_of, policy_of, switches
 from . import inductor
 from .aten_net import AtenNet, Missing
-from .constants import Constants, packed_inputs
-from .specialised import release_fakes, specialised
+from .constants import Constants, WeightSets, packed_inputs
+from .engine_choice import MIN_CONVOLUTION_SHARE, convolution_share, faster
+from .specialised import forget_originals, specialised, without_fakes
 
 __all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm"]
 
@@ -103,22 +103,32 @@ class GraphForms:
 
     def __init__(self, graph: fx.GraphModule, static: Sequence[int], backend: Any) -> None:
         """``backend`` says the "engine", or None for the best one, and inductor's "patches"."""
-        self._graph, self._backend = graph, backend
+        self._backend = backend
         self._packed = packed_inputs(graph, static)
-        self._is_static = release_fakes(graph)
+        self._graph, self._is_static = without_fakes(graph)
         with unset_fake_temporarily():
-            self._unfused = inductor.operator_by_operator(copy.deepcopy(graph))
+            self._unfused = inductor.operator_by_operator(self._graph)
         packed = set(self._packed)
         count = sum(node.op == "placeholder" for node in graph.graph.nodes)
         self._dynamic = [place for place in range(count) if place not in packed]
+        self._weight_sets = WeightSets()
         self._constants: Constants | None = None
+        """The weights of the call that runs."""
         self._forms: OrderedDict[Any, Form | OperatorForm] = OrderedDict()
+        """The forms of these weights."""
         self._compiled = 0
         self._lock = threading.RLock()
 
     def descriptions(self) -> dict[str, str]:
         """By the inputs' shapes: the form, or the reason why there is none."""
-        return {_shapes_of(key): str(form) for key, form in list(self._forms.items())}
+        forms = [each for weights in self._weight_sets.sets for each in list(weights.forms.items())]
+        return {_shapes_of(key): str(form) for key, form in forms}
+
+    def free(self) -> None:
+        """Free all forms, and let go of their weights; a later call makes others."""
+        with self._lock:
+            self._weight_sets.free()
+            self._constants, self._forms = None, OrderedDict()
 
     def __call__(self, inputs: list[Any]) -> Any:
         with self._lock:
@@ -136,12 +146,14 @@ class GraphForms:
         settings = settings_in_force() or DEFAULT
         if not _can_serve(tensors) or settings.min_flops is not None:
             return None
-        if not self._unchanged([inputs[place] for place in self._packed]):
+        self._constants = self._weight_sets.find([inputs[place] for place in self._packed])
+        if self._constants is None:
             return None
+        self._forms = self._constants.forms
         on_cuda = tensors[0].is_cuda
         switched = switches(on_cuda)
         chosen = policy_of(settings, switched)
-        dtype = _dtype(tensors, self._constants.tensors if self._constants else ())
+        dtype = _dtype(tensors, self._constants.tensors)
         key = (tuple(map(_kind, dynamic)), math_of(settings, switched, DTYPES[dtype]), chosen)
         form = self._forms.get(key)
         if form is None:
@@ -154,38 +166,38 @@ class GraphForms:
         self._forms.move_to_end(key)
         return form
 
-    def _unchanged(self, constants: list[torch.Tensor]) -> bool:
-        """Whether the weights are those of the forms. A call that finds other weights drops the forms and runs operator
-        by operator: weights that change at each call are not worth packing."""
-        if self._constants is not None:
-            if self._constants.unchanged(constants):
-                return True
-            self._constants = None
-            self._forms.clear()
-            return False
-        if not Constants.can_watch(constants):
-            return False
-        self._constants = Constants(constants)
-        return True
-
     def _build(self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype) -> Form | OperatorForm:
         """What computes the graph for such inputs."""
+        forget_originals()
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         device = tensors[0].device.type
-        wanted, why = self._backend.engine or ("inductor" if device == "cuda" else "form"), ""
-        if wanted == "form":
+        wanted, why = self._backend.engine or ("inductor" if device == "cuda" else ""), ""
+        form = None
+        if wanted in ("", "form"):
             made = self._build_form(inputs, tensors, key, dtype)
-            if not isinstance(made, str):
-                return made
-            wanted, why = "inductor", f" ({made})"
+            form, why = (None, f" ({made})") if isinstance(made, str) else (made, "")
+            if form is not None and (wanted == "form" or not self._may_race(inputs)):
+                return form
         graph = specialised(self._graph, self._is_static, inputs, self._packed)
         self._forget_reads()
-        if wanted == "inductor" and inductor.available(device) and self._compiled < MAX_COMPILED:
+        if wanted != "operators" and inductor.available(device) and self._compiled < MAX_COMPILED:
             self._compiled += 1
             with torch.inference_mode(False):
                 run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend.patches)
-            return OperatorForm(run, f"by inductor, convolutions ours{why}")
-        return OperatorForm(inductor.with_our_operators(graph, tensors[0].device), f"operator by operator, convolutions ours{why}")
+            other = OperatorForm(run, f"by inductor, convolutions ours{why}")
+            return other if form is None else (form, other)[faster((form, other), tensors)]
+        if form is not None:
+            return form
+        run = inductor.with_our_operators(graph, tensors[0].device)
+        return OperatorForm(run, f"operator by operator, convolutions ours{why}")
+
+    def _may_race(self, inputs: Sequence[Any]) -> bool:
+        """Whether inductor may be faster than a form, and can be tried."""
+        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED:
+            return False
+        graph = specialised(self._graph, self._is_static, inputs, self._packed)
+        self._forget_reads()
+        return convolution_share(graph) < MIN_CONVOLUTION_SHARE
 
     def _forget_reads(self) -> None:
         if self._constants is not None:

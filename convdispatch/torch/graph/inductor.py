@@ -6,6 +6,7 @@ operator. Nothing is fused twice: our pass takes the epilogues of convolutions f
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import os
@@ -19,6 +20,7 @@ from torch import fx
 
 from .epilogues import fold_batch_norms, fold_constants, freeze_weights, use_our_operators
 from .preparing import prepare_kernels
+from .specialised import without_fakes
 
 __all__ = ["available", "compiled", "compiled_frozen", "operator_by_operator", "operator_by_operator_compiler", "options_of", "with_our_operators"]
 
@@ -96,6 +98,7 @@ def operator_by_operator(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """A boxed function that runs a graph's operators one by one, convolutions by ours."""
     from torch._functorch.aot_autograd import make_boxed_func
 
+    graph = fx.GraphModule(graph, copy.deepcopy(graph.graph))
     use_our_operators(graph.graph)
-    graph.recompile()
+    graph, _ = without_fakes(graph)
     return make_boxed_func(graph.forward)  # type: ignore[no-any-return]

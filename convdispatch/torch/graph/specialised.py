@@ -2,36 +2,86 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._decomp.decompositions_for_rng import PhiloxStateTracker
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["alias", "release_fakes", "specialised"]
+__all__ = ["alias", "forget_originals", "let_go_of_capture", "specialised", "without_fakes"]
 
 
-def release_fakes(graph: fx.GraphModule) -> bool:
-    """Replace the graph's fake tensors, whose mode holds weak references to the model's tensors for as long as they live,
-    by tensors of the meta device; PyTorch swaps no tensor that has a weak reference. Whether the sizes are numbers: where
-    they are symbols, the fake tensors go without replacement."""
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.modes: list[weakref.ref[Any]] = []
+        """The modes of fake tensors of this thread's last captures."""
+
+
+_thread = _Thread()
+
+
+def let_go_of_capture(compiled: Any, graph: fx.GraphModule) -> Any:
+    """``compiled``, which AOTAutograd made of Dynamo's ``graph``, without what holds that graph and fake tensors: the
+    graph's methods, as attributes of a function, and the states of random numbers, which AOTAutograd reset last."""
+    function = compiled
+    while function is not None:
+        held = getattr(function, "__dict__", {})
+        for name in ("zero_grad", "named_parameters", "named_buffers"):
+            held.pop(name, None)
+        function = held.get("_torchdynamo_orig_callable")
+    values = (node.meta.get("example_value") for node in graph.graph.nodes)
+    modes = {each.fake_mode for each in tree_leaves(list(values)) if isinstance(each, FakeTensor)}
+    modes.add(getattr(torch._guards.TracingContext.try_get(), "fake_mode", None))
+    forget_originals()
+    _thread.modes += [weakref.ref(mode) for mode in modes if mode is not None]
+    with unset_fake_temporarily():
+        PhiloxStateTracker.reset()
+    return compiled
+
+
+def forget_originals() -> None:
+    """Let the modes of this thread's captures, which have ended, hold no weak reference to the tensors that they
+    described: PyTorch swaps no tensor that has one, and the modes are freed by the garbage collector alone."""
+    for reference in _thread.modes:
+        converter = getattr(reference(), "fake_tensor_converter", None)
+        describer = getattr(getattr(converter, "meta_converter", None), "describer", None)
+        for name in ("lookup_tensor", "lookup_storage"):
+            if hasattr(describer, name):
+                setattr(describer, name, WeakIdKeyDictionary())
+    _thread.modes.clear()
+
+
+def without_fakes(graph: fx.GraphModule) -> tuple[fx.GraphModule, bool]:
+    """A copy of the graph, with tensors of the meta device for its fake tensors, whose mode lives as long as they do;
+    and whether the sizes are numbers: where they are symbols, nothing replaces the fake tensors.
+
+    A copy, for a graph also keeps the nodes that were erased.
+    """
     static = True
-    for node in graph.graph.nodes:
-        if "val" not in node.meta:
-            continue
-        leaves = tree_leaves(node.meta["val"])
-        static = static and not any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in leaves)
-        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
-        static = static and not any(isinstance(size, torch.SymInt) for each in tensors for size in each.shape)
+    copied, values = fx.Graph(), {}
     with unset_fake_temporarily():
         for node in graph.graph.nodes:
-            value = node.meta.pop("val", None)
-            node.meta.clear()
+            made = values[node] = copied.node_copy(node, values.__getitem__)
+            value = made.meta.get("val")
+            made.meta = {}
+            leaves = tree_leaves(value)
+            sizes = [size for each in leaves if isinstance(each, torch.Tensor) for size in each.shape]
+            static = static and not any(isinstance(each, _SYMBOLS) for each in (*leaves, *sizes))
             if static and value is not None:
-                node.meta["val"] = tree_map_only(torch.Tensor, _on_meta, value)
-    return static
+                made.meta["val"] = tree_map_only(torch.Tensor, _on_meta, value)
+    if not static:
+        for node in copied.nodes:
+            node.meta = {}
+    return fx.GraphModule(graph, copied), static
 
 
 def _on_meta(x: torch.Tensor) -> torch.Tensor:
@@ -40,9 +90,7 @@ def _on_meta(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
-def specialised(
-    graph: fx.GraphModule, static: bool, inputs: Sequence[Any], constants: Sequence[int]
-) -> fx.GraphModule:
+def specialised(graph: fx.GraphModule, static: bool, inputs: Sequence[Any], constants: Sequence[int]) -> fx.GraphModule:
     """A copy of ``graph`` whose inputs are the tensors of ``inputs`` that are not ``constants``, in their order.
 
     Where its sizes are symbols, not ``static``, the graph is traced anew with the sizes of ``inputs``.
@@ -69,7 +117,9 @@ def specialised(
 def alias(x: torch.Tensor) -> torch.Tensor:
     """Another tensor of the same memory. ``x.detach()`` would hold ``x``, which PyTorch then swaps for no other."""
     with torch.no_grad():
-        return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+        return torch.empty(0, dtype=x.dtype, device=x.device).set_(
+            x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
+        )
 
 
 def _attribute_names(graph: fx.GraphModule) -> list[str]:
@@ -93,4 +143,4 @@ def _traced(graph: fx.GraphModule, inputs: Sequence[Any], fixed: set[int]) -> fx
         trace = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)
         traced = trace(*(weights[place] for place in free))
     traced.graph.eliminate_dead_code()
-    return traced  # type: ignore[no-any-return]
+    return without_fakes(traced)[0]
