@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import click
 
-from ...measurement import shapes
 from ..model_file import is_model
+from ..problems import known_nets, read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import (
@@ -19,9 +18,9 @@ from .options import (
     DEVICE,
     JOBS,
     OUTPUT,
+    command_line,
     configure,
     processes,
-    read_entries,
     records_are_writable,
     solvers_are_named,
     stderr,
@@ -114,7 +113,7 @@ def bench(
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     names = (*nets, *names)
     if not (names or files or render or compare):
-        known = ", ".join(shapes.names())
+        known = ", ".join(known_nets())
         raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {known}")
     solvers_are_named(solver)
     if record:
@@ -137,7 +136,7 @@ def bench(
         "solver": solver,
         "search": search,
         "budget_ms": budget_ms,
-        "command": _command(),
+        "command": command_line(),
         "timeout_s": timeout_s,
         "wait_quiet_s": wait_quiet_s,
     }
@@ -256,12 +255,6 @@ def _compare(old: Any, new: Any, html_path: Path | None) -> None:
         write_comparison(compared, html_path)
 
 
-def _command() -> str:
-    """The command to rerun, without the folders of this machine."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return "convdispatch " + " ".join(shlex.quote(word) for word in words)
-
-
 def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:
     """Net to its layers: a table's name, a file's, or ``problems`` for those named one by one."""
     nets: dict[str, Any] = {}
@@ -269,7 +262,7 @@ def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, An
         found = configure(
             read_entries([name], batch=changes.get("batch"), layout=changes.get("layout") or "nchw"), **changes
         )
-        net = name if name in shapes.names() else Path(name).stem if is_model(name) else "problems"
+        net = name if name in known_nets() else Path(name).stem if is_model(name) else "problems"
         nets.setdefault(net, []).extend(found)
     for file in files:
         nets.setdefault(file.stem, []).extend(configure(read_entries((), [file]), **changes))

@@ -27,7 +27,8 @@ class AtenNet:
     """What computes a graph on tensors of ours, for ``inference.build``.
 
     It takes ``feeds(given)`` of ``given(inputs)``: the inputs, and what PyTorch makes of integers among them before. It
-    returns the tensors that are computed, as a tuple; ``results`` makes the graph's results of them. ``check`` comes first.
+    returns the tensors that are computed, as a tuple; ``results`` makes the graph's results of them. ``check`` comes
+    first.
     """
 
     training = False
@@ -186,7 +187,16 @@ def _fused(net: AtenNet, x: Any, w: Any, bias: Any, residual: Any, activation: A
 
 @operator("convdispatch.convolution.default", "aten.convolution.default")
 def _convolution(
-    net: AtenNet, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, g: int
+    net: AtenNet,
+    x: Any,
+    w: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    extra: Any,
+    g: int,
 ) -> Tensor:
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": g, "math": net.math}
     if transposed:

@@ -22,7 +22,8 @@ _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAu
 
 @contextlib.contextmanager
 def whole_upsampling() -> Iterator[None]:
-    """While it holds, tracing does not decompose upsampling. The caller holds Dynamo's lock: other threads trace nothing."""
+    """While it holds, tracing does not decompose upsampling. The caller holds Dynamo's lock: other threads trace
+    nothing."""
     before: list[tuple[Any, dict[Any, Any]]] = []
     for name in _NAMES.split():
         packet = getattr(torch.ops.aten, f"upsample_{name}")
