@@ -15,7 +15,7 @@ from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
-from .formats import formats_known, of_its_type, order_of
+from .formats import of_its_type, order_of
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
@@ -95,9 +95,7 @@ class AtenNet:
         for node in self._prologue.feeds:
             if node.meta["val"].dtype != dtype and node.meta["val"].ndim:
                 raise Missing(f"an input of {node.meta['val'].dtype} beside numbers of {dtype}")
-        given = [each.meta["val"] for each in self.graph.nodes if each.op == "placeholder"]
-        known = formats_known(self.graph, [*given, *self._constants.values()])
-        self._orders = [order_of(each.meta["val"]) if known else None for each in self._computed]
+        self._orders = [order_of(each.meta["val"]) for each in self._computed]
 
     def lies_otherwise(self) -> bool:
         """Whether an answer may lie in memory otherwise than its axes follow: fake tensors lie where others do not."""

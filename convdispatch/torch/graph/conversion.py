@@ -74,10 +74,14 @@ def _compiled_copy(model: Any) -> nn.Module:
             "convert(model) to keep them"
         )
     with torch.inference_mode(False), torch.no_grad():
-        made = copied(model).requires_grad_(False)
-    if not _is_exported(made) and not any(map(_is_convolution, made.modules())):
+        made = copied(model)
+        for parameter in made.parameters():
+            parameter.requires_grad_(False)
+    script = isinstance(made, torch.jit.ScriptModule)
+    if script or (not _is_exported(made) and not any(map(_is_convolution, made.modules()))):
+        why = "it is a ScriptModule" if script else "it holds no layer of PyTorch's convolutions, of its very classes"
         warnings.warn(
-            "nothing of the model could be fused: it holds no layer of PyTorch's convolutions, of its very classes",
+            f"nothing of the model could be fused: {why}",
             ConvDispatchWarning,
             stacklevel=3,
         )
