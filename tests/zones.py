@@ -87,6 +87,7 @@ ZONES = {
         hostile_parsers
         kit*
         measure
+        nonfinite
         mutants
         onnx_cases
         pack_keys

@@ -19,7 +19,7 @@ from ..device.commands.interface import Commands, thread
 from ..device.memory import allocator as memory
 from ..measurement import first_sight
 from ..selection import dispatch
-from ..selection.prepared import Constant
+from ..selection.prepared import Constant, operand_sizes
 from ..selection.single_thread import prefers_one_thread
 from .arguments import check_bias
 from .arrays.accepted import is_array, refuse_mask
@@ -102,7 +102,7 @@ class Call:
         shapes, units = (problem.x_shape, problem.w_shape, problem.y_shape), [problem.itemsize] * 3
         units[self._out] = problem.out_itemsize
         self.strides = tuple(map(contiguous_strides, shapes, units))
-        self.sizes = tuple(math.prod(shape) * unit for shape, unit in zip(shapes, units, strict=True))
+        self.sizes = operand_sizes(problem)[:3]
         """Of x, w, y, in bytes."""
         self.bias_strides = (4 if problem.quantized else problem.itemsize,)
         self._out_strides, self._out_bytes = self.strides[self._out], self.sizes[self._out]
