@@ -12,6 +12,7 @@ ZONES = {
         site
         errors
         types
+        words
         package
         kernel_*
         layering
@@ -86,6 +87,7 @@ ZONES = {
         hostile_parsers
         kit*
         measure
+        nonfinite
         mutants
         onnx_cases
         pack_keys

@@ -19,7 +19,7 @@ from ..device.commands.interface import Commands, thread
 from ..device.memory import allocator as memory
 from ..measurement import first_sight
 from ..selection import dispatch
-from ..selection.prepared import Constant
+from ..selection.prepared import Constant, operand_sizes
 from ..selection.single_thread import prefers_one_thread
 from .arguments import check_bias
 from .arrays.accepted import is_array, refuse_mask
@@ -102,7 +102,7 @@ class Call:
         shapes, units = (problem.x_shape, problem.w_shape, problem.y_shape), [problem.itemsize] * 3
         units[self._out] = problem.out_itemsize
         self.strides = tuple(map(contiguous_strides, shapes, units))
-        self.sizes = tuple(math.prod(shape) * unit for shape, unit in zip(shapes, units, strict=True))
+        self.sizes = operand_sizes(problem)[:3]
         """Of x, w, y, in bytes."""
         self.bias_strides = (4 if problem.quantized else problem.itemsize,)
         self._out_strides, self._out_bytes = self.strides[self._out], self.sizes[self._out]
@@ -136,6 +136,8 @@ class Call:
         self.queue_launches: Any = None
         """What the short way launches on a queue."""
         self._note_queue(commands)
+        self._path: FastPath | None = None
+        """On host memory: what runs the call on arrays that kernels take as they are."""
         self.fast_path = self._make_fast_path(operands, bias, residual)
         self.key: Any = None
         self.again: Any = None
@@ -144,7 +146,7 @@ class Call:
     def _make_fast_path(self, operands: Sequence[Any], bias: Any, residual: Any) -> FastPath | None:
         if not self.host:
             return device_fast_path(self, (*operands, bias, residual))
-        if not (self._pointers and self._native):
+        if not self._pointers:
             return None
         shape, dtype, size, device = self.out_shape, self.dtype, self._out_bytes, self.context.devices[0]
 
@@ -159,7 +161,8 @@ class Call:
             made = host.empty(device, shape, dtype, size)
             return made, address(made)
 
-        return host_fast_path(self, address, written, make, table if self.problem.quantized else address)
+        self._path = host_fast_path(self, address, written, make, table if self.problem.quantized else address)
+        return self._path if self._native else None
 
     def library_fast_path(self, library: Library, lead: Any) -> FastPath | None:
         """The short way of another library's host arrays; None where there is none."""
@@ -256,11 +259,25 @@ class Call:
                 result[...] = 0
         else:
             operands[self._out] = result
-            self._enqueue(operands, bias, residual, queue, False)
+            run = self._enqueue if self._path is None else self._run_on_copies
+            run(operands, bias, residual, queue)
         if out is not None and not direct:
             out[...] = result
             return out
         return result
+
+    def _run_on_copies(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> None:
+        """Run on copies of what kernels do not take as it is; the result is memory that they do."""
+        bias, residual = (each if each is None or type(each) is Constant else native(each) for each in (bias, residual))
+        promise = None
+        if self._promised:
+            promise = operands[1]
+            if native(promise.array) is not promise.array:
+                promise = promise.seen_as("native", lambda: native(operands[1].array))
+            operands[1] = promise.array
+        lead, other = (native(operands[place]) for place in (self._lead, self._other))
+        done = self._path(lead, other, operands[self._out], queue, bias, promise, residual)  # type: ignore[misc]
+        assert done is not None, "kernels take copies"
 
     # --- arrays on a device ------------------------------------------------------------------------------------------
 
@@ -289,9 +306,9 @@ class Call:
             out.events[:] = (event,)
         return out
 
-    def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool) -> Any:
+    def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool = False) -> Any:
         """Enqueue the call; the event of its last command. ``shared`` copies the residual first."""
-        brought, given = Operands(queue, self.context, self._pointers), [None, None, None]
+        brought, given = Operands(queue, self.context), [None, None, None]
         for place in (self._lead, self._other):
             given[place] = brought.read(operands[place], self.strides[place])
         if bias is not None:
@@ -304,11 +321,7 @@ class Call:
         x, w, y = given
         promise = operands[1] if type(operands[1]) is Constant else None
         rest = bias, residual, brought.events or None, promise
-        try:
-            return brought.finish(dispatch.run(self.problem, self.prepared, brought.commands, x, w, y, *rest))
-        except BaseException:
-            brought.abandon()
-            raise
+        return brought.finish(dispatch.run(self.problem, self.prepared, queue, x, w, y, *rest))
 
     def _zero(self, out: Any, queue: Any) -> Any:
         """The gradient of no images is zero; every other empty result has nothing to write."""

@@ -97,9 +97,10 @@ def build(
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
     if threads not in THREADS:
         raise InvalidArgument(f"threads must be one of {', '.join(THREADS)}, got {threads!r}")
-    use = purpose
+    packed_use = choice_use = purpose
     if threads == PYTORCH:  # a call there is over when it returns, and which form is fastest depends on their number
-        purpose, use = "latency", f"latency in {intraop.thread_count()} of PyTorch's threads"
+        purpose, packed_use = "latency", "latency in PyTorch's threads"
+        choice_use = f"{packed_use}, {intraop.thread_count()}"
     from_environment()
     compiled = thread.compiled
     graph = traced_and_fused(net, shapes, dtype, queue, math)
@@ -109,12 +110,12 @@ def build(
     free = layout is None and queues is None
     tiers = is_cold and recall and free and purpose == "latency"
     net_key = (
-        artifact_store.key_of(use, *choice_cache.described(graph))
+        artifact_store.key_of(packed_use, *choice_cache.described(graph))
         if free and artifact_store.wanted(queue.device)
         else ""
     )
     packed = artifact_store.find("forms", net_key, queue.device) if net_key else None
-    key = choice_cache.key_of(graph, queue, use) if recall and free and packed is None else None
+    key = choice_cache.key_of(graph, queue, choice_use) if recall and free and packed is None else None
     known = None if key is None else choice_cache.load(key)
     if packed is not None and packed[0]["layout"] in (*layouts, MIXED):
         layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)

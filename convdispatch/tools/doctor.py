@@ -17,6 +17,7 @@ from ..device.opencl import icd, vendor_trial
 from ..device.rates import rates, switched_off
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
+from .folders import folders
 
 VARIABLES = {
     "CONVDISPATCH_DEVICE": "the device to use: a name, a vendor, a type, or platform:device",
@@ -64,6 +65,8 @@ class Report:
     registry_note: str
     native: str
     dropin_folder: str
+    folders: dict[str, str]
+    """What is written on this machine, by name; ``convdispatch config`` says how much."""
     advice: list[str] = field(default_factory=list)
 
     @property
@@ -104,6 +107,7 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
         registry_note=note,
         native=_native(),
         dropin_folder=str(dropin_folder()),
+        folders={folder.name: str(folder.path) for folder in folders()},
     )
     report.advice = _advice(report)
     return report

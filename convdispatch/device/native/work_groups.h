@@ -17,6 +17,7 @@ constexpr int64_t kLeastPart = 2000;  // nanoseconds of a part, at least: giving
 constexpr int64_t kLong = 100000;  // nanoseconds a thread from which on threads take several parts each, whoever is free
 constexpr int64_t kShares = 4;
 constexpr int64_t kManyRows = 8;  // rows a part from which on no row is cut: the longest part is an eighth longer at most
+constexpr int64_t kShortRow = 4000;  // nanoseconds up to which no row is cut: giving both its ends takes half of that
 constexpr int kSpins = 500;  // looks at other threads' parts, some 10 microseconds, before the core is offered to others
 
 // clEnqueueNDRangeKernel.
@@ -103,7 +104,7 @@ struct Run {
   int32_t part(const Groups &groups, int64_t part, int64_t parts, void *queue) const {
     const int64_t rows = groups.rows(), columns = groups.columns(), count = rows * columns;
     const int64_t begin = count * part / parts, end = count * (part + 1) / parts;
-    if (columns == 1 || rows >= kManyRows * parts)
+    if (columns == 1 || rows >= kManyRows * parts || groups.took / rows <= kShortRow)
       return give(groups, {rows * part / parts, rows * (part + 1) / parts}, {0, columns}, queue);
     int64_t from = begin / columns, to = end / columns;
     if (from == to) return give(groups, {from, from + 1}, {begin % columns, end % columns}, queue);

@@ -19,6 +19,7 @@ COMMANDS = {
     "calibrate": ".calibrate",
     "classify": ".run",
     "cluster": ".cluster",
+    "config": ".config",
     "db": ".database",
     "doctor": ".inspect",
     "explain": ".inspect",

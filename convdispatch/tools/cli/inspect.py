@@ -112,6 +112,10 @@ def _show(report: Any) -> None:
     for device in report.devices:
         console.print(f"{device['name']} ({device['platform']}): {device['rates']}", markup=False)
     console.print(f"drop-in folder: {report.dropin_folder}")
+    for name in ("records", "rates", "kernels", "cache"):
+        if name in report.folders:
+            console.print(f"{name}: {report.folders[name]}")
+    console.print("all folders, and their sizes: convdispatch config")
     console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}")
     if report.registry_note:
         console.print(f"  {report.registry_note}")
