@@ -3,8 +3,8 @@
 ``python bench/compiled_nets.py [NAME ...] [--draw N --seed S] [--sides eager enable backend inductor] [--batch 1]
 [--size 224] [--rounds 3] [--seconds 1.5] [--rows FILE]``
 
-Sides come in turns, process by process, ``--rounds`` times; a side's time is the median of its processes' medians. Weights
-are drawn by seed, the input is a picture of random numbers. ``--draw`` takes models of timm's list by seed.
+Sides come in turns, process by process, ``--rounds`` times; a side's time is the median of its processes' medians.
+Weights are drawn by seed, the input is a picture of random numbers. ``--draw`` takes models of timm's list by seed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,11 @@ def alone(name: str, side: str) -> dict[str, Any]:
 
 def report(name: str, rows: dict[str, list[dict[str, Any]]], ratios: dict[str, list[float]], given: Any) -> None:
     """A line for a model: each side's milliseconds, and how the back end and ``enable`` stand to their peers."""
-    ms = {s: statistics.median(r["ms"] for r in each if "ms" in r) for s, each in rows.items() if any("ms" in r for r in each)}
+    ms = {
+        s: statistics.median(r["ms"] for r in each if "ms" in r)
+        for s, each in rows.items()
+        if any("ms" in r for r in each)
+    }
     said = [f"{side} {ms[side]:.2f}" if side in ms else f"{side}: {rows[side][0].get('error')}" for side in rows]
     for side, peer in (("backend", "inductor"), ("backend", "eager"), ("enable", "eager")):
         if side in ms and peer in ms:
@@ -90,7 +94,9 @@ def drawn(count: int, seed: int) -> list[str]:
     found: dict[str, str] = {}
     for name in names:
         family = timm.models._registry._model_to_module.get(name, name)
-        if family in found or any(word in name for word in ("giant", "huge", "large", "_xl", "enormous", "so400m", "gigantic")):
+        if family in found or any(
+            word in name for word in ("giant", "huge", "large", "_xl", "enormous", "so400m", "gigantic")
+        ):
             continue
         try:
             import torch

@@ -24,7 +24,7 @@ from convdispatch.device.native import loading  # noqa: E402
 from convdispatch.device.places.host import HostPlace  # noqa: E402
 from convdispatch.device.places.intraop import IntraOpLaunches  # noqa: E402
 from convdispatch.device.programs.kernels import Launch, build  # noqa: E402
-from convdispatch.device.programs.work_groups import Divisible, dividing_axis  # noqa: E402
+from convdispatch.device.programs.work_groups import Divisible, dividing_axes  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.choice import set_aside  # noqa: E402
 from convdispatch.torch.dispatch import native  # noqa: E402
@@ -102,7 +102,8 @@ ROWS = """kernel __attribute__((reqd_work_group_size(1, 1, 1))) void rows(global
     [
         ("get_global_id(0) + get_global_id(1)", (), True),
         ("get_global_size(0)", (0,), True),
-        ("get_group_id (2) * get_num_groups( 1 )", (1, 2), True),
+        ("get_group_id (2) * get_num_groups( 1 )", (1,), False),
+        ("CALL(get_group_id, 0)", (0, 1, 2), False),
         ("get_global_size(axis)", (0, 1, 2), True),
         ("get_global_linear_id()", (0, 1, 2), True),
         ("get_global_offset(0)", (0,), True),
@@ -128,7 +129,7 @@ def test_what_a_text_asks_is_looked_at_when_somebody_wants_to_know(here, monkeyp
     program = build(runtime.context(here), f"// {time.monotonic_ns()}\n{ROWS}")
     launch = Launch(program, "rows", (3, 5, 1), (1, 1, 1), ["y", np.int32(4)], names=["y"])
     assert not looked
-    assert dividing_axis(launch.kernel) == dividing_axis(launch.kernel) == 1
+    assert dividing_axes(launch.kernel) == dividing_axes(launch.kernel) == (1, 2)
     assert len(looked) == 1
 
 
@@ -195,7 +196,7 @@ def test_what_fails_in_pytorchs_threads_is_set_aside_and_computed(here, monkeypa
     x, w = torch.randn(1, 12, 9, 9), torch.randn(20, 12, 1, 1)
     expected = F.conv2d(x.double(), w.double())
 
-    def fails(self):
+    def fails(self, addresses, but=-1):
         raise RuntimeError("clEnqueueNDRangeKernel answers -5")
 
     with ct.enable(solver="im2col"), torch.no_grad():

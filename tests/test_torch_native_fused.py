@@ -1,4 +1,4 @@
-"""Fused layers by the native call path, with a library of C in the place of CUDA's driver."""
+"""Converted and fused layers by the native call path, with a library of C in the place of CUDA's driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
 from convdispatch.torch import functional  # noqa: E402
 from convdispatch.torch.dispatch import native  # noqa: E402
-from convdispatch.torch.fusion import cuda_graphs  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -36,15 +35,13 @@ class Block(nn.Module):
 
 
 @pytest.fixture
-def block(stand_in, monkeypatch):  # noqa: F811
-    """(the stand-in, a block, the same fused), whose forms are off."""
-    monkeypatch.setattr(cuda_graphs, "DEVICE", "cpu")
-    monkeypatch.setenv(cuda_graphs.SWITCH, "0")
+def block(stand_in):  # noqa: F811
+    """(the stand-in, a block, the same with our layers and frozen weights)."""
     torch.manual_seed(0)
     plain = Block().eval()
     plain.norm.running_mean.normal_()
     with policy(solver="im2col*"), torch.no_grad():
-        return stand_in, plain, ct.convert(plain, fuse=True)
+        return stand_in, plain, ct.convert(copy.deepcopy(plain)).requires_grad_(False)
 
 
 def picture(seed=0, form=torch.contiguous_format, **kind):
@@ -156,7 +153,7 @@ def test_what_is_more_than_plain_inference_is_pythons(block):
                 assert launches(cuda, lambda: fused(picture()))[1] == 0
             with Looking() as looking:
                 assert launches(cuda, lambda: fused(picture()))[1] == 0
-            assert "convdispatch.fused_convolution.default" in looking.seen
+            assert "convdispatch.convolution.default" in looking.seen
             assert "convdispatch.fused_native.default" not in looking.seen
             native.pause(True)
             assert launches(cuda, lambda: fused(picture()))[1] == 0

@@ -12,6 +12,7 @@ ZONES = {
         site
         errors
         types
+        words
         package
         kernel_*
         layering
@@ -73,6 +74,8 @@ ZONES = {
         sabotage*
         verdicts
         second_try
+        far_geometry
+        huge_problems
         validation*
     """,
     "measurement": """
@@ -84,6 +87,7 @@ ZONES = {
         hostile_parsers
         kit*
         measure
+        nonfinite
         mutants
         onnx_cases
         pack_keys

@@ -41,6 +41,11 @@ class Policy:
         # A policy is in the key of every warm call, so its hash is computed once.
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in self.__dataclass_fields__)))
 
+    def __repr__(self) -> str:
+        chosen = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        changed = (f"{name}={value!r}" for name, value in chosen.items() if value != type(self).__dict__[name])
+        return f"Policy({', '.join(changed)})"
+
     @property
     def selection(self) -> Policy:
         """This policy without what does not bear on the choice of a plan."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,21 +44,6 @@ class Result:
     deterministic: bool | None = None
     """Whether two runs gave the same bits."""
 
-    @property
-    def raced(self) -> bool:
-        """``benchmarked`` by its old name, until 1.1 is out."""
-        return _renamed(self, "raced", "benchmarked")
-
-    @property
-    def look_ms(self) -> float | None:
-        """``screening_ms`` by its old name, until 1.1 is out."""
-        return _renamed(self, "look_ms", "screening_ms")
-
-
-def _renamed(result: Result, old: str, new: str) -> Any:
-    warnings.warn(f"Result.{old} is {new} now", DeprecationWarning, stacklevel=3)
-    return getattr(result, new)
-
 
 class Results(list[Result]):
     """The winner first, then by time, then those without a time; and what is true of the search as a whole."""
@@ -89,6 +73,13 @@ class Results(list[Result]):
 
     def __init__(self, results: Iterable[Result] = ()) -> None:
         super().__init__(results)
+
+    def __repr__(self) -> str:
+        times = sum(result.median_ms is not None for result in self)
+        first = self.winner
+        won = f"{first.solver} is the fastest, {first.median_ms:.3g} ms" if first else "nothing could be measured"
+        what = getattr(self, "problem", "no problem")
+        return f"<Results of {what}: {won}; {times} of {len(self)} candidates have times>"
 
     @property
     def winner(self) -> Result | None:

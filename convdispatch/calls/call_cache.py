@@ -1,24 +1,23 @@
-"""What is kept of calls: by what decides them, by the operand that tells them most often, and as made again."""
+"""The cache of calls: by what decides them, and by the operand that tells them most often."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
+from ..api.problem import DIRECTIONS
 from ..device.programs.kernels import Programs
 from ..selection import dispatch
 
-LAST: dict[int, Any] = {}
-"""By the second operand's id, its last call, whose ``key`` is what decided it. Nothing rests on the id."""
-REPLAYS: dict[int, Callable[..., Any]] = {}
-"""By the same, the call that was made twice in a row; see ``replay``."""
+LAST: dict[str, dict[int, Any]] = {direction: {} for direction in DIRECTIONS}
+"""By direction and the second operand's id: its last call, whose ``key`` is what decided it. A call that was made twice
+in a row is made ``again`` where its arguments are as they were; see ``guarded_replay``. Nothing rests on the id."""
 _MOST = 256
 
 
 def _let_go() -> None:
-    LAST.clear()
-    REPLAYS.clear()
+    for known in LAST.values():
+        known.clear()
 
 
 CALLS = Programs(_let_go)
@@ -28,9 +27,10 @@ if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they 
     os.register_at_fork(after_in_child=_let_go)
 
 
-def cached_call(key: Any, second: Any) -> Any:
+def cached_call(direction: str, key: Any, second: Any) -> Any:
     """The kept call; a layer's weights tell it, most often, and comparing is sooner than hashing."""
-    last = LAST.get(id(second))
+    known = LAST[direction]
+    last = known.get(id(second))
     try:
         if last is not None and last.key == key:
             return last
@@ -38,14 +38,7 @@ def cached_call(key: Any, second: Any) -> Any:
         pass
     call = CALLS.get(key)
     if call is not None:
-        if len(LAST) >= _MOST:
-            LAST.clear()
-        call.key, LAST[id(second)] = key, call
+        if len(known) >= _MOST:
+            known.clear()
+        call.key, known[id(second)] = key, call
     return call
-
-
-def cache_replay(second: Any, replay: Callable[..., Any]) -> None:
-    """Calls with this second operand ask ``replay`` first."""
-    if len(REPLAYS) >= _MOST:
-        REPLAYS.clear()
-    REPLAYS[id(second)] = replay

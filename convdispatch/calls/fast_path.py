@@ -46,7 +46,8 @@ def device_fast_path(call: Any, given: Sequence[Any]) -> FastPath | None:
     known = call.known  # the path holds no call, which holds it: one that nobody holds is gone at once
     on_buffers = not isinstance(known, Commands)
     launches: Any = executable.bind(QueuePlace(call.context)) if on_buffers else QueueEnqueue(executable)
-    call.queue_launches = None if problem.bias or problem.residual else launches
+    # Who launches them without the look below has an operand for each of x, w, y and may launch again what failed.
+    call.queue_launches = None if problem.bias or problem.residual or problem.accumulate else launches
     run = launches.run
 
     def beside(array: Any, strides: tuple[int, ...], queue: Any, before: list[Any] | None) -> Any:
@@ -167,8 +168,6 @@ def host_fast_path(
     def fast_path(
         lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None, residual: Any = None
     ) -> Any:
-        if thread.capturing is not None:
-            return None
         addresses = [0, 0, 0, 0, 0]
         if out is None:
             out, addresses[out_place] = make()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..api.errors import InvalidArgument, InvalidProblem
+from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..device import startup_profile
 from ..device.runtime import context, device_info, find_device, queue
@@ -96,11 +96,7 @@ def _held(what: str, device: Any, batch: int | None) -> Any:
         decisions = lockfile.read(what)
         lockfile.agree(decisions)  # a command's process does nothing else
         return [dispatch.prepare(ConvProblem.parse(text), context(device)) for text in decisions]
-    from ..measurement.grammar import read_all
+    from .problems import read_entries
 
-    try:
-        problems = read_all(what)
-    except InvalidProblem as error:
-        named = ", ".join(catalogue.names())
-        raise InvalidArgument(f"{what!r} is no net ({named}), no file and no problem: {error}") from error
+    problems = [entry.problem for entry in read_entries([what], batch=batch)]
     return [dispatch.prepare(problem, context(device)) for problem in problems]

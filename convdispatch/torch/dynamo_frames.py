@@ -1,7 +1,7 @@
 """Dynamo compiles no function of this package by itself, nor what our operators run.
 
-Where a graph breaks, PyTorch runs the model's operators with Dynamo looking on, which would capture the Python code below
-them. Calls of our functions in captured code are inlined as any others.
+Where a graph breaks, PyTorch runs the model's operators with Dynamo looking on, which would capture the Python code
+below them. Calls of our functions in captured code are inlined as any others.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from convdispatch.api import (
     DTYPES,
+    MOST_PHASES,
     OPERANDS,
     ConvProblem,
     DeviceInfo,
@@ -19,11 +20,15 @@ from convdispatch.api import (
     epilogue_macros,
     geometry_of,
     kernel_text,
+    phase_count,
     storage_macros,
 )
 from convdispatch.api.cpu import Balance
 
 from .depthwise import MOST_PLANE, MOST_TAPS, up
+
+_DEALT = 35.0
+"""Operations in the time of an element that is dealt out by itself, of strides other than two."""
 
 
 class Row(NamedTuple):
@@ -39,7 +44,8 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     """One configuration a cap; none where the problem is not of this kind."""
     if device.type != "cpu" or problem.layout != "nchw" or not problem.depthwise or problem.direction != "bwd_data":
         return
-    if problem.ic != problem.oc or problem.kd * problem.kh * problem.kw > MOST_TAPS or problem.sw > 8:
+    taps = problem.kd * problem.kh * problem.kw
+    if problem.ic != problem.oc or taps > MOST_TAPS or problem.sw > 8 or phase_count(problem) > MOST_PHASES:
         return
     plane = DepthwisePhases(problem, {"items": 1}).workspace_size
     for cap in caps if plane <= MOST_PLANE else []:
@@ -74,7 +80,8 @@ class DepthwisePhases:
         """Operations of the peak: its one launch over few items, and what moves."""
         read, written = (math.prod(shape) for shape in (self.problem.y_shape, self.problem.x_shape))
         work = self.problem.flops * up(self.columns, self.lanes) / self.columns
-        return 4.8e6 * balance.launch + 12.0 * read + 3.0 * (work + written)
+        each = 3.0 if self.problem.sw == 2 else _DEALT
+        return 4.8e6 * balance.launch + 12.0 * read + 3.0 * work + each * written
 
     def plan(self, context: Any) -> StepPlan:
         """Compile."""

@@ -58,6 +58,7 @@ class Command:
     kernel: Kernel | None = None
     """What it launches, with ``arguments``; None for other commands."""
     arguments: Sequence[Any] = ()
+    """Of the kernel, or of the call of ``copy``; none for other commands."""
     late: bool = False
     """Whether it takes a number that is asked for anew at each replay."""
 
@@ -148,7 +149,9 @@ class Recording(Commands):
             to, of = _real(memory, (target, source))
             return lambda commands, wait_for=None: commands.copy(to, of, size, source_offset, target_offset, wait_for)
 
-        return self._add(make, (target, source), "copy")
+        made = self._add(make, (target, source), "copy")
+        made.arguments = target, source, size, source_offset, target_offset
+        return made
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Command:
         """Record the filling of ``size`` bytes with a NumPy number."""

@@ -95,7 +95,7 @@ class HostLaunches:
     def __init__(self, executable: Executable, place: HostPlace) -> None:
         self._device, self._threads, self._executable = place.device, threading.local(), executable
         kernels = [launch.kernel for launch in executable.launches]
-        self.intraop = place.in_pytorch and intraop.can_run(place.device, kernels)
+        self.intraop = place.in_pytorch and not intraop.refusal(place.device, kernels)
 
     def run(self, queue: cl.CommandQueue, addresses: list[int], packed: Any = None) -> bool:
         """Launch everything on the operands, and wait; False, before anything is done, for operands that have no
@@ -126,7 +126,7 @@ class HostLaunches:
         try:
             if own.intraop is not None:
                 event = True
-                own.intraop.run()
+                own.intraop.run(addresses, -1 if packed is None else W)
                 return True
             for kernel, global_size, local_size in own.kernels:
                 event = _enqueue(queue, kernel, global_size, local_size, None, event and [event])
@@ -165,7 +165,6 @@ class HostLaunches:
         before = own.addresses or [None] * len(addresses)
         own.addresses = []  # until all are set
         if own.intraop is not None:
-            own.intraop.point(addresses, -1 if packed is None else W)
             left = addresses[W] if packed is None else before[W]
             before = [*addresses[:W], left, *addresses[W + 1 :]]
         for (kernel, _, _), launch in zip(own.kernels, self._executable.launches, strict=True):

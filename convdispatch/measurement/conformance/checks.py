@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...api.errors import words
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ...device.runtime import device_info
@@ -107,7 +108,7 @@ class Examination:
             plan = ask(self.solver, "plan", self.context, self.problem, self.config)
         except Exception as error:
             log = str(getattr(error, "log", "")).strip()[:500]
-            raise Fault("plan", f"plan raised {type(error).__name__}: {error} {log}".strip()) from error
+            raise Fault("plan", f"plan raised {words(error)} {log}".strip()) from error
         size = getattr(plan, "workspace_size", None)
         if not callable(getattr(plan, "enqueue", None)):
             raise Fault("plan", f"a plan has enqueue(queue, x, w, y, workspace, wait_for), got {plan!r}")
@@ -143,7 +144,7 @@ class Examination:
         try:
             event = enqueue()
         except Exception as error:
-            raise Fault("plan", f"enqueue raised {type(error).__name__}: {error}") from error
+            raise Fault("plan", f"enqueue raised {words(error)}") from error
         if not callable(getattr(event, "wait", None)):
             raise Fault("plan", f"enqueue returns the event of its last command, got {event!r}")
         return event

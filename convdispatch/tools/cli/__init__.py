@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import traceback
 from typing import Any
 
 import click
@@ -17,6 +19,7 @@ COMMANDS = {
     "calibrate": ".calibrate",
     "classify": ".run",
     "cluster": ".cluster",
+    "config": ".config",
     "db": ".database",
     "doctor": ".inspect",
     "explain": ".inspect",
@@ -24,6 +27,7 @@ COMMANDS = {
     "fit-cost": ".fit",
     "info": ".inspect",
     "kernel": ".kernel",
+    "new-plugin": ".new_plugin",
     "run": ".model",
     "pack": ".first",
     "replay": ".replay",
@@ -55,6 +59,8 @@ class _Group(Group):
             with ended_by_signals():
                 return super().invoke(context)
         except ConvDispatchError as error:
+            if os.environ.get("CONVDISPATCH_TRACEBACK") == "1":
+                traceback.print_exception(error)
             raise click.ClickException(str(error)) from error
         except OSError as error:
             if error.filename is None:  # no file's: a pipe that was closed, a process that did not start
@@ -67,8 +73,11 @@ class _Group(Group):
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="convdispatch")
-def main() -> None:
+@click.option("--traceback", "tracebacks", is_flag=True, help="Print the whole traceback of each fault of a plugin.")
+def main(tracebacks: bool) -> None:
     """One conv() call, many engines: see what is there, what would run and why, and how fast it is."""
+    if tracebacks:
+        os.environ["CONVDISPATCH_TRACEBACK"] = "1"  # for child processes too
 
 
 def run() -> None:

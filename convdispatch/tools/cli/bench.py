@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import click
 
-from ...measurement import shapes
 from ..model_file import is_model
+from ..problems import known_nets, read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import (
@@ -19,9 +18,9 @@ from .options import (
     DEVICE,
     JOBS,
     OUTPUT,
+    command_line,
     configure,
     processes,
-    read_entries,
     records_are_writable,
     solvers_are_named,
     stderr,
@@ -51,7 +50,7 @@ STEP_S = 1.0
 @click.option("--csv", "csv_path", type=OUTPUT, default=None, help="Write CSV there.")
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
-@click.option("--trace", "trace_path", type=OUTPUT, default=None, help="Write a timeline there.")
+@click.option("--trace", "trace_path", type=OUTPUT, default=None, help="With --train: write the step's timeline there.")
 @click.option(
     "--wait-quiet",
     "wait_quiet_s",
@@ -114,8 +113,10 @@ def bench(
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     names = (*nets, *names)
     if not (names or files or render or compare):
-        known = ", ".join(shapes.names())
+        known = ", ".join(known_nets())
         raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {known}")
+    if trace_path is not None and not train:
+        raise click.UsageError("--trace is for --train; `convdispatch run MODEL --trace FILE` times a model's run")
     solvers_are_named(solver)
     if record:
         records_are_writable()
@@ -137,14 +138,14 @@ def bench(
         "solver": solver,
         "search": search,
         "budget_ms": budget_ms,
-        "command": _command(),
+        "command": command_line(),
         "timeout_s": timeout_s,
         "wait_quiet_s": wait_quiet_s,
     }
     if cluster is not None and render is None:
-        if record or regret or resume or trace_path or within_s is not None or not isolate:
+        if record or regret or resume or within_s is not None or not isolate:
             raise click.UsageError(
-                "--record, --regret, --resume, --trace, --within and --no-isolate are for one device here; "
+                "--record, --regret, --resume, --within and --no-isolate are for one device here; "
                 "`find --cluster` records"
             )
         reports = _there(_nets(names, files, changes), cluster, device, security, **options)
@@ -168,14 +169,8 @@ def bench(
             keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
         )
         reports = [report]
-    if trace_path is not None and len(reports) > 1:
-        raise click.UsageError("--trace draws one kind of device, and the file holds several")
     with shown(render):
         _write(reports, json_path, csv_path, html_path)
-        if trace_path is not None:
-            from ..benchmark.pages.timeline import write_trace
-
-            write_trace(reports[0], trace_path)
 
 
 def _write(reports: list[Any], json_path: Path | None, csv_path: Path | None, html_path: Path | None) -> None:
@@ -256,12 +251,6 @@ def _compare(old: Any, new: Any, html_path: Path | None) -> None:
         write_comparison(compared, html_path)
 
 
-def _command() -> str:
-    """The command to rerun, without the folders of this machine."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return "convdispatch " + " ".join(shlex.quote(word) for word in words)
-
-
 def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:
     """Net to its layers: a table's name, a file's, or ``problems`` for those named one by one."""
     nets: dict[str, Any] = {}
@@ -269,7 +258,7 @@ def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, An
         found = configure(
             read_entries([name], batch=changes.get("batch"), layout=changes.get("layout") or "nchw"), **changes
         )
-        net = name if name in shapes.names() else Path(name).stem if is_model(name) else "problems"
+        net = name if name in known_nets() else Path(name).stem if is_model(name) else "problems"
         nets.setdefault(net, []).extend(found)
     for file in files:
         nets.setdefault(file.stem, []).extend(configure(read_entries((), [file]), **changes))

@@ -13,6 +13,7 @@ import click
 from ...api.errors import ConvDispatchError, ConvDispatchWarning, grouped
 from ...api.problem import ConvProblem
 from ...selection.text_table import Column, Table, columns
+from ..problems import read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import (
@@ -23,7 +24,6 @@ from .options import (
     OUTPUT,
     configure,
     processes,
-    read_entries,
     records_are_writable,
     settings,
     stderr,
@@ -120,12 +120,14 @@ def find(
         echo(f"{len(problems)} decisions locked in {lock}")
 
 
-def _calibrate(device: Any) -> None:
+def _calibrate(device: Any, console: Any) -> None:
     """Once a device; where nothing can be kept the estimates stand, which only order the search."""
-    from ...measurement.calibration import calibrate
+    from ...measurement.calibration import Unsteady, calibrate
 
     try:
-        calibrate(device)
+        calibrate(device, steady=True)
+    except Unsteady as error:
+        console.print(f"the device's rates stay estimated: {error}")
     except (OSError, ConvDispatchError) as error:
         warnings.warn(f"the device's rates stay estimated: {error}", ConvDispatchWarning, stacklevel=2)
 
@@ -156,7 +158,7 @@ def _search(
             step.resize(len(new))
             if new and not rates(info).measured and not switched_off() and info.vendor != "oclgrind":  # a simulator's
                 step("calibrating", 0)
-                _calibrate(chosen)
+                _calibrate(chosen, console)
             if (compilers := processes(jobs, info)) and new:
                 most_s = precompile_s(len(new), limits["budget_ms"])
                 precompile(new, runtime.address(chosen), compilers, most_s, say=step)

@@ -16,7 +16,7 @@ from torch import fx
 from ...api.errors import InvalidArgument
 from ..captures import watch_captures
 from ..dynamo_frames import skip_our_frames
-from ..graph import inductor
+from ..graph import channels_last, inductor
 from ..graph.forms import ENGINES, GraphForms
 from ..graph.specialised import let_go_of_capture
 from ..graph.upsampling import whole_upsampling
@@ -59,6 +59,8 @@ class Backend:
         symbols = len(tensors) < len(inputs)
         if (learns or (symbols and device == "cuda")) and self.engine != "operators" and inductor.available(device):
             self.graphs.append(Compiled(tensors, learns))
+            if device == "cuda" and learns and channels_last.pays():
+                channels_last.lay_channels_last(graph)
             return let_go_of_capture(inductor.compiled(graph, inputs, self.patches), graph)
         by_operator = inductor.operator_by_operator_compiler
         traced = aot_autograd(fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference)

@@ -13,6 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..dispatch import engine
+from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
 
 _GEOMETRY = (
@@ -54,9 +55,9 @@ def _forward(*arguments: Any) -> torch.Tensor:
 
 def by_engine(*arguments: Any) -> torch.Tensor:
     """The same below autograd: here, or with the reason counted PyTorch's."""
-    return routed(
-        "convolution", engine.forward, lambda: original("convolution", *arguments), arguments, settings_in_force()
-    )
+    theirs = lambda: original("convolution", *arguments)  # noqa: E731
+    quick = lambda: quick_depthwise(*arguments)  # noqa: E731
+    return routed("convolution", engine.forward, theirs, arguments, settings_in_force(), quick)
 
 
 def _backward(grad: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:

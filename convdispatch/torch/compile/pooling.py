@@ -1,4 +1,4 @@
-"""``torch.ops.convdispatch.max_pool2d``: max pooling on CUDA at about a copy's speed, put into fused models.
+"""``torch.ops.convdispatch.max_pool2d``: max pooling on CUDA at about a copy's speed.
 
 Public machinery alone, as ``operators``. PyTorch's own runs on the CPU, and with the reason counted where a kernel of
 ours cannot.
@@ -6,13 +6,10 @@ ours cannot.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ...calls.framework.fallback import Fallback
 from ...device.programs.kernels import Programs
@@ -20,7 +17,6 @@ from ...selection import dispatch
 from ..dispatch.routing import routed, settings_in_force
 from ..eager.planning import FallbackCall
 from ..eager.recorded_launches import launched
-from ..epilogue_chains import has_hooks
 from ..geometry import DTYPES
 
 _aten: Any = torch.ops.aten
@@ -30,7 +26,6 @@ _library.define(
     "bool ceil_mode) -> Tensor"
 )
 _operator = torch.ops.convdispatch.max_pool2d.default
-_C: Any = torch._C
 
 
 # --- calls --------------------------------------------------------------------------------------------------------
@@ -132,59 +127,3 @@ def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 torch.library.register_autograd("convdispatch::max_pool2d", _gradient, setup_context=_keep, lib=_library)
-
-
-# --- in fused models ----------------------------------------------------------------------------------------------
-
-
-def max_pool2d(
-    input: torch.Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: Any = False,
-) -> torch.Tensor:
-    """As ``torch.nn.functional.max_pool2d``: by the operator in plain inference on CUDA, else PyTorch's own, which a
-    compiler fuses with its neighbours."""
-    given = (input, kernel_size, stride, padding, dilation, ceil_mode)
-    if has_torch_function_unary(input):  # torch.fx's proxies, when a saved model is loaded
-        return handle_torch_function(max_pool2d, (input,), *given)  # type: ignore[no-any-return]
-    if torch.compiler.is_compiling() or not _plain(input):
-        return nn.functional.max_pool2d(input, kernel_size, stride or None, padding, dilation, bool(ceil_mode))
-    kernel, pads, spread = _list(kernel_size), _list(padding), _list(dilation)
-    return _operator(input, kernel, _list(stride) if stride else [], pads, spread, bool(ceil_mode))  # type: ignore[no-any-return]
-
-
-def _plain(x: torch.Tensor) -> bool:
-    """Whether a tensor is one of CUDA's, with numbers, and nobody asks for its gradient or stands for it."""
-    if not x.is_cuda or type(x) is not torch.Tensor or (x.requires_grad and torch.is_grad_enabled()):
-        return False
-    return _C._functorch.peek_interpreter_stack() is None
-
-
-def _list(values: Any) -> list[int]:
-    return [values, values] if isinstance(values, int) else list(values)
-
-
-class MaxPool2d(nn.MaxPool2d):
-    """``nn.MaxPool2d`` by ``max_pool2d``."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As PyTorch's."""
-        geometry = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return max_pool2d(input, *geometry)
-
-
-def place(graph: fx.Graph, modules: dict[str, nn.Module], attributes: dict[str, Any]) -> None:
-    """Let a traced graph's max poolings be these: its functions', and with a copy in ``attributes`` its layers'."""
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target in (nn.functional.max_pool2d, torch.max_pool2d):
-            if len(node.args) <= 6 and not node.kwargs.get("return_indices"):
-                node.kwargs = {name: value for name, value in node.kwargs.items() if name != "return_indices"}
-                node.target = max_pool2d
-        elif node.op == "call_module" and node.target not in attributes:
-            layer: Any = modules[str(node.target)]
-            if type(layer) is nn.MaxPool2d and not layer.return_indices and not has_hooks(layer):
-                made = attributes[str(node.target)] = copy.copy(layer)
-                made.__class__ = MaxPool2d

@@ -15,7 +15,7 @@ from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
-from .formats import formats_known, of_its_type, order_of
+from .formats import of_its_type, order_of
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
@@ -27,7 +27,8 @@ class AtenNet:
     """What computes a graph on tensors of ours, for ``inference.build``.
 
     It takes ``feeds(given)`` of ``given(inputs)``: the inputs, and what PyTorch makes of integers among them before. It
-    returns the tensors that are computed, as a tuple; ``results`` makes the graph's results of them. ``check`` comes first.
+    returns the tensors that are computed, as a tuple; ``results`` makes the graph's results of them. ``check`` comes
+    first.
     """
 
     training = False
@@ -96,9 +97,7 @@ class AtenNet:
         for node in self._prologue.feeds:
             if node.meta["val"].dtype != dtype and node.meta["val"].ndim:
                 raise Missing(f"an input of {node.meta['val'].dtype} beside numbers of {dtype}")
-        given = [each.meta["val"] for each in self.graph.nodes if each.op == "placeholder"]
-        known = formats_known(self.graph, [*given, *self._constants.values()])
-        self._orders = [order_of(each.meta["val"]) if known else None for each in self._computed]
+        self._orders = [order_of(each.meta["val"]) for each in self._computed]
 
     def lies_otherwise(self) -> bool:
         """Whether an answer may lie in memory otherwise than its axes follow: fake tensors lie where others do not."""
@@ -201,7 +200,16 @@ def _fused(net: AtenNet, x: Any, w: Any, bias: Any, residual: Any, activation: A
 
 @operator("convdispatch.convolution.default", "aten.convolution.default")
 def _convolution(
-    net: AtenNet, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, g: int
+    net: AtenNet,
+    x: Any,
+    w: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    extra: Any,
+    g: int,
 ) -> Tensor:
     geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": g, "math": net.math}
     if transposed:

@@ -1,4 +1,5 @@
-"""convert: a model's layers by ours, in place; or with ``fuse=True`` a copy of the model that Dynamo compiles for us."""
+"""convert: a model's layers by ours, in place; or with ``fuse=True`` a copy of the model that Dynamo compiles for
+us."""
 
 from __future__ import annotations
 
@@ -40,11 +41,12 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     in one pass that has gradients: ReLU, ReLU6, Hardtanh, LeakyReLU, ELU, Sigmoid and Tanh. Layers, parameters and
     names stay what they are; where one of a pair has hooks, both run one by one.
 
-    With ``fuse=True`` the result is a copy of the model, for inference: its layers are replaced as above, its weights do
-    not learn, and its calls are compiled by ``torch.compile(backend="convdispatch")``, which folds batch norms and fuses
-    what follows a convolution. A module of the copy that is called by itself, as by a method other than ``forward``, is
-    compiled by itself. ``fusion(model)`` says what became of the graphs. An exported program (``torch.export``), or its
-    module, may be given too; one that PT2E quantized runs in integers. What Dynamo cannot capture runs layer by layer.
+    With ``fuse=True`` the result is a copy of the model, for inference: its layers are replaced as above, its weights
+    do not learn, and its calls are compiled by ``torch.compile(backend="convdispatch")``, which folds batch norms and
+    fuses what follows a convolution. A module of the copy that is called by itself, as by a method other than
+    ``forward``, is compiled by itself. ``fusion(model)`` says what became of the graphs. An exported program
+    (``torch.export``), or its module, may be given too; one that PT2E quantized runs in integers. What Dynamo cannot
+    capture runs layer by layer.
 
     Raises InvalidArgument where ``model`` is to be fused in training mode: batch norms would use the batch's own
     statistics, so call ``model.eval()`` first; and for another ``fuse``.
@@ -72,10 +74,14 @@ def _compiled_copy(model: Any) -> nn.Module:
             "convert(model) to keep them"
         )
     with torch.inference_mode(False), torch.no_grad():
-        made = copied(model).requires_grad_(False)
-    if not _is_exported(made) and not any(map(_is_convolution, made.modules())):
+        made = copied(model)
+        for parameter in made.parameters():
+            parameter.requires_grad_(False)
+    script = isinstance(made, torch.jit.ScriptModule)
+    if script or (not _is_exported(made) and not any(map(_is_convolution, made.modules()))):
+        why = "it is a ScriptModule" if script else "it holds no layer of PyTorch's convolutions, of its very classes"
         warnings.warn(
-            "nothing of the model could be fused: it holds no layer of PyTorch's convolutions, of its very classes",
+            f"nothing of the model could be fused: {why}",
             ConvDispatchWarning,
             stacklevel=3,
         )
@@ -126,7 +132,9 @@ class Compiled:
             if not state.ready():
                 return self._call_impl(*args, **kwargs)  # type: ignore[attr-defined]
             # Another thread that traces a graph has its own function in place of Module.__call__ meanwhile.
-            if nn.Module.__call__ is _MODULE_CALL or not any(isinstance(x, fx.Proxy) for x in (*args, *kwargs.values())):
+            if nn.Module.__call__ is _MODULE_CALL or not any(
+                isinstance(x, fx.Proxy) for x in (*args, *kwargs.values())
+            ):
                 return self._compiled_call_impl(*args, **kwargs)  # type: ignore[attr-defined]
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
@@ -180,8 +188,8 @@ class _State:
 
 
 def _frame_of(module: nn.Module) -> Callable[..., Any]:
-    """What Dynamo compiles of a module: a call of its ``_call_impl``, or a function around it where the module's class is
-    PyTorch's own, as ``nn.Sequential``, whose methods Dynamo looks into only from other functions."""
+    """What Dynamo compiles of a module: a call of its ``_call_impl``, or a function around it where the module's
+    class is PyTorch's own, as ``nn.Sequential``, whose methods Dynamo looks into only from other functions."""
     call = module._call_impl
     if not str(type(module).forward.__module__).startswith("torch."):
         return call

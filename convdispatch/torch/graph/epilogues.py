@@ -1,8 +1,9 @@
 """Convolutions of a graph of ATen operators, with what follows them, as our operators.
 
-``use_our_operators`` is the pass for graphs that PyTorch's inductor compiles or that run operator by operator: frozen batch
-norms go into the weights (in float64), and a convolution takes in a sum with another tensor and an activation where
-nothing else reads what lies between. Forms have their own fuser (``inference/passes``) and get the graph without this.
+``use_our_operators`` is the pass for graphs that PyTorch's inductor compiles or that run operator by operator: frozen
+batch norms go into the weights (in float64), and a convolution takes in a sum with another tensor and an activation
+where nothing else reads what lies between. Forms have their own fuser (``inference/passes``) and get the graph
+without this.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def fold_batch_norms(graph: fx.GraphModule) -> None:
             continue
         weight, bias = _folded(*tensors, epsilon=float(node.args[6]))
         with graph.graph.inserting_before(convolution):
-            names = [_attribute(graph, f"{convolution.name}_{kind}", t) for kind, t in (("weight", weight), ("bias", bias))]
+            names = [
+                _attribute(graph, f"{convolution.name}_{kind}", t) for kind, t in (("weight", weight), ("bias", bias))
+            ]
             convolution.args = (convolution.args[0], *names, *convolution.args[3:])
         results[0].replace_all_uses_with(convolution)
     _clean(graph)
@@ -197,5 +200,3 @@ def _clean(graph: fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code()
     graph.delete_all_unused_submodules()
     graph.recompile()
-
-

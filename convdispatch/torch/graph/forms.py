@@ -78,8 +78,8 @@ def _solvers(program: Any) -> list[str]:
 
 
 class OperatorForm:
-    """A graph for one set of shapes with its weights frozen and its convolutions ours: compiled by inductor, or operator by
-    operator."""
+    """A graph for one set of shapes with its weights frozen and its convolutions ours: compiled by inductor, or
+    operator by operator."""
 
     def __init__(self, run: Callable[..., Any], words: str) -> None:
         self._run, self._words = run, words
@@ -166,7 +166,9 @@ class GraphForms:
         self._forms.move_to_end(key)
         return form
 
-    def _build(self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype) -> Form | OperatorForm:
+    def _build(
+        self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype
+    ) -> Form | OperatorForm:
         """What computes the graph for such inputs."""
         forget_originals()
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
@@ -225,9 +227,8 @@ class GraphForms:
                 # Timing chooses the layout, and each process may find another one faster.
                 layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
                 shapes, dtypes = [tuple(x.shape) for x in fed], [DTYPES[x.dtype] for x in fed]
-                form = Form(
-                    net, inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True)
-                )
+                more = {"queue": queue, "layout": layout, "recall": True, "threads": "pytorch"}
+                form = Form(net, inference.build(net, *shapes, dtype=dtypes, **more))
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]
         if os.environ.get(CHECK) == "1":
@@ -243,7 +244,8 @@ class GraphForms:
             if difference > MAX_DIFFERENCE:
                 raise ConvDispatchError(
                     f"{CHECK}: a form's result differs from PyTorch's by {difference:.1e} of its norm (at most "
-                    f"{MAX_DIFFERENCE:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: please report it"
+                    f"{MAX_DIFFERENCE:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: "
+                    "please report it"
                 )
 
 
@@ -252,7 +254,11 @@ def _can_serve(tensors: Sequence[torch.Tensor]) -> bool:
     if not tensors or ranks.many() or engine.watched() or runtime.forked:
         return False
     for x in tensors:
-        if x.device.type not in ("cpu", "cuda") or x.dtype not in _TYPES[x.device.type] or type(x) not in (torch.Tensor, torch.nn.Parameter):
+        if (
+            x.device.type not in ("cpu", "cuda")
+            or x.dtype not in _TYPES[x.device.type]
+            or type(x) not in (torch.Tensor, torch.nn.Parameter)
+        ):
             return False
         if x.layout is not torch.strided or x.is_neg() or x.numel() == 0:
             return False

@@ -22,7 +22,15 @@ from .epilogues import fold_batch_norms, fold_constants, freeze_weights, use_our
 from .preparing import prepare_kernels
 from .specialised import without_fakes
 
-__all__ = ["available", "compiled", "compiled_frozen", "operator_by_operator", "operator_by_operator_compiler", "options_of", "with_our_operators"]
+__all__ = [
+    "available",
+    "compiled",
+    "compiled_frozen",
+    "operator_by_operator",
+    "operator_by_operator_compiler",
+    "options_of",
+    "with_our_operators",
+]
 
 
 @functools.cache

@@ -82,7 +82,9 @@ def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterat
                 yield from _task(device, part, tuple(rest), (x, w, grad, None), False, (None, False))
 
 
-def _task(device: torch.device | None, part: str, geometry: Any, operands: Any, constant: bool, after: Any) -> Iterator[Any]:
+def _task(
+    device: torch.device | None, part: str, geometry: Any, operands: Any, constant: bool, after: Any
+) -> Iterator[Any]:
     values = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in operands]
     for value in values:
         if value is not None and not isinstance(value, torch.Tensor):

@@ -14,7 +14,8 @@ class Fusion:
     """What became of a converted model's graphs."""
 
     forms: dict[str, str] = field(default_factory=dict)
-    """By module, graph and inputs' shapes: the form that runs, or the reason why the graph runs operator by operator."""
+    """By module, graph and inputs' shapes: the form that runs, or the reason why the graph runs operator by
+    operator."""
     breaks: tuple[str, ...] = ()
     """Where Dynamo could not go on capturing: the line of the model's code, and why."""
 

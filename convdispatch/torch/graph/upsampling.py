@@ -6,10 +6,12 @@ PyTorch's tracer would decompose it to gathers at computed places, which no form
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import sym_int
 
 __all__ = ["whole_upsampling"]
 
@@ -20,16 +22,30 @@ _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAu
 
 @contextlib.contextmanager
 def whole_upsampling() -> Iterator[None]:
-    """While it holds, tracing does not decompose upsampling. The caller holds Dynamo's lock: other threads trace nothing."""
-    taken: list[tuple[Any, Any, Any]] = []
+    """While it holds, tracing does not decompose upsampling. The caller holds Dynamo's lock: other threads trace
+    nothing."""
+    before: list[tuple[Any, dict[Any, Any]]] = []
     for name in _NAMES.split():
         packet = getattr(torch.ops.aten, f"upsample_{name}")
         for operator in (packet.default, packet.vec):
-            taken += [(operator, key, operator.py_kernels.pop(key)) for key in _KEYS if key in operator.py_kernels]
+            before.append((operator, dict(operator.py_kernels)))
+            for key in _KEYS:
+                operator.py_kernels.pop(key, None)
             operator._dispatch_cache.clear()
+        packet.vec.py_kernels |= dict.fromkeys(_KEYS, functools.partial(_by_sizes, packet.default))
     try:
         yield
     finally:
-        for operator, key, kernel in taken:
-            operator.py_kernels[key] = kernel
+        for operator, kernels in before:
+            operator.py_kernels.clear()
+            operator.py_kernels.update(kernels)
             operator._dispatch_cache.clear()
+
+
+def _by_sizes(operator: Any, x: torch.Tensor, sizes: Any, *rest: Any) -> torch.Tensor:
+    """An upsampling that is given sizes or scales, by the operator that takes both, also where sizes are symbols."""
+    *corners, scales = rest
+    if sizes is None:
+        sizes = [sym_int(size * scale) for size, scale in zip(x.shape[2:], scales, strict=True)]
+        return operator(x, sizes, *corners, *scales)  # type: ignore[no-any-return]
+    return operator(x, sizes, *corners)  # type: ignore[no-any-return]

@@ -1,14 +1,13 @@
-"""A whole net as a timeline: its layers' times laid end to end, as a picture and in Chrome's trace format (JSON that
-chrome://tracing and ui.perfetto.dev open); a training step's as the device's own clock saw it.
+"""A whole net as a timeline: its layers' times laid end to end, as a picture; a run and a training step as the device's
+own clock saw them, in Chrome's trace format (JSON that chrome://tracing and ui.perfetto.dev open).
 
-A process of the trace is a net in one direction; its threads are the fastest solvers, what dispatch chose without
-searching, each peer, and the roofline.
+A row of the picture is the fastest solvers, what dispatch chose without searching, a peer, or the roofline.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -71,30 +70,6 @@ def by_net(report: Report) -> dict[tuple[str, str], list[Line]]:
     return groups
 
 
-def write_trace(report: Report, path: Path) -> None:
-    """Medians laid end to end, in microseconds."""
-    peers = list(report.settings.get("peers", {}))
-    events = [
-        event
-        for number, ((net, direction), group) in enumerate(by_net(report).items(), 1)
-        for event in _events(number, f"{net} {direction}", rows_of(group, peers))
-    ]
-    about = {"device": report.environment["device"]["title"], "times": "medians of single layers, laid end to end"}
-    _write(path, events, about)
-
-
-def _events(number: int, net: str, rows: Mapping[str, list[Span]]) -> Iterator[dict[str, Any]]:
-    yield _name("process_name", net, number)
-    for place, (row, spans) in enumerate(rows.items(), 1):
-        yield _name("thread_name", row, number, place)
-        for span in spans:
-            details = {"what": span.what, "problem": span.line.measured.problem}
-            details |= {"GFLOP/s": round(span.line.measured.flops / span.ms / 1e6, 1)}
-            if span.line.roof_ms:
-                details["of the roofline"] = round(span.line.roof_ms / span.ms, 3)
-            yield _span(span.layer, span.what, span.start_ms * 1e3, span.ms * 1e3, number, place, details)
-
-
 def training_events(net: str, spans: Sequence[Sequence[Any]], number: int = 1) -> list[dict[str, Any]]:
     """A training profile's spans (kind, part, start and length in milliseconds by the device's clock)."""
     parts = {"forward_ms": 1, "backward_ms": 2}
@@ -109,6 +84,17 @@ def write_training_trace(reports: Sequence[Any], path: Path) -> None:
     """The operations of the profiled steps, one process a net."""
     events = [e for number, r in enumerate(reports, 1) for e in training_events(r.net, r.spans, number)]
     _write(path, events, {"device": reports[0].device, "times": "the device's clock at markers around operations"})
+
+
+def write_measured_trace(net: Any, name: str, device: str, path: Path) -> None:
+    """A warm run of an inference form as it was measured, gaps included, one line a layer's command."""
+    layers = net.layers
+    events = [_name("process_name", f"{name}, one run", 1), _name("thread_name", "device", 1, 1)]
+    for step, start, ms in net.timeline():
+        layer = layers[step]
+        details = {"problem": str(layer.problem)} if layer.problem is not None else {}
+        events.append(_span(layer.name, layer.solver or layer.name, start * 1e3, ms * 1e3, 1, 1, details))
+    _write(path, events, {"device": device, "times": "the device's clock, one warm run on one queue"})
 
 
 def _write(path: Path, events: list[dict[str, Any]], about: dict[str, str]) -> None:
@@ -139,7 +125,7 @@ def chart(rows: Mapping[str, list[Span]], colour: Mapping[str, str]) -> str:
         y = place * HEIGHT + 2
         parts.append(f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(row)}</text>')
         for span in spans:
-            css = colour.get(family(span.what), "var(--c7)")
+            css = colour.get(family(span.what), "var(--peer)")
             title = escape(f"{span.layer}: {span.what}, {span.ms:.4g} ms")
             parts.append(
                 f'<rect x="{LEFT + span.start_ms * scale:.2f}" y="{y}" width="{max(0.5, span.ms * scale - 0.6):.2f}" '
