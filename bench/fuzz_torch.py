@@ -129,6 +129,7 @@ WAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "export": lambda p: torch.export.export(p.model, (p.data(),)).module(),
     "compile eager": lambda p: torch.compile(p.model, backend="eager"),
     "compile aot_eager": lambda p: torch.compile(p.model, backend="aot_eager"),
+    "compile convdispatch": lambda p: torch.compile(p.model, backend="convdispatch"),
     "checkpoint": _checkpointed,
     "functional_call": _functional,
     "functional_call, others": _others,
@@ -149,6 +150,7 @@ UNLIKE_INFERENCE = {
     "ensemble",
     "compile eager",
     "compile aot_eager",
+    "compile convdispatch",
     "functional_call",
     "functional_call, others",
 }
