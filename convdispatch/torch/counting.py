@@ -22,7 +22,7 @@ _solvers: Counter[str] = Counter()
 _watchers: list[Callable[[str, str], None]] = []
 
 
-_ticks: dict[str, list[None]] = {"convolution": [], "convolution_backward": [], "max_pool2d": []}
+_ticks: dict[str, list[None]] = {"convolution": [], "convolution_backward": []}
 """One None a call that was not added to the counts yet: to append is one step for Python, so it takes no lock."""
 _MOST_TICKS = 4096
 _others: list[Callable[[], tuple[int, int, dict[str, int]]]] = []
@@ -144,11 +144,11 @@ def counters() -> dict[str, Any]:
 
     ``ours``, ``left`` and ``compiling`` count calls of operators: those computed here, those left to PyTorch for a
     reason, and those that PyTorch's kernel answered while ours was compiled in the background (``policy(tier="full")``
-    waits instead). ``convolution``, ``convolution_backward`` say which of ours they were, ``max_pool2d`` counts a fused
-    model's poolings beside them, ``fallback`` other operators that ran on the CPU for the device "opencl". ``reasons``
+    waits instead). ``convolution``, ``convolution_backward`` say which of ours they were, ``fallback`` counts other
+    operators that ran on the CPU for the device "opencl". ``reasons``
     maps a sentence to how many calls were left for it, ``solvers`` a solver's name to how often it ran.
     """
-    names = ("left", "compiling", "convolution", "convolution_backward", "max_pool2d", "fallback")
+    names = ("left", "compiling", "convolution", "convolution_backward", "fallback")
     with _lock:
         _add_ticks()
         ours = _counts["convolution"] + _counts["convolution_backward"]

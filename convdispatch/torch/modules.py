@@ -1,16 +1,15 @@
-"""Layers of a model's own parameters that call the operators, for compilers and export; ``fusion`` puts them in."""
+"""Layers of a model's own parameters that call the operators, for compilers and export; ``convert`` puts them in."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..api.activations import ACTIVATIONS, gradient_of_result, parse_activation
+from ..api.activations import gradient_of_result
 from . import functional
-from .compile.fused_operator import unfused
-from .epilogue_chains import MODULES, has_hooks
+from .layer_activations import MODULES, has_hooks
 
 F = nn.functional
 
@@ -133,120 +132,13 @@ _OURS: dict[type, type] = {
 }
 
 
-def _fused(layer: Any, input: torch.Tensor, residual: Any, activation: str | None) -> torch.Tensor:
+def _fused(layer: Any, input: torch.Tensor, activation: str | None) -> torch.Tensor:
     padding = layer.padding
     if layer.padding_mode != "zeros":
         input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = 0
     geometry = (layer.stride, padding, layer.dilation, layer.groups)
-    return functional.fused(input, layer.weight, layer.bias, residual, activation, *geometry)
-
-
-class _Fused:
-    """``activation(conv(input) + residual)``; the weights hold the batch norm that followed, and do not learn.
-
-    ``after`` is the activation as PyTorch's layer, which TorchScript reads. A layer made for TorchScript alone
-    (``__prepare_scriptable__``) would be wrong: PyTorch puts it into the model itself, and while it scripts it knows
-    layers by their addresses, which one that was replaced leaves to the next.
-    """
-
-    __jit_ignored_attributes__ = ("activation",)
-    activation: str | None = None
-
-    def forward(self, input: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045
-        """TorchScript reads the first branch, and older annotations alone."""
-        if torch.jit.is_scripting():
-            y = self._conv_forward(input, self.weight, self.bias)
-            if residual is not None:
-                y = y + residual
-            return self.after(y)
-        else:  # noqa: RET505
-            return _fused(self, input, residual, self.activation)
-
-    def takes_in(self, activation: str | None) -> None:
-        """Let the layer compute an activation; for a copy, whose parts are the other layer's until then."""
-        self.activation, self._modules = activation, {}
-        self.after = nn.Identity() if activation is None else _layer_of(activation)
-        self.after.training = False
-
-    def extra_repr(self) -> str:
-        text: str = super().extra_repr()  # type: ignore[misc]
-        return text if self.activation is None else f"{text}, activation={self.activation!r}"
-
-
-def _layer_of(activation: str) -> nn.Module:
-    name, numbers = parse_activation(activation)
-    theirs = ACTIVATIONS[name].torch
-    if theirs is None:
-        raise NotImplementedError(f"PyTorch has no layer for {activation}")
-    return getattr(nn, theirs.module)(*numbers if theirs.attributes else ())  # type: ignore[no-any-return]
-
-
-class FusedConv1d(_Fused, nn.Conv1d):
-    """``nn.Conv1d`` with what follows it."""
-
-
-class FusedConv2d(_Fused, nn.Conv2d):
-    """``nn.Conv2d`` with what follows it."""
-
-
-class FusedConv3d(_Fused, nn.Conv3d):
-    """``nn.Conv3d`` with what follows it."""
-
-
-class _FusedTransposed(_Fused):
-    """As ``_Fused``; layer by layer the sum and the activation follow as PyTorch's, in forms in the same pass."""
-
-    def forward(self, input: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045
-        """TorchScript reads the first branch."""
-        if torch.jit.is_scripting():
-            y = self._plain(input)
-            if residual is not None:
-                y = y + residual
-            return self.after(y)
-        else:  # noqa: RET505
-            return unfused(_ConvTranspose._by_operator(self, input, None), residual, self.activation)
-
-
-class FusedConvTranspose1d(_FusedTransposed, nn.ConvTranspose1d):
-    """``nn.ConvTranspose1d`` with what follows it."""
-
-    def _plain(self, input: torch.Tensor) -> torch.Tensor:
-        assert isinstance(self.padding, tuple)  # TorchScript's type of it
-        extra = self.output_padding
-        return F.conv_transpose1d(
-            input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
-        )
-
-
-class FusedConvTranspose2d(_FusedTransposed, nn.ConvTranspose2d):
-    """``nn.ConvTranspose2d`` with what follows it."""
-
-    def _plain(self, input: torch.Tensor) -> torch.Tensor:
-        assert isinstance(self.padding, tuple)
-        extra = self.output_padding
-        return F.conv_transpose2d(
-            input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
-        )
-
-
-class FusedConvTranspose3d(_FusedTransposed, nn.ConvTranspose3d):
-    """``nn.ConvTranspose3d`` with what follows it."""
-
-    def _plain(self, input: torch.Tensor) -> torch.Tensor:
-        assert isinstance(self.padding, tuple)
-        extra = self.output_padding
-        return F.conv_transpose3d(
-            input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
-        )
-
-
-FUSED: dict[type, type] = {}
-"""By the kind of layer: the kind that takes in what follows it."""
-for _kind in (FusedConv1d, FusedConv2d, FusedConv3d, FusedConvTranspose1d, FusedConvTranspose2d, FusedConvTranspose3d):
-    _plain = _kind.__mro__[_kind.__mro__.index(_Fused) + 1]
-    _ours = _OURS[_plain]
-    FUSED[_plain] = FUSED[_ours] = _kind
+    return functional.fused(input, layer.weight, layer.bias, None, activation, *geometry)
 
 
 class Sequential(nn.Sequential):
@@ -270,7 +162,7 @@ class Sequential(nn.Sequential):
             if before is not None:
                 activation = _activation(before, layer) if isinstance(input, torch.Tensor) else None
                 if activation is not None:
-                    input, before = _fused(before, input, None, activation), None
+                    input, before = _fused(before, input, activation), None
                     continue
                 input, before = before(input), None
             if type(layer) in _PAIRED:

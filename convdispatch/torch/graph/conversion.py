@@ -18,7 +18,6 @@ from torch.nn.modules.conv import _ConvNd
 
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...device.garbage import collection_put_off
-from ..compile.backend import Backend
 from ..modules import swap
 
 __all__ = ["Compiled", "convert"]
@@ -156,6 +155,8 @@ class _State:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
+        from ..compile.backend import Backend  # with all of a form's operators, which a first step does without
+
         self.backend = Backend()
         weakref.finalize(module, self.backend.free)
         self._registered = -1
