@@ -19,8 +19,8 @@ from torch_checks import error  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch.calls.framework import tiers  # noqa: E402
-from convdispatch.device.cache.bounded import Bounds  # noqa: E402
-from convdispatch.device.programs.kernels import Programs  # noqa: E402
+from convdispatch.device.cache.bounded import Budget  # noqa: E402
+from convdispatch.device.programs.kernels import CALL_BYTES, Programs  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.torch import counting  # noqa: E402
 from convdispatch.torch.dispatch import engine, native  # noqa: E402
@@ -129,8 +129,8 @@ def test_what_is_chosen_anew_is_captured_anew(graphs):
 
 def test_a_callers_capture_finds_what_a_graph_launches(graphs, stand_in, monkeypatch):  # noqa: F811
     """Replays ask for no kept call, so others take their places meanwhile; in a capture none can be made."""
-    calls = Programs(engine._let_go)
-    calls._probation.bounds = Bounds(2, 1 << 30)
+    calls = Programs(engine._let_go, engine._used, inherits=True)
+    calls._budget = Budget(lambda: 2 * CALL_BYTES, lambda: 2 * CALL_BYTES)
     monkeypatch.setattr(engine, "_calls", calls)
     plain, fused = net()
     wanted = plain(picture(7)).double()

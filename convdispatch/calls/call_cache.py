@@ -16,12 +16,22 @@ REPLAYS: dict[int, Callable[..., Any]] = {}
 _MOST = 256
 
 
-def _let_go() -> None:
+def _let_go(gone: list[Any] | None = None) -> None:
+    """Forget the calls that went; all without a list."""
+    left = set(map(id, gone or ()))
+    kept = {} if gone is None else {key: call for key, call in LAST.items() if id(call) not in left}
     LAST.clear()
+    LAST.update(kept)
     REPLAYS.clear()
 
 
-CALLS = Programs(_let_go)
+def _used(call: Any) -> bool:
+    """Whether a call was found by its weights, or made again, since this was asked last."""
+    used, call.used = getattr(call, "used", False), False
+    return used  # type: ignore[no-any-return]
+
+
+CALLS = Programs(_let_go, _used, inherits=True)
 dispatch.on_forget(CALLS.drop)
 dispatch.on_forget(_let_go)
 if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they can be made
@@ -33,6 +43,7 @@ def cached_call(key: Any, second: Any) -> Any:
     last = LAST.get(id(second))
     try:
         if last is not None and last.key == key:
+            last.used = True
             return last
     except ValueError:  # an array among the options: it has no hash either, which says what to do
         pass

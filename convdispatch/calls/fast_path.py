@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,16 +51,19 @@ def device_fast_path(call: Any, given: Sequence[Any]) -> FastPath | None:
     enqueue, size, allocate = prepared.plan.enqueue, prepared.workspace_size, runtime.allocate
     launches: QueueLaunches | None = None
     tried = False
+    places, owner = call.places, weakref.ref(call)
 
     def order(*memory: Any) -> list[Any]:
-        return [memory[call.places.index(place)] for place in range(3)]
+        return [memory[places.index(place)] for place in range(3)]
 
     def fast_path(lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, promise: Any = None) -> Any:
         nonlocal launches, tried
         if queue is None:
             queue = lead.queue
+        call = owner()
         if (
-            queue is not call.known
+            call is None
+            or queue is not call.known
             or lead.queue is not queue
             or other.queue is not queue
             or lead.offset
@@ -97,7 +101,8 @@ def device_fast_path(call: Any, given: Sequence[Any]) -> FastPath | None:
                     raise dispatch.no_event(prepared, event)
                 if not tried:
                     tried = True
-                    call.queue_launches = launches = _queue_launches(call, queue)
+                    launches = _queue_launches(prepared, places, queue)
+                    call.queue_launches = launches
         except BaseException as error:
             wrong = isinstance(error, AttributeError | TypeError) and isinstance(queue, Commands)
             failed = prepared.misused(queue, error) if wrong else error
@@ -139,6 +144,7 @@ def host_fast_path(
     of_bias = of_bias or address
     packs, launches, tried = prepared.packed_size, None, False
     key = call.packed_key = next(_numbers)
+    owner = weakref.ref(call)  # which holds this path: a call that nobody holds is gone at once
 
     def fit(addresses: list[int]) -> bool:
         """Whether all operands lie plainly, and the result over none of them."""
@@ -171,7 +177,9 @@ def host_fast_path(
             return
         if not tried:
             tried = True
-            call.launches = launches = _launches(call, queue, fit, apart is not None)
+            launches = _launches(prepared, places, queue, fit, apart is not None)
+            if (told := owner()) is not None:
+                told.launches = launches
             if apart is not None and not (launches is not None and launches.intraop):
                 apart()
         if packs and launches is not None:
@@ -186,8 +194,9 @@ def host_fast_path(
             out, begin = make()
         else:
             begin = written(out)
+        token = promise.token if packs else 0  # before the memory: another thread may let go of that
         packed = promise.addresses.get(key) if packs else None
-        addresses = [address(lead), address(other) if packed is None else promise.token, begin]
+        addresses = [address(lead), address(other) if packed is None else token, begin]
         if bias is not None:
             addresses.append(of_bias(bias))
         if residual is not None:
@@ -218,24 +227,26 @@ def host_fast_path(
     return fast_path
 
 
-def _queue_launches(call: Any, queue: Any) -> QueueLaunches | None:
+def _queue_launches(prepared: Any, places: Sequence[int], queue: Any) -> QueueLaunches | None:
     """As ``_launches`` for buffers on an OpenCL queue."""
-    if isinstance(queue, Commands) or not call.prepared.recordable:
+    if isinstance(queue, Commands) or not prepared.recordable:
         return None
     try:
-        recording, slots = call.prepared.recorded(queue)
-        return QueueLaunches.of(recording, [slots[place] for place in call.places])
+        recording, slots = prepared.recorded(queue)
+        return QueueLaunches.of(recording, [slots[place] for place in places])
     except KeyboardInterrupt:
         raise
     except BaseException:  # it goes by its enqueue, as it did
         return None
 
 
-def _launches(call: Any, queue: Any, fit: Callable[[list[int]], bool], in_pytorch: bool = False) -> HostLaunches | None:
+def _launches(
+    prepared: Any, places: Sequence[int], queue: Any, fit: Callable[[list[int]], bool], in_pytorch: bool = False
+) -> HostLaunches | None:
     """The launches of a plan that just ran, in the order of a path's operands; None where it gives other commands."""
     try:
-        recording, slots = call.prepared.recorded(queue)
-        return HostLaunches.of(recording, [slots[place] for place in (*call.places, _BIAS, _RESIDUAL)], fit, in_pytorch)
+        recording, slots = prepared.recorded(queue)
+        return HostLaunches.of(recording, [slots[place] for place in (*places, _BIAS, _RESIDUAL)], fit, in_pytorch)
     except KeyboardInterrupt:
         raise
     except BaseException:  # it goes by its enqueue, as it did

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,12 @@ from ..api.solver import Solver
 from ..device import runtime
 from ..device.cache import artifact_store
 from ..device.cache.artifact_store import forbid_unstored
+from ..device.cache.bounded import Families
 from ..device.commands.interface import thread
 from ..device.memory.allocator import full, make_room, out_of_memory, with_room
 from ..device.memory.shared_pool import out_of_order
 from ..device.programs.compile_pool import run as run_side_by_side
-from ..device.programs.kernels import Programs
+from ..device.programs.kernels import CALL_BYTES, Programs
 from ..device.size_limits import problem_must_fit
 from ..device.startup_profile import layer, phase
 from . import async_compile, solver_query
@@ -64,8 +65,11 @@ __all__ = [
     "run",
 ]
 
-_plans = Programs()
+SIZES_OF_A_LAYER = 4
+"""Sizes of one layer that are a net's own, most likely: it has layers alike at several resolutions."""
+_plans = Programs(lambda gone: [each.let_go() for each in gone] and None)
 """Prepared by (context, problem, what a policy selects)."""
+_sizes = Families(SIZES_OF_A_LAYER)
 _forgetters: list[Any] = []
 _watchers: list[Any] = []
 
@@ -84,15 +88,27 @@ def prepare(
     """
     policy = policy or current_policy()
     key = (context, problem, policy.selection)
-    prepared = _plans.get(key)
+    prepared = _plans.part(key)
     if prepared is None:
         prepared = _planned_now(problem, context, policy, key, ranked)
-    else:
-        thread.built += prepared.nbytes
     if policy.tune is not None:
         for watcher in _watchers:
             watcher(problem, context, policy, prepared)
     return prepared
+
+
+def _counted(key: Any, prepared: Prepared) -> Prepared:
+    """A plan that is about to be held under a key: weights that are packed for it count there."""
+    prepared.grow = functools.partial(_plans.grow, key)
+    return prepared
+
+
+def layer_of(problem: ConvProblem) -> tuple[Any, ...]:
+    """What problems have in common that are one layer at other sizes."""
+    return tuple(getattr(problem, name) for name in _LAYER)
+
+
+_LAYER = [each.name for each in fields(ConvProblem) if each.init and each.name not in ("mb", "id", "ih", "iw")]
 
 
 def planned(problem: ConvProblem, context: cl.Context, policy: Policy) -> bool:
@@ -108,7 +124,8 @@ def _planned_now(
     problem_must_fit(problem, runtime.device_info(context.devices[0]))
 
     def chosen() -> Prepared:
-        return _plans.make(key, lambda: _first_that_plans(problem, context, policy, ranked))
+        further = _sizes.further((context, layer_of(problem), policy.selection), problem)
+        return _plans.make(key, lambda: _counted(key, _first_that_plans(problem, context, policy, ranked)), further)
 
     with layer(str(problem)):
         if async_compile.is_enabled(policy):
@@ -157,7 +174,6 @@ def _planned_first(
     ranked: Iterable[Candidate] | None,
     device: DeviceInfo,
 ) -> Prepared:
-    before = thread.built
     for candidate in _candidates(problem, context.devices[0], device, policy, ranked):
         compiled = thread.compiled
         if banned(candidate.solver):
@@ -165,7 +181,6 @@ def _planned_first(
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
             made = with_room(context.devices[0], functools.partial(plan, candidate.source, candidate.math))
-            made.nbytes = thread.built - before
             decisions.note(made, context.devices[0], policy, thread.compiled - compiled)
             return made
         except (Frozen, PlanFailed):
@@ -352,7 +367,7 @@ def adopt(problem: ConvProblem, context: cl.Context, policy: Policy, prepared: P
     """From now on calls under a policy run this plan: they find it when they look next, and wait for nothing."""
     key = (context, problem, policy.selection)
     _plans.drop(lambda other: other == key)
-    _plans.put(key, prepared, prepared.nbytes)
+    _plans.put(key, _counted(key, prepared), CALL_BYTES)
     _look_anew()
 
 
@@ -372,6 +387,7 @@ def forget(problem: ConvProblem | None = None) -> None:
     """Drop kept plans, of one problem or all, so that the next call chooses anew; for new records or plugins."""
     _plans.drop(lambda key: problem is None or key[1] == problem)
     if problem is None:
+        _sizes.forget()
         forgive()
         solver_query.forget()
         verdicts.refresh()

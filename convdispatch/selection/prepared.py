@@ -8,6 +8,7 @@ import math
 import reprlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -106,11 +107,26 @@ class Constant:
                         found = _pack(prepared, commands, queue, w, wait_for)
                     commands.flush()  # other queues may wait for it
                     self._packed[key] = found
+                    if commands.kind != "cuda":  # of these a captured graph may know the address alone
+                        prepared.packed_for(self)
         memory, event = found
         if event is not None and commands.complete(event):
             self._packed[key] = memory, None
             event = None
         return memory, event
+
+
+    def release(self, pack_key: Any) -> None:
+        """Let go of the packed forms of a pack key, but those on CUDA. Calls under way hold ``addresses``, and so what
+        they read: the dictionary is replaced, not changed."""
+        with self._lock:
+            gone = {key for key in self._packed if key[1] == pack_key and key[0] != "cuda"}
+            memory = [self._packed[key][0] for key in gone]
+            self._packed = {key: each for key, each in self._packed.items() if key not in gone}
+            self.addresses = {
+                key: at for key, at in self.addresses.items() if not any(at is each for each in memory)
+            }
+            self.token = next(_tokens)  # launches that were set to the memory of another token are set anew
 
 
 def _pack(prepared: Prepared, commands: Commands, queue: Any, w: Any, wait_for: Any) -> tuple[Any, Any]:
@@ -192,8 +208,9 @@ class Prepared:
         self.workspace_size = plan.workspace_size
         self.after: Callable[..., Any] | None = None
         """What is told of each call of it under ``policy(tune=...)``."""
-        self.nbytes = 0
-        """About what its programs take of the host's memory, where it is known."""
+        self.grow: Callable[[int], Any] = _uncounted
+        """Counts bytes of packed weights for the plan, where it is held within a bound."""
+        self._packers: weakref.WeakSet[Constant] = weakref.WeakSet()
         self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
         self.pack_key = (context, solver.name, getattr(plan, "pack_key", None) or (seen, repr(sorted(config.items()))))
         self._seen = seen
@@ -205,6 +222,18 @@ class Prepared:
         """Whether a plan of its own means also takes a CUDA stream for its queue."""
         self.bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
         """Whether ``plan.enqueue(queue, x, w, y, workspace, wait_for)`` is all of it."""
+
+    def packed_for(self, constant: Constant) -> None:
+        """Weights were packed for this plan: they count as its memory until it goes, or the weights do."""
+        self._packers.add(constant)
+        self.grow(self.packed_size)
+        weakref.finalize(constant, _no_longer_packed, weakref.ref(self)).atexit = False
+
+    def let_go(self) -> None:
+        """The plan is not held any more for calls to come: packed weights go with it."""
+        self.grow = _uncounted
+        for constant in list(self._packers):
+            constant.release(self.pack_key)
 
     def begun(self, commands: int, y: Any, residual: Any) -> bool:
         """Whether an ``enqueue`` that raised may have changed what a second one would read from the result's memory.
@@ -307,6 +336,16 @@ class Prepared:
                 residual=residual,
             )
         return enqueue_plan(self._seen, self.plan, queue, x, w, y, scratch, wait_for, bias, residual)
+
+
+def _uncounted(nbytes: int) -> None:
+    """Of a plan that is held within no bound."""
+
+
+def _no_longer_packed(plan: weakref.ref[Prepared]) -> None:
+    prepared = plan()
+    if prepared is not None:
+        prepared.grow(-prepared.packed_size)
 
 
 def no_event(prepared: Prepared, found: Any) -> PluginError:

@@ -15,13 +15,12 @@ from typing import Any
 
 __all__: list[str] = []
 
-_PRIORITY = 10
-"""Added to the niceness: the parent's own work comes first."""
+_PRIORITY, _PRIORITY_ON_CPU = 10, 19
+"""Added to the niceness: the parent's own work comes first, above all where it computes on the same processors."""
 
 
 def _serve(platform: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.nice(_PRIORITY)
+    _step_back(_PRIORITY)
     # Drivers and plugins print as they please: answers go where standard output went.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -30,12 +29,14 @@ def _serve(platform: int, number: int) -> None:
     from ...api.policy import policy
     from ...api.problem import ConvProblem
     from ...device.cache import artifact_store
-    from ...device.opencl.platforms import platforms
+    from ...device.opencl.platforms import device_info, platforms
     from ...device.programs.child_process import receive, send
     from ...selection import dispatch
     from ...selection.plugins.loader import plugins
 
     device = platforms()[platform].get_devices()[number]
+    if device_info(device).type == "cpu":
+        _step_back(_PRIORITY_ON_CPU - _PRIORITY)
     rehearse = _rehearsal(device)
     send(answers, {"solvers": sorted(plugins().solvers)}, b"")
     epoch = None
@@ -54,6 +55,11 @@ def _serve(platform: int, number: int) -> None:
             send(answers, {"failed": f"{type(error).__name__}: {error}"}, b"")
             continue
         _answer(answers, send, prepared, made)
+
+
+def _step_back(steps: int) -> None:
+    with contextlib.suppress(OSError):
+        os.nice(steps)
 
 
 def _rehearsal(device: Any) -> Any:

@@ -39,8 +39,10 @@ struct Program {
   std::vector<int64_t> sizes, strides;  // of the tensor that it writes
   void *context = nullptr;
   std::pair<const std::string, uint64_t> *tally = nullptr;
+  mutable bool used = false;  // since Python asked last
 
   void count(int by) const {
+    used = true;
     tally->second += by;
     recent[latest++ % 8] = &tally->first;
   }
@@ -98,6 +100,12 @@ inline const char *const kProgram = "convdispatch.device.native.program";
 
 inline Shared *program_of(PyObject *capsule) {
   return static_cast<Shared *>(PyCapsule_GetPointer(capsule, kProgram));
+}
+
+// used(program) -> whether it was launched since this was asked last.
+inline PyObject *program_used(PyObject *, PyObject *capsule) {
+  Shared *program = program_of(capsule);
+  return program ? PyBool_FromLong(std::exchange((*program)->used, false)) : nullptr;
 }
 
 // Whether `take` took each item of a sequence.

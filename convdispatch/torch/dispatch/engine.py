@@ -15,18 +15,20 @@ from typing import Any
 import torch
 
 from ...api.errors import ConvDispatchError
-from ...api.policy import current_policy
-from ...calls.framework import autotune
+from ...api.policy import Policy, current_policy
+from ...calls.framework import autotune, tiers
 from ...calls.framework.fallback import Fallback
-from ...calls.framework.tiers import Pending
+from ...calls.framework.sizes import MEETINGS, Sizes
+from ...calls.framework.tiers import Compiling, Pending
 from ...device.programs.kernels import Programs
 from ...selection import dispatch
 from .. import ranks
 from ..eager.bias_gradient import bias_gradient, make_ready
-from ..eager.planning import PLAIN, CallRequest, FallbackCall, planned_call
+from ..eager.host import HostCall
+from ..eager.planning import PLAIN, TORCH, CallRequest, FallbackCall, planned_call
 from ..geometry import Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
-from ..weights import promise
+from ..weights import alive, promise
 from . import native
 
 _MOST = 256
@@ -34,15 +36,31 @@ _last: dict[str, dict[int, tuple[Any, Any]]] = {"forward": {}, "data": {}, "weig
 """By part and the weights' id: (what decided their last call, that call). Nothing rests on the id."""
 
 
-def _let_go() -> None:
+def _let_go(gone: list[Any] | None = None) -> None:
+    """Forget the calls that went; all without a list."""
+    left = set(map(id, gone or ()))
     for known in _last.values():
+        kept = {} if gone is None else {key: each for key, each in known.items() if id(each[1]) not in left}
         known.clear()
+        known.update(kept)
+    for call in gone or ():
+        native.drop(call)
 
 
-_calls = Programs(_let_go)
+def _used(call: Any) -> bool:
+    """Whether a call was found by its weights, or ran on the native path, since this was asked last."""
+    used, call.used = getattr(call, "used", False), False
+    return native.used(call) or used
+
+
+_calls = Programs(_let_go, _used, inherits=True)
 _alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 """Calls by key, also those that went for others, as long as somebody holds them. A fused model's CUDA graph does: its
 replays ask for no call, and a caller's own capture of the model, in which none can be made, finds them here."""
+
+
+sizes = Sizes()
+"""What was met on CPUs."""
 
 
 def _forget() -> None:
@@ -237,12 +255,16 @@ def cached_call(
     last = _last[part].get(id(w))
     if last is not None and last[0] == facts:
         call = last[1]
+        call.used = True
     else:
         key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
         call = _calls.get(key)
         if call is None:
-            request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after)
+            waits = x.is_cuda or _waits(key, w)
+            request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after, waits)
             call = _alive[key] = _calls.make(key, lambda: _alive.get(key) or planned_call(request))
+        if type(call) is HostCall and _sizes_decide(settings, chosen):
+            native.know(alive(w))
         _store_last(part, w, facts, call)
     if type(call) is Pending:
         loaded = call.resolved(wait=current_policy().tier == "full")
@@ -255,6 +277,25 @@ def cached_call(
     if benchmark() and call.prepared is not None:
         autotune.consider(call.problem, call.device, chosen, call.prepared, ranks.many)
     return call
+
+
+def _waits(key: tuple[Any, ...], w: torch.Tensor) -> bool:
+    """Whether a call on a CPU waits for its kernel; else it is to be compiled in the background. Raises Compiling where
+    its size was not met often enough for that."""
+    settings, chosen = key[-3], key[-1]
+    if not _sizes_decide(settings, chosen):
+        return True
+    part, geometry, shape, strides, *rest, beside, bias, constant, after, _, switched, _ = key
+    layer = (part, geometry, *rest, beside and beside[1:], bias, constant, after, switched, settings)
+    if sizes.is_first(layer, (shape, strides, beside and beside[0], chosen), id(w), alive(w)):
+        return True
+    if (native.met() or sizes.met(key)) < MEETINGS:
+        raise Compiling()
+    return False
+
+
+def _sizes_decide(settings: Settings, chosen: Policy) -> bool:
+    return settings.solver is None and settings.min_flops is None and tiers.by_size(chosen, TORCH)
 
 
 def _store_last(part: str, w: torch.Tensor, facts: tuple[Any, ...], call: Any) -> None:
