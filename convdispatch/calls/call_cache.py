@@ -31,7 +31,7 @@ def _used(call: Any) -> bool:
     return used  # type: ignore[no-any-return]
 
 
-CALLS = Programs(_let_go, _used, inherits=True)
+CALLS = Programs(_let_go, _used)
 dispatch.on_forget(CALLS.drop)
 dispatch.on_forget(_let_go)
 if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they can be made

@@ -14,7 +14,7 @@ from .host_call import HostCall
 TARGET = "convdispatch.convolution"
 """The name of the custom call in compiled programs; its attribute is the problem as text."""
 _alive: list[Any] = []
-_calls = Programs(inherits=True)
+_calls = Programs()
 """By platform and a problem's text."""
 
 

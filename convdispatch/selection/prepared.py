@@ -97,7 +97,7 @@ class Constant:
         """
         commands = commands_of(queue)
         key = (commands.kind, prepared.pack_key)
-        found = self._packed.get(key)
+        found, made = self._packed.get(key), False
         if found is None:
             forbid_unstored("pack constant weights", commands.device)
             with self._lock:
@@ -106,15 +106,15 @@ class Constant:
                     with layer(str(prepared.problem)), phase("packing"):
                         found = _pack(prepared, commands, queue, w, wait_for)
                     commands.flush()  # other queues may wait for it
-                    self._packed[key] = found
-                    if commands.kind != "cuda":  # of these a captured graph may know the address alone
-                        prepared.packed_for(self)
+                    self._packed[key], made = found, True
+        if made and commands.kind != "cuda":  # of these a captured graph may know the address alone
+            prepared.packed_for(self)  # without the lock: what goes for it may be packed forms of these weights
         memory, event = found
         if event is not None and commands.complete(event):
-            self._packed[key] = memory, None
+            if key in self._packed:
+                self._packed[key] = memory, None
             event = None
         return memory, event
-
 
     def release(self, pack_key: Any) -> None:
         """Let go of the packed forms of a pack key, but those on CUDA. Calls under way hold ``addresses``, and so what

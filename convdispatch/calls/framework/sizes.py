@@ -26,6 +26,8 @@ class _Layer:
     def __init__(self) -> None:
         self.first: set[int] = set()
         self.weights: dict[int, Callable[[], bool]] = {}
+        self.prepared = False
+        """Whether some sizes were made ready before they were met, so that nobody may count sizes by itself."""
 
 
 class Sizes:
@@ -46,14 +48,24 @@ class Sizes:
             self._layers.move_to_end(layer)
             if len(self._layers) > REMEMBERED:
                 self._layers.popitem(last=False)
-            if number in known.first:
-                return True
             seen = known.weights.get(weights)
-            if len(known.first) >= FIRST_SIZES or (seen is not None and seen()):
-                return False
-            known.first.add(number)
-            known.weights[weights] = alive
-            return True
+            first = number in known.first or (len(known.first) < FIRST_SIZES and (seen is None or not seen()))
+            if first:
+                known.first.add(number)
+                if len(known.weights) >= REMEMBERED:
+                    known.weights = {key: each for key, each in known.weights.items() if each()}
+                known.weights[weights] = alive
+            return first
+
+    def prepare(self, layer: Hashable) -> None:
+        """Some sizes of a layer were made ready."""
+        with self._lock:
+            self._layers.setdefault(layer, _Layer()).prepared = True
+
+    def is_prepared(self, layer: Hashable) -> bool:
+        """Whether ``prepare`` was told of it."""
+        found = self._layers.get(layer)
+        return found is not None and found.prepared
 
     def met(self, size: Hashable) -> int:
         """How often a further size was met, now included."""

@@ -96,7 +96,7 @@ class Budget:
         self.nbytes += nbytes
         if entry.new:
             self.new_nbytes += nbytes
-        return self._shrink(entry)
+        return self._shrink(entry) if nbytes > 0 else []
 
     def remove(self, entry: _Entry) -> None:
         """Take out an entry; what it was made of stays. Under the lock."""
@@ -144,7 +144,7 @@ class Budget:
         for entry in sorted((e for e in self._entries if not e.parents and e.new >= new), key=lambda e: e.turn):
             if (self.new_nbytes if new else self.nbytes) <= down_to:
                 return
-            if entry is added or not entry.alive:
+            if entry is added or added in entry.parts or not entry.alive:
                 continue
             if entry.cache.used(entry.value):  # by a fast path, which does not ask the cache
                 entry.turn = next(self.turns)

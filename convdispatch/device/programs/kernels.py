@@ -52,6 +52,9 @@ CALL_BYTES = 48 * KB
 FIRST_OF_A_KIND = 32
 """Entries whose keys differ in numbers alone, beyond which further ones are new."""
 
+FIRST_FORMS = 8
+"""Sizes of a net's inputs whose forms are its own; further ones are new."""
+
 
 def cache_limit() -> int:
     """``CONVDISPATCH_CACHE_LIMIT`` in bytes, else the default. Raises InvalidArgument for other words."""
@@ -233,36 +236,57 @@ class Programs(Bounded):
     """Holds what holds programs, such as plans, within the budget of programs themselves; ``evicted`` and ``used`` as
     there.
 
-    ``inherits``: what a value is made of says whether it is new, as a call's plan does. Else it is new where many came
-    before it whose keys differ in numbers alone.
+    ``family(key)``: keys of a family differ in sizes alone, and a value of which ``first`` came before is new. Without
+    it what a value is made of says whether it is new, as a call's plan does.
     """
 
     def __init__(
         self,
         evicted: Callable[[list[Any]], None] = lambda values: None,
         used: Callable[[Any], bool] = lambda value: False,
-        inherits: bool = False,
+        family: Callable[[Any], Hashable] | None = None,
+        first: int = FIRST_OF_A_KIND,
     ) -> None:
         super().__init__(BUDGET, evicted, used)
-        self._inherits, self._families = inherits, Families(FIRST_OF_A_KIND)
+        self._family, self._families = family, Families(first)
         _holders.add(self)
 
-    def make(self, key: Hashable, make: Callable[[], Any], new: bool | None = None) -> Any:
-        """The value for a key, or else what ``make()`` answers."""
-        if new is None and not self._inherits:
-            new = self._families.further(_without_numbers(key), key)
-        return super().make(key, lambda: (make(), CALL_BYTES), new)
+    @classmethod
+    def of(cls, owner: Any) -> Programs:
+        """The forms of a net, which go with it. The first few sizes are its own; memory of further ones counts too."""
+        made = cls(family=lambda key: None, first=FIRST_FORMS)
+        weakref.finalize(owner, made.drop).atexit = False
+        return made
+
+    def make(
+        self,
+        key: Hashable,
+        make: Callable[[], Any],
+        new: bool | None = None,
+        nbytes: Callable[[Any], int] = lambda value: 0,
+    ) -> Any:
+        """The value for a key, or else what ``make()`` answers. ``nbytes(value)`` is memory of its own, as an arena: it
+        counts where the value is new."""
+        if new is None and self._family is not None:
+            new = self._families.further(self._family(key), key)
+
+        def made() -> tuple[Any, int]:
+            value = make()
+            return value, CALL_BYTES + (nbytes(value) if new else 0)
+
+        return super().make(key, made, new)
 
 
-def _without_numbers(key: Any) -> Any:
+def without_numbers(key: Any) -> Any:
+    """A family of keys: what is left of one where numbers are left out."""
     if isinstance(key, tuple):
-        return tuple(map(_without_numbers, key))
+        return tuple(map(without_numbers, key))
     return None if isinstance(key, int | float) else key
 
 
 def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
     """As ``functools.lru_cache``, ``cache_clear`` included, for functions that build programs."""
-    known = Programs()
+    known = Programs(family=without_numbers)
 
     @functools.wraps(make)
     def ask(*arguments: Any) -> Any:

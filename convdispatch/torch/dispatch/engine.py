@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ def _used(call: Any) -> bool:
     return native.used(call) or used
 
 
-_calls = Programs(_let_go, _used, inherits=True)
+_calls = Programs(_let_go, _used)
 _alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 """Calls by key, also those that went for others, as long as somebody holds them. A fused model's CUDA graph does: its
 replays ask for no call, and a caller's own capture of the model, in which none can be made, finds them here."""
@@ -258,12 +258,14 @@ def cached_call(
         call.used = True
     else:
         key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
-        call = _calls.get(key)
+        call, by_size = _calls.get(key), not x.is_cuda and _sizes_decide(settings, chosen)
+        waits = not by_size or _is_first(key, w)
         if call is None:
-            waits = x.is_cuda or _waits(key, w)
+            if not waits and (native.met() or sizes.met(key)) < MEETINGS:
+                raise Compiling()
             request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after, waits)
             call = _alive[key] = _calls.make(key, lambda: _alive.get(key) or planned_call(request))
-        if type(call) is HostCall and _sizes_decide(settings, chosen):
+        if by_size and type(call) is HostCall and not sizes.is_prepared(_layer_and_size(key)[0]):
             native.know(alive(w))
         _store_last(part, w, facts, call)
     if type(call) is Pending:
@@ -279,19 +281,22 @@ def cached_call(
     return call
 
 
-def _waits(key: tuple[Any, ...], w: torch.Tensor) -> bool:
-    """Whether a call on a CPU waits for its kernel; else it is to be compiled in the background. Raises Compiling where
-    its size was not met often enough for that."""
-    settings, chosen = key[-3], key[-1]
-    if not _sizes_decide(settings, chosen):
-        return True
-    part, geometry, shape, strides, *rest, beside, bias, constant, after, _, switched, _ = key
+def _is_first(key: tuple[Any, ...], w: torch.Tensor) -> bool:
+    """Whether a call on a CPU is of a first size of its layer."""
+    return sizes.is_first(*_layer_and_size(key), id(w), alive(w))
+
+
+def _layer_and_size(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    part, geometry, shape, strides, *rest, beside, bias, constant, after, settings, switched, chosen = key
     layer = (part, geometry, *rest, beside and beside[1:], bias, constant, after, switched, settings)
-    if sizes.is_first(layer, (shape, strides, beside and beside[0], chosen), id(w), alive(w)):
-        return True
-    if (native.met() or sizes.met(key)) < MEETINGS:
-        raise Compiling()
-    return False
+    return layer, (shape, strides, beside and beside[0], chosen)
+
+
+def prepared(keys: Iterable[tuple[Any, ...]]) -> None:
+    """Calls by these keys were made before any tensor came: the native path is to ask for them."""
+    for key in keys:
+        sizes.prepare(_layer_and_size(key)[0])
+    native.forget()
 
 
 def _sizes_decide(settings: Settings, chosen: Policy) -> bool:
