@@ -63,7 +63,7 @@ def test_what_a_value_was_made_of_goes_with_it_and_not_before():
     def plan(key, *names):
         def make():
             for name in names:
-                programs.make(name, lambda: (name, 2), new=True)
+                programs.make(name, lambda name=name: (name, 2), new=True)
             return key, 1
 
         plans.make(key, make, new=False)
@@ -152,7 +152,13 @@ def test_a_large_nets_training_step_is_planned_once(monkeypatch):
 
 
 def test_the_limit_is_a_size_in_words(monkeypatch):
-    for text, nbytes in (("", kernels.DEFAULT_LIMIT), ("300", 300), ("2k", 2048), ("1.5 MiB", 3 * MB // 2), ("1G", 1024 * MB)):
+    for text, nbytes in (
+        ("", kernels.DEFAULT_LIMIT),
+        ("300", 300),
+        ("2k", 2048),
+        ("1.5 MiB", 3 * MB // 2),
+        ("1G", 1024 * MB),
+    ):
         monkeypatch.setenv(kernels.LIMIT_VARIABLE, text)
         assert kernels.cache_limit() == nbytes
     for text in ("much", "-1", "1 x"):

@@ -1,4 +1,4 @@
-"""Ever new sizes: memory stays within its bound, what goes is freed, PyTorch answers meanwhile, and numbers are right."""
+"""Ever new sizes: memory is bounded, what goes is freed, PyTorch answers meanwhile, and numbers are right."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_forms_of_a_net_are_new_after_the_first_and_go_with_it():
     assert kernels.BUDGET.nbytes == 0
 
 
-# --- who answers ---------------------------------------------------------------------------------------------------------
+# --- who answers ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ ZONES = {
     "device": """
         binaries
         bounded_cache*
+        many_sizes
         bridge
         bring_up
         commands*

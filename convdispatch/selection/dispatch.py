@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +44,9 @@ from .layer_chain import call_state
 from .planpack import decisions, from_environment
 from .plugins import faults, verdicts
 from .plugins.loader import plugins
-from .prepared import Constant, Prepared, no_event
+from .prepared import Constant, Prepared, let_go, no_event
 from .solver_query import checked_plan, guarded, planned_as
-from .visible_problem import visible_problem
+from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -65,9 +65,7 @@ __all__ = [
     "run",
 ]
 
-SIZES_OF_A_LAYER = 4
-"""Sizes of one layer that are a net's own, most likely: it has layers alike at several resolutions."""
-_plans = Programs(lambda gone: [each.let_go() for each in gone] and None)
+_plans = Programs(let_go)
 """Prepared by (context, problem, what a policy selects)."""
 _sizes = Families(SIZES_OF_A_LAYER)
 _forgetters: list[Any] = []
@@ -101,14 +99,6 @@ def _counted(key: Any, prepared: Prepared) -> Prepared:
     """A plan that is about to be held under a key: weights that are packed for it count there."""
     prepared.grow = functools.partial(_plans.grow, key)
     return prepared
-
-
-def layer_of(problem: ConvProblem) -> tuple[Any, ...]:
-    """What problems have in common that are one layer at other sizes."""
-    return tuple(getattr(problem, name) for name in _LAYER)
-
-
-_LAYER = [each.name for each in fields(ConvProblem) if each.init and each.name not in ("mb", "id", "ih", "iw")]
 
 
 def planned(problem: ConvProblem, context: cl.Context, policy: Policy) -> bool:

@@ -123,9 +123,7 @@ class Constant:
             gone = {key for key in self._packed if key[1] == pack_key and key[0] != "cuda"}
             memory = [self._packed[key][0] for key in gone]
             self._packed = {key: each for key, each in self._packed.items() if key not in gone}
-            self.addresses = {
-                key: at for key, at in self.addresses.items() if not any(at is each for each in memory)
-            }
+            self.addresses = {key: at for key, at in self.addresses.items() if not any(at is each for each in memory)}
             self.token = next(_tokens)  # launches that were set to the memory of another token are set anew
 
 
@@ -336,6 +334,12 @@ class Prepared:
                 residual=residual,
             )
         return enqueue_plan(self._seen, self.plan, queue, x, w, y, scratch, wait_for, bias, residual)
+
+
+def let_go(gone: Sequence[Prepared]) -> None:
+    """Plans are not held any more for calls to come."""
+    for each in gone:
+        each.let_go()
 
 
 def _uncounted(nbytes: int) -> None:

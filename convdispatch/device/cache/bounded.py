@@ -235,8 +235,8 @@ class Bounded:
     def make(self, key: Hashable, make: Callable[[], tuple[Any, int]], new: bool | None = None) -> Any:
         """The value, or else the first of what ``make()`` answers, which is held; the second is its size in bytes.
 
-        ``new``: whether it counts towards the share of what is new; None where what it is made of decides. Threads that ask for one key at once wait for the first of
-        them; where it raises, the next one tries.
+        ``new``: whether it counts towards the share of what is new; None where what it is made of decides. Threads that
+        ask for one key at once wait for the first of them; where it raises, the next one tries.
         """
         while True:
             with self._budget.lock:

@@ -40,7 +40,7 @@ _INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
 LIMIT_VARIABLE = "CONVDISPATCH_CACHE_LIMIT"
 DEFAULT_LIMIT = 1024 * MB
 """Bytes of host memory that all programs, and what holds programs, may take. A net of 160 different convolutions asks
-for 480 plans in a training step, some 400 MB on a CPU; bounded below that, each step would plan hundreds of them anew."""
+for 480 plans in a training step, some 400 MB on a CPU: below that, each step would plan hundreds of them anew."""
 NEW_SHARE = 48 * MB
 """Bytes of the limit for what is new: further sizes of a layer, until they have returned several times."""
 PROGRAM_BYTES = 300 * KB

@@ -258,7 +258,7 @@ def cached_call(
         call.used = True
     else:
         key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
-        call, by_size = _calls.get(key), not x.is_cuda and _sizes_decide(settings, chosen)
+        call, by_size = _calls.get(key), x.is_cpu and _sizes_decide(settings, chosen)
         waits = not by_size or _is_first(key, w)
         if call is None:
             if not waits and (native.met() or sizes.met(key)) < MEETINGS:
