@@ -12,7 +12,7 @@ N ?= 3
 # Each worker and each of the hundreds of processes that tests start would compile this package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test lint bench docs dist clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.demo
@@ -38,6 +38,17 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo build/site/index.html
 
+# What a package index takes, in dist: an sdist, a wheel for every machine (built apart, where no PyTorch is), and one
+# for Linux with the native call path, whose libraries are PyTorch's own.
+dist: $(VENV)/.dist
+	rm -rf dist build/wheel
+	$(BIN)/python -m build
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel
+	for wheel in build/wheel/*-linux_*.whl; do \
+	  test ! -e "$$wheel" || PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist "$$wheel" || exit 1; \
+	done
+	$(BIN)/python -m twine check --strict dist/*
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -47,13 +58,16 @@ $(VENV)/.test: EXTRAS := cpu,pocl,demo,test
 $(VENV)/.peers: EXTRAS := cpu,pocl,demo,test,peers
 $(VENV)/.docs: EXTRAS := cpu,docs
 $(VENV)/.dev: EXTRAS := cpu,pocl,demo,test,dev
+$(VENV)/.dist: EXTRAS := cpu,torch,dist
 
-# The compiled module is built with the package, and anew when its sources change: an older one lacks what tests look for.
+# The compiled module is built once PyTorch is there, and anew when its sources change: an older one lacks what tests look
+# for. pip builds the package before it installs PyTorch, so that it cannot build the module in a fresh environment.
 NATIVE := $(wildcard convdispatch/device/native/*.cpp convdispatch/device/native/*.c convdispatch/device/native/*.h)
 
 # pip would compile on one core, tests of libraries included. One file or another is for a later Python: it stays as it is.
-$(VENV)/.demo $(VENV)/.test $(VENV)/.peers $(VENV)/.docs $(VENV)/.dev: $(VENV)/bin/python pyproject.toml $(NATIVE)
+$(VENV)/.demo $(VENV)/.test $(VENV)/.peers $(VENV)/.docs $(VENV)/.dev $(VENV)/.dist: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	$(PIP) --no-compile --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -m convdispatch.device.native.build || true
 	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib convdispatch plugins || true
 	touch $@
 

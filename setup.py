@@ -1,9 +1,12 @@
-"""Builds the optional native call path where a compiler and PyTorch's headers are; all else is pyproject.toml's."""
+"""Builds the optional native call path where a compiler and PyTorch's headers are, and makes README's links absolute;
+all else is pyproject.toml's."""
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,18 @@ def extensions() -> list[Extension]:
     return [Extension(_NAME, [str(_FOLDER / "launcher.cpp")], py_limited_api=True, optional=True)]
 
 
+def description() -> str:
+    """README.md for a package index, where links to files of this repository lead to it."""
+    urls = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    text = Path("README.md").read_text(encoding="utf-8")
+    return re.sub(r"\]\((?!\w+:|#)", f"]({urls['Repository']}/blob/main/", text)
+
+
 found = extensions()
-options = {"bdist_wheel": {"py_limited_api": "cp311"}} if found else {}
-setup(ext_modules=found, cmdclass={"build_ext": Build}, options=options)
+setup(
+    ext_modules=found,
+    cmdclass={"build_ext": Build},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if found else {},
+    long_description=description(),
+    long_description_content_type="text/markdown",
+)

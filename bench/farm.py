@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convdispatch.measurement.child import answer, questions
+from convdispatch.device.child import answer, questions
 from convdispatch.measurement.farm import Died, NotStarted, RestartingChild
 from convdispatch.measurement.farm import farm as spread
 

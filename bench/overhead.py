@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import convdispatch as cd
+from convdispatch.api import Solver
 from convdispatch.calls.arrays.known_libraries import library_of
 from convdispatch.calls.cuda_call import rehearse
 from convdispatch.device import runtime
@@ -45,7 +46,7 @@ ROUNDS = 10
 NOTHING = "kernel void nothing(global const float *x, global const float *w, global float *y) { y[0] = x[0] * w[0]; }"
 
 
-class Tiny(cd.Solver):
+class Tiny(Solver):
     """One kernel that does next to nothing, so that what is left is the path to it."""
 
     name = "overhead.tiny"

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     here = Path(page.file.abs_src_path).parent
+    markdown = re.sub(r"\A<!--.*?-->\s*", "", markdown)  # before a title it would hide it
 
     def told(link: re.Match[str]) -> str:
         text, target = link[1], (here / link[2].partition("#")[0]).resolve()

@@ -319,7 +319,7 @@ def hanging(monkeypatch, tmp_path):
 
     So a test waits a minute for what a slow machine is at, and no second for what never comes.
     """
-    from convdispatch.measurement.child import Child, Silent
+    from convdispatch.device.child import Child, Silent
 
     folder, hear = tmp_path / "hanging", Child.hear
     folder.mkdir()

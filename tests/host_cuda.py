@@ -20,7 +20,7 @@ from convdispatch.device.cuda import stream
 from convdispatch.device.cuda.memory_pool import CudaPool
 from convdispatch.device.cuda.ptx import Unlaunchable
 from convdispatch.device.cuda_driver import Cuda
-from convdispatch.device.plans import cuda_launches
+from convdispatch.device.places import stream as stream_place
 from convdispatch.device.replay import program
 from convdispatch.selection import dispatch
 
@@ -239,7 +239,7 @@ def install(monkeypatch, device, unlaunchable=()):
         return HostFunction(cuda, kernel, queue)
 
     monkeypatch.setattr(stream, "function_of", function_of)
-    monkeypatch.setattr(cuda_launches, "function_of", function_of)
+    monkeypatch.setattr(stream_place, "function_of", function_of)
 
     def address(buffer):
         return interchange.host_address(queue, buffer, buffer.size)

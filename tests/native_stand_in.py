@@ -24,7 +24,7 @@ from convdispatch.device.commands import host_memory
 from convdispatch.device.cuda import modules
 from convdispatch.device.cuda.stream import CudaStream
 from convdispatch.device.native import build, loading
-from convdispatch.device.plans import cuda_launches
+from convdispatch.device.places import stream as stream_place
 from convdispatch.selection import dispatch
 from convdispatch.torch.compile import native_layers
 from convdispatch.torch.dispatch import engine, native, routing
@@ -206,7 +206,7 @@ def installed(monkeypatch, device):
         return cuda_stream.StreamCall(problem, shape, form, torch.empty(0, dtype=dtype))
 
     tensors = Tensors()
-    monkeypatch.setattr(cuda_launches, "function_of", function_of)
+    monkeypatch.setattr(stream_place, "function_of", function_of)
     for module in (cuda_stream, recorded_launches):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     monkeypatch.setattr(engine, "bias_gradient", lambda grad: bias_gradient.bias_gradient(OnCuda(grad)))

@@ -9,16 +9,16 @@ from checking import make_operands
 
 import convdispatch as cd
 from convdispatch import ConvProblem, Tensor
-from convdispatch.device.plans.queue_launches import QueueLaunches
+from convdispatch.device.places.queue import QueueLaunches
 
 PROBLEM = ConvProblem.parse("mb1ic4ih8oc8kh3ph1")
 
 
 @pytest.fixture
 def given(monkeypatch):
-    """How often launches were given."""
-    found, own = [], QueueLaunches.give
-    monkeypatch.setattr(QueueLaunches, "give", lambda *rest: found.append(1) or own(*rest))
+    """The launches of executables that ran, one after the other."""
+    found, own = [], QueueLaunches.run
+    monkeypatch.setattr(QueueLaunches, "run", lambda *rest: found.append(rest[0]) or own(*rest))
     return found
 
 

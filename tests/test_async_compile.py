@@ -1,4 +1,4 @@
-"""Patience: a ready plan computes until the chosen one is compiled; and the plan that is always ready, on its own."""
+"""The tier "ready": a general plan computes until the chosen one is compiled; and the general plan on its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ def anew():
 
 
 @pytest.fixture
-def gate(monkeypatch):
+def at_once(monkeypatch):
+    """Nobody waits for the chosen plan."""
+    monkeypatch.setattr(async_compile, "WAIT_S", 0.0)
+
+
+@pytest.fixture
+def gate(monkeypatch, at_once):
     """Chosen plans are made when the gate opens."""
     opened, real = threading.Event(), dispatch._first_that_plans
 
@@ -48,7 +54,7 @@ def solver(queue):
 
 def test_the_ready_plan_computes_until_the_other_is_there(queue, gate):
     expected = reference.compute(PROBLEM, x=X, w=W)
-    with policy(patience=0):
+    with policy(tier="ready"):
         first = conv(X, W, groups=2, queue=queue)
         assert solver(queue) == "general"
         gate.set()
@@ -62,8 +68,9 @@ def test_the_ready_plan_computes_until_the_other_is_there(queue, gate):
     assert not async_compile._under_way
 
 
-def test_within_its_patience_a_call_waits(queue):
-    with policy(patience=60.0):
+def test_a_plan_that_is_quickly_there_is_waited_for(queue, monkeypatch):
+    monkeypatch.setattr(async_compile, "WAIT_S", 60.0)
+    with policy(tier="ready"):
         conv(X, W, groups=2, queue=queue)
         assert solver(queue) != "general"
 
@@ -71,18 +78,18 @@ def test_within_its_patience_a_call_waits(queue):
 @pytest.mark.parametrize("choices", [{"deterministic": True}, {"solver": "im2col"}], ids=["deterministic", "pinned"])
 def test_who_asks_for_more_waits(queue, gate, choices):
     threading.Timer(0.2, gate.set).start()
-    with policy(patience=0, **choices):
+    with policy(tier="ready", **choices):
         conv(X, W, groups=2, queue=queue)
         assert solver(queue) != "general"
 
 
 def test_frozen_refuses_as_ever(queue):
-    with policy(patience=0), frozen(), pytest.raises(Frozen):
+    with policy(tier="ready"), frozen(), pytest.raises(Frozen):
         conv(X, W, groups=2, out=np.empty((2, 4, 7, 7), np.float32), queue=queue)
 
 
 def test_a_net_that_is_recorded_waits_for_its_plans(queue):
-    with policy(patience=0):
+    with policy(tier="ready"):
         built = inference.build(small_net.net(queue), (1, 3, 13, 13), queue=queue, layout="nchw", queues=1)
     assert "general" not in {layer.solver for layer in built.layers}
 
@@ -90,7 +97,7 @@ def test_a_net_that_is_recorded_waits_for_its_plans(queue):
 def test_what_would_take_long_waits(queue, gate, monkeypatch):
     monkeypatch.setattr(async_compile, "LONGEST_S", 0.0)
     threading.Timer(0.2, gate.set).start()
-    with policy(patience=0):
+    with policy(tier="ready"):
         conv(X, W, groups=2, queue=queue)
         assert solver(queue) != "general"
 
@@ -100,11 +107,12 @@ def test_a_plan_that_fails_reaches_the_caller(queue, monkeypatch):
         raise RuntimeError("no plan")
 
     monkeypatch.setattr(dispatch, "_first_that_plans", fails)
-    with policy(patience=60.0), pytest.raises(RuntimeError, match="no plan"):
+    monkeypatch.setattr(async_compile, "WAIT_S", 60.0)
+    with policy(tier="ready"), pytest.raises(RuntimeError, match="no plan"):
         conv(X, W, groups=2, queue=queue)
 
 
-@pytest.mark.parametrize("wrong", [{"patience": -1}, {"patience": "long"}, {"tune": "offline"}, {"share": 2}])
+@pytest.mark.parametrize("wrong", [{"patience": 1.0}, {"tune": "online"}, {"tier": "later"}, {"max_error": -1}])
 def test_what_a_policy_takes(wrong):
     with pytest.raises(InvalidPolicy), policy(**wrong):
         pass

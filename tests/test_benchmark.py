@@ -230,7 +230,7 @@ def test_page_stands_alone_and_escapes():
     assert "another card" in page
     assert "relative error 1" in page, "a wrong solver is shown"
     assert "prefers-color-scheme: dark" in page
-    assert page.count("<svg") == 3, "geometry, coverage, one net's timeline"
+    assert page.count("<svg") == 6, "geometry, roofline, error, workspace, coverage, one net's timeline"
 
 
 def test_a_busy_machine_is_said():

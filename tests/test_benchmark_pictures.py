@@ -1,4 +1,4 @@
-"""Answers in sentences, the coverage map, and a net as a timeline: on the page and as a Chrome trace."""
+"""Answers in sentences, the coverage map, plots, and a net as a timeline: on the page and as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from test_benchmark_page import report as geometries
 from convdispatch.tools.benchmark.pages.answers import answers, to_do, worst
 from convdispatch.tools.benchmark.pages.coverage import CHANNELS, PIXELS, coverage_map, shares
 from convdispatch.tools.benchmark.pages.export import write_json
+from convdispatch.tools.benchmark.pages.figures import FAMILIES, colours
+from convdispatch.tools.benchmark.pages.page import packaged, render
+from convdispatch.tools.benchmark.pages.plots import candidates, roofline
 from convdispatch.tools.benchmark.pages.timeline import chart, rows_of, training_events, write_trace
 from convdispatch.tools.benchmark.report import PeerTime
-from convdispatch.tools.benchmark.summary import lines
+from convdispatch.tools.benchmark.summary import lines, nets
 from convdispatch.tools.cli import main
 
 FAST = {"float32": {name: {"rate": 1e12, "how": "fast"} for name in ("flops", "bandwidth")}}
@@ -200,3 +203,63 @@ def test_a_refusal_that_speaks_of_the_device_is_no_hint():
     for found in report.measured.values():
         found.rows[2].reason, found.rows[2].status = "nvidia only, got intel", "refused"
     assert "Refused" not in " ".join(to_do(worst(lines(report))))
+
+
+# --- the roofline, and candidates' time against error and workspace ---------------------------------------------------
+
+
+def places(svg: str) -> list[tuple[float, float, str]]:
+    found = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"[^>]*><title>([^<]*)', svg)
+    return [(float(x), float(y), title) for x, y, title in found]
+
+
+def test_the_roofline_has_each_problem_below_or_above_its_ceiling():
+    every = lines(example())
+    svg = roofline(example(), every, colours(["a.one", "b.one"]))
+    marks = places(svg)
+    assert len(marks) == len({line.measured.problem for line in every})
+    by_intensity = sorted(every, key=lambda line: line.measured.flops / line.measured.traffic)
+    titles = [title for _, _, title in sorted(marks)]
+    assert [title.split()[1] for title in titles] == [line.layer.name for line in by_intensity]
+    fastest = max(every, key=lambda line: line.gflops)
+    assert min(marks, key=lambda mark: mark[1])[2].split()[1] == fastest.layer.name, "faster stands higher"
+    ceiling = re.search(r'<polyline class="ceiling" points="([^"]+)"', svg)[1]
+    heights = [float(point.split(",")[1]) for point in ceiling.split()]
+    assert heights[0] >= heights[1] == heights[2], "memory bounds on the left, arithmetic on the right"
+    assert "multiply-add, float32: 1 GFLOP/s" in svg
+
+
+def test_candidates_stand_by_time_error_and_workspace():
+    every = lines(example())
+    colour = colours(["a.one", "b.one"])
+    by_error = places(candidates(every, colour, "error"))
+    assert len(by_error) == 2, "two candidates have an error"
+    by_workspace = places(candidates(every, colour, "workspace"))
+    assert len(by_workspace) == 2
+    assert candidates([], colour, "error") == ""
+
+
+def test_an_algorithm_has_one_colour_on_all_pages():
+    few, many = colours(["winograd.f4x3"]), colours(["acme.x", "fft.tiled", "im2col", "winograd.f2x3"])
+    assert few["winograd"] == many["winograd"]
+    assert len(set(many.values())) == 4
+    assert len({colours([f"{name}.x"])[name] for name in FAMILIES}) == len(FAMILIES)
+    assert all(css.removeprefix("var(").removesuffix(")") + ":" in packaged("page.css") for css in many.values())
+
+
+def test_bars_compare_an_algorithm_with_the_best_of_the_same_layers():
+    """1.45 ms of one layer stood beside a bar of 16.52 ms for all of them."""
+    (net,) = nets(lines(example()), [])
+    for name, (total, layers) in net.algorithms.items():
+        assert net.best_of_same[name] <= total
+        if layers == net.layers:
+            assert net.best_of_same[name] == pytest.approx(net.best_ms)
+    page = render(example())
+    assert "best of the same, ms" in page
+
+
+def test_what_is_unknown_stands_in_the_legend():
+    report = example()
+    assert "unknown, too few candidates" not in render(report)
+    next(iter(report.measured.values())).rows = []
+    assert "unknown, too few candidates" in render(report)

@@ -20,7 +20,8 @@ import convdispatch as cd
 from convdispatch import ConvProblem, Tensor
 from convdispatch.device import runtime
 from convdispatch.device.commands.recording import Recording
-from convdispatch.device.plans.queue_launches import QueueLaunches
+from convdispatch.device.executable import Executable
+from convdispatch.device.places.queue import QueueEnqueue, QueuePlace
 from convdispatch.device.programs.kernels import Launch, build
 
 TEXTS = (
@@ -44,7 +45,7 @@ def test_every_solvers_launches_serve_memory_that_changes(bring, device, text, g
                     made = values(call(problem, arrays, out)).astype(np.float64)
                     limit = 1e-3 * np.abs(expected).max() * (30 if problem.dtype == "float16" else 1)
                     np.testing.assert_allclose(made, expected, rtol=0, atol=limit, err_msg=f"{name}, operands {turn}")
-        ran += len(given) == 12  # all but the first two of each kind of call
+        ran += len(given) == 16  # all of them, the first too
     assert ran, "no solver's launches were given again"
 
 
@@ -56,20 +57,20 @@ def test_launches_on_parts_and_other_commands_are_the_plans_own(queue):
     scratch = recording.allocate(12)
     add(recording, (x, w, scratch))
     add(recording, (scratch, w, y))
-    launches = QueueLaunches.of(recording, (x, w, y))
+    launches = Executable.of(recording, (x, w, y), 2).bind(QueuePlace(queue.context))
     random = np.random.default_rng(0)
     for _ in range(3):
         a, b = (random.standard_normal(3).astype(np.float32) for _ in range(2))
         memory = [cla.to_device(queue, array).base_data for array in (a, b, np.full(3, np.nan, np.float32))]
-        launches.give(queue, memory).wait()
+        launches.run(queue, memory).wait()
         found = np.empty(3, np.float32)
         cl.enqueue_copy(queue, found, memory[2])
         np.testing.assert_allclose(found, a + b + b, rtol=1e-6)
     add(recording, (scratch.get_sub_region(4, 8), w, y))
-    assert QueueLaunches.of(recording, (x, w, y)) is None
+    assert type(Executable.of(recording, (x, w, y), 2).bind(QueuePlace(queue.context))) is QueueEnqueue
     copies = Recording(queue)
     copies.copy(y, x, 12)
-    assert QueueLaunches.of(copies, (x, w, y)) is None
+    assert type(Executable.of(copies, (x, w, y), 2).bind(QueuePlace(queue.context))) is QueueEnqueue
 
 
 @pytest.mark.parametrize("name", ["winograd.f2x3", "im2col"])

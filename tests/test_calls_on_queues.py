@@ -14,7 +14,7 @@ import convdispatch as cd
 from convdispatch import ConvProblem, Tensor
 from convdispatch.calls.arrays.operands import contiguous_strides
 from convdispatch.calls.bound_call import Call
-from convdispatch.calls.call_cache import REPLAYS
+from convdispatch.calls.call_cache import LAST
 
 
 def _other(array, **changes):
@@ -47,6 +47,7 @@ def test_memory_that_another_array_had_is_seen_as_what_it_is_now(bring, given):
         strides = strides or contiguous_strides(shape, np.dtype(dtype).itemsize)
         return _other(x, shape=shape, dtype=dtype, strides=strides, offset=offset)
 
+    warmed = given[-1]
     given.clear()
     half = seen((1, 4, 8, 8), np.float16)
     with pytest.raises(cd.InvalidArgument, match="w must be float16"):
@@ -58,7 +59,7 @@ def test_memory_that_another_array_had_is_seen_as_what_it_is_now(bring, given):
     less = cd.conv(seen((1, 2, 8, 8), np.float32, None, 512), seen((3, 2, 3, 3), np.float32), padding=1)
     weights = host.ravel()[:54].reshape(3, 2, 3, 3)
     np.testing.assert_array_equal(values(less), cd.conv(host[:, 2:].copy(), weights, padding=1))
-    assert not given
+    assert warmed not in given
     with pytest.raises(cd.InvalidArgument, match="must have shape"):
         cd.conv(x, w, padding=1, out=seen((1, 8, 4, 8), np.float32))
     if isinstance(x, cla.Array):
@@ -95,7 +96,7 @@ OPTIONS = (1, 1, 1, 1, None, "nchw", "float32", False)
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_arrays_go_the_usual_way(bring, change, given):
     x, w, out, expected = warm(bring, False)
-    again, operands = REPLAYS[id(w)], [x, w, out]
+    again, operands = LAST["fwd"][id(w)].again, [x, w, out]
     given.clear()
     place, other = CHANGES[change]
     operands[place] = other(operands[place])
@@ -144,17 +145,18 @@ def test_gradients_that_differ_in_direction_or_size_alone_are_told_apart(bring):
 @pytest.mark.parametrize("new", [False, True], ids=["out given", "new"])
 def test_other_arguments_go_the_usual_way(bring, new, given):
     x, w, out, expected = warm(bring, new)
+    warmed = given[-1]
     given.clear()
     np.testing.assert_array_equal(values(cd.conv(x, w, padding=1, out=out)), expected)
-    assert given == [1]
+    assert given == [warmed]
     assert cd.conv(x, w, padding=0).shape == (1, 8, 6, 6)
     np.testing.assert_array_equal(values(cd.conv(x, w, padding=1, activation="relu", out=out)), np.maximum(expected, 0))
     bias = bring(np.ones(8, np.float32))
     np.testing.assert_array_equal(values(cd.conv(x, w, bias, padding=1, out=out)), expected + 1)
-    assert given == [1]
+    assert given.count(warmed) == 1
     with cd.policy(solver="im2col"):
         np.testing.assert_array_equal(values(cd.conv(x, w, padding=1, out=out)), expected)
-    assert given == [1]
+    assert given.count(warmed) == 1
     with pytest.raises(cd.InvalidArgument, match="padding"):
         cd.conv(x, w, padding=np.ones(3), out=out)
     with pytest.raises(cd.InvalidArgument, match="x must be"):

@@ -32,7 +32,7 @@ class _Launches:
     def program(self, *_):  # where there is a native call path, it takes none of these
         return None
 
-    def give(self, stream, addresses):
+    def run(self, stream, addresses):
         if self.error:
             raise self.error
         self.given.append((stream, list(addresses)))

@@ -64,7 +64,7 @@ def test_the_tables(device):
     from rich.console import Console
 
     report = classify([sample_pictures()[1]], top=2, device=device, layout="nhwc", runs=1)
-    console = Console(file=io.StringIO(), width=80)
+    console = Console(file=io.StringIO(), width=10_000)
     report.show(console)
     text = console.file.getvalue()
     for words in ("coffee.png", "espresso", "blocks.15.project", "GFLOP/s", "whole net, warm", report.layers[0].solver):

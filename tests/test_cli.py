@@ -39,7 +39,7 @@ def test_explain(run):
     explained = json.loads(run("explain", "mb1ic4ih8oc6kh5g2", "--json"))
     assert {"im2col", explained["chosen"]} <= {solver["solver"] for solver in explained["solvers"]}
     said = run("explain", "mb1ic4ih8oc6kh5g2")
-    assert f"-> {explained['chosen']} " in said
+    assert f"->  {explained['chosen']} " in said
     assert explained["why"] in " ".join(said.splitlines())
 
 

@@ -103,6 +103,22 @@ def test_the_profile_is_the_benchmarks_page(path, tmp_path):
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_the_trace_is_one_run_as_the_devices_clock_saw_it(path, tmp_path):
+    """With gaps, and in order; medians laid end to end had none."""
+    done = command("run", path, "--trace", tmp_path / "t.json", "--runs", 2)
+    assert done.exit_code == 0, done.output
+    values = json.loads((tmp_path / "t.json").read_text())
+    spans = [event for event in values["traceEvents"] if event["ph"] == "X"]
+    assert len(spans) >= 3
+    assert values["otherData"]["times"].startswith("the device's clock, one warm run")
+    starts, ends = [each["ts"] for each in spans], [each["ts"] + each["dur"] for each in spans]
+    assert starts == sorted(starts)
+    assert starts[0] == 0.0
+    assert all(end <= start + 1e-3 for end, start in zip(ends, starts[1:]))
+    assert any(start > end for end, start in zip(ends, starts[1:])), "there is a gap somewhere"
+    assert any("problem" in each["args"] for each in spans)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -13,9 +13,9 @@ import pytest
 
 from convdispatch import inference
 from convdispatch.api import BuildFailed, build
-from convdispatch.device import runtime
+from convdispatch.device import child, runtime
 from convdispatch.device.opencl import platforms
-from convdispatch.device.programs import binary_cache, child_process, compile_pool, kernels
+from convdispatch.device.programs import binary_cache, compile_pool, kernels
 from convdispatch.selection import dispatch
 
 TEXT = "kernel void k(global int *x) { x[get_global_id(0)] = %d; }\n"
@@ -141,7 +141,7 @@ def test_a_child_that_dies_costs_only_its_help(queue, monkeypatch):
 
 
 def test_a_child_that_cannot_start_costs_nothing(queue, monkeypatch):
-    monkeypatch.setattr(child_process.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(child.sys, "executable", "/no/such/python")
     found, places = make_all(queue, range(300, 310))
     assert len(found) == 10
     assert not places

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from farms import PATIENT
 
-from convdispatch.measurement import child
+from convdispatch.device import child
 from convdispatch.measurement.conformance.outcome import load
 from convdispatch.measurement.conformance.verify import select, verify
 from convdispatch.selection.plugins import loader
@@ -162,7 +162,7 @@ def test_several_plugins_in_one_command(device, tmp_path):
 
 HANGS = """
 import time
-from convdispatch.measurement.child import answer, ends_with_parent, questions
+from convdispatch.device.child import answer, ends_with_parent, questions
 lines = questions()
 setup = next(lines)
 ends_with_parent()
@@ -204,12 +204,56 @@ def test_a_child_s_words_silence_and_end(hangs):
     third.close()
 
 
+ECHOES = """
+import os, sys
+print("printed before anything is asked")
+from convdispatch.device.child import answer, questions
+for said in questions(idle_s=said_nothing if (said_nothing := float(os.environ.get("IDLE", 0))) else None):
+    print("\\x02convdispatch 7 9")  # a driver's words that look like a message
+    os.write(1, b"and some past Python's buffers")
+    answer({"heard": said, "pid": os.getpid()}, said.content[::-1])
+"""
+
+
+@pytest.fixture
+def echoes(tmp_path, monkeypatch):
+    (tmp_path / "echoes_bytes.py").write_text(ECHOES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "echoes_bytes"
+
+
+def test_a_child_hears_and_says_bytes_whatever_is_printed(echoes):
+    one, content = child.Child(echoes, {}), bytes(range(256)) * 1000
+    assert one.hear(30)["heard"] == {}
+    found = one.ask({"b": 2}, content)
+    assert (found["heard"], found.content) == ({"b": 2}, content[::-1])
+    assert found["pid"] == one.pid
+    assert one.alive
+    one.kill()
+    with pytest.raises(EOFError, match="SIGKILL"):
+        one.ask({"c": 3})
+    assert not one.alive
+    one.close()
+
+
+def test_a_child_leaves_an_interrupt_to_its_parent_and_goes_when_nothing_is_asked(echoes):
+    one = child.Child(echoes, {}, environment={"IDLE": "3"})
+    assert one.hear(30)["heard"] == {}
+    os.kill(one.pid, signal.SIGINT)
+    assert one.ask({"d": 4})["heard"] == {"d": 4}
+    if sys.platform.startswith("linux"):
+        assert int(Path(f"/proc/{one.pid}/oom_score_adj").read_text()) > 0, "memory runs out: the child goes first"
+    assert one.hear(30) is None
+    assert one.how_it_ended() == "it ended with status 0"
+    one.close()
+
+
 @pytest.mark.parametrize("halted", [False, pytest.param(True, marks=pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="Linux only: elsewhere no child is halted"))])  # fmt: skip
 def test_a_child_ends_with_its_parent(hangs, halted):
     """Also while it hangs, or is halted: a process left behind would hold the device."""
     text = (
-        "import time; from convdispatch.measurement.child import Child; one = Child('hangs_for_ever', {}); "
+        "import time; from convdispatch.device.child import Child; one = Child('hangs_for_ever', {}); "
         "one.hear(30); one.say({'sleep': 1}); "
         f"{'one.halt(); ' if halted else ''}print(one._process.pid, flush=True); time.sleep(1000)"
     )

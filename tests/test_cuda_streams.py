@@ -340,3 +340,21 @@ def test_packing_that_does_not_load_goes_through_the_host(monkeypatch, device):
         got = cd.conv(CudaArray(x), cd.constant(CudaArray(w)))
     assert np.allclose(got.values, cd.conv(x, w), atol=1e-3)
     dispatch.forget()
+
+
+@pytest.mark.parametrize("shift", [-64, 64])
+def test_a_result_over_a_part_of_an_epilogues_operand(fake, shift):
+    """A residual is read as it was before the call; a bias that would change is refused."""
+    random = np.random.default_rng(0)
+    x, w = (random.integers(-4, 5, shape).astype(np.float32) for shape in ((1, 2, 8, 8), (2, 2, 1, 1)))
+    values = random.integers(-4, 5, (1, 2, 8, 8)).astype(np.float32)
+    expected = cd.conv(x, w, residual=values)
+    memory = np.zeros(256, np.float32)
+    residual, out = memory[64:192].reshape(values.shape), memory[64 + shift : 192 + shift].reshape(values.shape)
+    residual[...] = values
+    cd.conv(CudaArray(x), CudaArray(w), residual=CudaArray(residual), out=CudaArray(out))
+    np.testing.assert_array_equal(out, expected)
+    with pytest.raises(InvalidArgument, match="out shares memory with bias"):
+        cd.conv(
+            CudaArray(x), CudaArray(w), CudaArray(memory[128:130]), out=CudaArray(memory[64:192].reshape(1, 2, 8, 8))
+        )

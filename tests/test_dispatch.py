@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import textwrap
 
 import numpy as np
@@ -263,7 +265,6 @@ def test_frozen_allows_what_was_run_and_refuses_what_was_not(solvers):
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"speed": 1}, "has no choice 'speed'"),
         ({"solver": 3}, r"policy\(solver=...\) takes str or NoneType, got 3"),
         ({"max_error": -1.0}, "takes 0 or more"),
         ({"workspace_limit": True}, "takes int or NoneType, got True"),
@@ -273,6 +274,12 @@ def test_frozen_allows_what_was_run_and_refuses_what_was_not(solvers):
 def test_policy_checks_its_choices(choices, words):
     with pytest.raises(cd.InvalidPolicy, match=words), cd.policy(**choices):
         pass
+
+
+def test_a_policy_has_the_choices_that_it_names():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'solvr'"), cd.policy(solvr="im2col"):
+        pass
+    assert set(inspect.signature(cd.policy).parameters) == {each.name for each in dataclasses.fields(cd.Policy)}
 
 
 def test_explanation_as_json(solvers):

@@ -127,7 +127,7 @@ def test_an_unmeasured_problem_borrows_from_its_neighbour(db):
     near = PROBLEM.replace(ih=9, iw=9)
     explanation = cd.explain(near)
     assert explanation.chosen == "naive.direct"
-    assert explanation.source.startswith(f"neighbour: as for {PROBLEM}, ")
+    assert explanation.source.startswith(f"neighbour: prediction corrected by {PROBLEM}, ")
     assert "regret" in explanation.source
     far = PROBLEM.replace(ic=512, oc=512, ih=64, iw=64, kh=1, kw=1)
     assert cd.explain(far).chosen == im2col()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -117,7 +118,10 @@ def test_everything_fits_80_columns_and_everybody_is_listed(db, text):
     lines = str(found).splitlines()
     assert max(map(len, lines[1:])) <= 80
     for verdict in found.verdicts:
-        assert any(verdict.solver in line for line in lines), verdict.solver
+        assert any(verdict.solver in line for line in found.text(80, every=True).splitlines()), verdict.solver
+    refused = [verdict for verdict in found.verdicts if verdict.status == "refused"]
+    assert re.search(r"x  \d+ solvers \(fft.gpu, ...\): GPUs and accelerators only, got a CPU", str(found))
+    assert len([line for line in lines if line.startswith("  x  ")]) < len(refused) / 2
 
 
 def test_nobody_runs_it():

@@ -8,9 +8,12 @@ import pytest
 
 import convdispatch as cd
 from convdispatch.api.errors import ConvDispatchWarning
+from convdispatch.calls import conv as conv_module
 from convdispatch.calls.bound_call import Call
+from convdispatch.device import runtime
 from convdispatch.device.commands.host_memory import has_system_svm
-from convdispatch.device.plans import host_launches, queue_launches
+from convdispatch.device.places import host
+from convdispatch.device.places import queue as queue_place
 from convdispatch.device.programs.kernels import Launch
 from convdispatch.selection import dispatch
 from convdispatch.selection.choice.set_aside import forgive
@@ -71,7 +74,7 @@ def test_a_plan_that_fails_on_the_short_way_is_set_aside(kind, queue, monkeypatc
     for _ in range(3):
         cd.conv(x, w, **options)
     # By the launches that the plan gave, but for the host's arrays where the device does not take its pointers.
-    where, name = (host_launches if options else queue_launches), "_enqueue"
+    where, name = (host if options else queue_place), "_enqueue"
     if options and not has_system_svm(queue.device):
         where, name = Launch, "__call__"
     failures, real = [1], getattr(where, name)
@@ -91,3 +94,64 @@ def test_a_plan_that_fails_on_the_short_way_is_set_aside(kind, queue, monkeypatc
     finally:
         forgive()
         dispatch.forget()
+
+
+@pytest.fixture
+def looked_up(monkeypatch):
+    """How often a call was looked up by all that decides it."""
+    found, own = [], conv_module._looked_up
+    monkeypatch.setattr(conv_module, "_looked_up", lambda *a, **k: found.append(1) or own(*a, **k))
+    return found
+
+
+KINDS = {
+    "plain": {},
+    "bias": {"bias": np.arange(3, dtype=np.float32)},
+    "residual": {"bias": np.arange(3, dtype=np.float32), "residual": np.ones((1, 3, 4, 4), np.float32)},
+    "out": {"out": np.zeros((1, 3, 4, 4), np.float32)},
+    "sum": {"out": np.zeros((1, 3, 4, 4), np.float32), "accumulate": True},
+}
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["weights", "constant"])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_warm_call_on_the_host_is_made_again_without_another_look_up(device, kind, library, constant, looked_up):
+    if not has_system_svm(device):
+        pytest.skip("this device takes no pointers of the host's")
+    if library == "torch" and constant:
+        pytest.skip("a promise is seen as NumPy's there")
+    torch = pytest.importorskip("torch") if library == "torch" else None
+    bring = np.copy if torch is None else lambda array: torch.from_numpy(array.copy())
+    given = {name: bring(value) if isinstance(value, np.ndarray) else value for name, value in KINDS[kind].items()}
+    queue, w = runtime.queue(device), cd.constant(bring(W)) if constant else bring(W)
+    for turn in range(6):
+        x = bring(X * (turn + 1))
+        if kind == "sum":
+            given["out"][...] = 5
+        looked_up.clear()
+        found = np.asarray(cd.conv(x, w, queue=queue, **given))
+        expected = Y * (turn + 1) + 5 * (kind == "sum") + (kind == "residual")
+        if "bias" in given:
+            expected = expected + np.arange(3, dtype=np.float32)[:, None, None]
+        np.testing.assert_array_equal(found, expected)
+        assert turn < 3 or not looked_up, turn
+    changed = {
+        "another dtype": lambda: cd.conv(bring(X.astype(np.float64)), bring(W.astype(np.float64)), queue=queue),
+        "another shape": lambda: cd.conv(bring(X[..., 1:].copy()), w, queue=queue),
+        "another policy": lambda: under(cd.policy(deterministic=True), lambda: cd.conv(x, w, queue=queue, **given)),
+        "no queue": lambda: cd.conv(x, w, **given),
+        "another option": lambda: cd.conv(x, w, queue=queue, padding=1),
+        "one operand less or more": lambda: cd.conv(
+            x, w, None if "bias" in given else bring(np.ones(3, np.float32)), queue=queue
+        ),
+    }
+    for name, call in changed.items():
+        looked_up.clear()
+        call()
+        assert looked_up, name
+
+
+def under(policy, call):
+    with policy:
+        return call()

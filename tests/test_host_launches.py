@@ -19,9 +19,11 @@ from convdispatch.calls.bound_call import Call
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
 from convdispatch.device.commands.recording import Recording
-from convdispatch.device.plans import host_launches
-from convdispatch.device.plans.host_launches import HostLaunches
+from convdispatch.device.executable import Executable
+from convdispatch.device.places import host
+from convdispatch.device.places.host import HostEnqueue, HostLaunches, HostPlace
 from convdispatch.device.programs.kernels import Launch, build
+from convdispatch.measurement import reference
 from convdispatch.selection import dispatch
 from convdispatch.selection.choice import ranking, set_aside
 
@@ -37,14 +39,13 @@ def given(device, monkeypatch):
     """How often launches were given, and how often operands did not fit."""
     if not host_memory.has_system_svm(device):
         pytest.skip("the device has no fine-grained system SVM: buffers over the host's memory stay")
-    found, own = [], HostLaunches.give
+    found, own = [], HostLaunches.run
 
-    def give(self, *rest):
-        answer = own(self, *rest)
-        found.append(answer is not None)
-        return answer
+    def run(self, *rest):
+        found.append(own(self, *rest))
+        return found[-1]
 
-    monkeypatch.setattr(HostLaunches, "give", give)
+    monkeypatch.setattr(HostLaunches, "run", run)
     return found
 
 
@@ -103,23 +104,22 @@ def test_launches_on_parts_of_operands_and_of_scratch_memory(device, serial):
     add(recording, (half, w, first))
     add(recording, (first, w, part))
     add(recording, (part, half, y))
-    launches = HostLaunches.of(recording, (x, w, y, None), lambda addresses: 0 not in addresses)
+    launches = Executable.of(recording, (x, w, y, None), 2).bind(HostPlace(device))
     random = np.random.default_rng(0)
     held = [[random.standard_normal(size).astype(np.float32) for size in (8, 3, 3)] for _ in range(2)]
     for turn in (0, 1, 1, 0):
         operands = held[turn]
         operands[2][:] = np.nan
-        event, _scratch = launches.give(queue, [array.ctypes.data for array in operands])
-        assert (event is None) == serial
-        if event is not None:
-            event.wait()
+        assert launches.run(queue, [*(array.ctypes.data for array in operands), 0])
         np.testing.assert_allclose(operands[2], 2 * (operands[0][4:7] + operands[1]), rtol=1e-6)
-    assert launches.give(queue, [0, 0, 0]) is None
+    assert not launches.run(queue, [0, 0, 0, 0]), "an operand without an address"
+    over = held[0][0].ctypes.data
+    assert not launches.run(queue, [over, held[0][1].ctypes.data, over + 28, 0]), "the result over an operand"
     add(recording, (x, w.get_sub_region(4, 8), y))
-    assert HostLaunches.of(recording, (x, w, y), bool) is None, "packed weights have no address to add to"
+    assert Executable.of(recording, (x, w, y), 2).takes_part_of(1), "packed weights have no address to add to"
     copies = Recording(queue)
     copies.copy(y, x, 12)
-    assert HostLaunches.of(copies, (x, w, y), bool) is None
+    assert type(Executable.of(copies, (x, w, y), 2).bind(HostPlace(device))) is HostEnqueue
 
 
 def test_a_result_over_an_operand_and_arrays_with_gaps_go_the_general_way(given):
@@ -128,12 +128,13 @@ def test_a_result_over_an_operand_and_arrays_with_gaps_go_the_general_way(given)
     for _ in range(3):
         made = call(problem, arrays, out=np.empty(problem.out_shape, np.float32))
         np.testing.assert_array_equal(made, expected)
-    assert given == [True, True]
+    assert given == [True] * 3
+    given.clear()
     for turn in range(2):  # the same operands once more: what did not fit is not remembered
         x = arrays["x"].copy()
         assert call(problem, {"x": x, "w": arrays["w"]}, out=x) is x
         np.testing.assert_array_equal(x, expected, err_msg=f"turn {turn}")
-    assert given == [True, True, False, False]
+    assert given == [False, True] * 2, "kernels take a result of their own"
     wide = np.repeat(other["x"], 2, axis=1)[:, ::2]
     np.testing.assert_array_equal(call(problem, {"x": wide, "w": other["w"]}), theirs)
     np.testing.assert_array_equal(call(problem, other), theirs)
@@ -152,7 +153,7 @@ def test_operands_that_are_only_read_may_be_read_only_and_results_may_not(given)
         given.clear()
         for _ in range(3):
             np.testing.assert_array_equal(call(problem, {**arrays, "w": w}), expected)
-        assert given == [True, True]
+        assert given == [True] * 3
     locked = np.empty(problem.out_shape, np.float32)
     call(problem, arrays, out=locked)
     locked.flags.writeable = False
@@ -217,7 +218,7 @@ def test_launches_that_fail_set_the_solver_aside_and_the_next_one_runs(constant,
     def fails(*arguments):
         raise cl.LogicError("the driver has no more words")
 
-    monkeypatch.setattr(host_launches, "_enqueue", fails)
+    monkeypatch.setattr(host, "_enqueue", fails)
     try:
         with pytest.warns(ConvDispatchWarning, match="is set aside .* it failed as it ran: .*no more words"):
             np.testing.assert_array_equal(call(problem, arrays), expected)
@@ -226,15 +227,103 @@ def test_launches_that_fail_set_the_solver_aside_and_the_next_one_runs(constant,
         dispatch.forget()
 
 
-def test_a_capture_takes_no_launches(queue, given):
+@pytest.mark.parametrize("text", ["mb1ic16ih5oc16kh3ph1+bias+residual+relu", "mb1ic16ih5oc16kh3ph1+accumulate",
+                                  "bwd_weights_mb2ic8ih5oc8kh3ph1+accumulate"])  # fmt: skip
+def test_residuals_and_sums_are_operands_like_others(text, given):
+    problem = ConvProblem.parse(text)
+    cases = turns(problem, 2)
+    for turn in (0, 1, 1, 0):
+        arrays, expected = cases[turn]
+        out = arrays["initial"].copy() if problem.accumulate else None
+        present = {name: array for name, array in arrays.items() if name != "initial"}
+        made = call(problem, present, out)
+        np.testing.assert_allclose(made, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
+    assert given == [True] * 4
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_quantized_calls_take_launches_too(constant, given, monkeypatch):
+    random = np.random.default_rng(0)
+    w = random.integers(-9, 9, (8, 4, 3, 3)).astype(np.int8)
+    cases = [random.integers(0, 255, (1, 4, 7, 6)).astype(np.uint8) for _ in range(2)]
+    residual, out = random.integers(0, 255, (1, 8, 7, 6)).astype(np.uint8), np.empty((1, 8, 7, 6), np.uint8)
+    bytes_ = cd.Quantization(x_scale=0.1, x_zero_point=3, w_scale=0.1, y_scale=2.0, dtype="uint8", residual_scale=0.5)
+    weights = cd.constant(w) if constant else w
+    prepare = dispatch.prepare
+    expected = [
+        np.clip(np.rint((exact(x, w) * np.float32(0.1 * 0.1) + (residual * np.float32(0.5))) / np.float32(2.0)), 0, 255)
+        for x in cases
+    ]
+    for turn in (0, 1, 1, 0):
+        made = cd.conv(cases[turn], weights, padding=1, residual=residual, quantization=bytes_, out=out)
+        assert made is out
+        assert np.abs(made.astype(int) - expected[turn]).max() <= 1, "rounding of a half"
+        monkeypatch.setattr(dispatch, "prepare", lambda *_: pytest.fail("a warm call asks for its plan"))
+    monkeypatch.setattr(dispatch, "prepare", prepare)
+    assert given == [True] * 4
+
+
+def exact(x, w):
+    """The sums of a quantized convolution with padding 1 and a zero point of 3."""
+    problem = ConvProblem.parse("mb1ic4ih7iw6oc8kh3kw3ph1pw1")
+    return reference.compute(problem, x=x.astype(np.float64) - 3, w=w.astype(np.float64))
+
+
+def test_a_plan_is_enqueued_once_whatever_it_is_launched_on(device, queue):
+    """On a recording: by NumPy's arrays, arrays on a queue and PyTorch's tensors alike."""
+    problem = ConvProblem.parse("mb1ic16ih5oc16kh3ph1")
+    ((arrays, expected),) = turns(problem, 1)
+    dispatch.forget()
+    plan, seen = dispatch.prepare(problem, runtime.context(device)).plan, []
+    plan.enqueue = lambda *given, own=plan.enqueue, **more: seen.append(type(given[0])) or own(*given, **more)
+    on_queue = {name: cd.Tensor.from_numpy(array, queue) for name, array in arrays.items()}
+    try:
+        for _ in range(2):
+            np.testing.assert_array_equal(call(problem, arrays), expected)
+            np.testing.assert_array_equal(call(problem, on_queue).numpy(), expected)
+    finally:
+        dispatch.forget()
+    assert seen == [Recording]
+
+
+def test_a_launch_that_fails_after_another_leaves_no_sum_to_the_next_solver(device, queue, monkeypatch):
+    """Where the kernels add to the result, another solver would add to what is half written."""
+    problem = ConvProblem.parse("mb2ic16ih14oc16kh3ph1+accumulate")
+    ((arrays, _),) = turns(problem, 1)
+    out, real, found = arrays.pop("initial"), host._enqueue, 0
+    for name in solvers(problem, device):
+        with cd.policy(solver=name):
+            prepared = dispatch.prepare(problem, runtime.context(device))
+            launches = len(prepared.executable(queue).launches)
+            if launches < 2 or not prepared.begun(1, None, None):
+                continue
+            count, found = itertools.count(1), found + 1
+
+            def fails(*arguments, count=count, last=launches):
+                if next(count) == last:
+                    raise cl.LogicError("the driver has no more words")
+                return real(*arguments)
+
+            monkeypatch.setattr(host, "_enqueue", fails)
+            with (
+                pytest.warns(ConvDispatchWarning, match="is set aside"),
+                pytest.raises(cd.PlanFailed, match="what the result holds is undefined"),
+            ):
+                call(problem, arrays, out.copy(), queue=queue)
+            monkeypatch.setattr(host, "_enqueue", real)
+            set_aside.forgive()
+            dispatch.forget()
+    assert found
+
+
+def test_a_capture_takes_nothing_of_host_memory(queue):
     problem = ConvProblem.parse("mb1ic24ih1iw1oc72kh1kw1")
     ((arrays, expected),) = turns(problem, 1)
+    recording = Recording(queue)
     for _ in range(3):
-        call(problem, arrays, queue=queue)
-    given.clear()
-    with Recording(queue).capture():
-        np.testing.assert_array_equal(call(problem, arrays, queue=queue), expected)
-    assert not given
+        with recording.capture():
+            np.testing.assert_array_equal(call(problem, arrays, queue=queue), expected)
+    assert not recording.commands
 
 
 def test_torch_takes_the_same_launches(given, monkeypatch):
@@ -253,7 +342,7 @@ def test_torch_takes_the_same_launches(given, monkeypatch):
             given.clear()
             for _ in range(3):
                 assert (layer(x) - expected).norm() <= 1e-5 * expected.norm()
-            assert given == [True, True]
+            assert given == [True] * 3
             gaps = x.repeat_interleave(2, -1)[..., ::2]
             assert (layer(gaps) - expected).norm() <= 1e-5 * expected.norm()
             assert (layer(x.neg().neg()) - expected).norm() <= 1e-5 * expected.norm()
@@ -267,7 +356,8 @@ def test_what_gives_other_commands_goes_by_its_plan(monkeypatch, given):
     """A plan that copies, or one that cannot be recorded, runs as it did."""
     problem = ConvProblem.parse("mb1ic24ih1iw1oc72kh1kw1")
     ((arrays, expected),) = turns(problem, 1)
-    monkeypatch.setattr(HostLaunches, "of", classmethod(lambda *_: None))
+    opaque = classmethod(lambda cls, recording, *rest: cls(None, *rest))
+    monkeypatch.setattr(Executable, "of", opaque)
     general = []
     monkeypatch.setattr(Call, "_run_host", lambda *_: general.append(1))
     dispatch.forget()

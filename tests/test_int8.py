@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from as_amx import cpu_of, plain_c
 
-from convdispatch import ConvProblem, Quantization, conv, policy
+from convdispatch import ConvProblem, Quantization, constant, conv, policy
 from convdispatch.api import DeviceInfo
 from convdispatch.api.policy import current_policy
 from convdispatch.device import runtime
@@ -122,3 +124,35 @@ def test_the_largest_sums_are_exact(queue, dtype):
             y = conv(x, w, quantization=Quantization(x_zero_point=limits.min), padding=1, layout="nhwc")
         assert y[0, 1, 1, 0] == -128 * 255 * 9 * 1100
         assert y[0, 0, 0, 39] == -128 * 255 * 4 * 1100
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_every_product_of_two_bytes_is_exact(queue, solver, dtype):
+    """Every x times every w, by each solver: dense (sums of two channels) and depthwise, plain and packed weights."""
+    limits, device = np.iinfo(dtype), runtime.device_info(queue.device)
+    values, weights = np.arange(limits.min, limits.max + 1), np.arange(-128, 128)
+    x_of = {False: np.stack([values, values[::-1]], 1), True: np.repeat(values[:, None], 256, 1)}
+    w_of = {False: np.stack([weights, weights[::-1]], 1), True: weights[:, None]}
+    tried = 0
+    for depthwise, layout, zero in itertools.product((False, True), ("nhwc", "nchw"), (limits.min, 3, limits.max)):
+        x = x_of[depthwise].reshape(1, 16, 16, -1)
+        x = np.ascontiguousarray(x if layout == "nhwc" else x.transpose(0, 3, 1, 2)).astype(dtype)
+        w = w_of[depthwise].reshape((256, 1, 1, -1) if layout == "nhwc" else (256, -1, 1, 1)).astype(np.int8)
+        whole = (values - zero)[:, None] * weights if depthwise else (x_of[False] - zero) @ w_of[False].T
+        exact = whole.reshape(1, 16, 16, 256)
+        exact = exact if layout == "nhwc" else exact.transpose(0, 3, 1, 2)
+        groups = 256 if depthwise else 1
+        problem = ConvProblem(
+            mb=1, ic=256 if depthwise else 2, ih=16, iw=16, oc=256, kh=1, kw=1, g=groups, layout=layout, dtype=dtype,
+            out_dtype="int32",
+        )  # fmt: skip
+        if plugins().solvers[solver].rejects(problem, device) is not None:
+            continue
+        for given in (w, constant(w)):
+            with policy(solver=solver):
+                y = conv(x, given, quantization=Quantization(x_zero_point=zero), groups=groups, layout=layout)
+            np.testing.assert_array_equal(y, exact, err_msg=f"{problem} {zero}")
+            tried += 1
+    if not tried:
+        pytest.skip("takes none of these on this device")

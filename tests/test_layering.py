@@ -154,12 +154,27 @@ def test_plugins_and_layers_import_the_header_alone(file):
 
 def test_public_names_resolve_and_are_sorted():
     assert list(api.__all__) == sorted(api.__all__)
+    assert list(api.__all__) == sorted(api._MODULE_OF)
     for name in api.__all__:
         value = getattr(api, name)
-        assert getattr(convdispatch, name) is value
         assert not isinstance(value, type(sys)), f"{name} is a module, not what it names"
     assert callable(convdispatch.conv)
     assert callable(convdispatch.policy)
+
+
+def test_the_package_names_what_callers_need_and_loads_it_when_first_used():
+    """Modules too, so that ``convdispatch.torch`` is there without an import of its own; what plugins need is not."""
+    assert dir(convdispatch) == sorted(convdispatch.__all__)
+    assert len(convdispatch.__all__) < 50
+    for name in set(convdispatch.__all__) & set(api.__all__):
+        assert getattr(convdispatch, name) is getattr(api, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'GemmPlan'; what plugins need is in .api"):
+        convdispatch.GemmPlan  # noqa: B018
+    code = (
+        "import sys, convdispatch as c; assert not [n for n in sys.modules if n.startswith('convdispatch.')];"
+        "assert c.runtime.devices and c.nn.Module and c.api.Solver; assert 'convdispatch.onnx' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_names_are_kept_once_found():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import warnings
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed (extra: onnx)")
 
+import onnx
 import onnx_quantized as nets
-from onnx_models import expected, model, node, normal
+from onnx_models import expected, model, node, normal, value
 
 from convdispatch.api import InvalidArgument
 from convdispatch.onnx import Backend, load
@@ -149,8 +151,6 @@ def test_a_dynamically_quantized_net(tmp_path):
     """Scales and zero points of x are computed by the net, padding's too."""
     onnxruntime = pytest.importorskip("onnxruntime")
     tool = pytest.importorskip("onnxruntime.quantization")
-    import onnx
-
     path = str(tmp_path / "net.onnx")
     net = nets.Net(0, SMALL)
     onnx.save(net.logits(net.conv(net.conv("x", 16, stride=2), 32, stride=2)), f"{path}.float")
@@ -179,6 +179,61 @@ def test_a_zero_point_of_weights_and_one_that_moves():
             np.einsum("nchwij,ocij->nohw", windows[:, 3 * g : 3 * g + 3], whole[5 * g : 5 * g + 5]) for g in (0, 1)
         ]
         np.testing.assert_array_equal(load(proto)({"x": x, "xz": np.uint8(zero)})["y"], np.concatenate(halves, 1))
+
+
+def _every_difference(kind, x_type, w_type, x_zero):
+    """(model, x, exact sums): weights of every value less every zero point, one a channel, times one x a pixel.
+
+    Pixel (or row) k has the value farthest from ``x_zero`` in channel k, and ``x_zero`` elsewhere, so that its sums are
+    that distance times the weights of input channel k.
+    """
+    limits = {name: np.iinfo(name) for name in (x_type, w_type)}
+    least, most = limits[x_type].min, limits[x_type].max
+    far = most if most - x_zero >= x_zero - least else least
+    values = np.arange(limits[w_type].min, limits[w_type].max + 1)
+    w = np.broadcast_to(values, (256, 256))  # [output channel][input channel]
+    exact = (far - x_zero) * (w.T - values)  # [pixel][output channel]
+    x = np.full((256, 256), x_zero, x_type)
+    np.fill_diagonal(x, far)
+    zeros, product = values.astype(w_type), "MatMul" in kind
+    if product:
+        w = w.T
+    else:
+        x, w, exact = x.T.reshape(1, 256, 16, 16), w.reshape(256, 256, 1, 1), exact.T.reshape(1, 256, 16, 16)
+    consts = {"w": np.ascontiguousarray(w).astype(w_type), "wz": zeros, "xz": np.asarray(x_zero, x_type)}
+    ones = {"s": np.float32(1), "t": np.ones(256, np.float32), "u": np.float32(512), "z": np.uint8(100)}
+    if kind in ("ConvInteger", "MatMulInteger"):
+        nodes = [node(kind, "x w xz wz", "y")]
+    elif kind in ("QLinearConv", "QLinearMatMul"):
+        nodes, consts = [node(kind, "x s xz w t wz u z", "y")], {**consts, **ones}
+    else:
+        axis, consts = {"axis": 1 if product else 0}, {**consts, **ones}
+        nodes = [node("DequantizeLinear", "x s xz", "d"), node("DequantizeLinear", "w t wz", "v", **axis)]
+        nodes += [node(kind, "d v", "c"), node("QuantizeLinear", "c u z", "y")]
+    if "Integer" not in kind:
+        exact = np.clip(np.rint(exact / 512) + 100, 0, 255)
+    return model(nodes, {"x": (list(x.shape), x_type)}, ["y"], consts), x, exact
+
+
+@pytest.mark.parametrize("kind", ["ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "Conv", "MatMul"])
+def test_every_weight_less_every_zero_point_is_exact(kind, integers):
+    """Also where the difference is 255, which no two numbers of 8 bits add up to."""
+    for x_type, w_type in itertools.product(("uint8", "int8"), repeat=2):
+        for x_zero in (np.iinfo(x_type).min, 7, np.iinfo(x_type).max):
+            proto, x, exact = _every_difference(kind, x_type, w_type, x_zero)
+            got = load(proto)({"x": x})["y"]
+            np.testing.assert_array_equal(got, exact, err_msg=f"x {x_type}, w {w_type}, x's zero point {x_zero}")
+
+
+@pytest.mark.parametrize("kind", ["MatMulInteger", "QLinearMatMul"])
+def test_every_weight_that_is_an_input_less_every_zero_point_is_exact(kind):
+    for x_type, w_type in itertools.product(("uint8", "int8"), repeat=2):
+        proto, x, exact = _every_difference(kind, x_type, w_type, np.iinfo(x_type).min)
+        (held,) = (each for each in proto.graph.initializer if each.name == "w")
+        w = onnx.numpy_helper.to_array(held)
+        proto.graph.initializer.remove(held)
+        proto.graph.input.append(value("w", list(w.shape), w_type))
+        np.testing.assert_array_equal(load(proto)({"x": x, "w": w})["y"], exact, err_msg=f"x {x_type}, w {w_type}")
 
 
 def test_integers_of_sixteen_bits_and_axes_run_in_numbers():

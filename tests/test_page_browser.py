@@ -185,6 +185,12 @@ def test_dark_and_light_by_the_system_and_by_the_button(page):
     assert (dark["second"], dark["third"]) == (light["first"], dark["first"])
 
 
+def test_nothing_is_wider_than_a_telephone(page):
+    """Tables and pictures scroll within themselves. Chromium's own windows are 500 pixels wide at least."""
+    told = browse(page, "told.wide = document.documentElement.scrollWidth; told.room = innerWidth;", 400)
+    assert told["wide"] <= told["room"] <= 500
+
+
 def test_nothing_is_fetched(page):
     told = browse(page, "told.resources = performance.getEntriesByType('resource').map((e) => e.name)")
     assert told["resources"] == []

@@ -19,16 +19,12 @@ import convdispatch as cd
 def image(k): return np.ones((1, 16 + k, 20, 20), np.float32), np.ones((32, 16 + k, 3, 3), np.float32)
 """
 FEATURES = {
-    "patience": """
-with cd.policy(patience=0.0):
+    "ready": """
+from convdispatch.selection import async_compile
+async_compile.WAIT_S = 0.0
+with cd.policy(tier="ready"):
     for k in range(3):
         cd.conv(*image(k), padding=1)
-""",
-    "online": """
-with cd.policy(tune="online", share=1.0):
-    for _ in range(8):
-        cd.conv(*image(0), padding=1)
-        time.sleep(0.01)
 """,
     "benchmark": """
 import torch, convdispatch.torch as ct
@@ -84,7 +80,7 @@ def test_a_process_ends_while_a_feature_compiles(feature, monkeypatch, device):
 
 
 def test_an_interrupt_while_a_feature_compiles(monkeypatch, device):
-    process = child(monkeypatch, FEATURES["patience"] + "\nprint('on', flush=True)\ntime.sleep(60)\n")
+    process = child(monkeypatch, FEATURES["ready"] + "\nprint('on', flush=True)\ntime.sleep(60)\n")
     assert process.stdout.readline() == "on\n"
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
@@ -135,3 +131,60 @@ def test_a_thread_that_raises_is_over(monkeypatch):
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     background.start(lambda: 1 / 0, "raises").join()
     assert not background._under_way
+
+
+OUTLIVES = """
+import threading
+import numpy as np
+import convdispatch as cd
+def work():
+    threading.main_thread().join()
+    x, w = np.ones((1, 2, 9, 9), "f"), np.ones((2, 2, 3, 3), "f")
+{body}
+threading.Thread(target=work).start()
+"""
+LATE = {
+    "conv": """
+    print(float(cd.conv(x, w).sum()))
+""",
+    "ready": """
+    with cd.policy(tier="ready"):
+        print(float(cd.conv(x, w).sum()))
+""",
+    "transposed and quantized": """
+    cd.conv_transpose(x, w, stride=2)
+    print(float(cd.conv(x, w).sum()))
+""",
+    "search": """
+    cd.find(cd.ConvProblem.parse("mb1ic2ih9oc2kh3"), budget_ms=1)
+    print(float(cd.conv(x, w).sum()))
+""",
+    "net": """
+    from convdispatch import inference, nn
+    net = inference.build(nn.Sequential(nn.Conv2d(2, 2, 3, bias=False), nn.BatchNorm2d(2)), x.shape)
+    net(x)
+    print(float(cd.conv(x, w).sum()))
+""",
+    "threads": """
+    from convdispatch.device.background import Threads
+    threads = Threads(2, "late")
+    print(float(sum(future.result() for future in [threads.submit(lambda k=k: float(k)) for k in (1764, 0, 0)])))
+""",
+}
+
+
+@pytest.mark.parametrize("body", LATE.values(), ids=LATE)
+def test_a_thread_that_outlives_the_main_thread_computes(body):
+    """From the main thread's end on, ``concurrent.futures`` takes no work; what needs no executor goes on."""
+    process = subprocess.run([sys.executable, "-c", OUTLIVES.format(body=body)], capture_output=True, text=True)
+    assert (process.stdout, process.returncode) == ("1764.0\n", 0), process.stderr
+
+
+def test_threads_run_in_order_and_pass_on_what_is_raised():
+    order, threads = [], background.Threads(1, "in order")
+    futures = [threads.submit(lambda k=k: order.append(k)) for k in range(20)]
+    failing = threads.submit(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failing.result(60)
+    assert order == list(range(20))
+    assert all(future.done() for future in futures)

@@ -99,11 +99,33 @@ def test_calibration_measures_and_keeps(device):
 
 
 def test_the_command_says_what_was_and_what_is(device):
-    done = CliRunner().invoke(main, ["calibrate"])
+    done = CliRunner().invoke(main, ["calibrate", "--anyway"])
     assert done.exit_code == 0, done.output
     assert "GFLOP/s" in done.output
     assert "estimated before" in done.output
-    assert "measured before" in CliRunner().invoke(main, ["calibrate"]).output
+    assert "measured before" in CliRunner().invoke(main, ["calibrate", "--anyway"]).output
+
+
+def test_the_command_keeps_nothing_on_a_busy_machine(device, monkeypatch):
+    """Two runs under load stored 119 and 170 GFLOP/s, and a choice moved."""
+    from convdispatch.measurement import calibration
+    from convdispatch.tools.benchmark import quiet
+
+    monkeypatch.setattr(quiet, "load_now", lambda: 1e3)
+    done = CliRunner().invoke(main, ["calibrate", "--device", "cpu"])
+    assert done.exit_code == 1
+    assert "other work keeps 1000 of" in done.output
+    assert "nothing is kept" in done.output
+
+    def unsteady(device, steady=False):
+        if steady:
+            raise calibration.Unsteady("the device had other work: copies took 2.00 times as long as at other times")
+        pytest.fail("it must be steady")
+
+    monkeypatch.setattr(quiet, "load_now", lambda: 0.0)
+    monkeypatch.setattr(calibration, "calibrate", unsteady)
+    done = CliRunner().invoke(main, ["calibrate"])
+    assert (done.exit_code, "copies took 2.00 times as long" in " ".join(done.output.split())) == (1, True)
 
 
 @pytest.mark.parametrize(

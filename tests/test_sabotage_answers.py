@@ -36,7 +36,7 @@ def tried(monkeypatch):
     monkeypatch.setattr(answer_trial, "_Child", lambda *a: started.append(began(*a)) or started[-1])
     yield started
     for child in started:
-        child.end()
+        child.close()
     answer_trial._children.clear()
 
 
@@ -60,7 +60,7 @@ def next_process(tried):
     verdicts._write_fresh()
     verdicts.refresh()
     for child in tried:
-        child.end()
+        child.close()
     loader.plugins.cache_clear()
     dispatch.forget()
 

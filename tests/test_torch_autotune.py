@@ -18,8 +18,8 @@ from convdispatch.api.policy import Policy  # noqa: E402
 from convdispatch.api.results import Result, Results  # noqa: E402
 from convdispatch.calls.framework import autotune  # noqa: E402
 from convdispatch.device import runtime  # noqa: E402
+from convdispatch.device.child import Silent  # noqa: E402
 from convdispatch.measurement import aside  # noqa: E402
-from convdispatch.measurement.child import Silent  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.choice import ranking  # noqa: E402
 from convdispatch.selection.records.perfdb import perfdb  # noqa: E402

@@ -19,11 +19,12 @@ from convdispatch.api.errors import ConvDispatchWarning  # noqa: E402
 from convdispatch.device import runtime  # noqa: E402
 from convdispatch.device.commands import host_memory  # noqa: E402
 from convdispatch.device.commands.recording import Recording  # noqa: E402
+from convdispatch.device.executable import Executable  # noqa: E402
 from convdispatch.device.native import loading  # noqa: E402
-from convdispatch.device.plans.host_launches import HostLaunches  # noqa: E402
-from convdispatch.device.plans.intraop import IntraOpLaunches  # noqa: E402
+from convdispatch.device.places.host import HostPlace  # noqa: E402
+from convdispatch.device.places.intraop import IntraOpLaunches  # noqa: E402
 from convdispatch.device.programs.kernels import Launch, build  # noqa: E402
-from convdispatch.device.programs.work_groups import Divisible, dividing_axis  # noqa: E402
+from convdispatch.device.programs.work_groups import Divisible, dividing_axes  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.selection.choice import set_aside  # noqa: E402
 from convdispatch.torch.dispatch import native  # noqa: E402
@@ -52,14 +53,15 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def written(launches, queue, operands, size):
-    """What launches write, between guard zones, over NaN."""
+def written(launches, queue, operands, places, size):
+    """What launches write to the last of ``places``, between guard zones, over NaN."""
     room = np.full(size + 2 * GUARD, KEPT, operands[0].dtype)
     room[GUARD:-GUARD] = np.nan
-    lead, other, *bias = (operand.ctypes.data for operand in operands)
-    event, _scratch = launches.give(queue, [lead, other, room[GUARD:].ctypes.data, *bias])
-    if event is not None:
-        event.wait()
+    addresses = [0] * 5
+    for place, operand in zip((*places[:2], 3), operands, strict=False):
+        addresses[place] = operand.ctypes.data
+    addresses[places[2]] = room[GUARD:].ctypes.data
+    assert launches.run(queue, addresses)
     assert (np.r_[room[:GUARD], room[-GUARD:]] == KEPT).all(), "it wrote beyond its result"
     return room[GUARD:-GUARD]
 
@@ -77,13 +79,12 @@ def test_every_solvers_launches_give_the_same_bits(here, threads, text):
             prepared = dispatch.prepare(problem, runtime.context(here))
         if not prepared.recordable:
             continue
-        recording, slots = prepared.recorded(queue)
-        order = [slots[place] for place in (*places, 3)]
-        apart, inside = (HostLaunches.of(recording, order, bool, in_pytorch) for in_pytorch in (False, True))
-        if apart is None or not inside.intraop:
+        executable = prepared.executable(queue)
+        apart, inside = (executable.bind(HostPlace(here, in_pytorch)) for in_pytorch in (False, True))
+        if not inside.intraop:
             continue
         for turn in (0, 1, 1, 0):
-            expected, got = (written(launches, queue, given[turn], size) for launches in (apart, inside))
+            expected, got = (written(launches, queue, given[turn], places, size) for launches in (apart, inside))
             assert not np.isnan(expected.astype(np.float64)).any()
             np.testing.assert_array_equal(got, expected, err_msg=f"{name}, operands {turn}")
         ran += 1
@@ -101,7 +102,8 @@ ROWS = """kernel __attribute__((reqd_work_group_size(1, 1, 1))) void rows(global
     [
         ("get_global_id(0) + get_global_id(1)", (), True),
         ("get_global_size(0)", (0,), True),
-        ("get_group_id (2) * get_num_groups( 1 )", (1, 2), True),
+        ("get_group_id (2) * get_num_groups( 1 )", (1,), False),
+        ("CALL(get_group_id, 0)", (0, 1, 2), False),
         ("get_global_size(axis)", (0, 1, 2), True),
         ("get_global_linear_id()", (0, 1, 2), True),
         ("get_global_offset(0)", (0,), True),
@@ -127,7 +129,7 @@ def test_what_a_text_asks_is_looked_at_when_somebody_wants_to_know(here, monkeyp
     program = build(runtime.context(here), f"// {time.monotonic_ns()}\n{ROWS}")
     launch = Launch(program, "rows", (3, 5, 1), (1, 1, 1), ["y", np.int32(4)], names=["y"])
     assert not looked
-    assert dividing_axis(launch.kernel) == dividing_axis(launch.kernel) == 1
+    assert dividing_axes(launch.kernel) == dividing_axes(launch.kernel) == (1, 2)
     assert len(looked) == 1
 
 
@@ -139,11 +141,11 @@ def test_a_kernel_that_asks_for_its_size_is_divided_along_another_axis(here, thr
     out = np.zeros((sizes[1], n), np.float32)
     x, w, y = (recording.allocate(size) for size in (4, 4, out.nbytes))
     launch(recording, (y,))
-    launches = HostLaunches.of(recording, [x, w, y], lambda addresses: True, in_pytorch=True)
+    launches = Executable.of(recording, [x, w, y], 2).bind(HostPlace(here, True))
     assert launches.intraop
     for _ in range(2):
         out[:] = np.nan
-        launches.give(queue, [1, 1, out.ctypes.data])
+        assert launches.run(queue, [8, 8, out.ctypes.data])
         np.testing.assert_array_equal(out.ravel(), np.arange(out.size) + 1)
 
 
@@ -194,7 +196,7 @@ def test_what_fails_in_pytorchs_threads_is_set_aside_and_computed(here, monkeypa
     x, w = torch.randn(1, 12, 9, 9), torch.randn(20, 12, 1, 1)
     expected = F.conv2d(x.double(), w.double())
 
-    def fails(self):
+    def fails(self, addresses, but=-1):
         raise RuntimeError("clEnqueueNDRangeKernel answers -5")
 
     with ct.enable(solver="im2col"), torch.no_grad():

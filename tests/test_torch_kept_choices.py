@@ -102,7 +102,7 @@ def test_the_next_process_runs_the_same_and_ranks_nothing(asked, planned, monkey
     assert not asked
 
 
-@pytest.mark.parametrize("how", [{"deterministic": True}, {"patience": 60.0}], ids=str)
+@pytest.mark.parametrize("how", [{"deterministic": True}], ids=str)
 def test_what_is_promised_more_is_ranked(asked, monkeypatch, how):
     step()
     another_process(monkeypatch)

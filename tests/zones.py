@@ -9,7 +9,11 @@ ZONES = {
     "api": """
         activations
         docs*
+        site
         errors
+        types
+        words
+        package
         kernel_*
         layering
         problem
@@ -71,6 +75,8 @@ ZONES = {
         sabotage*
         verdicts
         second_try
+        far_geometry
+        huge_problems
         validation*
     """,
     "measurement": """
@@ -82,7 +88,7 @@ ZONES = {
         hostile_parsers
         kit*
         measure
-        online
+        nonfinite
         mutants
         onnx_cases
         pack_keys
@@ -134,6 +140,7 @@ ZONES = {
         doctor*
         explain*
         self_test*
+        tables
     """,
     "plugins": """
         amx*

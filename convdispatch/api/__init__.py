@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..calls.conv import constant, conv, conv_backward_data, conv_backward_weights, conv_transpose
+    from ..calls.explaining import explain
     from ..cluster.finding import find_many
     from ..device.gemm import LAUNCH as GEMM_LAUNCH
     from ..device.gemm import PACKED as GEMM_PACKED
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ..device.rates import rates
     from ..measurement.find import find
     from ..measurement.sampled import sampled_fault
-    from ..selection.explanation import Explanation, explain
+    from ..selection.explanation import Explanation
     from ..selection.planpack import LoadedPack, load_pack
     from .activations import activation_macro
     from .declared import Declared, cpus_only, gpus_only
@@ -97,8 +98,9 @@ _HOME = {
     "..device.rates": ["rates"],
     ".rates": ["DeviceRates"],
     ".solver": ["EPILOGUE", "Plan", "Solver"],
-    ".geometry": ["Phase", "TensorLayout", "Geometry", "geometry_of"],
-    "..selection.explanation": ["Explanation", "explain"],
+    ".geometry": ["MOST_PHASES", "Phase", "TensorLayout", "Geometry", "geometry_of", "phase_count"],
+    "..calls.explaining": ["explain"],
+    "..selection.explanation": ["Explanation"],
     "..selection.planpack": ["LoadedPack", "load_pack"],
     "..device.gemm": [
         "Axis",
@@ -138,7 +140,17 @@ _NAMED_THERE = {
 _RENAMED = {"Walk": "Geometry", "walk_of": "geometry_of"}
 """Old names, which work until 1.1 is out."""
 
-__all__ = sorted(_MODULE_OF)
+__all__ = ["API_VERSION", "Areas", "Axis", "BuildFailed", "ConvDispatchError", "ConvDispatchWarning", "ConvProblem"]
+__all__ += ["DTYPES", "Declared", "DeviceInfo", "DeviceRates", "EPILOGUE", "Epilogue", "Explanation", "Frozen"]
+__all__ += ["GEMM_LAUNCH", "GEMM_PACKED", "GemmPlan", "GemmSpec", "Geometry", "InvalidArgument", "InvalidPolicy"]
+__all__ += ["InvalidProblem", "KernelPlan", "Launch", "LoadedPack", "MOST_PHASES", "Matrix", "MemoryLimit"]
+__all__ += ["NoDevice", "NoSolver", "OPERANDS", "Phase", "Plan", "PlanFailed", "PluginError", "Policy", "Product"]
+__all__ += ["Quantization", "Result", "Results", "Solver", "Step", "StepPlan", "TensorLayout", "activation_macro"]
+__all__ += ["build", "config_macros", "constant", "conv", "conv_backward_data", "conv_backward_weights"]
+__all__ += ["conv_transpose", "cpus_only", "define", "epilogue_macros", "explain", "find", "find_many", "frozen"]
+__all__ += ["gemm_configs", "gemm_cost", "gemm_workspace", "geometry_of", "gpus_only", "hookimpl", "kernel_text"]
+__all__ += ["load_pack", "packed_layout", "phase_count", "policy", "proven", "rates", "sampled_fault"]
+__all__ += ["storage_macros"]
 
 
 class _Header(types.ModuleType):

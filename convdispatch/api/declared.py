@@ -25,7 +25,7 @@ def gpus_only(device: DeviceInfo) -> str | None:
     return "GPUs and accelerators only, got a CPU" if device.type == "cpu" else None
 
 
-_SAID = ("name", "fuses", "deterministic", "exact", "predicts", "quantized")
+_SAID = ("name", "fuses", "deterministic", "exact", "spreads_nonfinite", "predicts", "quantized")
 """What a declaration says of its solver, whose class need not."""
 
 
@@ -46,12 +46,13 @@ class Declared(Solver):
         fuses: Iterable[str] = (),
         deterministic: bool = True,
         exact: bool = False,
+        spreads_nonfinite: bool = False,
         predicts: bool = True,
         quantized: bool = False,
     ) -> None:
         self.name, self.fuses = name, frozenset(fuses)
-        self.deterministic, self.exact, self.predicts = deterministic, exact, predicts
-        self.quantized = quantized
+        self.deterministic, self.exact, self.spreads_nonfinite = deterministic, exact, spreads_nonfinite
+        self.predicts, self.quantized = predicts, quantized
         self._where, self._make, self._arguments, self._serves = where, make, arguments, serves
         self._made: Solver | None = None
         self._lock = threading.RLock()

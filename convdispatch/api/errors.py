@@ -17,9 +17,27 @@ ConvDispatchWarning (UserWarning)     something was set aside and the call went 
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import sys
+import traceback
 from collections.abc import Mapping
 
+_LOG = logging.getLogger("convdispatch")
+"""Has the whole traceback of each fault, at level DEBUG."""
+_LIBRARIES = {
+    "convdispatch",
+    "numpy",
+    "pyopencl",
+    "pytools",
+    "mako",
+    "pluggy",
+    "torch",
+    "jax",
+    *sys.stdlib_module_names,
+}
+"""Packages whose frames are no plugin's."""
 _HEAD, _TAIL = 3500, 1200
 """Characters of a message that are kept where it is longer than both together and some words."""
 
@@ -61,10 +79,22 @@ class NoSolver(ConvDispatchError):
         self.problem = problem
         self.device = device
         self.reasons = dict(reasons)
-        lines = "".join(f"\n  {name}: {reason}" for name, reason in self.reasons.items())
+        lines = "".join(f"\n  {one}" for one in grouped(self.reasons))
         nothing = "no plugin is loaded; see `convdispatch doctor`"
         what = f"{len(self.reasons)} refused:{lines}" if self.reasons else nothing
         super().__init__(f"no solver for {problem} on {device!r}; {what}")
+
+
+def grouped(reasons: Mapping[str, str | None]) -> list[str]:
+    """Lines of who refuses and why, solvers with one reason in one line. The smallest group is first: what one solver
+    alone says is about the problem, what thirty say is about the device or the policy."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(str(reason), []).append(name)
+    return [
+        f"{', '.join(group)}: {reason}" if len(group) < 3 else f"{len(group)} solvers ({group[0]}, ...): {reason}"
+        for reason, group in sorted(names.items(), key=lambda pair: len(pair[1]))
+    ]
 
 
 class BuildFailed(ConvDispatchError):
@@ -96,14 +126,30 @@ class ConvDispatchWarning(UserWarning):
 
 
 def words(error: BaseException) -> str:
-    """An exception's type and the first line of its message, at most 300 characters, for a sentence."""
+    """An exception's type, the first line of its message, at most 300 characters, and where in a plugin it came from,
+    for a sentence. CONVDISPATCH_TRACEBACK=1 prints the whole traceback too."""
     try:
         lines = str(error)[:100_000].strip().splitlines()
     except BaseException:  # a plugin's exception may raise where it should speak
         lines = ["its message could not be read"]
     first = plain(lines[0], 300) if lines else ""
     kind = plain(type(error).__name__, 100)
-    return f"{kind}: {first}" if first else kind
+    _LOG.debug("%s: %s", kind, first, exc_info=error)
+    if os.environ.get("CONVDISPATCH_TRACEBACK") == "1":
+        traceback.print_exception(error)
+    return (f"{kind}: {first}" if first else kind) + _place(error)
+
+
+def _place(error: BaseException) -> str:
+    """The last line of a plugin's that an exception went through, as `` (solver.py:12)``; empty where there is none."""
+    place, frame = "", error.__traceback__
+    while frame is not None:
+        module = str(frame.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in _LIBRARIES:
+            name = frame.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
+            place = f" ({plain(name, 100)}:{frame.tb_lineno})"
+        frame = frame.tb_next
+    return place
 
 
 _CONTROL = re.compile(r"\x1b[\]PX^_].*?(?:\x07|\x1b\\|\x9c|$)|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b.?", re.DOTALL)

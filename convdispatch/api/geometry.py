@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from .problem import ConvProblem
 
 Triple = tuple[int, int, int]
+MOST_PHASES = 1024
+"""Phases at most of problems that solvers take which compute each phase by itself: as many as a stride of 32 by 32 has.
+Strides far beyond have millions, most of them without a tap."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,13 @@ class Geometry:
         )
 
 
+def phase_count(problem: ConvProblem) -> int:
+    """Phases of the data gradient of a stride, without working them out; 1 in other directions."""
+    if problem.direction != "bwd_data":
+        return 1
+    return min(problem.sd, problem.id) * min(problem.sh, problem.ih) * min(problem.sw, problem.iw)
+
+
 @functools.lru_cache(maxsize=1024)
 def geometry_of(problem: ConvProblem) -> Geometry:
     """The geometry of ``problem``'s direction; together its phases write every place of the target once."""
@@ -174,8 +184,10 @@ def _phases(size: int, s: int, d: int, p: int, k: int, tap_step: int) -> list[tu
     result = []
     for first in range(min(s, size)):
         count = -(-(size - first) // s)
-        tap0 = next((t for t in range(min(k, tap_step)) if (first + p - t * d) % s == 0), None)
-        if tap0 is None:
+        # The first t with (first + p - t d) % s == 0, by the inverse of d among the remainders of s.
+        shared = s // tap_step
+        tap0 = (first + p) // shared * pow(d // shared, -1, tap_step) % tap_step
+        if (first + p) % shared or tap0 >= k:
             result.append((first, count, 0, 0, 0))
         else:
             result.append((first, count, -(-(k - tap0) // tap_step), tap0, (first + p - tap0 * d) // s))

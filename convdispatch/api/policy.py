@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from .errors import Frozen, InvalidPolicy
+from .literals import Tier
 
 __all__ = ["Policy", "current_policy", "forbid_when_frozen", "frozen", "policy"]
 
@@ -27,18 +28,12 @@ class Policy:
     """Only solvers whose results repeat bit for bit."""
     fallback: bool = True
     """When a plan fails as it runs, quarantine it and run the next candidate."""
-    patience: float | None = None
-    """Seconds that a first call waits for its plan; then it computes by a plan that is ready, until the other is
-    compiled. None waits for the plan; so do ``frozen()``, ``deterministic`` and a pinned solver."""
     tier: str | None = None
-    """``"full"``: a first call waits for its specialised kernel. ``"ready"``: it is answered at once by what is ready,
-    until that kernel is compiled in the background. None: as the caller's framework has it; ``conv()`` waits, unless
-    ``patience`` is given, and a net that is built with nothing cached begins in the layout that is predicted fastest.
-    ``deterministic``, ``frozen()`` and ranks of one training always wait."""
-    tune: str | None = None
-    """``"online"``: real calls try other candidates on the caller's data; None: nothing is tried."""
-    share: float = 0.05
-    """Most of the calls' time that trials may take."""
+    """``"full"``: a first call waits for its specialised kernel. ``"ready"``: it is answered at once by what is ready
+    (a framework's own kernel; in ``conv()`` a general one), until the specialised kernel is compiled in the background.
+    None: as the caller's framework has it; ``conv()`` waits, and a net that is built with nothing cached begins in the
+    layout that is predicted fastest. ``deterministic``, ``frozen()`` and ranks of one training always wait, and
+    ``conv()`` under a pinned solver."""
     frozen: bool = False
     """No compilation, timing, file access or allocation: raise Frozen instead."""
 
@@ -46,13 +41,17 @@ class Policy:
         # A policy is in the key of every warm call, so its hash is computed once.
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in self.__dataclass_fields__)))
 
+    def __repr__(self) -> str:
+        chosen = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        changed = (f"{name}={value!r}" for name, value in chosen.items() if value != type(self).__dict__[name])
+        return f"Policy({', '.join(changed)})"
+
     @property
     def selection(self) -> Policy:
         """This policy without what does not bear on the choice of a plan."""
-        plain = self.fallback and not self.frozen and self.patience is None and self.tune is None and self.share == 0.05
-        if plain and self.tier is None:
+        if self.fallback and not self.frozen and self.tier is None:
             return self
-        return replace(self, frozen=False, fallback=True, patience=None, tier=None, tune=None, share=0.05)
+        return replace(self, frozen=False, fallback=True, tier=None)
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
@@ -70,12 +69,31 @@ def current_policy() -> Policy:
     return _current.get()
 
 
+class _Unchanged:
+    def __repr__(self) -> str:
+        return "unchanged"
+
+
+_UNCHANGED: Any = _Unchanged()
+"""The default of each choice of ``policy``: as it is outside the block."""
+
+
 @contextlib.contextmanager
-def policy(**choices: Any) -> Iterator[Policy]:
+def policy(
+    *,
+    solver: str | None = _UNCHANGED,
+    max_error: float | None = _UNCHANGED,
+    workspace_limit: int | None = _UNCHANGED,
+    deterministic: bool = _UNCHANGED,
+    fallback: bool = _UNCHANGED,
+    tier: Tier | None = _UNCHANGED,
+    frozen: bool = _UNCHANGED,
+) -> Iterator[Policy]:
     """Set some of Policy's fields inside the ``with`` block; the others stay as they are outside it.
 
-    Raises InvalidPolicy for a name that Policy lacks or a value of the wrong kind.
+    Raises InvalidPolicy for a value of the wrong kind.
     """
+    choices = {name: value for name, value in locals().items() if value is not _UNCHANGED}
     _check(choices)
     chosen = replace(_current.get(), **choices)
     token = _current.set(chosen)
@@ -106,25 +124,16 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "deterministic": (bool,),
     "fallback": (bool,),
     "frozen": (bool,),
-    "patience": (int, float, type(None)),
     "tier": (str, type(None)),
-    "tune": (str, type(None)),
-    "share": (int, float),
 }
 
 
 def _check(choices: dict[str, Any]) -> None:
     for name, value in choices.items():
-        if name not in _KINDS:
-            raise InvalidPolicy(f"policy() has no choice {name!r}; it has {', '.join(_KINDS)}")
         if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and bool not in _KINDS[name]):
             kinds = " or ".join(kind.__name__ for kind in _KINDS[name])
             raise InvalidPolicy(f"policy({name}=...) takes {kinds}, got {value!r}")
-        if name == "tune" and value not in (None, "online"):
-            raise InvalidPolicy(f'policy(tune=...) takes None or "online", got {value!r}')
         if name == "tier" and value not in (None, "full", "ready"):
             raise InvalidPolicy(f'policy(tier=...) takes None, "full" or "ready", got {value!r}')
-        if name == "share" and not 0 <= cast(float, value) <= 1:
-            raise InvalidPolicy(f"policy(share=...) takes 0 to 1, got {value!r}")
-        if name in ("max_error", "workspace_limit", "patience") and value is not None and cast(float, value) < 0:
+        if name in ("max_error", "workspace_limit") and value is not None and cast(float, value) < 0:
             raise InvalidPolicy(f"policy({name}=...) takes 0 or more, got {value!r}")

@@ -12,16 +12,17 @@ import functools
 import math as _math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from .activations import activation_macro, parse_activation
 from .dtypes import DTYPES, HEADER, INTEGERS, QUANTIZED, storage_macros
 from .errors import InvalidProblem
+from .literals import Direction, Layout, Math
 from .quantized import QUANTIZED_TEXTS, check_quantized
 
-DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
-LAYOUTS = ("nchw", "nhwc")
-MATHS = ("float32", "ieee", "tf32", "fast")
+DIRECTIONS: tuple[str, ...] = get_args(Direction)
+LAYOUTS: tuple[str, ...] = get_args(Layout)
+MATHS: tuple[str, ...] = get_args(Math)
 _AXES = "dhw"
 
 

@@ -90,6 +90,13 @@ class Results(list[Result]):
     def __init__(self, results: Iterable[Result] = ()) -> None:
         super().__init__(results)
 
+    def __repr__(self) -> str:
+        times = sum(result.median_ms is not None for result in self)
+        first = self.winner
+        won = f"{first.solver} is the fastest, {first.median_ms:.3g} ms" if first else "nothing could be measured"
+        what = getattr(self, "problem", "no problem")
+        return f"<Results of {what}: {won}; {times} of {len(self)} candidates have times>"
+
     @property
     def winner(self) -> Result | None:
         """The result that won, or None when nothing could be measured."""

@@ -63,6 +63,9 @@ class Solver(ABC):
     """The same inputs give the same bits, every time."""
     exact: bool = False
     """Small integer data give exact results, as a direct sum does (no transform rounds them)."""
+    spreads_nonfinite: bool = False
+    """An infinity or NaN in the tensor that is convolved (x, or dy of a data gradient) may reach outputs of its plane
+    that do not read it, as it reaches the whole tile of a transform (Winograd, FFT)."""
     quantized: bool = False
     """Computes quantized problems (``problem.quantized``); any other solver is never asked about one."""
     predicts: bool = True

@@ -11,6 +11,8 @@ from typing import Any
 
 from ..api.errors import InvalidArgument
 from ..api.problem import LAYOUTS, ConvProblem
+from ..selection.prepared import Constant
+from .arrays.accepted import shape_of
 
 _LETTERS = {1: "ncw", 2: "nchw", 3: "ncdhw"}
 
@@ -143,6 +145,12 @@ def _padding(
     return pads
 
 
+def check_bias(bias: Any, channels: int) -> None:
+    """Raise InvalidArgument for a bias, if there is one, that has not one element a channel of the result."""
+    if bias is not None and tuple(bias.shape) != (channels,):
+        raise InvalidArgument(f"bias must have shape ({channels},), got {tuple(bias.shape)}")
+
+
 def transposed_shape(
     x_shape: Sequence[int],
     w_shape: Sequence[int],
@@ -195,3 +203,53 @@ def transposed_shape(
     oc = ocg * whole("groups", groups, 1)
     shape = (mb, oc, *sizes) if layout == "nchw" else (mb, *sizes, oc)
     return shape, pads, rows
+
+
+def described_problem(
+    direction: str,
+    operands: tuple[Any, Any, Any],
+    bias: Any,
+    residual: Any,
+    dtype: str,
+    options: tuple[Any, ...],
+    shape: tuple[int, ...] | None,
+    names: tuple[str, str, str],
+) -> ConvProblem:
+    """What the arguments describe. Raises InvalidArgument, InvalidProblem."""
+    stride, padding, dilation, groups, activation, layout, math, accumulate = options
+    x, w, y = operands
+    dy = "dy" if names[2] == "y" else names[2]
+    problem = describe(
+        direction,
+        shape_of(x, names[0]) if direction != "bwd_data" else shape or (),
+        shape_of(w, names[1]) if direction != "bwd_weights" else shape or (),
+        None if direction == "fwd" else shape_of(y, dy),
+        dtype,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        layout=layout,
+        math=math,
+        names=(names[0], names[1], dy),
+        activation=activation,
+        bias=bias is not None,
+        residual=residual is not None,
+        accumulate=bool(accumulate),
+        constant_weights=isinstance(w, Constant),
+    )
+    check_bias(bias, problem.channels_out)
+    if residual is not None and tuple(residual.shape) != problem.out_shape:
+        shape = tuple(residual.shape)
+        raise InvalidArgument(f"residual must have the result's shape {problem.out_shape}, got {shape}")
+    if accumulate and operands["xwy".index(problem.written)] is None:
+        raise InvalidArgument("accumulate=True adds to what out holds: pass out=")
+    return problem
+
+
+def sizes_of(name: str, shape: Any) -> tuple[int, ...]:
+    """An argument's sizes. Raises InvalidArgument for what is no tuple of integers."""
+    try:
+        return tuple(size.__index__() for size in shape)
+    except (TypeError, AttributeError):
+        raise InvalidArgument(f"{name} must be a tuple of integers, got {shape!r}") from None

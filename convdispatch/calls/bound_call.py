@@ -5,27 +5,27 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ..api.dtypes import DTYPES, INTEGERS
 from ..api.errors import InvalidArgument, MemoryLimit
-from ..api.policy import current_policy, forbid_when_frozen
+from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.commands import host_memory as host
-from ..device.commands.host_memory import HostQueue
 from ..device.commands.interface import Commands, thread
 from ..device.memory import allocator as memory
 from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import Constant
 from ..selection.single_thread import prefers_one_thread
+from .arguments import check_bias
 from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
-from .arrays.operands import Operands, address, contiguous_strides, host_memory, native, overlaps
+from .arrays.operands import Operands, address, check_written, contiguous_strides, native, overlaps
 from .fast_path import FastPath, device_fast_path, host_fast_path, host_queue
 
 _READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
@@ -97,16 +97,18 @@ class Call:
         self.problem, self.host = problem, kind.host
         self.places = self._lead, self._other, self._out = PLACES[problem.direction]
         self._names = ["dy" if name == "y" else name for name in names]
-        self.out_shape, self.dtype = problem.out_shape, operands[self._lead].dtype.newbyteorder("=")
-        self._shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
-        self.strides = tuple(contiguous_strides(shape, problem.itemsize) for shape in self._shapes)
-        self.sizes = tuple(math.prod(shape) * problem.itemsize for shape in self._shapes)
+        self.out_shape = problem.out_shape
+        self.dtype = np.dtype(problem.out_dtype) if problem.quantized else operands[self._lead].dtype.newbyteorder("=")
+        shapes, units = (problem.x_shape, problem.w_shape, problem.y_shape), [problem.itemsize] * 3
+        units[self._out] = problem.out_itemsize
+        self.strides = tuple(map(contiguous_strides, shapes, units))
+        self.sizes = tuple(math.prod(shape) * unit for shape, unit in zip(shapes, units, strict=True))
         """Of x, w, y, in bytes."""
-        self._out_strides, self._bias_strides = self.strides[self._out], (problem.itemsize,)
-        self._out_bytes = self.sizes[self._out]
+        self.bias_strides = (4 if problem.quantized else problem.itemsize,)
+        self._out_strides, self._out_bytes = self.strides[self._out], self.sizes[self._out]
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
-        if bias is not None and tuple(bias.shape) != (problem.channels_out,):
-            raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+        if not problem.quantized:  # which has a table in the bias' place
+            check_bias(bias, problem.channels_out)
         if residual is not None and tuple(residual.shape) != self.out_shape:
             shape = tuple(residual.shape)
             raise InvalidArgument(f"residual must have the result's shape {self.out_shape}, got {shape}")
@@ -126,28 +128,25 @@ class Call:
         unsupported = runtime.device_info(commands.device).supports(problem.dtype)
         if unsupported:
             raise InvalidArgument(unsupported)
-        if current_policy().tune is not None:
-            from ..measurement.online import switch_on
-
-            switch_on()
         first_sight.seen(commands.device)
         self.prepared: Any = None if self.empty else dispatch.prepare(problem, self.context)
-        self._plain = not (self.empty or problem.bias or problem.residual)
-        """Whether two arrays come in, one goes out, and no more."""
         if self._pointers and not self.empty:
-            alone = current_policy().tune is None and prefers_one_thread(self.prepared)
+            alone = prefers_one_thread(self.prepared)
             self.ask = host_queue(commands.device if alone else None, alone)
         self.queue_launches: Any = None
-        """What the short way launches on a queue, once it has run."""
-        self.fast_path = self._make_fast_path(operands)
+        """What the short way launches on a queue."""
+        self._note_queue(commands)
+        self._path: FastPath | None = None
+        """On host memory: what runs the call on arrays that kernels take as they are."""
+        self.fast_path = self._make_fast_path(operands, bias, residual)
         self.key: Any = None
-        self.replay: Any = None
-        """The same call once more, where it has been made twice in a row; see ``replay``."""
+        self.again: Any = None
+        """Makes the call again, where it has been made twice in a row; see ``guarded_replay``."""
 
-    def _make_fast_path(self, operands: Sequence[Any]) -> FastPath | None:
+    def _make_fast_path(self, operands: Sequence[Any], bias: Any, residual: Any) -> FastPath | None:
         if not self.host:
-            return device_fast_path(self, operands)
-        if not (self._pointers and self._native):
+            return device_fast_path(self, (*operands, bias, residual))
+        if not self._pointers:
             return None
         shape, dtype, size, device = self.out_shape, self.dtype, self._out_bytes, self.context.devices[0]
 
@@ -155,11 +154,15 @@ class Call:
             fits = array.shape == shape and array.dtype == dtype and array.flags.writeable
             return address(array) if fits else 0
 
+        def table(bias: Any) -> int:
+            return address(bias.array)
+
         def make() -> tuple[np.ndarray, int]:
             made = host.empty(device, shape, dtype, size)
             return made, address(made)
 
-        return host_fast_path(self, address, written, make)
+        self._path = host_fast_path(self, address, written, make, table if self.problem.quantized else address)
+        return self._path if self._native else None
 
     def library_fast_path(self, library: Library, lead: Any) -> FastPath | None:
         """The short way of another library's host arrays; None where there is none."""
@@ -180,29 +183,32 @@ class Call:
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
+        if self.fast_path is not None:
+            operands, promise = [x, w, y], None
+            if queue is None and self.ask is not None:
+                queue = self.ask()
+            if self._promised:
+                promise, operands[1] = w, w.array
+            lead, other, out = self.places
+            try:
+                done = self.fast_path(operands[lead], operands[other], operands[out], queue, bias, promise, residual)
+            except MemoryError as error:
+                raise_no_room(self.out_shape, error)
+            if done is not None:
+                return done
+        return self.generally(x, w, y, bias, residual, queue)
+
+    def generally(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
+        """The same for operands that the fast path does not take."""
         operands = [x, w, y]
         try:
-            if self.fast_path is not None:
-                if queue is None and self.ask is not None:
-                    queue = self.ask()
-                promise = None
-                if self._promised:
-                    promise, operands[1] = w, w.array
-                lead, other, out = self.places
-                done = self.fast_path(operands[lead], operands[other], operands[out], queue, bias, promise)
-                if done is not None:
-                    return done
-                operands[1] = w
             out = operands[self._out]
             if out is not None and (out.shape != self.out_shape or out.dtype != self.dtype):
                 self._check_out(out)
             run = self._run_host if self.host else self._run_device
             return run(operands, bias, residual, self._queue(operands[self._lead], queue))
         except MemoryError as error:
-            if isinstance(error, MemoryLimit):
-                raise
-            shape = self.out_shape
-            raise MemoryLimit(f"the host has no memory left for a result of shape {shape}: {error}") from error
+            raise_no_room(self.out_shape, error)
 
     def _queue(self, lead: Any, queue: Any) -> Any:
         if queue is None:
@@ -217,6 +223,13 @@ class Call:
             raise InvalidArgument("the array has no queue: pass queue=, or give the array one with with_queue()")
         return queue
 
+    def _note_queue(self, queue: Any) -> None:
+        """Remember a queue that the plan takes as it is. Raises InvalidArgument for one of another context."""
+        if queue.context != self.context:
+            raise InvalidArgument("queue belongs to another context than the arrays")
+        if not isinstance(queue, Commands) or (self.prepared is not None and self.prepared.recordable):
+            self.known = queue
+
     def _check_out(self, out: Any) -> None:
         if out is None:
             return
@@ -224,42 +237,15 @@ class Call:
             raise InvalidArgument(f"out must have shape {self.out_shape}, got {tuple(out.shape)}")
         if out.dtype.newbyteorder("=") != self.dtype:
             raise InvalidArgument(f"out must be {self.dtype.name}, got {out.dtype.name}")
-        if isinstance(out, np.ndarray) and not out.flags.writeable:
-            raise InvalidArgument("out must be writeable, got a read-only array")
+        if isinstance(out, np.ndarray):
+            check_written(out)
 
     # --- NumPy -------------------------------------------------------------------------------------------------------
 
-    def _run_host_plain(self, operands: list[Any], queue: Any) -> np.ndarray | None:
-        """The result of arrays whose memory kernels take as it is, with nothing beside; None for other calls."""
-        lead, other, out = operands[self._lead], operands[self._other], operands[self._out]
-        promise = None
-        if type(other) is Constant:
-            promise, other = other, other.array
-        if not (lead.flags.carray and other.flags.carray):
-            return None
-        if out is None:
-            out = operands[self._out] = host.empty(queue.device, self.out_shape, self.dtype, self._out_bytes)
-        elif not out.flags.carray or out.dtype != self.dtype or _shared(out, lead) or _shared(out, other):
-            return None
-        commands = HostQueue(queue)
-        x, w, y = operands
-        try:
-            weights = host_memory(w) if promise is None else promise.on_device(queue)
-            given = host_memory(x), weights, host_memory(y)
-            commands.finish(dispatch.run(self.problem, self.prepared, commands, *given, constant=promise))
-        except BaseException:
-            queue.finish()  # no command may use the host's memory any longer
-            raise
-        return out
-
     def _run_host(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> np.ndarray:
-        if self._plain and self._pointers and self._native:
-            done = self._run_host_plain(operands, queue)
-            if done is not None:
-                return done
         out = operands[self._out]
-        if out is not None and not out.flags.writeable:
-            self._check_out(out)
+        if out is not None and not out.flags.carray:
+            check_written(out)
         direct = out is not None and native(out) is out
         if direct:
             for array in (operands[self._lead], operands[self._other], bias, residual):
@@ -273,47 +259,60 @@ class Call:
                 result[...] = 0
         else:
             operands[self._out] = result
-            self._enqueue(operands, bias, residual, queue, False)
+            run = self._enqueue if self._path is None else self._run_on_copies
+            run(operands, bias, residual, queue)
         if out is not None and not direct:
             out[...] = result
             return out
         return result
 
+    def _run_on_copies(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> None:
+        """Run on copies of what kernels do not take as it is; the result is memory that they do."""
+        bias, residual = (each if each is None or type(each) is Constant else native(each) for each in (bias, residual))
+        promise = None
+        if self._promised:
+            promise = operands[1]
+            if native(promise.array) is not promise.array:
+                promise = promise.seen_as("native", lambda: native(operands[1].array))
+            operands[1] = promise.array
+        lead, other = (native(operands[place]) for place in (self._lead, self._other))
+        done = self._path(lead, other, operands[self._out], queue, bias, promise, residual)  # type: ignore[misc]
+        assert done is not None, "kernels take copies"
+
     # --- arrays on a device ------------------------------------------------------------------------------------------
 
     def _run_device(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
         if queue is not self.known:
-            if queue.context != self.context:
-                raise InvalidArgument("queue belongs to another context than the arrays")
-            if not isinstance(queue, Commands) or (self.prepared is not None and self.prepared.recordable):
-                self.known = queue
+            self._note_queue(queue)
         out = operands[self._out]
         if out is None:
             forbid_when_frozen("allocate the result (pass out=)")
             out = operands[self._out] = self.make(queue, operands[self._lead])
         else:
-            for place in (self._lead, self._other):
-                if overlaps(out, operands[place]):
+            read = {self._names[place]: operands[place] for place in (self._lead, self._other)} | {"bias": bias}
+            for name, array in read.items():
+                if array is not None and overlaps(out, array):
                     raise InvalidArgument(
-                        f"out shares memory with {self._names[place]}, which would change while it is read: pass an "
-                        "out of its own"
+                        f"out shares memory with {name}, which would change while it is read: pass an out of its own"
                     )
         if self.empty:
             return self._zero(out, queue)
-        # The convolution would overwrite a residual that lies in the result before the epilogue's own pass reads it.
-        shared = residual is not None and residual.base_data == out.base_data and not self.prepared.fuses_residual
+        # A residual that lies in the result is overwritten before it is read, unless the kernel that writes an element
+        # reads the residual's at the same place.
+        shared = residual is not None and overlaps(out, residual)
+        shared = shared and not (self.prepared.fuses_residual and residual.offset == out.offset)
         event = self._enqueue(operands, bias, residual, queue, shared)
         if hasattr(out, "events"):
             out.events[:] = (event,)
         return out
 
-    def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool) -> Any:
+    def _enqueue(self, operands: list[Any], bias: Any, residual: Any, queue: Any, shared: bool = False) -> Any:
         """Enqueue the call; the event of its last command. ``shared`` copies the residual first."""
-        brought, given = Operands(queue, self.context, self._pointers), [None, None, None]
+        brought, given = Operands(queue, self.context), [None, None, None]
         for place in (self._lead, self._other):
             given[place] = brought.read(operands[place], self.strides[place])
         if bias is not None:
-            bias = brought.read(bias, self._bias_strides)
+            bias = brought.read(bias, self.bias_strides)
         if residual is not None:
             residual = brought.read(residual, self._out_strides)
             if shared:
@@ -322,11 +321,7 @@ class Call:
         x, w, y = given
         promise = operands[1] if type(operands[1]) is Constant else None
         rest = bias, residual, brought.events or None, promise
-        try:
-            return brought.finish(dispatch.run(self.problem, self.prepared, brought.commands, x, w, y, *rest))
-        except BaseException:
-            brought.abandon()
-            raise
+        return brought.finish(dispatch.run(self.problem, self.prepared, queue, x, w, y, *rest))
 
     def _zero(self, out: Any, queue: Any) -> Any:
         """The gradient of no images is zero; every other empty result has nothing to write."""
@@ -340,7 +335,11 @@ class Call:
         return out
 
 
-_shared = np.may_share_memory
+def raise_no_room(shape: tuple[int, ...], error: MemoryError) -> NoReturn:
+    """Raises MemoryLimit where there was no memory for a result."""
+    if isinstance(error, MemoryLimit):
+        raise error
+    raise MemoryLimit(f"the host has no memory left for a result of shape {shape}: {error}") from error
 
 
 def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:

@@ -15,46 +15,47 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..api.literals import Activation, Array, Layout, Math, Padding, Pads, Steps
 from ..api.policy import current_policy
-from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..device import runtime
 from ..selection.prepared import Constant, constant
-from .arguments import describe, transposed_shape
+from .arguments import described_problem, sizes_of, transposed_shape
 from .arrays.accepted import brought, shape_of
 from .arrays.array_library import Library
 from .arrays.known_libraries import BARE, Torch, library_of
 from .bound_call import PLACES, Call
-from .call_cache import CALLS, LAST, REPLAYS, cache_replay, cached_call
+from .call_cache import CALLS, LAST, cached_call
 from .cuda_call import CudaCall, HostArraysCall, one_library
-from .guarded_replay import replay_on_queue, replay_on_stream
+from .guarded_replay import replay_on_host, replay_on_queue, replay_on_stream
 from .output_padding import extended
 from .quantized import quantized_conv
 
 __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
 
+_LAST_FORWARD = LAST["fwd"]
 _READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
 _WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
 
 
 def conv(
-    x: Any,
+    x: Array,
     w: Any,
     bias: Any = None,
     *,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[Any] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: Steps = 1,
+    padding: Padding = 0,
+    dilation: Steps = 1,
     groups: int = 1,
-    activation: str | None = None,
-    residual: Any = None,
-    layout: str = "nchw",
-    math: str = "float32",
-    out: Any = None,
+    activation: Activation | None = None,
+    residual: Array | None = None,
+    layout: Layout = "nchw",
+    math: Math = "float32",
+    out: Array | None = None,
     queue: Any = None,
     accumulate: bool = False,
     quantization: Quantization | None = None,
-) -> Any:
+) -> Array:
     """Convolve: ``activation(x * w + bias + residual)``.
 
     Shapes, with 1 to 3 axes of space: x ``[mb, ic, h, w]``, w ``[oc, ic/groups, kh, kw]``, bias ``[oc]``, residual
@@ -63,14 +64,13 @@ def conv(
     ``"valid"``. ``w`` may be ``constant(array)``, whose packed form is then kept. ``accumulate`` adds to what ``out``
     holds.
 
-    Accuracy, in norm against float64: ``math="float32"`` keeps 1e-5, ``"ieee"`` twice a plain float32 sum's error,
-    ``"tf32"`` 2e-3, relative to what enters an output. Multiplying an image, an output channel, or a summed channel
-    (its weights divided by the same) by powers of two costs no digit; in ``conv_backward_data`` output channels are
-    summed, in ``conv_backward_weights`` images (docs/use/accuracy.md).
+    Accuracy, in norm against float64 and what enters an output: ``math="float32"`` keeps 1e-5, ``"ieee"`` twice a plain
+    float32 sum's error, ``"tf32"`` 2e-3, ``"fast"`` what its solver documents. Multiplying an image, an output channel,
+    or a summed channel (its weights divided by the same) by powers of two costs no digit (docs/use/accuracy.md); in
+    ``conv_backward_data`` output channels are summed, in ``conv_backward_weights`` images.
 
     With ``quantization`` x is int8 or uint8, w int8, bias int32, and y of the quantization's dtype: every element is
     exactly what ONNX's QLinearConv defines (docs/use/quantization.md). Forward only.
-
     Raises InvalidArgument or InvalidProblem before anything is written, NoSolver when every solver refuses.
     """
     if quantization is not None:
@@ -81,29 +81,32 @@ def conv(
         )  # fmt: skip
     operands = x, w, out
     options = (stride, padding, dilation, groups, activation, layout, math, accumulate)
-    replay = REPLAYS.get(id(w))
-    if replay is not None and bias is residual is queue is None:  # as _call has it: a call of it would cost a tenth
-        done = replay("fwd", operands, options, None)
+    last = _LAST_FORWARD.get(id(w))
+    if last is not None and (again := last.again) is not None:  # as _call has it: a call of it would cost a tenth
+        if bias is residual is queue is None:
+            done = again("fwd", operands, options, None)
+        else:
+            done = again("fwd", operands, options, None, bias, residual, queue) if last.host else None
         if done is not None:
             return done
-    return _call("fwd", operands, bias, residual, queue, options)
+    return _looked_up("fwd", operands, bias, residual, queue, options)
 
 
 def conv_backward_data(
-    dy: Any,
+    dy: Array,
     w: Any,
     x_shape: Sequence[int],
     *,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[Any] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: Steps = 1,
+    padding: Padding = 0,
+    dilation: Steps = 1,
     groups: int = 1,
-    layout: str = "nchw",
-    math: str = "float32",
-    out: Any = None,
+    layout: Layout = "nchw",
+    math: Math = "float32",
+    out: Array | None = None,
     queue: Any = None,
     accumulate: bool = False,
-) -> Any:
+) -> Array:
     """Gradient of ``conv`` with respect to x, of shape ``x_shape``, from the gradient ``dy`` of its result.
 
     Shapes and options as in ``conv``; ``accumulate`` adds to what ``out`` holds. Raises as ``conv`` does.
@@ -115,25 +118,25 @@ def conv_backward_data(
         None,
         queue,
         (stride, padding, dilation, groups, None, layout, math, accumulate),
-        _sizes("x_shape", x_shape),
+        sizes_of("x_shape", x_shape),
     )
 
 
 def conv_backward_weights(
-    x: Any,
+    x: Array,
     dy: Any,
     w_shape: Sequence[int],
     *,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[Any] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: Steps = 1,
+    padding: Padding = 0,
+    dilation: Steps = 1,
     groups: int = 1,
-    layout: str = "nchw",
-    math: str = "float32",
-    out: Any = None,
+    layout: Layout = "nchw",
+    math: Math = "float32",
+    out: Array | None = None,
     queue: Any = None,
     accumulate: bool = False,
-) -> Any:
+) -> Array:
     """Gradient of ``conv`` with respect to w, of shape ``w_shape``, from the gradient ``dy`` of its result.
 
     Shapes and options as in ``conv``; ``accumulate`` adds to what ``out`` holds. Raises as ``conv`` does.
@@ -145,27 +148,27 @@ def conv_backward_weights(
         None,
         queue,
         (stride, padding, dilation, groups, None, layout, math, accumulate),
-        _sizes("w_shape", w_shape),
+        sizes_of("w_shape", w_shape),
     )
 
 
 def conv_transpose(
-    x: Any,
+    x: Array,
     w: Any,
     bias: Any = None,
     *,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[Any] = 0,
-    output_padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: Steps = 1,
+    padding: Pads = 0,
+    output_padding: Steps = 0,
+    dilation: Steps = 1,
     groups: int = 1,
-    activation: str | None = None,
-    residual: Any = None,
-    layout: str = "nchw",
-    math: str = "float32",
-    out: Any = None,
+    activation: Activation | None = None,
+    residual: Array | None = None,
+    layout: Layout = "nchw",
+    math: Math = "float32",
+    out: Array | None = None,
     queue: Any = None,
-) -> Any:
+) -> Array:
     """Transposed convolution, as PyTorch's ``conv_transpose2d``: the backward-data of a convolution, as a layer.
 
     x ``[mb, ic, h, w]``, w ``[ic, oc/groups, kh, kw]``, bias ``[oc]``, result ``[mb, oc, oh, ow]`` with ``oh = (h -
@@ -199,13 +202,30 @@ def _call(
     shape: tuple[int, ...] | None = None,
     names: tuple[str, str, str] = ("x", "w", "y"),
 ) -> Any:
-    first, second, written = PLACES[direction]
-    read, other = operands[first], operands[second]
-    replay = REPLAYS.get(id(other))
-    if replay is not None and bias is None and residual is None and queue is None:
-        done = replay(direction, operands, options, shape)
+    last = LAST[direction].get(id(operands[PLACES[direction][1]]))
+    if last is not None and (again := last.again) is not None:
+        if bias is residual is queue is None:
+            done = again(direction, operands, options, shape)
+        else:
+            done = again(direction, operands, options, shape, bias, residual, queue) if last.host else None
         if done is not None:
             return done
+    return _looked_up(direction, operands, bias, residual, queue, options, shape, names)
+
+
+def _looked_up(
+    direction: str,
+    operands: tuple[Any, Any, Any],
+    bias: Any,
+    residual: Any,
+    queue: Any,
+    options: tuple[Any, ...],
+    shape: tuple[int, ...] | None = None,
+    names: tuple[str, str, str] = ("x", "w", "y"),
+) -> Any:
+    """As ``_call``, by all that decides the call."""
+    first, second, written = PLACES[direction]
+    read, other = operands[first], operands[second]
     runtime.refuse_forked()
     library = library_of(kind := type(read))
     if library is not None and library is not BARE:
@@ -228,12 +248,12 @@ def _call(
             None if residual is None else (residual.shape, residual.dtype, type(residual)),
             current_policy(),
         )
-        last = LAST.get(id(other))
-        call = cached_call(key, other)
+        last = LAST[direction].get(id(other))
+        call = cached_call(direction, key, other)
     except TypeError:  # a list among the options, or something that is no array
         changed = tuple(map(_hashable, options))
         if changed != options:
-            return _call(direction, operands, bias, residual, queue, changed, shape, names)
+            return _looked_up(direction, operands, bias, residual, queue, changed, shape, names)
         key = call = last = None
     except AttributeError:
         key = call = last = None
@@ -246,9 +266,12 @@ def _call(
             return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
 
         call = describe_call() if key is None else CALLS.make(key, describe_call)
-    if last is not None and last is call and not call.host and call.fast_path and bias is residual is queue is None:
-        call.replay = call.replay or replay_on_queue(call, operands, options, shape)
-        cache_replay(other, call.replay)
+    if last is not None and last is call and call.again is None and call.fast_path:
+        if call.host:
+            given = (*operands, bias, residual, queue)
+            call.again = replay_on_host(call, call.fast_path, given, options, shape)
+        elif bias is residual is queue is None:
+            call.again = replay_on_queue(call, operands, options, shape)
     x, w, y = operands
     return call(x, w, y, bias, residual, queue)
 
@@ -292,8 +315,8 @@ def _call_library_arrays(
             None if bias is None else (bias.shape, bias.dtype),
             None if residual is None else (residual.shape, residual.dtype), current_policy(),
         )  # fmt: skip
-        last = LAST.get(id(second))
-        call = cached_call(key, second)
+        last = LAST[direction].get(id(second))
+        call = cached_call(direction, key, second)
     except (TypeError, AttributeError):  # a list among the options, or something that is no array
         key = call = last = None
     if call is None:
@@ -316,6 +339,9 @@ def _call_library_arrays(
                 return HostArraysCall(library, written, describe, given)
 
             call = on_host() if key is None else CALLS.make(key, on_host)
+        warm = last is not None and last is call and call.again is None and call.fast_path
+        if warm and type(library) is Torch and type(second) is not Constant:
+            call.again = replay_on_host(call, call.fast_path, (*given, queue), options, shape)
         return call(given, queue)
     if call is None:
         if queue is not None:
@@ -323,56 +349,13 @@ def _call_library_arrays(
 
         def describe_call() -> CudaCall:
             roles, dtype = one_library(library, direction, given, looked[: len(given)], names)
-            problem = _problem(direction, operands, bias, residual, dtype, options, shape, names)
+            problem = described_problem(direction, operands, bias, residual, dtype, options, shape, names)
             return CudaCall(problem, library, looked[read], written, roles, library.stream(lead, looked[read]))
 
         call = describe_call() if key is None else CALLS.make(key, describe_call)
-    if last is not None and last is call and call.plain and type(library) is Torch and bias is residual is None:
-        cache_replay(second, replay_on_stream(call, library, operands, options, shape))
+    if last is not None and last is call and call.again is None and call.plain and type(library) is Torch:
+        call.again = replay_on_stream(call, library, operands, options, shape)
     return call(*given)
-
-
-def _problem(
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    dtype: str,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...] | None,
-    names: tuple[str, str, str],
-) -> ConvProblem:
-    """What the arguments describe. Raises InvalidArgument, InvalidProblem."""
-    stride, padding, dilation, groups, activation, layout, math, accumulate = options
-    x, w, y = operands
-    dy = "dy" if names[2] == "y" else names[2]
-    problem = describe(
-        direction,
-        shape_of(x, names[0]) if direction != "bwd_data" else shape or (),
-        shape_of(w, names[1]) if direction != "bwd_weights" else shape or (),
-        None if direction == "fwd" else shape_of(y, dy),
-        dtype,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        layout=layout,
-        math=math,
-        names=(names[0], names[1], dy),
-        activation=activation,
-        bias=bias is not None,
-        residual=residual is not None,
-        accumulate=bool(accumulate),
-        constant_weights=isinstance(w, Constant),
-    )
-    if bias is not None and tuple(bias.shape) != (problem.channels_out,):
-        raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
-    if residual is not None and tuple(residual.shape) != problem.out_shape:
-        shape = tuple(residual.shape)
-        raise InvalidArgument(f"residual must have the result's shape {problem.out_shape}, got {shape}")
-    if accumulate and operands[_WRITTEN[direction]] is None:
-        raise InvalidArgument("accumulate=True adds to what out holds: pass out=")
-    return problem
 
 
 def _describe_call(
@@ -389,12 +372,5 @@ def _describe_call(
         if place != _WRITTEN[direction]:
             shape_of(array, "dy" if name == "y" and direction != "fwd" else name)
     kind = Call.kind_of(operands, bias, residual, direction, names)
-    problem = _problem(direction, operands, bias, residual, kind.dtype, options, shape, names)
+    problem = described_problem(direction, operands, bias, residual, kind.dtype, options, shape, names)
     return Call(problem, kind, bias, residual, queue, operands, names)
-
-
-def _sizes(name: str, shape: Any) -> tuple[int, ...]:
-    try:
-        return tuple(size.__index__() for size in shape)
-    except (TypeError, AttributeError):
-        raise InvalidArgument(f"{name} must be a tuple of integers, got {shape!r}") from None

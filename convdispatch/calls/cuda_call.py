@@ -22,7 +22,7 @@ from ..device.cuda.ptx import Unlaunchable
 from ..device.cuda.stream import BLOCKED, CudaMemory, CudaStream
 from ..device.cuda_driver import NO_CONTEXT, CudaError
 from ..device.memory.allocator import out_of_memory
-from ..device.plans.cuda_launches import Launches
+from ..device.places.stream import StreamLaunches, StreamPlace
 from ..device.programs.ptx_program import for_streams
 from ..measurement import first_sight
 from ..selection import dispatch
@@ -41,16 +41,20 @@ _warned: set[tuple[str, str]] = set()
 class HostArraysCall:
     """A call on NumPy's views of another library's host arrays; the result as the library's own."""
 
+    host = True
+
     def __init__(self, library: Library, written: int, describe: Callable[..., Any], given: Sequence[Any]) -> None:
         """``describe(operands, bias, residual)`` answers the call that takes such views."""
         self.key: Any = None
+        self.again: Any = None
         self._host, self._from_host, self._written = library.host, library.from_host, written
         self._lead = next(
             place for place, each in enumerate(given[:3]) if place != written and not isinstance(each, Constant)
         )
         x, w, y, bias, residual = map(self._view, given)
         self._call = describe((x, w, y), bias, residual)
-        self._fast_path, self._places = self._call.library_fast_path(library, given[self._lead]), self._call.places
+        self.fast_path, self.places = self._call.library_fast_path(library, given[self._lead]), self._call.places
+        self.problem, self.ask, self.out_shape = self._call.problem, self._call.ask, self._call.out_shape
 
     def _view(self, array: Any) -> Any:
         if array is None or isinstance(array, np.ndarray):
@@ -61,16 +65,21 @@ class HostArraysCall:
 
     def __call__(self, given: Sequence[Any], queue: Any) -> Any:
         """Run; waits."""
-        if self._fast_path is not None:
-            (lead, other, out), promise = self._places, None
+        if self.fast_path is not None:
+            (lead, other, out), promise = self.places, None
             second = given[other]
             if type(second) is Constant:
                 promise, second = self._view(second), second.array
-            done = self._fast_path(given[lead], second, given[out], queue or self._call.ask(), given[3], promise)
+            done = self.fast_path(
+                given[lead], second, given[out], queue or self._call.ask(), given[3], promise, given[4]
+            )
             if done is not None:
                 return done
+        return self.generally(*given, queue)
+
+    def generally(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
+        """The same for operands that the fast path does not take."""
         view = self._view
-        x, w, y, bias, residual = given
         result = self._call(
             view(x),
             view(w),
@@ -79,8 +88,8 @@ class HostArraysCall:
             None if residual is None else view(residual),
             queue,
         )
-        out = given[self._written]
-        return self._from_host(result, given[self._lead]) if out is None else out
+        out = (x, w, y)[self._written]
+        return self._from_host(result, (x, w, y)[self._lead]) if out is None else out
 
 
 class CudaCall:
@@ -88,6 +97,8 @@ class CudaCall:
 
     ``roles`` names x, w, y for errors, ``written`` is the place of the result.
     """
+
+    host = False
 
     def __init__(
         self,
@@ -98,22 +109,27 @@ class CudaCall:
         roles: Sequence[str],
         stream: CudaStream,
     ) -> None:
-        if problem.dtype not in DTYPES:
+        if problem.dtype not in DTYPES and not problem.quantized:
             raise InvalidArgument(f"arrays must be of {', '.join(DTYPES)}, got {problem.dtype}")
         self.problem, self.library, self.number, self.written, self.roles = problem, library, number, written, roles
         self.key: Any = None
+        self.again: Any = None
         self.place = stream.place
         unsupported = runtime.device_info(self.place.device).supports(problem.dtype)
         if unsupported:
             raise InvalidArgument(unsupported)
         self.shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
-        self.sizes = tuple(math.prod(shape) * problem.itemsize for shape in self.shapes)
+        units = [problem.itemsize] * 3
+        units[written] = problem.out_itemsize
+        self.sizes = tuple(math.prod(shape) * unit for shape, unit in zip(self.shapes, units, strict=True))
+        self._bias_size = math.prod(problem.form("bias")[0]) * (4 if problem.quantized else problem.itemsize)
+        self._dtype = problem.out_dtype or problem.dtype
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
         self.out_shape, self._name = problem.out_shape, ""
         self._out_size = self.sizes[written]
         self._read = [(place, size) for place, size in enumerate(self.sizes) if place != written]
         self.prepared: Any = None
-        self.launches: Launches | None = None
+        self.launches: StreamLaunches | None = None
         self.plain = False
         """Whether launches on three operands are all of it."""
         self.through_host: str | None = None
@@ -131,10 +147,14 @@ class CudaCall:
             try:
                 self.launches = rehearse(self.prepared, stream)
             except Unlaunchable as error:
+                if problem.quantized:
+                    raise ConvDispatchError(
+                        f"{self._name} cannot run {problem} on a CUDA stream: {error}; call with NumPy's arrays or a "
+                        "pyopencl.array.Array"
+                    ) from error
                 self._give_up(str(error))
-        self.plain = self.launches is not None and not (
-            problem.bias or problem.residual or problem.constant_weights or library.copies
-        )
+        beside = problem.bias or problem.residual or problem.constant_weights or problem.quantized
+        self.plain = self.launches is not None and not (beside or library.copies)
 
     def _give_up(self, why: str) -> None:
         """From now on through the host."""
@@ -161,12 +181,13 @@ class CudaCall:
         stream, new = library.stream(lead, self.number), out is None
         if new:
             forbid_when_frozen("allocate the result (pass out=)")
-            out = operands[written] = library.empty(self.out_shape, lead, stream)
+            dtype = self._dtype if self.problem.quantized else None
+            out = operands[written] = library.empty(self.out_shape, lead, stream, dtype)
         elif library.immutable:
             raise InvalidArgument(f"a {library.name} cannot be written to: pass no out")
-        elif tuple(out.shape) != self.out_shape or library.dtype(out) != self.problem.dtype:
+        elif tuple(out.shape) != self.out_shape or library.dtype(out) != self._dtype:
             raise InvalidArgument(
-                f"out must have shape {self.out_shape} and be {self.problem.dtype}, got {tuple(out.shape)} and "
+                f"out must have shape {self.out_shape} and be {self._dtype}, got {tuple(out.shape)} and "
                 f"{library.dtype(out)}"
             )
         with stream.current():
@@ -218,15 +239,19 @@ class CudaCall:
 
     def _apart(self, addresses: Sequence[int]) -> None:
         """Raises InvalidArgument where the result would lie over an operand that is still read."""
-        begin = addresses[self.written]
-        end = begin + self._out_size
         for place, size in self._read:
-            at = addresses[place]
-            if at < end and begin < at + size:
-                raise InvalidArgument(
-                    f"out shares memory with {self.roles[place]}, which would change while it is read: pass an out of "
-                    "its own"
-                )
+            if self._overlapped(addresses[self.written], addresses[place], size):
+                self._refuse_shared(self.roles[place])
+
+    def _overlapped(self, out: int, at: int, size: int) -> bool:
+        """Whether the result at ``out`` shares bytes with ``size`` bytes at ``at``."""
+        return at < out + self._out_size and out < at + size
+
+    @staticmethod
+    def _refuse_shared(name: str) -> None:
+        raise InvalidArgument(
+            f"out shares memory with {name}, which would change while it is read: pass an out of its own"
+        )
 
     def _run(self, operands: list[Any], bias: Any, residual: Any, stream: CudaStream) -> None:
         promise = operands[1] if type(operands[1]) is Constant else None
@@ -238,11 +263,16 @@ class CudaCall:
                 given[place] = self._memory(array, stream, self.sizes[place], place == self.written)
         size, out = self.sizes[self.written], given[self.written]
         self._apart([memory.address for memory in given])
-        if bias is not None:
-            bias = self._memory(bias, stream, self.problem.channels_out * self.problem.itemsize)
+        if type(bias) is Constant:  # a quantized convolution's table
+            bias = bias.on_device(stream)  # type: ignore[arg-type]
+        elif bias is not None:
+            bias = self._memory(bias, stream, self._bias_size)
+            if self._overlapped(out.address, bias.address, self._bias_size):
+                self._refuse_shared("bias")
         if residual is not None:
             residual = self._memory(residual, stream, size)
-            if residual.address == out.address and not self.prepared.fuses_residual:
+            in_place = residual.address == out.address and self.prepared.fuses_residual
+            if not in_place and self._overlapped(out.address, residual.address, size):
                 same, residual = residual, stream.allocate(size)
                 stream.copy(residual, same, size)
         if out.address % ALIGNMENT:
@@ -298,12 +328,12 @@ def memory_of(library: Library, array: Any, stream: CudaStream, size: int, out: 
     return aligned
 
 
-def launched(launches: Launches | None, stream: CudaStream, addresses: list[int]) -> bool:
+def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: list[int]) -> bool:
     """Whether a plan's launches were given on these addresses; none was where memory or a context is lacking."""
     if launches is None:
         return False
     try:
-        launches.give(stream, addresses)
+        launches.run(stream, addresses)
     except CudaError as error:
         if not (out_of_memory(error) or error.status == NO_CONTEXT):
             raise
@@ -311,17 +341,22 @@ def launched(launches: Launches | None, stream: CudaStream, addresses: list[int]
     return True
 
 
-def rehearse(prepared: Prepared, stream: CudaStream) -> Launches | None:
-    """Load every program of a plan for CUDA, before anything of it runs; its launches. Raises Unlaunchable."""
+def rehearse(prepared: Prepared, stream: CudaStream) -> StreamLaunches | None:
+    """Load every program of a plan for CUDA, before anything of it runs; its launches, where these are all it gives.
+
+    Raises Unlaunchable.
+    """
     if not prepared.recordable:
         if getattr(prepared.plan, "streams", False) and not prepared.layered:
             return None
         why = "layers see OpenCL's queues" if prepared.layered else "it enqueues by its own means, on OpenCL's queues"
         raise Unlaunchable(why)
-    recording, given = prepared.recorded(runtime.queue(stream.device))
-    for command in recording.commands:
-        command.make(lambda slot: CudaMemory(0, slot.size), stream)
-    return Launches.of(recording, given, stream)
+    queue = runtime.queue(stream.device)
+    launches = prepared.executable(queue).bind(StreamPlace(stream.place.cuda))
+    if launches is None:
+        for command in prepared.recorded(queue).commands:
+            command.make(lambda slot: CudaMemory(0, slot.size), stream)
+    return launches
 
 
 def one_library(

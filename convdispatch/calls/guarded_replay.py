@@ -1,25 +1,31 @@
 """The same call once more: checked piece by piece, with no key to make or to look up.
 
-What a warm call on a CUDA stream or an OpenCL queue costs is asking its arrays what they are; here each is asked once.
-Where anything is not as it was the last time the answer is None, and the call goes the usual way.
+What a warm call costs is asking its arrays what they are; here each is asked once. Where anything is not as it was the
+last time the answer is None, and the call is looked up by all that decides it.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..api.policy import current_policy, forbid_when_frozen
+from ..device import runtime
 from ..device.commands.interface import thread
 from ..device.cuda.stream import BLOCKED
 from ..device.native import loading
-from .cuda_call import ALIGNMENT, NO_EPILOGUE, CudaCall
+from ..selection.prepared import Constant
+from .bound_call import Call, raise_no_room
+from .cuda_call import ALIGNMENT, NO_EPILOGUE, CudaCall, HostArraysCall
+from .fast_path import FastPath
 
 if TYPE_CHECKING:
     from .arrays.known_libraries import Torch
-    from .bound_call import Call
 
 
 def replay_on_stream(
@@ -137,14 +143,14 @@ def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...
             x.dtype, w.dtype, out.dtype, x.shape, w.shape, out.shape, x.strides, w.strides, out.strides,
             x.queue, w.queue, out.queue, x.offset, w.offset, out.offset,
         ):  # fmt: skip
-            memory = a, b, c = x.base_data, w.base_data, out.base_data
-            if c in (a, b):
+            memory = given[0].base_data, given[1].base_data, given[2].base_data
+            if memory[written] in (memory[first], memory[second]):
                 return None
             if thread.capturing is None:
                 before = out.events
                 wait_for = x.events + w.events + before if x.events or w.events else before
                 try:
-                    event = launches.give(known, memory, wait_for or None)
+                    event = launches.run(known, memory, wait_for or None)
                 except Exception:  # which the short way sees too, and knows what to do
                     return fast_path(x, w, out, None)
                 if len(before) == 1:  # a third of what a slice takes
@@ -157,3 +163,72 @@ def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...
         return fast_path(x, w, out, None)
 
     return replay
+
+
+def replay_on_host(
+    call: Call | HostArraysCall, fast_path: FastPath, given: Sequence[Any], options: tuple[Any, ...], shape: Any
+) -> Callable[..., Any]:
+    """The same for arrays in host memory; ``given`` are x, w, y, bias, residual and queue, of which it takes the others
+    too. Holds no call."""
+    direction, (first, second, written), ask = call.problem.direction, call.places, call.ask
+    lead, other, bias, residual, queue = given[first], given[second], given[3], given[4], given[5]
+    lead_kind, other_kind, promised = type(lead), type(other), type(other) is Constant
+    dtype, beside, lead_shape, other_shape = lead.dtype, other.dtype, lead.shape, other.shape
+    of_bias, of_residual, policies, out_shape = _facts(bias), _facts(residual), (current_policy(),), call.out_shape
+    tensors, owner = not issubclass(lead_kind, np.ndarray), weakref.ref(call)
+
+    def replay(
+        given_direction: str,
+        given: Sequence[Any],
+        given_options: tuple[Any, ...],
+        sizes: Any,
+        bias: Any = None,
+        residual: Any = None,
+        given_queue: Any = None,
+    ) -> Any:
+        x, w, out = given[first], given[second], given[written]
+        try:
+            if given_direction != direction or given_options != options or sizes != shape:
+                return None
+        except ValueError:  # an array among the options
+            return None
+        if (
+            type(x) is not lead_kind
+            or type(w) is not other_kind
+            or (out is not None and type(out) is not lead_kind)
+            or x.shape != lead_shape
+            or w.shape != other_shape
+            or x.dtype is not dtype
+            or w.dtype is not beside
+            or given_queue is not queue
+            or current_policy() not in policies  # by identity first
+            or runtime.forked
+        ):
+            return None
+        if (bias is not None or of_bias) and _facts(bias) != of_bias:
+            return None
+        if (residual is not None or of_residual) and _facts(residual) != of_residual:
+            return None
+        if tensors and not all(_plain(each) for each in (x, w, out, bias, residual)):
+            return None
+        promise = None
+        if promised:
+            promise, w = w, w.array
+        try:
+            done = fast_path(x, w, out, queue or ask(), bias, promise, residual)
+        except MemoryError as error:
+            raise_no_room(out_shape, error)
+        if done is None and (held := owner()) is not None:
+            return held.generally(*given, bias, residual, queue)
+        return done
+
+    return replay
+
+
+def _facts(array: Any) -> Any:
+    return None if array is None else (type(array), array.dtype, array.shape)
+
+
+def _plain(array: Any) -> bool:
+    """Whether one of PyTorch's tensors, if it is one, lies in host memory and records no gradient."""
+    return array is None or type(array) is Constant or bool(array.is_cpu and not array.requires_grad)

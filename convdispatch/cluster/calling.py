@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 from ..api.errors import ConvDispatchError
-from ..measurement.child import answer, questions
+from ..device.child import answer, questions
 
 __all__: list[str] = []
 

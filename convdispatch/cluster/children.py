@@ -6,13 +6,14 @@ Loading plugins and opening a device takes seconds; the first task would wait fo
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ..device.background import Threads
 from ..measurement.farm import Died, NotStarted, RestartingChild, outlive
 from ..measurement.search.precompile import MOST, compile_one, compiler
 from .exclusive import exclusive
@@ -80,8 +81,9 @@ class Children:
                         break
             return compiled
 
-        with ThreadPoolExecutor(len(self._compilers)) as pool:
-            return sum(pool.map(work, self._compilers))
+        threads = Threads(len(self._compilers), "convdispatch-compile")
+        futures = [threads.submit(functools.partial(work, child)) for child in self._compilers]
+        return sum(future.result() for future in futures)
 
 
 def _try(start: Any) -> None:

@@ -10,7 +10,7 @@ from ..api.errors import ConvDispatchError, ConvDispatchWarning
 from ..api.policy import Policy
 from ..api.problem import ConvProblem
 from ..api.results import Result, Results
-from ..measurement.child import answer, questions
+from ..device.child import answer, questions
 
 _FIELDS = ("verdict", "spent_ms", "peak_bytes", "conditions", "inconclusive")
 

@@ -13,10 +13,12 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
-__all__ = ["at_work", "ended", "start"]
+__all__ = ["Threads", "at_work", "ended", "start"]
 
 EXIT_S = 60.0
 """Most seconds that the end of a process waits."""
@@ -42,6 +44,42 @@ def start(work: Callable[[], Any], name: str) -> threading.Thread:
         _leave(thread)
         raise
     return thread
+
+
+class Threads:
+    """Runs functions in at most ``most`` threads, in the order of submission. A thread ends when nothing is left to do.
+
+    Unlike ``concurrent.futures.ThreadPoolExecutor`` it also works in a thread that outlives the main thread: from the
+    main thread's end on, an executor takes no more work, and its module cannot even be imported.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most, self._name, self._running = most, name, 0
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._lock = threading.Lock()
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Run ``work`` in one of the threads; its result or what it raises is the future's."""
+        future: Future[Any] = Future()
+        with self._lock:
+            self._waiting.append((future, work))
+            more = self._running < self._most
+            self._running += more
+        if more:
+            start(self._run, self._name)
+        return future
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._running -= 1
+                    return
+                future, work = self._waiting.popleft()
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
 
 
 @contextlib.contextmanager

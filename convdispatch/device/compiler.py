@@ -1,42 +1,38 @@
-"""A child that compiles kernel text, as ``compile_pool`` starts it: ``python -m ... PLATFORM DEVICE``."""
+"""A child that compiles kernel text for a device, as ``programs.compile_pool`` starts it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
+
+from .child import answer, questions
 
 __all__: list[str] = []
 
 
-def _serve(platform: int, device: int) -> None:
+def _serve() -> None:
     import pyopencl as cl
 
     from ..api.errors import BuildFailed
     from .cuda.modules import load
     from .cuda_driver import cuda_of
     from .programs.binary_cache import built
-    from .programs.child_process import receive, send
 
-    # Drivers print as they please: answers go where standard output went.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    chosen = cl.get_platforms()[platform].get_devices()[device]
+    asked = questions()
+    platform, number = map(int, next(asked)["device"].split(":"))
+    chosen = cl.get_platforms()[platform].get_devices()[number]
     context = cl.Context([chosen])
     cuda = None
     # A GPU's binary may be no machine code: what the driver makes of it is kept by the driver, and found by whoever
     # asked, where it takes a third as long as compiling the text and one thread at a time.
     compiles_further = bool(chosen.type & cl.device_type.GPU)
-    while True:
-        try:
-            request, text = receive(sys.stdin.buffer)
-        except EOFError:
-            return
+    for request in asked:
+        text = request.content
         try:
             if not request["is_text"]:
                 with contextlib.suppress(Exception):
                     built(context, request["options"], context.devices, [text])
-                send(answers, {}, b"")
+                answer({})
                 continue
             program = built(context, request["options"], text.decode())
             binary = program.get_info(cl.program_info.BINARIES)[0]
@@ -46,11 +42,11 @@ def _serve(platform: int, device: int) -> None:
                     load(cuda, binary)
             elif compiles_further:
                 built(context, request["options"], context.devices, [binary])
-            send(answers, {}, binary)
+            answer({}, binary)
         except BuildFailed as error:
-            send(answers, {"failed": str(error), "log": error.log}, b"")
+            answer({"failed": str(error), "log": error.log})
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]))
+    _serve()
     os._exit(0)  # drivers need not be taken down

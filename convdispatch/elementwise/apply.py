@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..calls.arrays.operands import elements_overlap
 from ..device.programs.kernels import Programs, without_numbers
 from .codegen.expression import Formula, parse
 from .codegen.kernel import Operand, Prepared, prepare
@@ -140,7 +141,7 @@ def operand_of(name: str, tensor: Tensor, shape: tuple[int, ...], read: bool, wr
     strides = stretched(tensor.shape, tensor.strides, shape)
     if any(step % itemsize for step in strides) or tensor.offset % itemsize:
         raise InvalidArgument(f"{name or 'out'} must lie at multiples of its element size, got {tensor.strides}")
-    if written and any(step == 0 and size > 1 for step, size in zip(strides, shape, strict=True)):
-        raise InvalidArgument(f"{name or 'out'} is written, but its elements overlap (a stride of 0)")
+    if written and elements_overlap(shape, strides, itemsize):
+        raise InvalidArgument(f"{name or 'out'} is written, but its elements overlap, as a broadcast view's do")
     steps = tuple(step // itemsize for step in strides)
     return Operand(name, tensor.dtype, steps, read, written, tensor.offset % 16 == 0)

@@ -45,7 +45,7 @@ def sample(x: Tensor, tables: Mapping[int, Table], fill: float = 0.0) -> Tensor:
     for axis in axes:
         index, weight = given[axis]
         index = np.ascontiguousarray(index, np.int32)
-        index = index.reshape(len(index), -1)
+        index = index.reshape(len(index), -1 if index.size else 1)
         if index.size and (index.min() < -1 or index.max() >= x.shape[axis]):
             raise InvalidArgument(
                 f"an index along axis {axis} of {x.shape[axis]} elements is -1 to {x.shape[axis] - 1}, "

@@ -11,6 +11,7 @@ from ..api.errors import InvalidArgument
 from ..device import background, runtime
 from ..device.cache import artifact_store
 from ..device.commands.interface import thread
+from ..device.places import intraop
 from ..device.programs.compile_pool import side_by_side
 from ..device.replay.program import Program
 from ..device.replay.schedule import Schedule
@@ -22,6 +23,7 @@ from .form_benchmark import Verdict, benchmark_forms, check_purpose
 from .form_tiers import Tiers, tiered
 from .graph import Graph, is_planned
 from .graph_variants import in_layouts, layouts_of, mixed, planned_convolutions, traced_and_fused
+from .host_arrays import OWN, PYTORCH, THREADS
 from .layout_pruning import Ranked, pruned
 from .lower import lower, problem_of
 from .net import InferenceNet
@@ -47,6 +49,7 @@ def build(
     for_: str = "latency",
     recall: bool = False,
     devices: Any = None,
+    threads: str = OWN,
     **options: Any,
 ) -> InferenceNet | InferenceNets:
     """The inference form of ``net`` for inputs of ``shapes``, in the layout that the net was made with.
@@ -70,6 +73,10 @@ def build(
     ``devices``, ``"all"`` or a list, builds the net on each of several devices: an ``InferenceNets``, to which any
     number of batches may be given. The net's own weights may lie on any device.
 
+    ``threads`` are those in which calls on a CPU run: the device's ``"own"``, or ``"pytorch"``, PyTorch's intra-op
+    threads, for a net that is called between PyTorch's operators. ``InferenceNet.own_threads`` says why a net that was
+    built for PyTorch's cannot run there. Forms are timed in the threads in which they run.
+
     Raises InvalidArgument where the net computes by anything but convdispatch's operations.
     """
     purpose = check_purpose(options.pop("for", for_))
@@ -81,27 +88,34 @@ def build(
         from .multi_device import build_on
 
         more = {"dtype": dtype, "layout": layout, "queues": queues, "math": math, "for_": purpose, "recall": recall}
+        more["threads"] = threads
         return build_on(build, devices, net, *shapes, **more)
     queue = queue or runtime.queue()
     if layout not in (None, *LAYOUTS, MIXED):
         raise InvalidArgument(f"layout must be None or one of {', '.join((*LAYOUTS, MIXED))}, got {layout!r}")
     if queues is not None and queues < 1:
         raise InvalidArgument(f"queues must be None or at least 1, got {queues}")
+    if threads not in THREADS:
+        raise InvalidArgument(f"threads must be one of {', '.join(THREADS)}, got {threads!r}")
+    packed_use = choice_use = purpose
+    if threads == PYTORCH:  # a call there is over when it returns, and which form is fastest depends on their number
+        purpose, packed_use = "latency", "latency in PyTorch's threads"
+        choice_use = f"{packed_use}, {intraop.thread_count()}"
     from_environment()
     compiled = thread.compiled
     graph = traced_and_fused(net, shapes, dtype, queue, math)
     # What tracing needs was not there, nor will be the rest; but beside a GPU's compilers that start, choosing is slow.
     is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
-    layouts, counts = layouts_of(graph, layout), _counts(queues)
+    layouts, counts = layouts_of(graph, layout), _counts(queues, threads)
     free = layout is None and queues is None
     tiers = is_cold and recall and free and purpose == "latency"
     net_key = (
-        artifact_store.key_of(purpose, *choice_cache.described(graph))
+        artifact_store.key_of(packed_use, *choice_cache.described(graph))
         if free and artifact_store.wanted(queue.device)
         else ""
     )
     packed = artifact_store.find("forms", net_key, queue.device) if net_key else None
-    key = choice_cache.key_of(graph, queue, purpose) if recall and free and packed is None else None
+    key = choice_cache.key_of(graph, queue, choice_use) if recall and free and packed is None else None
     known = None if key is None else choice_cache.load(key)
     if packed is not None and packed[0]["layout"] in (*layouts, MIXED):
         layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
@@ -114,7 +128,7 @@ def build(
         graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
         graphs, later = tiered(graphs, ranked, queue.device) if tiers else (graphs, {})
         plans = _plans(graphs, queue, ranked, graph.aside)
-        forms = _forms(graphs, counts, queue, *plans)
+        forms = _forms(graphs, counts, queue, threads, *plans)
     graph.aside.end()
     best = _fastest(forms, purpose, key, known)
     if net_key:
@@ -126,7 +140,7 @@ def build(
             with side_by_side(queue.device, at_once=True, beside_calls=True):
                 planned = _plans(later, queue, ranked, Aside())
                 with background.at_work():
-                    return _forms(later, counts, queue, *planned)
+                    return _forms(later, counts, queue, threads, *planned)
 
         def keep(form: InferenceNet, verdict: Verdict) -> None:
             if key is not None:
@@ -157,8 +171,10 @@ def problems(
     ]
 
 
-def _counts(wanted: int | None) -> tuple[int, ...]:
-    return (1, 4) if wanted is None else (wanted,)
+def _counts(wanted: int | None, threads: str) -> tuple[int, ...]:
+    if wanted is not None:
+        return (wanted,)
+    return (1,) if threads == PYTORCH else (1, 4)  # commands there run one after the other
 
 
 def _plans(
@@ -178,6 +194,7 @@ def _forms(
     graphs: Mapping[str | None, Graph],
     counts: Sequence[int],
     queue: cl.CommandQueue,
+    threads: str,
     ready: Mapping[ConvProblem, Prepared],
     weights: Weights,
 ) -> list[InferenceNet]:
@@ -189,7 +206,7 @@ def _forms(
         for count in counts:
             schedule = Schedule.single(commands) if count == 1 else Schedule.branches(commands, lowered.needs, count)
             if schedule.queues > 1 or not made:  # more queues are no other form where nothing can overlap
-                made.append(InferenceNet(lowered, Program(lowered.recording, schedule), layout))
+                made.append(InferenceNet(lowered, Program(lowered.recording, schedule), layout, threads))
         forms += made
     weights.settle()
     return forms

@@ -42,7 +42,7 @@ def tiered(
 ) -> tuple[dict[str | None, Graph], dict[str | None, Graph]]:
     """Which of the ``graphs``, by layout, to build now, and which aside; all now where the policy waits, or for few."""
     policy, default = current_policy(), os.environ.get("CONVDISPATCH_TIER")
-    waits = (policy.tier or default) == "full" or policy.deterministic or policy.frozen or policy.patience is not None
+    waits = (policy.tier or default) == "full" or policy.deterministic or policy.frozen
     if waits or len(graphs) < 2 or compilers(device) < 2:
         return graphs, {}
     info = device_info(device)

@@ -210,7 +210,7 @@ class _Lowering:
         x = dense(x)
         problem = problem_of(node)
         prepared = self._ready.get(problem) or dispatch.prepare(
-            problem, recording.context, replace(current_policy(), patience=None)
+            problem, recording.context, replace(current_policy(), tier=None)
         )
         planned = is_planned(node)
         weights = self._weights.take(given["w"], prepared) if planned else self._start(dense(self._operand(given["w"])))

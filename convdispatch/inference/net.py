@@ -18,7 +18,7 @@ from ..device.cuda.stream import CudaMemory, CudaStream
 from ..device.replay.program import Program
 from ..tensor import Tensor
 from .graph import map_operands
-from .host_arrays import HostProgram
+from .host_arrays import OWN, HostProgram
 from .lower import Lowered
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ class InferenceNet:
     Calls are enqueued in order on one queue and do not wait for each other; NumPy arrays come back as NumPy arrays.
     """
 
-    def __init__(self, lowered: Lowered, program: Program, layout: str | None) -> None:
-        self._lowered, self._program = lowered, program
+    def __init__(self, lowered: Lowered, program: Program, layout: str | None, threads: str = OWN) -> None:
+        self._lowered, self._program, self._threads = lowered, program, threads
         self.layout, self.queues = layout, program.schedule.queues
         self.ms = float("nan")
         """What a call took when forms were compared; NaN where there was one form."""
         self.watch: Watch | None = None
-        self._quick: Callable[[Sequence[Any]], Any] | None = None
+        self._quick: Callable[..., Any] | None = None
         """The way of calls with arrays that kernels take as they are, after the first."""
         self.tried: list[str] = []
         """Every form that was built and its milliseconds, for the record."""
@@ -75,6 +75,13 @@ class InferenceNet:
     def described(self) -> str:
         """Layout, queues and time."""
         return f"{self.layout or 'as traced'}, {self.queues} queues: {self.ms:.3f} ms"
+
+    @property
+    def own_threads(self) -> str | None:
+        """Why calls with the host's arrays run in the device's own threads; None where they run in PyTorch's."""
+        if self.host_program is not None:
+            return self.host_program.own_threads
+        return "the device takes no pointers, or a result is an input"
 
     @property
     def nbytes(self) -> int:
@@ -132,7 +139,12 @@ class InferenceNet:
         if places[0] is not None:
             return self._call_on_cuda(library, inputs, library.stream(inputs[0], places[0]))
         views = [library.host(given) for given in inputs]
-        return self._watched(views, lambda array: library.from_host(array, inputs[0]))
+
+        def change(array: np.ndarray) -> Any:
+            return library.from_host(array, inputs[0])
+
+        answer = None if self._quick is None else self._quick(views, change)
+        return self._watched(views, change) if answer is None else answer
 
     def _watched(self, inputs: Sequence[np.ndarray], change: Change) -> Any:
         return self.call_on_host(inputs, change) if self.watch is None else self.watch.call(self, inputs, change)
@@ -159,7 +171,7 @@ class InferenceNet:
     def host_program(self) -> HostProgram | None:
         """What runs the net on the host's arrays where they lie; None where that cannot be."""
         return HostProgram.of(
-            self._program, self._lowered.recording.commands, self._lowered.inputs, self._lowered.output
+            self._program, self._lowered.recording.commands, self._lowered.inputs, self._lowered.output, self._threads
         )
 
     def _call_on_cuda(self, library: Library, inputs: Sequence[Any], stream: CudaStream) -> Any:
@@ -215,6 +227,17 @@ class InferenceNet:
         for step, ms in zip(self.steps, self._program.timed(runs), strict=True):
             found[step] += ms
         return found
+
+    def timeline(self) -> list[tuple[int, float, float]]:
+        """A warm run as the device's clock saw it: for each command its place in ``layers``, its start from the first
+        command's, and its length, in milliseconds. Between two commands is what the queue and the host took."""
+        spans = [
+            (step, start, end)
+            for step, (start, end) in zip(self.steps, self._program.spans(2)[-1], strict=True)
+            if start == start
+        ]
+        first = min((start for _, start, _ in spans), default=0.0)
+        return [(step, start - first, end - start) for step, start, end in spans]
 
     @property
     def inputs(self) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..calls.arguments import describe, transposed_shape
+from ..calls.arguments import check_bias, describe, transposed_shape
 from ..calls.quantized import quantized_problem
 from ..device.commands.recording import Recording, Slot
 from ..device.tracing import bound, source, tracing
@@ -123,6 +123,7 @@ def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...]
         given["x"].dtype.name,
         **_DENSE | {name: given[name] for name in names if name in given},
     )
+    check_bias(given.get("bias"), problem.oc)
     return problem.y_shape, given["x"].dtype
 
 
@@ -130,7 +131,9 @@ def _transposed_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tupl
     given = bound(function, args, kwargs).arguments
     options = _DENSE | {"output_padding": 0}
     options = {name: given.get(name, value) for name, value in options.items()}
-    return transposed_shape(given["x"].shape, given["w"].shape, **options)[0], given["x"].dtype
+    shape = transposed_shape(given["x"].shape, given["w"].shape, **options)[0]
+    check_bias(given.get("bias"), shape[1 if options["layout"] == "nchw" else -1])
+    return shape, given["x"].dtype
 
 
 def _quantized_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
@@ -151,6 +154,7 @@ def _in_dtype(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], n
 
 def _linear(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
     given = bound(function, args, kwargs).arguments
+    check_bias(given.get("bias"), given["w"].shape[0])
     return (given["x"].shape[0], given["w"].shape[0]), given["x"].dtype
 
 

@@ -6,9 +6,11 @@ A thread multiplies batch norms into them while the net is planned; each is pack
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..device.background import Threads
 from ..selection.prepared import Prepared, constant
 from ..tensor import Tensor
 
@@ -20,14 +22,13 @@ class Aside:
     """Computes tensors in a thread, one after the other."""
 
     def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = Threads(1, "convdispatch-weights")
         self._pending: dict[int, Future[Any]] = {}
         """By their memory, which views share."""
 
     def begin(self, made: Tensor, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Let ``compute`` fill ``made``."""
-        self._thread = self._thread or ThreadPoolExecutor(1, "convdispatch-weights")
-        self._pending[id(made.base_data)] = self._thread.submit(compute, *args, **kwargs)
+        self._pending[id(made.base_data)] = self._thread.submit(partial(compute, *args, **kwargs))
 
     def wait(self, made: Tensor) -> None:
         """Wait for a tensor, if it is computed here."""
@@ -39,9 +40,7 @@ class Aside:
         """Wait for all of them."""
         for each in self._pending.values():
             each.result()
-        if self._thread is not None:
-            self._thread.shutdown()
-        self._pending, self._thread = {}, None
+        self._pending = {}
 
 
 class Weights:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..api.policy import policy
 from ..api.problem import ConvProblem
 from ..device.programs.kernels import Programs
 from .ffi import Frame, handler
@@ -33,7 +34,10 @@ def call_for(platform: str, text: bytes) -> Any:
     """The call of a problem on a platform, prepared. Raises Fallback where it cannot be."""
     key = (platform, text)
     call = _calls.get(key)
-    return _calls.make(key, lambda: _maker(platform)(ConvProblem.parse(text.decode()))) if call is None else call
+    if call is None:
+        with policy(tier=None):  # a compiled program keeps what it gets: no general kernel for the time being
+            call = _calls.make(key, lambda: _maker(platform)(ConvProblem.parse(text.decode())))
+    return call
 
 
 def _maker(platform: str) -> Callable[[ConvProblem], Any]:

@@ -12,9 +12,9 @@ from typing import Any
 from ..api.policy import Policy, policy
 from ..api.problem import ConvProblem
 from ..api.results import Results
+from ..device.child import answer, ends_with_parent, questions
 from ..selection.plugins.loader import plugins
 from ..selection.records.record import LEAST_SAMPLES, choice_text
-from .child import answer, ends_with_parent, questions
 
 __all__ = ["BETTER", "MODULE", "disturbance", "worth"]
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from .child import Child, Silent
+from ..device.child import Child, Silent
 
 START_S = 180.0
 """Seconds that a child may take to load its plugins and open the device, on a busy machine."""

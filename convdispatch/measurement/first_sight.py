@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.errors import ConvDispatchError
 from ..device import background, runtime
+from ..device.child import Child, Silent, answer, questions
 from ..device.rates import place, switched_off
-from .child import Child, Silent, answer, questions
 
 if TYPE_CHECKING:
     import pyopencl as cl

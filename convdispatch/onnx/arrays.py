@@ -23,13 +23,15 @@ class Caller:
     def taken(self, value: Any, port: Any) -> Any:
         """A NumPy array or a Tensor of the type that the port's numbers are computed in.
 
-        Raises InvalidArgument for another type than the file declares, as onnxruntime does, or no array. Floats of
-        Python have no type of their own.
+        Raises InvalidArgument for another type than the file declares, as onnxruntime does, or no array. Python's own
+        numbers and lists of them have no type: whole ones become any, others floating-point ones.
         """
         found = self._brought(value, port.name)
         if found.dtype == port.dtype:
             return found
-        plain = isinstance(value, list | tuple | float) and found.dtype.kind == port.dtype.kind == "f"
+        plain = isinstance(value, list | tuple | int | float) and found.dtype.kind in "biuf"
+        if plain and port.dtype.kind in "biu":
+            plain = found.dtype.kind != "f" and bool((found.astype(port.dtype) == found).all())
         if found.dtype != port.declared and not plain:
             raise InvalidArgument(f"the input {port.name!r} takes {port.declared.name}, got {found.dtype.name}")
         return found.astype(port.dtype)
@@ -37,7 +39,13 @@ class Caller:
     def _brought(self, value: Any, name: str) -> Any:
         refuse_mask(f"the input {name!r}", value)
         if isinstance(value, np.ndarray | np.generic | list | tuple | int | float | bool):
-            return np.asarray(value)
+            try:
+                array = np.asarray(value)
+            except ValueError as error:
+                raise InvalidArgument(
+                    f"the input {name!r} must be an array, got a list that is none: {error}"
+                ) from None
+            return array.astype(array.dtype.newbyteorder("="), copy=False)
         if isinstance(value, Tensor):
             return value
         if hasattr(value, "base_data"):  # pyopencl's array

@@ -137,19 +137,19 @@ class IOBinding:
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """An input in host memory: a NumPy array, a torch tensor, anything with DLPack."""
-        self._inputs[self._known(name, self._net.inputs, "input")] = arr_on_cpu
+        self._inputs[self._known(name, self._net.inputs + self._net.optional, "input")] = arr_on_cpu
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
         """An input at an address, without gaps; the caller keeps the memory."""
         array = _at(device_type, device_id, element_type, shape, buffer_ptr)
-        self._inputs[self._known(name, self._net.inputs, "input")] = array
+        self._inputs[self._known(name, self._net.inputs + self._net.optional, "input")] = array
 
     def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
         """An input that is an OrtValue, or any array."""
         value = ortvalue.array if isinstance(ortvalue, OrtValue) else ortvalue
-        self._inputs[self._known(name, self._net.inputs, "input")] = value
+        self._inputs[self._known(name, self._net.inputs + self._net.optional, "input")] = value
 
     def clear_binding_inputs(self) -> None:
         """Bind no input."""

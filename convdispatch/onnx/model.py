@@ -19,7 +19,7 @@ from .arrays import Caller
 from .call import NeedsValue
 from .interpreter import Interpreter, Scope, check_operators, standard
 from .qoperators import in_onnxs_words
-from .reading import onnx_package, read, to_array
+from .reading import dense, onnx_package, read, to_array, without_initializers
 from .types import dtype_of, supported
 
 if TYPE_CHECKING:
@@ -92,8 +92,10 @@ class OnnxNet:
         self.outputs = [_output(value) for value in proto.graph.output]
         self._constants = {tensor.name: self._converted(to_array(tensor, folder)) for tensor in proto.graph.initializer}
         for sparse in proto.graph.sparse_initializer:
-            self._constants[sparse.values.name] = self._converted(_dense(sparse))
-        self._optional = [self._port(value) for value in proto.graph.input if value.name in held]
+            self._constants[sparse.values.name] = self._converted(dense(sparse))
+        self.optional = [self._port(value) for value in proto.graph.input if value.name in held]
+        """Initialisers that a call may give other values."""
+        self._folder, self._feeding = folder, dict[frozenset[str], OnnxNet]()
         self._memory: dict[Any, Any] = {"lasting": {id(value) for value in self._constants.values()}}
         self._forms = Programs.of(self)
         self._latest: inference.InferenceNet | None = None
@@ -132,8 +134,13 @@ class OnnxNet:
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
         """Results by name for arrays by name; a result named in ``out`` is written to the host's array there.
 
+        An initialiser that the file lists among its inputs may be given too, for this call.
+
         Raises InvalidArgument for arrays that do not fit the file's inputs and outputs.
         """
+        replaced = frozenset(port.name for port in self.optional if port.name in feeds)
+        if replaced:
+            return self._fed(replaced).run(feeds, out)
         answer = self._run(self._ordered(feeds), out or {})
         return dict(zip((port.name for port in self.outputs), answer, strict=True))
 
@@ -142,17 +149,19 @@ class OnnxNet:
 
     def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
         known = {port.name for port in self.inputs}
-        more = {port.name for port in self._optional}
-        missing, spare = known - feeds.keys(), feeds.keys() - known - more
+        missing, spare = known - feeds.keys(), feeds.keys() - known
         if missing or spare:
             what = [f"lacks {', '.join(sorted(missing))}"] * bool(missing)
             what += [f"has no input {', '.join(sorted(map(str, spare)))}"] * bool(spare)
             raise InvalidArgument(f"the call {' and '.join(what)}; inputs are {self._listed()}")
-        if more & feeds.keys():
-            raise InvalidArgument(
-                f"{', '.join(sorted(more & feeds.keys()))} are the file's weights, and stay as they are"
-            )
         return [feeds[port.name] for port in self.inputs]
+
+    def _fed(self, names: frozenset[str]) -> OnnxNet:
+        """The same net, whose initialisers ``names`` are inputs like others."""
+        if names not in self._feeding:
+            proto = without_initializers(self.model, names)
+            self._feeding[names] = OnnxNet(proto, self._folder, self.queue.device, self.math, self.dtype)
+        return self._feeding[names]
 
     def _run(self, given: Sequence[Any], out: Mapping[str, np.ndarray]) -> list[Any]:
         caller = Caller(given, self.queue)
@@ -366,20 +375,3 @@ def _check_shape(array: Any, port: Port) -> None:
     )
     if not fits:
         raise InvalidArgument(f"the net takes {port}, got shape {given}")
-
-
-def _dense(sparse: Any) -> np.ndarray:
-    """A sparse initialiser's values where they stand."""
-    values, indices = to_array(sparse.values, None), to_array(sparse.indices, None)
-    shape = tuple(sparse.dims)
-    if np.prod(shape, dtype=np.float64) * values.itemsize > 1 << 31:
-        raise InvalidArgument(f"the sparse initialiser {sparse.values.name!r} has the shape {shape}: refused")
-    whole = np.zeros(shape, values.dtype)
-    try:
-        if indices.ndim == 1:
-            whole.reshape(-1)[indices] = values
-        else:
-            whole[tuple(indices.T)] = values
-    except IndexError:
-        raise InvalidArgument(f"the sparse initialiser {sparse.values.name!r} has indices outside {shape}") from None
-    return whole

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,16 @@ def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: in
     return path, start
 
 
+def without_initializers(model: Any, names: Collection[str]) -> Any:
+    """A copy of the model in which the inputs ``names`` have no value of their own."""
+    copy = type(model)()
+    copy.CopyFrom(model)
+    left = [tensor for tensor in copy.graph.initializer if tensor.name not in names]
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(left)
+    return copy
+
+
 def to_array(tensor: Any, folder: Path | None) -> np.ndarray:
     """A checked tensor's values."""
     onnx = onnx_package()
@@ -200,3 +210,20 @@ def to_array(tensor: Any, folder: Path | None) -> np.ndarray:
         file.seek(start)
         copy.raw_data = file.read(wanted)
     return np.asarray(onnx.numpy_helper.to_array(copy))
+
+
+def dense(sparse: Any) -> np.ndarray:
+    """A sparse initialiser's values where they stand."""
+    values, indices = to_array(sparse.values, None), to_array(sparse.indices, None)
+    shape = tuple(sparse.dims)
+    if np.prod(shape, dtype=np.float64) * values.itemsize > 1 << 31:
+        raise InvalidArgument(f"the sparse initialiser {sparse.values.name!r} has the shape {shape}: refused")
+    whole = np.zeros(shape, values.dtype)
+    try:
+        if indices.ndim == 1:
+            whole.reshape(-1)[indices] = values
+        else:
+            whole[tuple(indices.T)] = values
+    except IndexError:
+        raise InvalidArgument(f"the sparse initialiser {sparse.values.name!r} has indices outside {shape}") from None
+    return whole

@@ -6,14 +6,12 @@ bindings, OrtValues, options. What differs: all outputs are computed, whichever 
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..api.errors import InvalidArgument
+from ..device.background import Threads
 from .binding import IOBinding, OrtValue
 from .model import OnnxNet, Port, load
 from .session_options import SessionOptions, chosen_provider
@@ -75,7 +73,7 @@ class InferenceSession:
         self._provider, self._provider_options, device = chosen_provider(providers, options)
         self.net: OnnxNet = load(self._source, device=device)
         """The net behind the session: forms, layers, times."""
-        self._async: concurrent.futures.ThreadPoolExecutor | None = None
+        self._async = Threads(1, "convdispatch-onnx")
 
     # --- what the file says ------------------------------------------------------------------------------------------
 
@@ -88,8 +86,8 @@ class InferenceSession:
         return [self._described(port) for port in self.net.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """None: weights are packed when a form is built and stay as they are."""
-        return []
+        """Initialisers that the file lists among its inputs: ``run`` takes other values for them."""
+        return [self._described(port) for port in self.net.optional]
 
     def _described(self, port: Port) -> NodeArg:
         sizes = getattr(self._options, "free_dimensions", {})
@@ -142,6 +140,8 @@ class InferenceSession:
         types that do not fit.
         """
         names = self._names(output_names)
+        if not isinstance(input_feed, Mapping):
+            raise InvalidArgument(f"run takes a dict of arrays by name, got {type(input_feed).__name__}")
         results = self.net.run({name: _plain(value) for name, value in input_feed.items()})
         found = [results[name] for name in names]
         if any(isinstance(value, OrtValue) for value in input_feed.values()):
@@ -164,8 +164,6 @@ class InferenceSession:
         run_options: Any = None,
     ) -> None:
         """``run`` in a thread of the session; then ``callback(results, user_data, error)``, no text without one."""
-        if self._async is None:
-            self._async = concurrent.futures.ThreadPoolExecutor(1, "convdispatch-onnx")
 
         def work() -> None:
             try:
@@ -201,7 +199,5 @@ class InferenceSession:
 
 
 def _plain(value: Any) -> Any:
-    """The array of an OrtValue; others as they are, a torch tensor without its history."""
-    if isinstance(value, OrtValue):
-        return value.array
-    return np.asarray(value) if isinstance(value, list | tuple) else value
+    """The array of an OrtValue; others as they are."""
+    return value.array if isinstance(value, OrtValue) else value

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
-import queue
-import sys
-import threading
+import warnings
 from typing import Any
 
 from ..api.device import DeviceInfo
 from ..api.problem import ConvProblem
+from ..device.child import answer, questions
 from .derivation import derived
 from .plugins import answer_trial
 from .plugins.loader import plugins
 from .visible_problem import visible_problem
 
+__all__: list[str] = []
 
-def serve() -> None:
+
+def _serve() -> None:
     """Ask each solver of the one plugin that loads here everything about a problem, and say where this is; then the
     next."""
     answer_trial.LIMIT_S = None  # this is the trial
-    lines: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    while True:
-        try:
-            request = json.loads(lines.get(timeout=answer_trial.IDLE_S))
-        except queue.Empty:
-            os._exit(0)
+    warnings.simplefilter("ignore")
+    asked = questions(answer_trial.IDLE_S)
+    next(asked)
+    for request in asked:
         info = request["device"]
         sizes, extensions = tuple(info.pop("max_work_item_sizes")), frozenset(info.pop("extensions"))
         device = DeviceInfo(**info, max_work_item_sizes=sizes, extensions=extensions)
@@ -38,34 +35,27 @@ def serve() -> None:
             if name not in request["without"]:
                 with contextlib.suppress(Exception):  # what it raises is contained where it is asked, too
                     _ask(name, solver, problem, device)
-        _say("done")
+        answer({"done": True})
 
 
 def _ask(name: str, solver: Any, problem: ConvProblem, device: DeviceInfo) -> None:
     """All that a choice among solvers asks of one: of the problem, then of what rewritings make of it."""
     seen = visible_problem(solver, problem)
-    _say(f"{name} serves")
+    answer({"at": f"{name} serves"})
     solver.serves(device)
-    _say(f"{name} rejects")
+    answer({"at": f"{name} rejects"})
     if solver.rejects(seen, device) is not None:
-        _say(f"{name} rejects")
+        answer({"at": f"{name} rejects"})
         derived(problem, device, {"": {name: solver}})
         return
-    _say(f"{name} configs")
+    answer({"at": f"{name} configs"})
     for config in list(itertools.islice(iter(solver.configs(seen, device)), 1)):
-        _say(f"{name} cost")
+        answer({"at": f"{name} cost"})
         solver.cost(seen, device, config)
-        _say(f"{name} workspace")
+        answer({"at": f"{name} workspace"})
         solver.workspace(seen, device, config)
 
 
-def _say(word: str) -> None:
-    sys.stdout.write(f"\n{answer_trial.MARK}{word}\n")
-    sys.stdout.flush()
-
-
-def _read(lines: queue.Queue[str]) -> None:
-    """Until the parent is gone."""
-    for line in sys.stdin:
-        lines.put(line)
+if __name__ == "__main__":
+    _serve()
     os._exit(0)

@@ -1,7 +1,7 @@
-"""Calls with patience: the quickest plan that is ready computes until the chosen one is compiled.
+"""The tier "ready" of ``conv()``: a general plan computes until the chosen one is compiled.
 
-``policy(patience=SECONDS)`` lets a first call wait so long for its plan. Then it computes by ``general``, and calls
-change to the chosen plan when it is there, without waiting.
+Under ``policy(tier="ready")`` a first call waits ``WAIT_S`` for its plan, which suffices where its programs are cached.
+Then it computes by ``general``, and calls change to the chosen plan when it is there, without waiting.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from .prepared import Prepared
 if TYPE_CHECKING:
     import pyopencl as cl
 
+WAIT_S = 0.1
+"""Seconds that a first call waits for its chosen plan."""
 LONGEST_S = 0.5
 """A call that would compute by ``general`` for longer waits for its plan: compiling takes less."""
 _GENERAL = GenericSolver()
@@ -33,7 +35,7 @@ _under_way: dict[Any, Future[Prepared]] = {}
 
 def is_enabled(policy: Policy) -> bool:
     """Whether a call under a policy may compute by another plan meanwhile."""
-    if policy.patience is None or thread.capturing is not None:  # what is recorded stays as it is
+    if policy.tier != "ready" or thread.capturing is not None:  # what is recorded stays as it is
         return False
     return not (policy.frozen or policy.deterministic or policy.solver)
 
@@ -41,12 +43,11 @@ def is_enabled(policy: Policy) -> bool:
 def ready_first(
     problem: ConvProblem,
     context: cl.Context,
-    patience: float,
     key: Any,
     make: Callable[[], Prepared],
     arrived: Callable[[], Any],
 ) -> Prepared:
-    """What ``make()`` answers, if that is within ``patience`` seconds; else a plan that is ready, until ``arrived()``.
+    """What ``make()`` answers, if that is within ``WAIT_S``; else a plan that is ready, until ``arrived()``.
 
     Raises what ``make`` raises, where the caller still waits for it.
     """
@@ -58,8 +59,8 @@ def ready_first(
         if compiling is None:
             compiling = _under_way[key] = Future()
             work = contextvars.copy_context()
-            background.start(lambda: work.run(_make, compiling, key, make, arrived), "convdispatch-patience")
-    if wait([compiling], max(0.0, patience)).done:
+            background.start(lambda: work.run(_make, compiling, key, make, arrived), "convdispatch-tier")
+    if wait([compiling], WAIT_S).done:
         return compiling.result()
     return _plans.make((context, problem), lambda: _meanwhile(context, problem))
 

@@ -57,7 +57,6 @@ __all__ = [
     "make",
     "no_event",
     "on_forget",
-    "on_plan",
     "planned",
     "prepare",
     "prepare_all",
@@ -69,7 +68,6 @@ _plans = Programs(let_go)
 """Prepared by (context, problem, what a policy selects)."""
 _sizes = Families(SIZES_OF_A_LAYER)
 _forgetters: list[Any] = []
-_watchers: list[Any] = []
 
 
 def prepare(
@@ -89,9 +87,6 @@ def prepare(
     prepared = _plans.part(key)
     if prepared is None:
         prepared = _planned_now(problem, context, policy, key, ranked)
-    if policy.tune is not None:
-        for watcher in _watchers:
-            watcher(problem, context, policy, prepared)
     return prepared
 
 
@@ -119,7 +114,7 @@ def _planned_now(
 
     with layer(str(problem)):
         if async_compile.is_enabled(policy):
-            return async_compile.ready_first(problem, context, policy.patience or 0.0, key, chosen, _look_anew)
+            return async_compile.ready_first(problem, context, key, chosen, _look_anew)
         return chosen()
 
 
@@ -134,7 +129,7 @@ def prepare_all(
     Those that cannot be planned are left out: ``prepare`` says why. ``ranked`` are candidates that are known; ``then``
     is called with each plan as it is there, and what it raises passed over.
     """
-    policy, found = replace(current_policy(), patience=None), {}
+    policy, found = replace(current_policy(), tier=None), {}
 
     def one(problem: ConvProblem) -> None:
         found[problem] = prepared = prepare(problem, context, policy, ranked.get(problem))
@@ -278,8 +273,8 @@ def run(
 
     ``constant`` is the promise behind ``w``, where the caller gave one: it keeps the packed forms. A device that is
     full gets back what waits in pools, and the same plan one more try. There is no second try where commands were
-    enqueued and the result's memory is read too (``accumulate``). ``failed`` is how the plan ended for a caller that
-    ran it itself, for a result that is only written.
+    enqueued and the result's memory is read too (``accumulate``). ``failed`` is how the plan's executable ended for a
+    caller that ran it itself.
 
     Raises PlanFailed, MemoryLimit.
     """
@@ -287,6 +282,7 @@ def run(
     while True:
         before: int | None = None
         try:
+            handed_over = failed is not None  # by a fast path
             if failed is not None:
                 error, failed = failed, None
                 raise error
@@ -305,10 +301,11 @@ def run(
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end its caller's process
             wrote = {"x": x, "w": w, "y": y}[problem.written]
-            begun = before is not None and prepared.begun(thread.given - before, wrote, residual)
+            commands = int(getattr(error, "launched", False)) if before is None else thread.given - before
+            begun = (before is not None or handed_over) and prepared.begun(commands, wrote, residual)
             lacking: MemoryLimit | None = error if isinstance(error, NoWorkspace) else None
-            handed_over = before is None and isinstance(error, MemoryLimit)  # by a fast path, perhaps a workspace's
-            if lacking is None and (out_of_memory(error) or (handed_over and not room)):
+            full_up = handed_over and isinstance(error, MemoryLimit)  # perhaps a workspace's
+            if lacking is None and (out_of_memory(error) or (full_up and not room)):
                 if not (room or begun) and make_room(queue.device):
                     room = True
                     continue
@@ -333,9 +330,6 @@ def run(
             if out_of_order(real := getattr(queue, "queue", queue)):
                 wait_for = [*(wait_for or ()), runtime.pending(real)]  # what the failed plan enqueued still runs
             prepared = prepare(problem, prepared.context, policy)
-    if prepared.after is not None and _tunes(current_policy()):
-        operands = {"x": x, "w": w, "y": y, "bias": bias, "residual": residual}
-        prepared.after(queue, operands, constant, event)
     return event
 
 
@@ -349,22 +343,12 @@ def _lacked(
     quarantine(problem, device, solver, f"no memory: {words(error)}", policy, error)
 
 
-def _tunes(policy: Policy) -> bool:
-    return policy.tune is not None and not policy.frozen
-
-
 def adopt(problem: ConvProblem, context: cl.Context, policy: Policy, prepared: Prepared) -> None:
     """From now on calls under a policy run this plan: they find it when they look next, and wait for nothing."""
     key = (context, problem, policy.selection)
     _plans.drop(lambda other: other == key)
     _plans.put(key, _counted(key, prepared), CALL_BYTES)
     _look_anew()
-
-
-def on_plan(callback: Any) -> None:
-    """Call ``callback(problem, context, policy, prepared)`` for plans that calls under ``policy(tune=...)`` get."""
-    if callback not in _watchers:
-        _watchers.append(callback)
 
 
 def _look_anew() -> None:

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..api.device import DeviceInfo
+from ..api.errors import grouped
 from ..api.problem import ConvProblem
+from .text_table import PIPED_WIDTH, UNBOUNDED, Column, Table
 
 WIDTH = 80
-_COLUMNS = (("predicted ms", 13), ("measured ms", 13), ("error", 9), ("workspace", 10))
-_NAME = 22
+"""Columns of the text of an explanation where nobody says how many there are."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,15 @@ class Explanation:
             "solvers": [{**asdict(v), "config": dict(v.config), "fuses": list(v.fuses)} for v in self.verdicts],
         }
 
+    def text(self, width: int = WIDTH, every: bool = False) -> str:
+        """The sentence, the table, who refuses and why; with ``every`` a line for each solver that refuses."""
+        return "\n".join(_lines(self, width, every))
+
     def __str__(self) -> str:
-        return _render(self)
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Explanation of {self.problem} on {self.device}: {self.chosen or 'nobody'} runs>"
 
 
 def sentence(verdicts: Iterable[Verdict], because: str) -> str:
@@ -100,41 +108,38 @@ def _time(verdict: Verdict) -> str:
     return "" if verdict.predicted_ms is None else f"predicted {verdict.predicted_ms:.3g} ms"
 
 
-def _render(explanation: Explanation) -> str:
-    """The sentence, the table, who refuses and why."""
-    return "\n".join(_lines(explanation))
-
-
-def _lines(explanation: Explanation) -> Iterator[str]:
+def _lines(explanation: Explanation, width: int, every: bool) -> Iterator[str]:
     yield f"{explanation.problem} on {explanation.device}"
-    yield from textwrap.wrap(explanation.why, WIDTH, break_long_words=False, break_on_hyphens=False)
+    room = PIPED_WIDTH if width >= UNBOUNDED else width
+    yield from _wrapped(explanation.why, room, "")
     ranked = [verdict for verdict in explanation.verdicts if verdict.status in ("chosen", "accepted")]
-    if ranked:
-        yield _row("", "solver", *(title for title, _ in _COLUMNS), "by")
+    table = Table(
+        Column("", "name"),
+        Column("solver", "name"),
+        Column("predicted ms"),
+        Column("measured ms"),
+        Column("error", rank=2),
+        Column("workspace", rank=3),
+        Column("by", "name", rank=1),
+    )
     for verdict in ranked:
-        yield _row("->" if verdict.status == "chosen" else "", verdict.solver, *_cells(verdict))
+        table.add_row("->" if verdict.status == "chosen" else "", verdict.solver, *_cells(verdict))
+    if ranked:
+        yield from table.lines(width)
+    for verdict in ranked:
         settings = " ".join(f"{name}={value}" for name, value in verdict.config.items())
-        notes = [settings if verdict.status == "chosen" else "", verdict.rewriting or ""]
-        for note in filter(None, notes):
-            yield from _indented(note, "     ")
+        for note in filter(None, (settings if verdict.status == "chosen" else "", verdict.rewriting)):
+            yield from _wrapped(f"{verdict.solver}: {note}", room, "     ", "   ")
     if any(verdict.predicted_ms is not None for verdict in ranked):
-        yield from _indented(f"predicted: {explanation.predicted_by}", "   ")
-    for verdict in explanation.verdicts:
-        if verdict.status in ("refused", "quarantined"):
-            yield from _indented(f"{verdict.solver}: {verdict.reason}", "     ", "  x  ")
+        yield from _wrapped(f"predicted: {explanation.predicted_by}", room, "   ")
+    refusals = {v.solver: v.reason for v in explanation.verdicts if v.status in ("refused", "quarantined")}
+    for line in [f"{name}: {reason}" for name, reason in refusals.items()] if every else grouped(refusals):
+        yield from _wrapped(line, room, "     ", "  x  ")
 
 
-def _indented(text: str, indent: str, first: str | None = None) -> list[str]:
+def _wrapped(text: str, room: int, indent: str, first: str | None = None) -> list[str]:
     given = {"initial_indent": indent if first is None else first, "subsequent_indent": indent}
-    return textwrap.wrap(text, WIDTH, **given, break_long_words=False, break_on_hyphens=False)
-
-
-def _row(mark: str, name: str, *cells: str) -> str:
-    figures = "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS))
-    head = f"{mark:3}{name:{_NAME}}"
-    if len(name) > _NAME:
-        head = f"{mark:3}{name}\n{'':{3 + _NAME}}"
-    return f"{head}{figures} {cells[-1]}".rstrip()
+    return textwrap.wrap(text, room, **given, break_long_words=False, break_on_hyphens=False)
 
 
 def _cells(verdict: Verdict) -> list[str]:

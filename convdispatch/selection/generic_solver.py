@@ -1,7 +1,7 @@
 """The quickest plan to be ready: any convolution by one program that takes the geometry as arguments.
 
-It is no candidate of a choice: a call that has patience computes by it while a better plan is compiled. One program a
-dtype and epilogue, which the kernel cache holds from a machine's first time on.
+It is no candidate of a choice: a call under ``policy(tier="ready")`` computes by it while a better plan is compiled.
+There is one program a dtype and epilogue, which the kernel cache holds from a machine's first time on.
 """
 
 from __future__ import annotations

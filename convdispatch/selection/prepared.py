@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import math
 import reprlib
-import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,17 +14,16 @@ from ..api.errors import PluginError
 from ..api.problem import ConvProblem
 from ..api.solver import Plan, Solver
 from ..device import runtime
-from ..device.cache import artifact_store
-from ..device.cache.artifact_store import forbid_unstored
 from ..device.commands.interface import Commands, thread
 from ..device.commands.queues import OpenCLQueue, commands_of
 from ..device.commands.recording import Recording, Slot
 from ..device.cuda.ptx import Unlaunchable
+from ..device.executable import OUTPUTS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import KernelPlan, Launch, build, kernel_text
-from ..device.startup_profile import layer, phase
 from .choice.set_aside import NoWorkspace
+from .constants import Constant, constant
 from .layer_chain import enqueue_plan, run_layered
 from .plugins.loader import plugins
 
@@ -36,153 +31,6 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 __all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event"]
-
-_tokens = itertools.count(1)
-
-
-class Constant:
-    """Weights that will not change: a plan may pack or transform them once, and the packed form is kept here.
-
-    Behaves as the array it wraps where ``conv`` looks (shape, dtype). Writing to the array afterwards is an error
-    that nothing detects.
-    """
-
-    __slots__ = ("__weakref__", "_device_copies", "_lock", "_packed", "_seen", "addresses", "array", "token")
-
-    def __init__(self, array: Any) -> None:
-        self.array, self.token = array, next(_tokens)
-        self._packed: dict[Any, Any] = {}
-        self.addresses: dict[Any, Any] = {}
-        """Where packed forms lie, once they are there, by whatever their reader looks them up by."""
-        self._device_copies: dict[Any, Any] = {}
-        self._seen: dict[str, Constant] = {}
-        self._lock = threading.Lock()
-
-    def seen_as(self, kind: str, view: Callable[[], Any]) -> Constant:
-        """The same weights by another kind of array over their memory; keeps packed forms as this does."""
-        found = self._seen.get(kind)
-        if found is None:
-            found = self._seen.setdefault(kind, Constant(view()))
-        return found
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the wrapped weights."""
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Dtype of the wrapped weights."""
-        return self.array.dtype
-
-    def on_device(self, queue: cl.CommandQueue) -> cl.MemoryObject:
-        """A copy of host weights in the queue's context, made once a context."""
-        commands = commands_of(queue)
-        key = (commands.kind, commands.context)
-        copy = self._device_copies.get(key)
-        if copy is None:
-            forbid_unstored("copy constant weights to the device", commands.device)
-            native = np.ascontiguousarray(self.array, self.array.dtype.newbyteorder("="))
-            copy = commands.bring(native)
-            with self._lock:
-                copy = self._device_copies.setdefault(key, copy)
-        return copy
-
-    def packed(
-        self, prepared: Prepared, queue: cl.CommandQueue, w: cl.MemoryObject, wait_for: Sequence[cl.Event] | None = None
-    ) -> tuple[cl.MemoryObject, cl.Event | None]:
-        """The packed form that ``prepared`` wants, and the event after which it is there; None once that is past.
-
-        Made once a context and pack key, on ``queue``, after ``wait_for``, when ``w`` holds the weights.
-        """
-        commands = commands_of(queue)
-        key = (commands.kind, prepared.pack_key)
-        found, made = self._packed.get(key), False
-        if found is None:
-            forbid_unstored("pack constant weights", commands.device)
-            with self._lock:
-                found = self._packed.get(key)
-                if found is None:
-                    with layer(str(prepared.problem)), phase("packing"):
-                        found = _pack(prepared, commands, queue, w, wait_for)
-                    commands.flush()  # other queues may wait for it
-                    self._packed[key], made = found, True
-        if made and commands.kind != "cuda":  # of these a captured graph may know the address alone
-            prepared.packed_for(self)  # without the lock: what goes for it may be packed forms of these weights
-        memory, event = found
-        if event is not None and commands.complete(event):
-            if key in self._packed:
-                self._packed[key] = memory, None
-            event = None
-        return memory, event
-
-    def release(self, pack_key: Any) -> None:
-        """Let go of the packed forms of a pack key, but those on CUDA. Calls under way hold ``addresses``, and so what
-        they read: the dictionary is replaced, not changed."""
-        with self._lock:
-            gone = {key for key in self._packed if key[1] == pack_key and key[0] != "cuda"}
-            memory = [self._packed[key][0] for key in gone]
-            self._packed = {key: each for key, each in self._packed.items() if key not in gone}
-            self.addresses = {key: at for key, at in self.addresses.items() if not any(at is each for each in memory)}
-            self.token = next(_tokens)  # launches that were set to the memory of another token are set anew
-
-
-def _pack(prepared: Prepared, commands: Commands, queue: Any, w: Any, wait_for: Any) -> tuple[Any, Any]:
-    """New memory with the packed form of ``w``, and the event after which it holds it."""
-    memory = commands.fresh(prepared.packed_size)
-    pack = prepared.plan.pack  # type: ignore[attr-defined]
-    form = f"{prepared.solver.name} {artifact_store.key_of(repr(prepared.pack_key[1:]))}"
-    if artifact_store.in_force() and artifact_store.find("weights", form, commands.device):
-        found = artifact_store.find("weights", _weights_key(form, prepared, commands, w, wait_for), commands.device)
-        if found is not None and len(found[0]) == prepared.packed_size:
-            commands.write(memory, np.frombuffer(found[0], np.uint8))
-            return memory, None
-
-    def made() -> tuple[Any, Any]:
-        if prepared.recordable:
-            return memory, pack(queue, w, memory, wait_for)
-        return memory, commands.call(pack, (w, memory), "pack", wait_for)
-
-    return _gathered(form, prepared, commands, w, wait_for, made) if artifact_store.gathers() else made()
-
-
-def _gathered(form: str, prepared: Prepared, commands: Commands, w: Any, wait_for: Any, made: Callable[[], Any]) -> Any:
-    """What ``made`` answers, noted for a pack where packing takes longer than reading the packed form would."""
-    made()[1].wait()  # the first time loads kernels
-    packed_s = read_s = math.inf
-    for _ in range(3):  # the least: who else works here must not decide what a pack holds
-        start = time.perf_counter()
-        memory, event = made()
-        event.wait()
-        packed_s, start = min(packed_s, time.perf_counter() - start), time.perf_counter()
-        key = _weights_key(form, prepared, commands, w, wait_for)
-        content = _read(commands, memory, prepared.packed_size)
-        read_s = min(read_s, time.perf_counter() - start)
-    if artifact_store.all_weights() or packed_s > read_s:
-        artifact_store.note("weights", form, lambda: b"", commands.device)
-        artifact_store.note("weights", key, lambda: content, commands.device)
-    return memory, None
-
-
-def _weights_key(form: str, prepared: Prepared, commands: Commands, w: Any, wait_for: Any) -> str:
-    """What a packed form follows from: the plan's way of packing, and the weights' values."""
-    problem = prepared.problem
-    source = _read(commands, w, int(np.prod(problem.w_shape)) * problem.itemsize, *(wait_for or ()))
-    return f"{form} {hashlib.sha256(source).hexdigest()}"
-
-
-def _read(commands: Commands, memory: Any, size: int, *events: Any) -> np.ndarray:
-    for event in events:
-        if event is not None:
-            event.wait()
-    found = np.empty(size, np.uint8)
-    commands.read(memory, found)
-    return found
-
-
-def constant(w: Any) -> Constant:
-    """Promise that ``w`` (NumPy array, ``pyopencl.array.Array`` or Tensor) keeps its values; see Constant."""
-    return w if isinstance(w, Constant) else Constant(w)
 
 
 class Prepared:
@@ -204,8 +52,7 @@ class Prepared:
         self.math = math or seen.math
         """What the solver planned it in: the problem's own, or more accurate."""
         self.workspace_size = plan.workspace_size
-        self.after: Callable[..., Any] | None = None
-        """What is told of each call of it under ``policy(tune=...)``."""
+        self._executable: Executable | None = None
         self.grow: Callable[[int], Any] = _uncounted
         """Counts bytes of packed weights for the plan, where it is held within a bound."""
         self._packers: weakref.WeakSet[Constant] = weakref.WeakSet()
@@ -230,8 +77,8 @@ class Prepared:
     def let_go(self) -> None:
         """The plan is not held any more for calls to come: packed weights go with it."""
         self.grow = _uncounted
-        for constant in list(self._packers):
-            constant.release(self.pack_key)
+        for weights in list(self._packers):
+            weights.release(self.pack_key)
 
     def begun(self, commands: int, y: Any, residual: Any) -> bool:
         """Whether an ``enqueue`` that raised may have changed what a second one would read from the result's memory.
@@ -241,6 +88,7 @@ class Prepared:
         """
         reads_result = self._seen.accumulate or (self._seen.residual and same_memory(residual, y))
         counted = type(self.plan).enqueue in (KernelPlan.enqueue, StepPlan.enqueue)
+        counted = counted or (self._executable is not None and not self._executable.opaque)
         return reads_result and (commands > 0 or not counted)
 
     @property
@@ -271,18 +119,55 @@ class Prepared:
                 raise self.misused(commands, error) from error
         return commands.call(self._enqueue_own, (x, w, y, bias, residual), self.solver.name, wait_for)
 
-    def recorded(self, queue: cl.CommandQueue) -> tuple[Recording, list[Slot | None]]:
-        """Its commands on slots, which stand for x, w, y, bias and residual; ``w`` is the packed form, where there is
-        one."""
-        recording, problem = Recording(queue), self.problem
+    def _slots(self) -> list[Slot | None]:
+        """What stands for x, w, y, bias and residual; ``w`` is the packed form, where there is one."""
+        problem = self.problem
         sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
-        sizes["xwy".index(problem.written)] = math.prod(problem.out_shape) * problem.out_itemsize
+        written = math.prod(problem.out_shape) * problem.out_itemsize
+        sizes["xwy".index(problem.written)] = written
         if self.packed_size:
             sizes[1] = self.packed_size
-        x, w, y = (recording.allocate(size) for size in sizes)
-        bias, residual = (recording.allocate(1) if each else None for each in (problem.bias, problem.residual))
-        self.enqueue(recording, x, w, y, bias, residual)  # type: ignore[arg-type]
-        return recording, [x, w, y, bias, residual]
+        slots: list[Slot | None] = [Slot(max(size, 1)) for size in sizes]
+        vector = 4 if problem.quantized else problem.itemsize  # a quantized convolution reads a table of int32
+        channels = math.prod(problem.form("bias")[0]) if problem.bias or problem.quantized else 0
+        slots.append(Slot(channels * vector) if channels else None)
+        slots.append(Slot(written) if problem.residual else None)
+        return slots
+
+    def recorded(self, queue: cl.CommandQueue, slots: Sequence[Slot | None] = ()) -> Recording:
+        """Its commands on ``slots`` for x, w, y, bias and residual. Raises PluginError for a plan that answers no
+        event."""
+        recording = Recording(queue)
+        self._enqueue_checked(recording, *(slots or self._slots()))
+        return recording
+
+    def executable(self, queue: cl.CommandQueue) -> Executable:
+        """It as recorded once; opaque where it cannot be recorded: it is enqueued at each call then, which says what is
+        wrong with it. ``queue`` is any of its context."""
+        if self._executable is None:
+            output, slots = OUTPUTS[self.problem.direction], self._slots()
+            owner, found = weakref.ref(self), None
+
+            def enqueue(queue: Any, *operands: Any) -> Any:  # for who holds the plan: no executable keeps it alive
+                return owner()._enqueue_checked(queue, *operands)  # type: ignore[union-attr]
+
+            if self.recordable:
+                try:
+                    found = Executable.of(self.recorded(queue, slots), slots, output, enqueue)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException:  # SystemExit too: a plugin must not end its caller's process
+                    found = None
+            if found is None or (self.packed_size and found.takes_part_of(W)):  # these have no address to add to
+                found = Executable(None, slots, output, enqueue)
+            self._executable = found
+        return self._executable
+
+    def _enqueue_checked(self, queue: Any, *operands: Any) -> Any:
+        event = self.enqueue(queue, *operands)
+        if not hasattr(event, "wait"):
+            raise no_event(self, event)
+        return event
 
     def misused(self, commands: Commands, error: AttributeError | TypeError) -> PluginError:
         """What pyopencl's error of what is no OpenCL queue and no buffer means."""

@@ -28,6 +28,7 @@ from ..device.size_limits import workspace_room
 from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
 from .plugins import answer_trial, faults
 from .plugins.loader import plugins
+from .reach import out_of_reach
 from .visible_problem import computes_dtype, visible_problem
 
 __all__ = [
@@ -82,7 +83,10 @@ class SolverAnswers:
             self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _reason)
-            self.refused = computes_dtype(solver, problem) or self._answer("rejects", _reason)
+            self.refused = computes_dtype(solver, problem)
+            if "reduced" not in vars(solver).get("chain", ()):
+                self.refused = self.refused or out_of_reach(problem)
+            self.refused = self.refused or self._answer("rejects", _reason)
             if self.refused is None:
                 self.configs = self._answer("configs", _configs)
                 self.cost(self.configs[0])

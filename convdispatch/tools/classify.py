@@ -27,15 +27,14 @@ from ..models.imagenet import MOST_PIXELS, class_names, read_picture, sample_pic
 from ..nn import Module, observe
 from ..nn.functional import softmax
 from ..selection import dispatch
+from ..selection.text_table import Column, Table, columns
 from ..tensor import Tensor
 from .model_file import IMAGENET, scaled_picture
 
 if TYPE_CHECKING:
     import pyopencl as cl
     from rich.console import Console
-    from rich.table import Table
 
-_FILE_WIDTH = 200
 _SAMPLE_MS = 2.0
 """A short layer is repeated until one sample takes about this long, so that the clock and the waiting cost little."""
 
@@ -116,9 +115,7 @@ class ClassifyReport:
             yield layer_table(self)
 
     def show(self, console: Console) -> None:
-        """Print the tables; a console that is a file or pipe becomes wide enough for them not to fold."""
-        if not console.is_terminal:
-            console.width = max(console.width, _FILE_WIDTH)
+        """Print the tables."""
         console.print(self)
 
 
@@ -299,12 +296,7 @@ def _medians(works: Sequence[Callable[[], object]], queue: cl.CommandQueue, runs
 
 def picture_table(picture: Picture) -> Table:
     """The guesses for one picture."""
-    from rich.table import Table
-
-    table = Table(title=Path(picture.path).name, title_justify="left")
-    table.add_column("class", justify="right")
-    table.add_column("name")
-    table.add_column("probability", justify="right")
+    table = Table(Column("class"), Column("name", "name"), Column("probability"), title=Path(picture.path).name)
     for guess in picture.guesses:
         table.add_row(str(guess.index), guess.name, f"{guess.probability:.1%}")
     return table
@@ -312,18 +304,13 @@ def picture_table(picture: Picture) -> Table:
 
 def layer_table(report: ClassifyReport) -> Table:
     """Layer, problem, solver, milliseconds and GFLOP/s; the footer holds the sums and the whole net."""
-    from rich.table import Table
-
     total = sum(layer.ms for layer in report.layers)
     flops = sum(layer.problem.flops for layer in report.layers)
     title = f"{report.model}, batch 1, {report.layout}, on {report.device}"
     caption = f"whole net, warm: {report.net_ms:.2f} ms; median of {report.runs} samples everywhere"
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", show_footer=True)
-    table.add_column("layer", "sum of layers", no_wrap=True)
-    table.add_column("problem", overflow="fold")
-    table.add_column("solver", no_wrap=True)
-    table.add_column("ms", f"{total:.3f}", justify="right", no_wrap=True)
-    table.add_column("GFLOP/s", f"{flops / (total * 1e6):.1f}", justify="right", no_wrap=True)
+    table = Table(*columns("name", "layer", "problem", "solver"), *columns("number", "ms", "GFLOP/s"), title=title)
     for layer in report.layers:
         table.add_row(layer.name, str(layer.problem), layer.solver, f"{layer.ms:.3f}", f"{layer.gflops:.1f}")
+    table.add_row("sum of layers", "", "", f"{total:.3f}", f"{flops / (total * 1e6):.1f}")
+    table.caption = caption
     return table

@@ -18,6 +18,7 @@ from ..device.programs.kernels import NEW_SHARE, cache_limit
 from ..device.rates import rates, switched_off
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
+from .folders import folders
 
 VARIABLES = {
     "CONVDISPATCH_DEVICE": "the device to use: a name, a vendor, a type, or platform:device",
@@ -40,6 +41,7 @@ VARIABLES = {
     "CONVDISPATCH_CUDA_OVERLAP": "whether kernels on CUDA streams may be placed before the one before has ended",
     "CONVDISPATCH_LARGE_IMPORTS": "1 or 0: NVIDIA's OpenCL may import more than 384 MiB at once, or not; else tried",
     "CONVDISPATCH_CACHE_LIMIT": "bytes of host memory that programs, plans, calls and forms may take: 512M; else 1G",
+    "CONVDISPATCH_TRACEBACK": "1: each fault of a plugin is printed with its whole traceback",
     "CONVDISPATCH_TIER": "full or ready: whether first calls under PyTorch wait for the specialised kernel",
     "CONVDISPATCH_TORCH_FIND_MS": "milliseconds of measuring in the background, under torch.backends.cudnn.benchmark",
     "OCL_ICD_VENDORS": "folder that names the OpenCL vendors (read by the ICD loader; set for you when unset)",
@@ -66,6 +68,8 @@ class Report:
     native: str
     cache_limit: str
     dropin_folder: str
+    folders: dict[str, str]
+    """What is written on this machine, by name; ``convdispatch config`` says how much."""
     advice: list[str] = field(default_factory=list)
 
     @property
@@ -107,6 +111,7 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
         native=_native(),
         cache_limit=_cache_limit(),
         dropin_folder=str(dropin_folder()),
+        folders={folder.name: str(folder.path) for folder in folders()},
     )
     report.advice = _advice(report)
     return report

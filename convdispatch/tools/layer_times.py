@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..selection.text_table import Column, Table
+
 _ADDED = re.compile(r"(_nchwc|_nhwc|_bn|_mul|_token_\d+)$")
 """What onnxruntime's passes append to the names of nodes."""
 
@@ -157,12 +159,19 @@ def _reading(nodes: Iterable[str], readers: Mapping[str, list[str]], owner: Mapp
 
 
 def table(graph: Any, found: Sequence[Row], peer: str) -> Iterator[Any]:
-    """The rows as rich shows them, with their sum; nodes are the file's operators and the last one's result."""
-    from rich.table import Table
-
+    """The rows as a table, with their sum; nodes are the file's operators and the last one's result."""
     makers = {name: node for node in graph.node for name in node.output if name}
     order = {name: place for place, node in enumerate(graph.node) for name in node.output}
-    shown = Table("layer", "result", "here", "µs", "GFLOP/s", peer, "µs", "ratio", box=None)
+    shown = Table(
+        Column("layer", "name"),
+        Column("result", "name", rank=2),
+        Column("here", "name"),
+        Column("µs"),
+        Column("GFLOP/s", rank=3),
+        Column(peer, "name", rank=1),
+        Column("µs"),
+        Column("ratio"),
+    )
     for row in found:
         nodes = sorted(row.nodes, key=lambda name: order.get(name, 0))
         mine, other = row.ms

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,18 @@ def entries_of(
     from ..onnx import load
 
     net = load(path, device=device)
+    found = counted(net.problems(*input_shapes(net, batch), layout=layout))
+    if not found:
+        raise InvalidArgument(f"{path} has no convolutions with constant weights")
+    return found
+
+
+def counted(problems: Iterable[Any]) -> list[Entry]:
+    """Problems named by their place, equal ones counted."""
     counts: dict[Any, Entry] = {}
-    for place, problem in enumerate(net.problems(*input_shapes(net, batch), layout=layout), 1):
+    for place, problem in enumerate(problems, 1):
         held = counts.get(problem)
         counts[problem] = Entry(f"conv{place}", problem, 1) if held is None else held._replace(count=held.count + 1)
-    if not counts:
-        raise InvalidArgument(f"{path} has no convolutions with constant weights")
     return list(counts.values())
 
 

@@ -2,25 +2,19 @@
 
 In one process two engines' threads take each other's cores: onnxruntime's look for work for a while after each run,
 and a run of the other engine that follows is then slower by up to half.
-
-``python -m convdispatch.tools.peer_process MODEL ARRAYS THREADS`` is the child: it answers one line of JSON to each
-number of runs that it reads.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..device.child import Answer, Child, answer, questions
 
 PEERS = ("onnxruntime",)
 _RESULTS = "results.npz"
@@ -39,10 +33,9 @@ class PeerProcess:
         self._folder = tempfile.TemporaryDirectory()
         arrays = Path(self._folder.name) / "feeds.npz"
         np.savez(arrays, allow_pickle=False, **dict(feeds))
-        words = [sys.executable, "-m", __name__, str(path), str(arrays), str(threads)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._child = Child(__name__, {"path": str(path), "arrays": str(arrays), "threads": threads})
         try:
-            self._read()
+            self._heard()
             with np.load(arrays.parent / _RESULTS, allow_pickle=False) as held:
                 self.outputs = [held[f"arr_{place}"] for place in range(len(held.files))]
                 """The results in the file's order."""
@@ -52,23 +45,20 @@ class PeerProcess:
 
     def times(self, runs: int) -> list[float]:
         """Milliseconds of so many runs, after one unseen; this process stands still meanwhile."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{runs}\n")
-        self._process.stdin.flush()
-        return self._read()["ms"]  # type: ignore[no-any-return]
+        self._child.say({"runs": runs})
+        return self._heard()["ms"]  # type: ignore[no-any-return]
 
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        said = json.loads(line) if line.strip() else {"failed": "onnxruntime's process ended without a word"}
+    def _heard(self) -> Answer:
+        said = self._child.hear()
+        if said is None:
+            raise InvalidArgument(f"onnxruntime's process was lost: {self._child.how_it_ended()}")
         if "failed" in said:
             raise InvalidArgument(said["failed"])
-        return said  # type: ignore[no-any-return]
+        return said
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
-        self._process.communicate()
+        self._child.close()
         self._folder.cleanup()
 
     def __enter__(self) -> PeerProcess:
@@ -78,11 +68,14 @@ class PeerProcess:
         self.close()
 
 
-def _child(path: str, arrays: str, threads: int) -> None:
+def _serve() -> None:
+    asked = questions()
+    setup = next(asked)
+    path, arrays, threads = setup["path"], setup["arrays"], setup["threads"]
     try:
         import onnxruntime
     except ImportError:
-        _say({"failed": "onnxruntime is not installed: pip install onnxruntime"})
+        answer({"failed": "onnxruntime is not installed: pip install onnxruntime"})
         return
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, threads
@@ -93,22 +86,18 @@ def _child(path: str, arrays: str, threads: int) -> None:
         feeds = {each.name: feeds[each.name] for each in session.get_inputs()}
         np.savez(Path(arrays).parent / _RESULTS, *session.run(None, feeds), allow_pickle=False)
     except Exception as error:  # its own exception types are not public
-        _say({"failed": f"onnxruntime cannot run {path} so: {str(error).splitlines()[0]}"})
+        answer({"failed": f"onnxruntime cannot run {path} so: {str(error).splitlines()[0]}"})
         return
-    _say({})
-    for line in sys.stdin:
+    answer({})
+    for request in asked:
         session.run(None, feeds)
         found = []
-        for _ in range(int(line)):
+        for _ in range(request["runs"]):
             start = time.perf_counter()
             session.run(None, feeds)
             found.append((time.perf_counter() - start) * 1e3)
-        _say({"ms": found})
-
-
-def _say(what: Mapping[str, Any]) -> None:
-    print(json.dumps(what), flush=True)
+        answer({"ms": found})
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    _serve()

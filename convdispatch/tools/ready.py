@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..api.errors import InvalidArgument, InvalidProblem
+from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..device import startup_profile
 from ..device.runtime import context, device_info, find_device, queue
 from ..models import catalogue
 from ..selection import dispatch
 from ..selection.choice import lockfile
+from ..selection.text_table import Column, Table
 from . import torch_script
 from .model_file import input_shapes, is_model
 
@@ -39,14 +40,12 @@ class Ready:
         return {"name": self.name, "device": self.device, "seconds": self.seconds, "spent": spent}
 
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
-        from rich.table import Table
-
         names = [name for name in startup_profile.PHASES if self.notes.of(name).count]
-        table = Table("layer", *(f"{name}, ms" for name in names), box=None)
+        table = Table(Column("layer", "name"), *(Column(f"{name}, ms") for name in names))
         for layer in self.notes.layers:
             spent = [self.notes.spent.get((layer, name)) for name in names]
             table.add_row(layer or "(before and between)", *map(_ms, spent))
-        table.add_row("all", *(_ms(self.notes.of(name)) for name in names), style="bold")
+        table.add_row("all", *(_ms(self.notes.of(name)) for name in names))
         yield f"{self.name} on {self.device}: ready after {self.seconds:.2f} s"
         yield table
         accounted = sum(self.notes.of(name).seconds for name in names)
@@ -97,11 +96,7 @@ def _held(what: str, device: Any, batch: int | None) -> Any:
         decisions = lockfile.read(what)
         lockfile.agree(decisions)  # a command's process does nothing else
         return [dispatch.prepare(ConvProblem.parse(text), context(device)) for text in decisions]
-    from ..measurement.grammar import read_all
+    from .problems import read_entries
 
-    try:
-        problems = read_all(what)
-    except InvalidProblem as error:
-        named = ", ".join(catalogue.names())
-        raise InvalidArgument(f"{what!r} is no net ({named}), no file and no problem: {error}") from error
+    problems = [entry.problem for entry in read_entries([what], batch=batch)]
     return [dispatch.prepare(problem, context(device)) for problem in problems]

@@ -65,7 +65,7 @@ def rendered(
     if solver is None:
         found = explain(problem, info)
         if found.chosen is None:
-            raise NoSolver(f"every solver refuses {problem} on {info}")
+            raise NoSolver(problem, str(info), {one.solver: str(one.reason) for one in found.verdicts})
         solver = found.chosen
     known = plugins().solvers
     try:

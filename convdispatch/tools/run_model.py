@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..runtime import device_info, find_device
+from ..selection.text_table import Table, columns
 from .layer_times import Step, onnxruntime_steps, rows, table
 from .model_file import read_inputs
 from .peer_process import PeerProcess
@@ -51,9 +52,7 @@ class RunReport:
     """What rich shows of the layers of both libraries."""
 
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
-        from rich.table import Table
-
-        table = Table("", "name", "type", "shape", "mean", "min", "max", box=None)
+        table = Table(*columns("name", "", "name", "type", "shape"), *columns("number", "mean", "min", "max"))
         for what, arrays in (("in", self.inputs), ("out", self.outputs)):
             for name, array in arrays.items():
                 note = " (random)" if what == "in" and name in self.random else ""

@@ -26,7 +26,11 @@ def convdispatch_solvers() -> list[Solver]:
 
     def own(module: str, make: str, name: str, vectors: bool, fuses: Iterable[str]) -> Declared:
         serves = functools.partial(_serves, vectors)
-        return Declared(f"{__name__}.{module}", make, name=name, serves=serves, fuses=fuses, exact=True)
+        # Weights' gradients multiply zeros between rows of dy by what other taps read of x.
+        spreads = make in ("Weights", "VectorWeights")
+        return Declared(
+            f"{__name__}.{module}", make, name=name, serves=serves, fuses=fuses, exact=True, spreads_nonfinite=spreads
+        )
 
     return [
         own("convolve", "Tiles", "amx.tiles", False, EPILOGUE),

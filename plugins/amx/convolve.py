@@ -23,6 +23,7 @@ from convdispatch.api import (
     epilogue_macros,
     geometry_of,
     kernel_text,
+    phase_count,
     rates,
     storage_macros,
 )
@@ -271,11 +272,11 @@ class Tiles(Solver):
             return f"{self.takes} only, got {problem.dtype} and {problem.math}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
+        if phase_count(problem) > 16:
+            return f"strides of 16 phases at most, got {phase_count(problem)}"
         geometry = geometry_of(problem)
         if min(geometry.c, geometry.m) < _LEAST:
             return f"{_LEAST} channels a group or more, got {min(geometry.c, geometry.m)}"
-        if len(geometry.phases) > 16:
-            return f"strides of 16 phases at most, got {len(geometry.phases)}"
         if not any(phase.volume for phase in geometry.phases):
             return "some tap that reaches the image only"
         least = {"planes": self.planes_of(problem), "rows": 1, "panels": 1, "items": 1}

@@ -1,5 +1,6 @@
 """cuDNN's convolutions on the memory of NVIDIA's OpenCL device."""
 
+import functools
 from collections.abc import Sequence
 
 from convdispatch.api import Declared, DeviceInfo, Solver, hookimpl
@@ -10,10 +11,11 @@ __all__ = ["convdispatch_solvers", "unavailable"]
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without CUDA or cuDNN they refuse every problem and say what is missing."""
-    where = f"{__name__}.solver"
+    # The library may choose a transform.
+    made = functools.partial(Declared, f"{__name__}.solver", serves=_serves, predicts=False, spreads_nonfinite=True)
     return (
-        Declared(where, "Convolution", name="cudnn.convolution", serves=_serves, deterministic=False, predicts=False),
-        Declared(where, "Deterministic", name="cudnn.deterministic", serves=_serves, predicts=False),
+        made("Convolution", name="cudnn.convolution", deterministic=False),
+        made("Deterministic", name="cudnn.deterministic"),
     )
 
 

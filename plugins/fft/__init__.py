@@ -16,7 +16,9 @@ __all__ = ["convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """The solvers of every room."""
+    rooms = ("cpu", "Tiled", "tiled", cpus_only), ("gpu", "Spectra", "gpu", gpus_only)
     return [
-        Declared(f"{__name__}.cpu.solver", "Tiled", name="fft.tiled", serves=cpus_only, fuses=EPILOGUE),
-        Declared(f"{__name__}.gpu.solver", "Spectra", name="fft.gpu", serves=gpus_only, fuses=EPILOGUE),
-    ]
+        Declared(f"{__name__}.{room}.solver", kind, name=f"fft.{name}", serves=serves, fuses=EPILOGUE,
+                 spreads_nonfinite=True)
+        for room, kind, name, serves in rooms
+    ]  # fmt: skip

@@ -188,6 +188,7 @@ class Depthwise:
             gradient=self.gradient,
             volume=window.volume,
             offsets=offsets,
+            lanes=self.lanes,
             step=step,
             pitch=self.pitch,
             zero_x=self.zero[2],

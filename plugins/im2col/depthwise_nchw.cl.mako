@@ -62,10 +62,17 @@ void gradient(global const REAL *restrict x, global const REAL *restrict y, glob
       for (int oz = 0; oz < YD; ++oz)
         for (int oy = 0; oy < YH; ++oy, dy += YW) {
           global const ACC *from = plane + (oz * SD * EY + oy * SH) * (SW * PITCH);
-          for (int ox = 0; ox < YW; ox += LANES) {
-            const V d = load_first(dy + ox, YW - ox);
+          int ox = 0;
+          for (; ox + LANES <= YW; ox += LANES) {
+            const V d = load_first(dy + ox, LANES);
 % for t, at in enumerate(offsets):
             sum${t} = d * *(global const vec *)(from + ox + ${at}) + sum${t};
+% endfor
+          }
+          if (ox < YW) {  // other taps read what lies beyond, which may not be finite
+            const V d = load_first(dy + ox, YW - ox), lane = (V)(${", ".join(map(str, range(lanes)))});
+% for t, at in enumerate(offsets):
+            sum${t} = d * select((V)(0), *(global const vec *)(from + ox + ${at}), lane < (V)(YW - ox)) + sum${t};
 % endfor
           }
         }

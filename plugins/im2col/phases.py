@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from convdispatch.api import (
     DTYPES,
+    MOST_PHASES,
     OPERANDS,
     ConvProblem,
     DeviceInfo,
@@ -19,6 +20,7 @@ from convdispatch.api import (
     epilogue_macros,
     geometry_of,
     kernel_text,
+    phase_count,
     storage_macros,
 )
 from convdispatch.api.cpu import Balance
@@ -39,7 +41,8 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     """One configuration a cap; none where the problem is not of this kind."""
     if device.type != "cpu" or problem.layout != "nchw" or not problem.depthwise or problem.direction != "bwd_data":
         return
-    if problem.ic != problem.oc or problem.kd * problem.kh * problem.kw > MOST_TAPS or problem.sw > 8:
+    taps = problem.kd * problem.kh * problem.kw
+    if problem.ic != problem.oc or taps > MOST_TAPS or problem.sw > 8 or phase_count(problem) > MOST_PHASES:
         return
     plane = DepthwisePhases(problem, {"items": 1}).workspace_size
     for cap in caps if plane <= MOST_PLANE else []:

@@ -20,6 +20,9 @@ _GPU_CAPS = (1 << 30, 256 << 20, 32 << 20, 1 << 20)
 _ITEMS, _LOCAL = 64, 9216
 """What the least tile of a GPU's product takes, of float64."""
 
+_MOST_PLACES = 1 << 31
+"""Places of an image stay below this: they are a side of a matrix product."""
+
 _METHODS = {
     "lower": product.WindowProduct,
     "flipped": product.WindowProduct,
@@ -45,6 +48,9 @@ class Im2col(Solver):
             return f"1 image or more, got {problem.mb}"
         if why := device.supports(problem.dtype):
             return why
+        places = max(problem.id * problem.ih * problem.iw, problem.od * problem.oh * problem.ow)
+        if places >= _MOST_PLACES:
+            return f"images of less than 2**31 places, got {places}"
         items = min(device.max_work_group_size, device.max_work_item_sizes[0])
         if device.type != "cpu" and items < _ITEMS:
             return f"work groups of {_ITEMS} items or more, got {items}"

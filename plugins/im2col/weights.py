@@ -34,6 +34,9 @@ from .cost import CONVERTED, FOLLOWS, LAUNCH, LOWERED
 from .lower import Lowering
 from .window import PatchWindow, runs
 
+_LONGEST_SIDE = 1 << 31
+"""Places of one product stay below this; more are summed chunk after chunk."""
+
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
     """Configurations: the product's choices under the first cap, then its first choice under the smaller ones."""
@@ -62,7 +65,7 @@ class WeightsProduct:
         self.cpu = self.gemm["kind"] == "cpu"
         self.window = window = PatchWindow.of(problem)
         total = window.images * window.pixels
-        self.in_place = window.in_place
+        self.in_place = window.in_place and total < _LONGEST_SIDE
         # Several of NCHW's images are no axis that a product reads in place: it packs them, or there is one an image.
         several = self.in_place and window.images > 1 and not window.nhwc
         self.joined = several and problem.dtype not in NARROW  # which one product rounds once

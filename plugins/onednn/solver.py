@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,9 @@ class _OneDNN(Solver):
             return "mb of 1 or more only, got 0"
         if problem.residual and problem.accumulate:
             return "residual or accumulate only, got both"
+        most = max(math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
+        if most >= 1 << 31:  # some implementations divide by what has overflowed, which ends the process
+            return f"tensors of less than 2**31 elements only, got {most}"
         if problem.activation and onednn_eltwise(problem.activation) is None:
             return f"activations that oneDNN has only, got {problem.activation}"
         reason = missing()

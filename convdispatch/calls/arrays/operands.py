@@ -8,6 +8,7 @@ the call's last command, brings results to where the caller looks, and lets othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from pyopencl import SVM
 
 from ...api.errors import InvalidArgument
 from ...device import runtime
-from ...device.commands.host_memory import HostMemory, HostQueue
+from ...device.commands.host_memory import HostMemory
 from ...device.commands.queues import commands_of
 from ...selection.prepared import Constant
 
@@ -27,18 +28,13 @@ if TYPE_CHECKING:
 class Operands:
     """The operands of one call on ``queue``; for in-order and out-of-order queues."""
 
-    __slots__ = ("_after", "_host", "_others", "context", "events", "queue")
+    __slots__ = ("_after", "_others", "context", "events", "queue")
 
-    def __init__(self, queue: cl.CommandQueue, context: cl.Context, host: bool = False) -> None:
-        """``host`` says that arrays are the host's and that the device takes its pointers."""
+    def __init__(self, queue: cl.CommandQueue, context: cl.Context) -> None:
         self.queue, self.context = queue, context
         self.events: list[Any] = []
         self._after: list[Any] = []
         """``step(event) -> event``, in order, once the call's work is enqueued."""
-        self._host: Any = None
-        if host:
-            self._host = HostQueue(queue)
-            self._after.append(self._host.finish)
         self._others: list[Any] = []
         """Queues of arrays that are not this one: their next work waits for the call's."""
 
@@ -105,24 +101,12 @@ class Operands:
                 runtime.hold(other, event)
         return event
 
-    @property
-    def commands(self) -> Any:
-        """What the call's commands are given to."""
-        return self.queue if self._host is None else self._host
-
-    def abandon(self) -> None:
-        """After an error: no command may use the host's memory any longer."""
-        if self._host is not None:
-            self.queue.finish()
-
     # --- NumPy -------------------------------------------------------------------------------------------------------
 
     def _from_host(self, array: np.ndarray) -> cl.MemoryObject:
         """The array's own memory on a CPU device, a copy elsewhere; it must outlive the call."""
         import pyopencl as cl
 
-        if self._host is not None:
-            return host_memory(array)
         if runtime.device_info(self.queue.device).type == "cpu":
             return cl.Buffer(self.context, cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
         memory = runtime.allocate(self.queue, array.nbytes)
@@ -133,8 +117,6 @@ class Operands:
         import pyopencl as cl
 
         queue = self.queue
-        if self._host is not None:
-            return host_memory(array)
         if runtime.device_info(queue.device).type == "cpu":
             memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
 
@@ -225,6 +207,35 @@ def address(array: Any) -> int:
     except (ValueError, TypeError):  # of a dtype that buffers have no letter for
         pass
     return array.__array_interface__["data"][0]
+
+
+def elements_overlap(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether two elements of one array share a byte, as those of a broadcast view do; strides are in bytes."""
+    axes = sorted((abs(step), size) for size, step in zip(shape, strides, strict=True) if size > 1)
+    count = math.prod(shape)
+    reach, apart = itemsize, True
+    for step, size in axes:
+        apart = apart and step >= reach
+        reach += step * (size - 1)
+    if apart or not count:
+        return False
+    if reach < count * itemsize:
+        return True
+    places = np.zeros(1, np.int64)
+    for step, size in axes:
+        places = np.add.outer(places, np.arange(size) * step).ravel()
+    return bool((np.diff(np.sort(places)) < itemsize).any())
+
+
+def check_written(array: np.ndarray, name: str = "out") -> None:
+    """Raises InvalidArgument for an array of NumPy's that cannot hold a result."""
+    if not array.flags.writeable:
+        raise InvalidArgument(f"{name} must be writeable, got a read-only array")
+    if not array.flags.c_contiguous and elements_overlap(array.shape, array.strides, array.itemsize):
+        raise InvalidArgument(
+            f"{name} must have memory for each of its elements, but of shape {array.shape} with strides "
+            f"{array.strides} (bytes) some share theirs, as in a broadcast view: pass an array of its own"
+        )
 
 
 def overlaps(out: Any, array: Any) -> bool:

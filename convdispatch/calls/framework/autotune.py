@@ -23,8 +23,8 @@ from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
 from ...device import background, runtime
+from ...device.child import Child, Silent
 from ...measurement import aside
-from ...measurement.child import Child, Silent
 from ...measurement.find import why_find
 from ...selection import dispatch
 from ...selection.choice import ranking

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
 
 import pyopencl as cl
 
@@ -12,7 +10,6 @@ from ...api.errors import NoDevice
 from ...api.problem import ConvProblem
 from ...device import runtime
 from ...device.commands import host_memory
-from ...device.commands.host_memory import HostMemory, HostQueue
 from ...measurement import first_sight
 from ...selection import dispatch
 from ...selection.single_thread import prefers_one_thread
@@ -54,12 +51,3 @@ class HostProblem(FrameworkProblem):
         self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(device))
         alone = self.shared and self.prepared is not None and prefers_one_thread(self.prepared)
         self._queue = host_queue(device, alone)
-
-    def _compute(self, queue: Any, operands: Sequence[HostMemory], *beside: Any) -> None:
-        """Run on x, w, y and what ``dispatch.run`` takes beside them; waits."""
-        commands = HostQueue(queue)
-        try:
-            commands.finish(dispatch.run(self.problem, self.prepared, commands, *operands, *beside))
-        except BaseException:
-            queue.finish()  # no command may use the framework's memory any longer
-            raise

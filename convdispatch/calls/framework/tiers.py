@@ -132,7 +132,7 @@ def _tier() -> str | None:
 
 def _promised(policy: Policy, framework: Framework) -> bool:
     """Whether more is promised of a call than right numbers."""
-    return policy.deterministic or policy.frozen or policy.patience is not None or framework.several()
+    return policy.deterministic or policy.frozen or framework.several()
 
 
 class Pending:

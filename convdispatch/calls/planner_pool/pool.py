@@ -22,7 +22,7 @@ from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...device import runtime
 from ...device.cache import artifact_store
-from ...device.programs.child_process import DeviceChild, receive
+from ...device.child import FEW_THREADS, Answer, Child
 from ...device.programs.compile_pool import compilers
 from ...selection import dispatch
 from ...selection.choice import lockfile
@@ -222,7 +222,7 @@ class PlannerPool:
 
     def _plan(self, child: _Child, task: _Task) -> None:
         epoch = self._epoch
-        said, binaries = child.plan(task.problem, task.policy, epoch, self._for_cuda)
+        said = child.plan(task.problem, task.policy, epoch, self._for_cuda)
         why = said.get("failed")
         if why is None and epoch != self._epoch:  # chosen by what does not hold any more
             with self._changed:
@@ -233,7 +233,7 @@ class PlannerPool:
         if why is None:
             tables, begin = self.made.tables, 0
             for key, size in said["programs"]:
-                tables["programs"][key] = binaries[begin : begin + size]
+                tables["programs"][key] = said.content[begin : begin + size]
                 begin += size
             tables["texts"].update(said["texts"])
             _shorten(tables, MADE_BYTES)
@@ -280,22 +280,22 @@ def _shorten(tables: dict[str, Any], most: int) -> None:
             size -= len(table.pop(key, ""))
 
 
-class _Child(DeviceChild):
+class _Child(Child):
     """Plans for a device."""
 
     def __init__(self, device: cl.Device) -> None:
-        super().__init__(f"{__package__}.worker", device)
+        super().__init__(f"{__package__}.worker", {"device": runtime.address(device)}, environment=FEW_THREADS)
         try:
-            said, _ = receive(self._process.stdout)  # type: ignore[arg-type]
+            greeting = self.hear()
+            if greeting is None:
+                raise EOFError(self.how_it_ended())
+            if greeting.get("solvers") != sorted(plugins().solvers):
+                raise RuntimeError("it has other solvers than this process, to which plugins were added since")
         except BaseException:
             self.close()
             raise
-        mine = sorted(plugins().solvers)
-        if said.get("solvers") != mine:
-            self.close()
-            raise RuntimeError("it has other solvers than this process, to which plugins were added since")
 
-    def plan(self, problem: ConvProblem, policy: Policy, epoch: int, for_cuda: bool) -> tuple[dict[str, Any], bytes]:
+    def plan(self, problem: ConvProblem, policy: Policy, epoch: int, for_cuda: bool) -> Answer:
         """What it answers. Raises as ``ask``."""
         choices = {name: getattr(policy, name) for name in ("solver", "max_error", "workspace_limit", "deterministic")}
         return self.ask({"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda})

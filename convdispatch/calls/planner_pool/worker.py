@@ -1,7 +1,7 @@
-"""A child that plans problems: ``python -m convdispatch.calls.planner_pool.worker PLATFORM DEVICE``; see ``pool``.
+"""A child that plans problems for a device, as ``pool`` starts it.
 
 It chooses, renders and compiles as a first call would, at a lower priority than its parent, and answers with the
-decision and with what was made for it. It ends when its standard input does.
+decision and with what was made for it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import warnings
 from typing import Any
+
+from ...device.child import answer, questions
 
 __all__: list[str] = []
 
@@ -19,18 +20,16 @@ _PRIORITY, _PRIORITY_ON_CPU = 10, 19
 """Added to the niceness: the parent's own work comes first, above all where it computes on the same processors."""
 
 
-def _serve(platform: int, number: int) -> None:
+def _serve() -> None:
     _step_back(_PRIORITY)
-    # Drivers and plugins print as they please: answers go where standard output went.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    asked = questions()
+    platform, number = map(int, next(asked)["device"].split(":"))
     warnings.simplefilter("ignore")  # the parent warns of what concerns it
 
     from ...api.policy import policy
     from ...api.problem import ConvProblem
     from ...device.cache import artifact_store
     from ...device.opencl.platforms import device_info, platforms
-    from ...device.programs.child_process import receive, send
     from ...selection import dispatch
     from ...selection.plugins.loader import plugins
 
@@ -38,13 +37,9 @@ def _serve(platform: int, number: int) -> None:
     if device_info(device).type == "cpu":
         _step_back(_PRIORITY_ON_CPU - _PRIORITY)
     rehearse = _rehearsal(device)
-    send(answers, {"solvers": sorted(plugins().solvers)}, b"")
+    answer({"solvers": sorted(plugins().solvers)})
     epoch = None
-    while True:
-        try:
-            request, _ = receive(sys.stdin.buffer)
-        except EOFError:
-            return
+    for request in asked:
         if request["epoch"] != epoch:  # what was recorded, installed or set aside since
             dispatch.forget()
             epoch = request["epoch"]
@@ -52,9 +47,9 @@ def _serve(platform: int, number: int) -> None:
             with artifact_store.gathering(device) as made, policy(**request["policy"]):
                 prepared = rehearse(ConvProblem.parse(request["problem"]), request["for_cuda"])
         except Exception as error:
-            send(answers, {"failed": f"{type(error).__name__}: {error}"}, b"")
+            answer({"failed": f"{type(error).__name__}: {error}"})
             continue
-        _answer(answers, send, prepared, made)
+        _answer(prepared, made)
 
 
 def _step_back(steps: int) -> None:
@@ -87,7 +82,7 @@ def _rehearsal(device: Any) -> Any:
     return plan
 
 
-def _answer(answers: Any, send: Any, prepared: Any, made: Any) -> None:
+def _answer(prepared: Any, made: Any) -> None:
     programs = made.tables["programs"]
     said = {
         "solver": prepared.solver.name,
@@ -100,11 +95,11 @@ def _answer(answers: Any, send: Any, prepared: Any, made: Any) -> None:
     try:
         json.dumps(said)
     except (TypeError, ValueError) as error:
-        send(answers, {"failed": f"a configuration is none that JSON holds: {error}"}, b"")
+        answer({"failed": f"a configuration is none that JSON holds: {error}"})
         return
-    send(answers, said, b"".join(programs.values()))
+    answer(said, b"".join(programs.values()))
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]))
+    _serve()
     os._exit(0)  # drivers need not be taken down

@@ -141,15 +141,15 @@ class Budget:
         return gone
 
     def _evict(self, added: _Entry, gone: list[_Entry], new: bool, down_to: float) -> None:
-        for entry in sorted((e for e in self._entries if not e.parents and e.new >= new), key=lambda e: e.turn):
+        roots = [each for each in self._entries if not each.parents and each.new >= new]
+        used = {each: each.cache.used(each.value) for each in roots}
+        for entry in sorted((each for each in roots if used[each]), key=lambda each: used[each]):
+            entry.turn = next(self.turns)  # a fast path used it, which does not ask the cache
+        for entry in sorted(roots, key=lambda each: each.turn):
             if (self.new_nbytes if new else self.nbytes) <= down_to:
                 return
-            if entry is added or added in entry.parts or not entry.alive:
-                continue
-            if entry.cache.used(entry.value):  # by a fast path, which does not ask the cache
-                entry.turn = next(self.turns)
-                continue
-            self._let_go(entry, gone)
+            if entry is not added and added not in entry.parts and entry.alive:
+                self._let_go(entry, gone)
 
 
 def _name(entry: _Entry) -> int:
@@ -182,14 +182,14 @@ class Bounded:
 
     No lock is held while a value is made: other keys are served meanwhile. ``evicted(values)`` is called, outside of
     all locks, with what went: whoever holds some beside this lets go of them then, or no bound would hold.
-    ``used(value)`` says whether a fast path used a value since it was asked last.
+    ``used(value)`` is 0, or grows with the time at which a fast path used a value since this was asked last.
     """
 
     def __init__(
         self,
         budget: Budget,
         evicted: Callable[[list[Any]], None] = lambda values: None,
-        used: Callable[[Any], bool] = lambda value: False,
+        used: Callable[[Any], int] = lambda value: 0,
     ) -> None:
         self._budget, self._evicted, self.used = budget, evicted, used
         self._all: dict[Hashable, _Entry] = {}

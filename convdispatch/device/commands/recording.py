@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyopencl as cl
 
-__all__ = ["Command", "Late", "Recording", "Slot", "launched", "with_numbers"]
+__all__ = ["Command", "Late", "Recording", "Slot", "with_numbers"]
 
 
 class Slot:
@@ -58,6 +58,7 @@ class Command:
     kernel: Kernel | None = None
     """What it launches, with ``arguments``; None for other commands."""
     arguments: Sequence[Any] = ()
+    """Of the kernel, or of the call of ``copy``; none for other commands."""
     late: bool = False
     """Whether it takes a number that is asked for anew at each replay."""
 
@@ -148,7 +149,9 @@ class Recording(Commands):
             to, of = _real(memory, (target, source))
             return lambda commands, wait_for=None: commands.copy(to, of, size, source_offset, target_offset, wait_for)
 
-        return self._add(make, (target, source), "copy")
+        made = self._add(make, (target, source), "copy")
+        made.arguments = target, source, size, source_offset, target_offset
+        return made
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Command:
         """Record the filling of ``size`` bytes with a NumPy number."""
@@ -173,20 +176,6 @@ class Recording(Commands):
         command = Command(make, slots, what, self.step)
         self.commands.append(command)
         return command
-
-
-def launched(
-    recording: Recording, operands: Sequence[Slot]
-) -> tuple[list[tuple[Kernel, Sequence[Any]]], list[Slot]] | None:
-    """A recording's kernels with their arguments, and the slots beyond those of operands; None where it holds other
-    commands, or numbers that each replay asks for anew."""
-    found, scratch = [], dict[Slot, None]()
-    for command in recording.commands:
-        if command.kernel is None or command.late:
-            return None
-        found.append((command.kernel, command.arguments))
-        scratch |= {slot.root: None for slot in command.slots if slot.root not in operands}
-    return found, list(scratch)
 
 
 def with_numbers(kernel: Kernel, arguments: Sequence[Any]) -> cl.Kernel:

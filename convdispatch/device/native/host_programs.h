@@ -61,22 +61,16 @@ class HostLaunches : public Host {
     if (!queues.each()) return false;
     for (Groups &groups : launches_->each)
       for (Argument &argument : groups.arguments)
-        if (argument.operand >= operands.size() || set(groups.kernel, argument, operands, packed)) return false;
-    for (Groups &groups : launches_->each)
-      if (divided(groups, launches_->enqueue, queues.each(), threads)) return false;
-    return true;
+        if (argument.operand >= operands.size() || set(groups, argument, operands, packed)) return false;
+    return !run_all(*launches_, queues.each(), threads);
   }
 
  private:
-  int32_t set(void *kernel, Argument &argument, const std::vector<uint64_t> &operands, int packed) {
-    const uint64_t given = operands[argument.operand], address = given + argument.offset;
-    if (static_cast<int>(argument.operand) == packed)
-      return argument.set = 0, launches_->set_value(kernel, argument.index, sizeof given, &given);
-    if (address == argument.set) return 0;
-    argument.set = 0;
-    const int32_t status = launches_->set(kernel, argument.index, reinterpret_cast<void *>(address));
-    if (!status) argument.set = address;
-    return status;
+  int32_t set(const Groups &groups, Argument &argument, const std::vector<uint64_t> &operands, int packed) {
+    const uint64_t given = operands[argument.operand];
+    if (static_cast<int>(argument.operand) != packed)
+      return set_address(*launches_, groups, argument, given + argument.offset);
+    return argument.set = 0, launches_->set_value(groups.kernel, argument.index, sizeof given, &given);
   }
 
   Launches *launches_;

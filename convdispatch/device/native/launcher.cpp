@@ -220,7 +220,6 @@ PyMethodDef methods[] = {
     {"replay", make_replay, METH_VARARGS, nullptr},
     {"under", under, METH_O, nullptr},
     {"groups", make_groups, METH_VARARGS, nullptr},
-    {"point_groups", point_groups, METH_VARARGS, nullptr},
     {"run_groups", run_groups, METH_VARARGS, nullptr},
     {"host_program", make_host_program, METH_VARARGS, nullptr},
     {"lend", lend, METH_VARARGS, nullptr},

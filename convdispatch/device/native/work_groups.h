@@ -1,7 +1,7 @@
 // OpenCL kernels on a CPU in the threads of PyTorch's own operators, so that one pool of threads serves both.
 //
 // Each thread gives a part of a kernel's work groups to a queue of its own, whose commands the giving thread computes
-// itself (Intel's cl_intel_exec_by_local_thread). Python says along which axis work groups may be given apart.
+// itself (Intel's cl_intel_exec_by_local_thread). Python says along which axes work groups may be given apart.
 #pragma once
 
 #include "programs.h"
@@ -9,11 +9,16 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <thread>
 
 namespace launcher {
 
-constexpr int64_t kLong = 100;  // microseconds from which on threads take several parts each, whoever is free the next
+constexpr int64_t kLeastPart = 2000;  // nanoseconds of a part, at least: giving one to a queue takes 1,000
+constexpr int64_t kLong = 100000;  // nanoseconds a thread from which on threads take several parts each, whoever is free
 constexpr int64_t kShares = 4;
+constexpr int64_t kManyRows = 8;  // rows a part from which on no row is cut: the longest part is an eighth longer at most
+constexpr int64_t kShortRow = 4000;  // nanoseconds up to which no row is cut: giving both its ends takes half of that
+constexpr int kSpins = 500;  // looks at other threads' parts, some 10 microseconds, before the core is offered to others
 
 // clEnqueueNDRangeKernel.
 using Enqueue = int32_t (*)(void *, void *, uint32_t, const size_t *, const size_t *, const size_t *, uint32_t, void *, void *);
@@ -30,12 +35,26 @@ struct Argument {  // one that is memory
 struct Groups {  // of one kernel
   void *kernel;
   std::vector<Argument> arguments;  // the others are set
-  uint32_t axes, axis;  // how many, and the one along which they are given apart
+  uint32_t axes, row, column;  // how many; those along which they are given apart, the same where there is but one
   size_t global[3] = {1, 1, 1}, local[3] = {1, 1, 1};
   bool sized;  // whether `local` is the caller's
-  int64_t shares = 1;  // parts for each thread
+  int64_t took = INT64_MAX;  // nanoseconds of all parts of the last call together; not known yet
 
-  int64_t count() const { return static_cast<int64_t>(global[axis] / local[axis]); }
+  int64_t along(uint32_t axis) const { return static_cast<int64_t>(global[axis] / local[axis]); }
+  int64_t rows() const { return along(row); }
+  int64_t columns() const { return column == row ? 1 : along(column); }
+  int64_t count() const { return rows() * columns(); }
+
+  // Into how many parts a call on so many threads divides them: none so short that giving it takes longer.
+  int64_t parts(int64_t threads) const {
+    const int64_t shares = took != INT64_MAX && took / threads > kLong ? kShares : 1;
+    return std::max<int64_t>(1, std::min({count(), threads * shares, took / kLeastPart}));
+  }
+};
+
+struct alignas(64) Progress {  // of one launch in a call
+  int64_t parts = 0;
+  std::atomic<int64_t> next{0}, left{0}, took{0};  // the part to be taken next, parts that are not over, nanoseconds
 };
 
 struct Launches {
@@ -43,6 +62,7 @@ struct Launches {
   SetPointer set;
   SetValue set_value;
   std::vector<Groups> each;
+  std::unique_ptr<Progress[]> progress;  // of each; of one call at a time
 };
 inline const char *const kLaunches = "convdispatch.device.native.launches";
 
@@ -50,40 +70,101 @@ inline Launches *launches_of(PyObject *capsule) {
   return static_cast<Launches *>(PyCapsule_GetPointer(capsule, kLaunches));
 }
 
-struct Division {  // of a launch's groups among threads
-  const Groups &groups;
-  Enqueue enqueue;
+inline void breathe() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// One call of launches in order, by as many threads as come. A thread takes parts of a launch while there are some, and
+// then waits for parts that other threads took, never for a thread: one that comes late, or not at all, holds up nobody.
+struct Run {
+  const Launches &launches;
   void *const *queues;
-  int64_t parts;
-  std::atomic<int64_t> next{0};
   std::atomic<int32_t> status{0};
+
+  // Work groups of some rows and columns; an OpenCL status.
+  int32_t give(const Groups &groups, std::pair<int64_t, int64_t> rows, std::pair<int64_t, int64_t> columns,
+               void *queue) const {
+    size_t offset[3] = {}, size[3] = {groups.global[0], groups.global[1], groups.global[2]};
+    const auto take = [&](uint32_t axis, std::pair<int64_t, int64_t> range) {
+      offset[axis] = static_cast<size_t>(range.first) * groups.local[axis];
+      size[axis] = static_cast<size_t>(range.second - range.first) * groups.local[axis];
+    };
+    if (rows.first == rows.second || columns.first == columns.second) return 0;
+    take(groups.column, columns);
+    take(groups.row, rows);
+    return launches.enqueue(queue, groups.kernel, groups.axes, offset, size, groups.sized ? groups.local : nullptr, 0,
+                            nullptr, nullptr);
+  }
+
+  // A part of a launch: whole rows, before and after them what it has of a row.
+  int32_t part(const Groups &groups, int64_t part, int64_t parts, void *queue) const {
+    const int64_t rows = groups.rows(), columns = groups.columns(), count = rows * columns;
+    const int64_t begin = count * part / parts, end = count * (part + 1) / parts;
+    if (columns == 1 || rows >= kManyRows * parts || groups.took / rows <= kShortRow)
+      return give(groups, {rows * part / parts, rows * (part + 1) / parts}, {0, columns}, queue);
+    int64_t from = begin / columns, to = end / columns;
+    if (from == to) return give(groups, {from, from + 1}, {begin % columns, end % columns}, queue);
+    int32_t status = 0;
+    if (begin % columns) {
+      status = give(groups, {from, from + 1}, {begin % columns, columns}, queue);
+      ++from;
+    }
+    if (!status) status = give(groups, {from, to}, {0, columns}, queue);
+    return status ? status : give(groups, {to, to + 1}, {0, end % columns}, queue);
+  }
 
   // A thread's work; `thread` is no other's that works now.
   void work(int64_t thread) {
-    for (int64_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;) {
-      const int64_t from = groups.count() * part / parts, to = groups.count() * (part + 1) / parts;
-      size_t offset[3] = {}, size[3] = {groups.global[0], groups.global[1], groups.global[2]};
-      const size_t unit = groups.local[groups.axis];
-      offset[groups.axis] = static_cast<size_t>(from) * unit, size[groups.axis] = static_cast<size_t>(to - from) * unit;
-      const int32_t found = enqueue(queues[thread], groups.kernel, groups.axes, offset, size,
-                                    groups.sized ? groups.local : nullptr, 0, nullptr, nullptr);
-      if (found) status = found;
+    using Clock = std::chrono::steady_clock;
+    for (size_t at = 0; at < launches.each.size(); ++at) {
+      Progress &now = launches.progress[at];
+      for (int64_t mine; (mine = now.next.fetch_add(1, std::memory_order_relaxed)) < now.parts;) {
+        const auto begin = Clock::now();
+        if (!status.load(std::memory_order_relaxed))
+          if (const int32_t found = part(launches.each[at], mine, now.parts, queues[thread])) status = found;
+        now.took += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
+        now.left.fetch_sub(1, std::memory_order_release);
+      }
+      for (int spins = 0; now.left.load(std::memory_order_acquire); ++spins)
+        spins < kSpins ? breathe() : std::this_thread::yield();
     }
   }
 };
 
-// Run a launch; an OpenCL status.
-inline int32_t divided(Groups &groups, Enqueue enqueue, void *const *queues, int64_t threads) {
-  Division division{groups, enqueue, queues, std::min(groups.count(), threads * groups.shares)};
-  const auto begin = std::chrono::steady_clock::now();
-  const auto work = [](int64_t from, int64_t, void *context) { static_cast<Division *>(context)->work(from); };
-  if (torch_parallel_for(0, std::min(threads, division.parts), 1, work, &division)) return -1;
-  const auto took = std::chrono::steady_clock::now() - begin;
-  groups.shares = took > std::chrono::microseconds(kLong) ? kShares : 1;
-  return division.status;
+// Run all launches; an OpenCL status.
+inline int32_t run_all(Launches &launches, void *const *queues, int64_t threads) {
+  int64_t most = 1;
+  for (size_t at = 0; at < launches.each.size(); ++at) {
+    Progress &now = launches.progress[at];
+    most = std::max(most, now.parts = launches.each[at].parts(threads));
+    now.next = 0, now.left = now.parts, now.took = 0;
+  }
+  Run run{launches, queues};
+  const auto work = [](int64_t from, int64_t to, void *context) {
+    for (; from < to; ++from) static_cast<Run *>(context)->work(from);
+  };
+  if (most == 1)
+    run.work(0);
+  else if (torch_parallel_for(0, std::min(threads, most), 1, work, &run))
+    return -1;
+  for (size_t at = 0; at < launches.each.size(); ++at) launches.each[at].took = launches.progress[at].took;
+  return run.status;
 }
 
-// groups(enqueue, set, set_value, [(kernel, axis, global sizes, local sizes or (), [(argument, operand, offset)])]) -> a
+// Let the kernel's argument be memory at an address; an OpenCL status.
+inline int32_t set_address(const Launches &launches, const Groups &groups, Argument &argument, uint64_t address) {
+  if (address == argument.set) return 0;
+  argument.set = 0;
+  const int32_t status = launches.set(groups.kernel, argument.index, reinterpret_cast<void *>(address));
+  if (!status) argument.set = address;
+  return status;
+}
+
+// groups(enqueue, set, set_value, [(kernel, (axis, another or the same), global sizes, local sizes or (), [(argument, operand, offset)])]) -> a
 // capsule, one thread's. Raises ValueError.
 inline PyObject *make_groups(PyObject *, PyObject *given) {
   unsigned long long enqueue, set, set_value;
@@ -97,12 +178,12 @@ inline PyObject *make_groups(PyObject *, PyObject *given) {
     PyObject *global, *local, *arguments;
     std::vector<size_t> sizes, items;
     Groups groups{};
-    if (!PyArg_ParseTuple(one, "KIOOO", &kernel, &groups.axis, &global, &local, &arguments) || !integers(global, sizes) ||
-        !integers(local, items))
+    if (!PyArg_ParseTuple(one, "K(II)OOO", &kernel, &groups.row, &groups.column, &global, &local, &arguments) ||
+        !integers(global, sizes) || !integers(local, items))
       return false;
     groups.kernel = reinterpret_cast<void *>(kernel);
     groups.axes = static_cast<uint32_t>(sizes.size()), groups.sized = !items.empty();
-    bool fine = sizes.size() <= 3 && groups.axis < sizes.size() && (items.empty() || items.size() == sizes.size());
+    bool fine = sizes.size() <= 3 && std::max(groups.row, groups.column) < sizes.size() && (items.empty() || items.size() == sizes.size());
     for (size_t at = 0; fine && at < sizes.size(); ++at) {
       groups.global[at] = sizes[at];
       if (groups.sized) groups.local[at] = items[at];
@@ -120,49 +201,39 @@ inline PyObject *make_groups(PyObject *, PyObject *given) {
     });
   });
   if (!taken) return nullptr;
+  made->progress.reset(new Progress[made->each.size()]);
   return PyCapsule_New(made.release(), kLaunches, [](PyObject *capsule) { delete launches_of(capsule); });
 }
 
-// point(capsule, operands, but): kernels take the addresses from now on; operand `but` is set by the caller. Raises
-// ValueError for one too few, RuntimeError with OpenCL's status.
-inline PyObject *point_groups(PyObject *, PyObject *given) {
-  PyObject *capsule, *operands;
-  int but;
-  std::vector<uint64_t> addresses;
-  if (!PyArg_ParseTuple(given, "OOi", &capsule, &operands, &but) || !integers(operands, addresses)) return nullptr;
-  Launches *launches = launches_of(capsule);
-  if (!launches) return nullptr;
-  for (Groups &groups : launches->each)
-    for (Argument &argument : groups.arguments) {
-      if (argument.operand >= addresses.size()) return PyErr_Format(PyExc_ValueError, "no operand %u", argument.operand);
-      const uint64_t address = static_cast<int>(argument.operand) == but ? 0 : addresses[argument.operand] + argument.offset;
-      if (address && address != argument.set)
-        if (int32_t status = launches->set(groups.kernel, argument.index, reinterpret_cast<void *>(address)))
-          return PyErr_Format(PyExc_RuntimeError, "clSetKernelArgSVMPointer answers %d", status);
-      argument.set = address;
-    }
-  Py_RETURN_NONE;
-}
-
-// run_groups(capsule, queues): all launches in order, over when this returns; `queues` are bytes, an address a thread.
-// Raises RuntimeError with OpenCL's status.
+// run_groups(capsule, queues, operands, but): all launches in order on operands at these addresses, over when this returns;
+// `queues` are bytes, an address a thread. The caller has set operand `but`. Raises ValueError for an operand too few,
+// RuntimeError with OpenCL's status.
 inline PyObject *run_groups(PyObject *, PyObject *given) {
-  PyObject *capsule;
+  PyObject *capsule, *operands;
   const char *bytes;
   Py_ssize_t size;
-  if (!PyArg_ParseTuple(given, "Oy#", &capsule, &bytes, &size)) return nullptr;
+  int but;
+  std::vector<uint64_t> addresses;
+  if (!PyArg_ParseTuple(given, "Oy#Oi", &capsule, &bytes, &size, &operands, &but) || !integers(operands, addresses))
+    return nullptr;
   Launches *launches = launches_of(capsule);
   if (!launches) return nullptr;
   std::vector<void *> queues(static_cast<size_t>(size) / sizeof(void *));
   if (queues.empty()) return PyErr_Format(PyExc_ValueError, "no queue was given");
   std::memcpy(queues.data(), bytes, queues.size() * sizeof(void *));
+  for (Groups &groups : launches->each)
+    for (Argument &argument : groups.arguments) {
+      if (argument.operand >= addresses.size()) return PyErr_Format(PyExc_ValueError, "no operand %u", argument.operand);
+      if (static_cast<int>(argument.operand) == but)
+        argument.set = 0;
+      else if (int32_t status = set_address(*launches, groups, argument, addresses[argument.operand] + argument.offset))
+        return PyErr_Format(PyExc_RuntimeError, "clSetKernelArgSVMPointer answers %d", status);
+    }
   int32_t status = 0;
   Py_BEGIN_ALLOW_THREADS
   uint32_t threads = 1;
   torch_get_num_threads(&threads);
-  const int64_t most = std::min<int64_t>(std::max(threads, 1u), static_cast<int64_t>(queues.size()));
-  for (Groups &each : launches->each)
-    if ((status = divided(each, launches->enqueue, queues.data(), most))) break;
+  status = run_all(*launches, queues.data(), std::min<int64_t>(std::max(threads, 1u), static_cast<int64_t>(queues.size())));
   Py_END_ALLOW_THREADS
   if (status) return PyErr_Format(PyExc_RuntimeError, "clEnqueueNDRangeKernel answers %d", status);
   Py_RETURN_NONE;

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...api.errors import BuildFailed
 from .. import background
+from ..child import FEW_THREADS, Child
 from ..commands.interface import thread
+from ..opencl.platforms import address
 from ..planning_lock import locked, unlocked
 from ..startup_profile import current_layer, layer, phase
-from .child_process import DeviceChild
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -266,17 +267,17 @@ class _Pool:
         return None
 
 
-class _Child(DeviceChild):
+class _Child(Child):
     """Compiles for a device."""
 
     def __init__(self, device: cl.Device) -> None:
-        super().__init__("convdispatch.device.compiler", device)
+        super().__init__("convdispatch.device.compiler", {"device": address(device)}, environment=FEW_THREADS)
 
     def compile(self, text: str | bytes, options: Sequence[str], for_cuda: bool = False) -> bytes:
         """The binary of a text; of a binary nothing, it is loaded there. Raises BuildFailed, and as ``ask``."""
         is_text = isinstance(text, str)
         request = {"options": list(options), "for_cuda": for_cuda, "is_text": is_text}
-        said, binary = self.ask(request, text.encode() if is_text else text)  # type: ignore[arg-type,union-attr]
+        said = self.ask(request, text.encode() if is_text else text)  # type: ignore[arg-type,union-attr]
         if said.get("failed"):
             raise BuildFailed(said["failed"], said.get("log", ""))
-        return binary
+        return said.content

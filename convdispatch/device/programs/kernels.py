@@ -226,7 +226,9 @@ def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
 
     # Oclgrind's compiler says that there is cl_khr_fp16, its device does not list it, and computes with it wrongly.
     simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
-    program = compiled(context, text, (*options, "-Ucl_khr_fp16") if simulated else options)
+    on_cpu = isinstance(text, str) and all(device_info(device).type == "cpu" for device in context.devices)
+    options = (*options, "-Ucl_khr_fp16") if simulated else options
+    program = compiled(context, work_groups.counted(text) if on_cpu else text, options)
     if isinstance(text, str):
         work_groups.note(program, text)
     return program, PROGRAM_BYTES + BYTES_PER_BINARY_BYTE * sum(program.get_info(cl.program_info.BINARY_SIZES))
@@ -243,7 +245,7 @@ class Programs(Bounded):
     def __init__(
         self,
         evicted: Callable[[list[Any]], None] = lambda values: None,
-        used: Callable[[Any], bool] = lambda value: False,
+        used: Callable[[Any], int] = lambda value: 0,
         family: Callable[[Any], Hashable] | None = None,
         first: int = FIRST_OF_A_KIND,
     ) -> None:

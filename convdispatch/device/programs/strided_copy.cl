@@ -1,4 +1,4 @@
-// y[i] = x[offset + sum over axes a of index_a(i) * s_a], i row-major: a strided view made contiguous.
+// y[begin + i] = x[offset + sum over axes a of index_a(i) * s_a], i row-major: a strided view made contiguous.
 //
 // Values the host defines:
 //   BITS          unsigned type of an element's size: uchar, ushort, uint, ulong or ulong2
@@ -13,7 +13,7 @@ __attribute__((reqd_work_group_size(1, 1, 1)))
 kernel void strided(global const BITS *x, const long offset, const long size, const long n1, const long n2,
                     const long n3, const long n4, const long n5, const long n6, const long n7, const long s0,
                     const long s1, const long s2, const long s3, const long s4, const long s5, const long s6,
-                    const long s7, global BITS *y) {
+                    const long s7, global BITS *y, const long begin) {
 #define AXIS(n, s) from += rest % n * s, rest /= n
 #define REST()    \
   AXIS(n6, s6);   \
@@ -32,13 +32,13 @@ kernel void strided(global const BITS *x, const long offset, const long size, co
     REST();
     from += first * s7;
     count = min(n7 - first, end - i);
-    for (long j = 0; j < count; ++j) y[i + j] = x[from + j * s7];
+    for (long j = 0; j < count; ++j) y[begin + i + j] = x[from + j * s7];
   }
 #else
   const long i = get_global_id(0);
   long rest = i, from = offset;
   AXIS(n7, s7);
   REST();
-  y[i] = x[from];
+  y[begin + i] = x[from];
 #endif
 }

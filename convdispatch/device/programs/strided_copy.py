@@ -43,7 +43,23 @@ def copy_strided(
     axes, size = _merged(shape, strides), math.prod(shape)
     axes = [(1, 0)] * (_AXES - len(axes)) + axes
     scalars = (offset // itemsize, size, *(n for n, _ in axes[1:]), *(stride // itemsize for _, stride in axes))
-    return _launch(queue.context, itemsize, size)(queue, (source, *map(np.int64, scalars), target))
+    return _launch(queue.context, itemsize, size)(queue, (source, *map(np.int64, scalars), target, np.int64(0)))
+
+
+def copy_bytes(
+    queue: cl.CommandQueue,
+    target: cl.MemoryObject,
+    source: cl.MemoryObject,
+    size: int,
+    source_offset: int = 0,
+    target_offset: int = 0,
+) -> cl.Event:
+    """As ``runtime.copy``, by a kernel."""
+    itemsize = math.gcd(16, size, source_offset, target_offset)
+    count = size // itemsize
+    scalars = (source_offset // itemsize, count, *[1] * (_AXES - 2), count, *[0] * (_AXES - 1), 1)
+    begin = np.int64(target_offset // itemsize)
+    return _launch(queue.context, itemsize, count)(queue, (source, *map(np.int64, scalars), target, begin))
 
 
 def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
@@ -61,6 +77,6 @@ def _merged(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int
 def _launch(context: cl.Context, itemsize: int, size: int) -> Launch:
     run = _RUN if device_info(context.devices[0]).type == "cpu" else 1
     text = config_macros({"bits": _BITS[itemsize], "run": run}) + kernel_text(__package__, "strided_copy.cl")
-    names = ("x", "offset", "size", *(f"n{a}" for a in range(1, _AXES)), *(f"s{a}" for a in range(_AXES)), "y")
+    names = ("x", "offset", "size", *(f"n{a}" for a in range(1, _AXES)), *(f"s{a}" for a in range(_AXES)), "y", "begin")
     sizes, local = ((size,), None) if run == 1 else ((-(-size // run), 1, 1), (1, 1, 1))
     return Launch(build(context, text), "strided", sizes, local, " ".join(names), names=names)

@@ -103,14 +103,15 @@ class Program:
         """Enqueue ``runs``, the commands as ``bound`` answers them, under the lock; the event of the last one."""
         return self._run_plain(runs) if self._plain else self._run_on_several(runs)
 
-    def timed(self, runs: int) -> list[float]:
-        """The least milliseconds of each command on the device in ``runs`` runs on one queue; NaN where unknown."""
+    def spans(self, runs: int) -> list[list[tuple[float, float]]]:
+        """Start and end of each command, in milliseconds of the device's clock, in each of ``runs`` runs on one queue;
+        NaN where the device does not say."""
         import pyopencl as cl
 
         profiling = type(self.queue)(
             self.queue.context, self.queue.device, cl.command_queue_properties.PROFILING_ENABLE
         )
-        commands, found = OpenCLQueue(profiling), [float("nan")] * len(self._runs)
+        commands, found = OpenCLQueue(profiling), []
         with self.lock:
             self.queue.finish()
             for _ in range(max(1, runs)):
@@ -118,11 +119,16 @@ class Program:
                     late.draw()
                 events = [run(commands) for run in self._runs]
                 profiling.finish()
+                found.append([(float("nan"), float("nan"))] * len(events))
                 for place, event in enumerate(events):
                     with contextlib.suppress(cl.Error, AttributeError):
-                        ms = (event.profile.end - event.profile.start) * 1e-6
-                        found[place] = ms if found[place] != found[place] else min(ms, found[place])
+                        found[-1][place] = event.profile.start * 1e-6, event.profile.end * 1e-6
         return found
+
+    def timed(self, runs: int) -> list[float]:
+        """The least milliseconds of each command on the device in ``runs`` runs on one queue; NaN where unknown."""
+        lengths = [[end - start for start, end in each] for each in self.spans(runs)]
+        return [min((ms for ms in column if ms == ms), default=float("nan")) for column in zip(*lengths, strict=True)]
 
     @property
     def replay(self) -> Replay | None:

@@ -19,15 +19,16 @@ __all__ = ["examine"]
 def examine(examination: Examination) -> None:
     """Compute every family of the problem's direction. Raises Fault naming those whose error is beyond its limit.
 
-    Every output that reads an infinity or NaN must be one; they may reach others of its plane, as they do in transforms
-    and where they meet a stored zero, but no other plane.
+    Every output that reads an infinity or NaN must be one. They may reach others of its plane where a solver says so
+    (``spreads_nonfinite``) and where those of weights, or of dy in weights' gradients, meet a stored zero, but no other
+    plane.
     """
-    problem, lost = examination.problem, []
+    problem, spread, lost = examination.problem, examination.solver.spreads_nonfinite, []
     normal = 0.0
     for family in families(problem.direction):
         operands, expected, entered = _drawn(_plain(problem), family)
         got = examination.compute(operands)
-        errors = plane_errors(problem, got, expected, entered, spread=True)
+        errors = plane_errors(problem, got, expected, entered, spread=spread or family == "nonfinite_partner")
         worst = float(errors.max(initial=0))
         normal = worst if family == "normal" else normal
         limit = 3 * error_limit(problem) if family == "normal" else family_limit(problem, family, normal)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...api.errors import words
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ...device.runtime import device_info
@@ -33,7 +34,8 @@ CHECKS = {
     "values": "integer data: bit-exact where the solver claims exactness, else within the error allowed",
     "deterministic": "the same bits from the same inputs, where the solver claims determinism",
     "stale": "the same result whatever the workspace, and the output, held before",
-    "nonfinite": "NaN comes through, and zero times infinity is NaN (where no activation follows)",
+    "nonfinite": "NaN comes through, zero times infinity is NaN (where no activation follows), and neither reaches "
+    "outputs that do not read it, unless the solver says that it spreads them",
     "error": "real data within the error that dtype and math allow",
     "reuse": "the plan used again: other data, other buffers",
     "waits": "enqueue returns while what it must wait for has not happened",
@@ -106,7 +108,7 @@ class Examination:
             plan = ask(self.solver, "plan", self.context, self.problem, self.config)
         except Exception as error:
             log = str(getattr(error, "log", "")).strip()[:500]
-            raise Fault("plan", f"plan raised {type(error).__name__}: {error} {log}".strip()) from error
+            raise Fault("plan", f"plan raised {words(error)} {log}".strip()) from error
         size = getattr(plan, "workspace_size", None)
         if not callable(getattr(plan, "enqueue", None)):
             raise Fault("plan", f"a plan has enqueue(queue, x, w, y, workspace, wait_for), got {plan!r}")
@@ -142,7 +144,7 @@ class Examination:
         try:
             event = enqueue()
         except Exception as error:
-            raise Fault("plan", f"enqueue raised {type(error).__name__}: {error}") from error
+            raise Fault("plan", f"enqueue raised {words(error)}") from error
         if not callable(getattr(event, "wait", None)):
             raise Fault("plan", f"enqueue returns the event of its last command, got {event!r}")
         return event
@@ -161,7 +163,12 @@ class Examination:
         raise Fault(name, f"{words}{_difference(got, data, error, limit)}")
 
     def _lost(self, got: np.ndarray, data: Data) -> None:
-        """Raise Fault where a result is finite that no sum of its operands is."""
+        """Raise Fault where a result is finite that no sum of its operands is, or not finite though they are."""
+        spread = np.count_nonzero(np.isfinite(data.expected) & ~np.isfinite(got))
+        if spread and not self.solver.spreads_nonfinite:
+            raise Fault(
+                "nonfinite", f"{spread} outputs that read no NaN or infinity are not finite: spreads_nonfinite says so"
+            )
         lost = np.isnan(data.expected) & np.isfinite(got)
         if lost.any():
             count = np.count_nonzero(lost)

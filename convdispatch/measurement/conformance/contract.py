@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...api.device import DeviceInfo
+from ...api.errors import words
 from ...api.problem import ConvProblem
 from ...api.solver import EPILOGUE, Solver
 from ...selection.defensive_copy import ask
@@ -32,7 +33,7 @@ def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | No
         spent = min(_time(solver, seen, device) for _ in range(2))
         second = ask(solver, "rejects", seen, device)
     except Exception as error:
-        raise Fault("words", f"rejects raised {type(error).__name__}: {error}") from error
+        raise Fault("words", f"rejects raised {words(error)}") from error
     if first != second:
         raise Fault("words", f"rejects answered {first!r}, then {second!r}: it must be pure")
     if spent > CHEAP_S:
@@ -72,7 +73,7 @@ def configurations(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> 
     except Fault:
         raise
     except Exception as error:
-        raise Fault("configurations", f"configs raised {type(error).__name__}: {error}") from error
+        raise Fault("configurations", f"configs raised {words(error)}") from error
     if not offered:
         raise Fault("configurations", "an accepted problem has at least one configuration, got none")
     if offered != again:
@@ -90,7 +91,7 @@ def statements(solver: Solver, problem: ConvProblem, device: DeviceInfo, config:
     try:
         cost, size = (ask(solver, method, problem, device, config) for method in ("cost", "workspace"))
     except Exception as error:
-        raise Fault("workspace", f"cost or workspace raised {type(error).__name__}: {error}") from error
+        raise Fault("workspace", f"cost or workspace raised {words(error)}") from error
     if cost is not None and not (isinstance(cost, (int, float)) and 0 <= cost < float("inf")):
         raise Fault("configurations", f"a cost is None or a number from 0 on, got {cost!r}")
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):

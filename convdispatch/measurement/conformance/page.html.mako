@@ -58,7 +58,7 @@ ${section(**one)}
 </div>
 % endfor
 </body></html>
-<%def name="section(report, device, levels, verdict, failed, passed, refused, reasons, checks, long, coverage, families, worst, cases)">
+<%def name="section(report, device, levels, verdict, failed, passed, refused, reasons, groups, checks, long, coverage, families, worst, cases)">
 
 <h1>Does ${report.plugin["name"]} compute convolutions right on ${device["name"]}?</h1>
 <p class="soft">Verified with convdispatch verify, ${report.environment["created"][:10]}</p>
@@ -97,6 +97,11 @@ guard zones, over memory that was filled with NaN, with every input compared aft
 
 % if failed:
 <h2>Failures</h2>
+% for group in groups(report):
+% if group.common:
+<p><code>${group.solver}</code>, ${group.check}: ${group.common}.</p>
+% endif
+% endfor
 <div class="scroll"><table>
 <tr><th>solver</th><th>case</th><th>check</th><th>what was found, and how to see it again</th></tr>
 % for o in failed:

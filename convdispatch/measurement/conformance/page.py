@@ -9,6 +9,7 @@ from typing import Any
 
 from ..search.families import FAMILIES
 from .checks import CHECKS, LONG
+from .grouping import groups
 from .outcome import Report, reasons
 
 __all__ = ["differences", "labels", "render", "write_html"]
@@ -56,6 +57,7 @@ def _section(report: Report) -> dict[str, Any]:
         "passed": report.of(status="passed"),
         "refused": report.of(status="refused"),
         "reasons": reasons,
+        "groups": groups,
         "checks": CHECKS,
         "long": LONG,
         "coverage": report.coverage(),

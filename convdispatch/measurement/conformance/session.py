@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ...api.errors import InvalidArgument
+from ...api.errors import InvalidArgument, words
 from ...api.solver import Solver
 from ...device import runtime
 from ...selection import derivation
@@ -100,7 +100,7 @@ class Kit:
             outcome.status, outcome.check, outcome.reason = "failed", fault.check, fault.message
         except Exception as error:  # the driver's or the plugin's, outside of what a check expects
             outcome.status, outcome.check = "failed", "plan"
-            outcome.reason = f"{type(error).__name__}: {error}"
+            outcome.reason = f"{words(error)}"
         outcome.seconds = round(time.perf_counter() - began, 4)
         return outcome
 

@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
@@ -129,10 +128,3 @@ def _environment(device: Any) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "packages": packages,
     }
-
-
-def own_cases(files: Sequence[Path]) -> list[shapes.Entry]:
-    """The problems of files in any dialect that the commands read. Raises InvalidArgument."""
-    from ..grammar import read_file
-
-    return [entry for file in files for entry in read_file(file)]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...api.errors import ConvDispatchError
-from ..child import answer, questions
+from ...api.errors import ConvDispatchError, words
+from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild, farm
 from .levels import Case
 from .outcome import Outcome
@@ -104,7 +104,7 @@ def _serve() -> None:
     try:
         kit = Kit(**next(lines))
     except Exception as error:
-        answer({"error": f"{type(error).__name__}: {error}"})
+        answer({"error": f"{words(error)}"})
         return
     answer({"ready": True})
     for request in lines:

@@ -25,7 +25,7 @@ _LONGEST = 10_000
 
 def _kind(text: str) -> str:
     text = text.strip()
-    if len(text) > _LONGEST or text.startswith(own.TRACE):  # which its reader refuses, or reads
+    if len(text) > _LONGEST or text.startswith((own.TRACE, own.HEADER)):  # which its reader refuses, or reads
         return "convdispatch"
     if "=>" in text and "{" in text:
         return "onnx"

@@ -10,6 +10,8 @@ from ..shapes import Entry
 from .limits import number
 
 TRACE = "convdispatch,1,"
+HEADER = "convdispatch,version,"
+"""How a trace file's first line begins, which names the columns."""
 """How the trace layer's lines begin."""
 _LINE = re.compile(r"(?P<problem>\S+)(?:\s+(?P<name>.*?))?(?:\s*\*\s*(?P<count>[0-9]+))?")
 _TRACED = re.compile(r"(?:\([^()]*\)|[^,()])*")
@@ -17,6 +19,8 @@ _TRACED = re.compile(r"(?:\([^()]*\)|[^,()])*")
 
 def read_line(line: str) -> list[Entry]:
     """The problem of one line, or of one line of a trace. Raises InvalidProblem."""
+    if line.startswith(HEADER):
+        return []
     if line.startswith(TRACE):
         text = _TRACED.match(line, len(TRACE))[0]  # an activation's numbers have commas of their own
         return [Entry(text, ConvProblem.parse(text))]

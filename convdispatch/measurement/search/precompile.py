@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...api.problem import ConvProblem
-from ..child import answer, questions
+from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild, farm
 
 MOST = 40

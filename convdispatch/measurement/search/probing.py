@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..child import answer, questions
+from ...api.errors import words
+from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild
 
 START_S = 60.0
@@ -79,7 +80,7 @@ def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any
     except WrongResult as error:
         return {"status": "wrong", "reason": str(error)}
     except Exception as error:  # said to the parent, which decides
-        return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+        return {"status": "failed", "reason": words(error)}
     return {"status": "right", "reason": ""}
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyopencl as cl
 
 from ...api.device import DeviceInfo
-from ...api.errors import PluginError
+from ...api.errors import PluginError, words
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Results
@@ -199,8 +199,7 @@ class Search:
         except BadTiming as error:
             entry.ends("failed", str(error))
         except Exception as error:  # a plugin's or compiler's failure: said in its result, and the search goes on
-            first = str(error).strip().splitlines()[0] if str(error) else ""
-            entry.breaks("failed", f"{type(error).__name__}: {first}")
+            entry.breaks("failed", words(error))
             if runtime.probe.__wrapped__(self.device):
                 self._lost = entry.solver.name
                 for other in entries:

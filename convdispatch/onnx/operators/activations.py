@@ -55,7 +55,7 @@ def _clip(call: Call) -> Tensor:
 def _parametric(call: Call) -> Tensor:
     x, slope = call.tensor(0), call.raw(1)
     number = scalar(slope)
-    if number is not None and x.dtype.kind == "f":
+    if number is not None and x.dtype.kind == "f" and len(slope.shape) <= x.ndim:
         return functional.activate(x, f"leaky_relu({number!r})")
     wide = call.tensor(1)
     if call.opset < 7 and wide.ndim == 1 and x.ndim > 2:

@@ -90,7 +90,7 @@ def _per_channel(call: Call) -> Tensor | None:
         return None
     x, value = sides if isinstance(sides[0], Tensor) else sides[::-1]
     channels = x.shape[1] if len(x.shape) == 4 else 0
-    if x.dtype.kind != "f" or channels < 2 or value.shape[-3:] != (channels, 1, 1) or value.size != channels:
+    if x.dtype.kind != "f" or channels < 2 or value.shape not in ((channels, 1, 1), (1, channels, 1, 1)):
         return None
     maker = call.maker(0 if x is sides[0] else 1)
     if maker is None or maker.op_type not in ("Conv", "Mul", "Add", "BatchNormalization"):

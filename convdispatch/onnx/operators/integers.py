@@ -1,6 +1,7 @@
 """Convolutions and products of integers: ONNX's own, and those between a dequantization and constant weights.
 
-Weights with a zero point lose it first. Where that takes more than 8 bits they are the sum of two, and so are the sums.
+The zero point is subtracted from constant weights first. Differences of more than 8 bits are split into two or three
+int8 arrays whose sum they are, and the results of their convolutions are added.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ _EXACT = 1 << 24
 
 
 def _bytes(values: np.ndarray, zero: np.ndarray, axis: int) -> list[np.ndarray]:
-    """Weights less their zero point, as int8: one array, or two whose sum they are."""
+    """Weights less their zero point as int8 arrays whose sum they are: one, two, or three where a difference is 255."""
     if values.dtype == np.int8 and not zero.any():
         return [values]
     wide = [1] * values.ndim
     wide[axis] = -1
-    whole = values.astype(np.int16) - zero.astype(np.int16).reshape(wide if zero.size > 1 else ())
-    near = np.clip(whole, -128, 127)
-    return [part.astype(np.int8) for part in (near, whole - near) if part is near or part.any()]
+    rest = values.astype(np.int16) - zero.astype(np.int16).reshape(wide if zero.size > 1 else ())
+    parts: list[np.ndarray] = []
+    while not parts or rest.any():
+        part = np.clip(rest, -128, 127)
+        parts.append(part.astype(np.int8))
+        rest = rest - part
+    return parts
 
 
 def _summed(
@@ -49,8 +54,10 @@ def _summed(
     if len(parts) == 1:
         return quantized.quantized_convolution(x, call.upload(parts[0]), bias, quantization=quantization, **options)  # type: ignore[no-any-return]
     sums = Quantization(x_zero_point=quantization.x_zero_point)
-    y = quantized.quantized_convolution(x, call.upload(parts[1]), None, quantization=sums, **options)
-    y = quantized.quantized_convolution(x, call.upload(parts[0]), bias, quantization=sums, residual=y, **options)
+    y = None
+    for part in reversed(parts):
+        added = bias if part is parts[0] else None
+        y = quantized.quantized_convolution(x, call.upload(part), added, quantization=sums, residual=y, **options)
     if quantization.dtype == "int32":
         return y  # type: ignore[no-any-return]
     channels = len(parts[0])

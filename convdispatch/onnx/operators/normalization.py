@@ -68,11 +68,20 @@ def _group(call: Call) -> Tensor:
     return functional.group_norm(x, groups, scale, shift, float(call.get("epsilon", 1e-5)))
 
 
+def _scale(call: Call, x: Tensor, place: int) -> Tensor:
+    """A scale or bias that broadcasts to x."""
+    value = call.tensor(place)
+    axes = zip(value.shape[::-1], x.shape[::-1], strict=False)
+    if value.ndim > x.ndim or any(size not in (1, length) for size, length in axes):
+        raise call.refuse(f"takes {call.node.input[place]!r} that broadcasts to {x.shape}, got shape {value.shape}")
+    return value
+
+
 @operator("LayerNormalization")
 def _layer(call: Call) -> Any:
     x, axis, epsilon = call.tensor(0), call.axis(-1), float(call.get("epsilon", 1e-5))
-    scale = call.tensor(1)
-    shift = call.tensor(2) if call.has(2) else None
+    scale = _scale(call, x, 1)
+    shift = _scale(call, x, 2) if call.has(2) else None
     y = functional.layer_norm(x, axis, scale, shift, epsilon)
     if not any(call.node.output[1:]):
         return y
@@ -86,7 +95,9 @@ def _layer(call: Call) -> Any:
 def _root_mean_square(call: Call) -> Tensor:
     x, axis = call.tensor(0), call.axis(-1)
     square = reduce("mean", "square(x)", tuple(range(axis, x.ndim)), keepdims=True, x=x)
-    return formula(call, "x * rsqrt(v + e) * s", x=x, v=square, e=float(call.get("epsilon", 1e-5)), s=call.tensor(1))
+    return formula(
+        call, "x * rsqrt(v + e) * s", x=x, v=square, e=float(call.get("epsilon", 1e-5)), s=_scale(call, x, 1)
+    )
 
 
 @operator("MeanVarianceNormalization")

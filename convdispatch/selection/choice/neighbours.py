@@ -109,7 +109,7 @@ class Neighbour:
     """The solver's records at ``problem``, fastest first, without mere looks."""
 
     def __str__(self) -> str:
-        return f"as for {self.problem}, {self.distance:.1f} away; {self.regret}"
+        return f"prediction corrected by {self.problem}, {self.distance:.1f} away; {self.regret}"
 
 
 def distance(one: ConvProblem, other: ConvProblem) -> float:

@@ -8,12 +8,14 @@ kernel, stride and dilation change places.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
+from ..reach import reduction
 from .copying import Copy, CopyAxis, axes_of
 
 MOST_GROUPS = 64
@@ -187,6 +189,36 @@ def _padded(problem: ConvProblem, remaining: Mapping[str, int], words: str) -> R
     return Rewritten(inner, words, (Copy("x", "x", _six(axes)),), through={"w": "w", "y": "y"})
 
 
+def reduced(problem: ConvProblem) -> Rewritten | str:
+    """Padding, strides and dilations far beyond the input, without the taps and outputs that meet none of it."""
+    cuts = reduction(problem)
+    if cuts is None:
+        return "padding, strides or dilations far beyond the input only"
+    changes = {
+        letter + axis: getattr(cut, letter) for axis, cut in cuts.items() for letter in ("i", "k", "s", "d", "p")
+    }
+    changes |= {f"p{axis}_r": cut.p_r for axis, cut in cuts.items()}
+    inner = problem.replace(**changes)
+    copies: dict[str, Copy] = {}
+    for name, letter in (("x", "i"), ("w", "k"), ("y", "o")):
+        whole, part = axes_of(problem, name), axes_of(inner, name)
+        written = name == problem.written
+        if whole == part and not (written and any(not cut.meets for cut in cuts.values())):
+            continue
+        into, source = (whole, part) if written else (part, whole)
+        axes = {each: _plain(each, into, source) for each in "ncdhw"}
+        for axis, cut in cuts.items():
+            first = getattr(cut, "first_" + letter) if cut.meets or not written else into[axis][0]  # all are zeros
+            axes[axis] = dataclasses.replace(axes[axis], before=first if written else -first)
+        copies[name] = Copy(name, name, _six([axes.pop("n"), *_ordered(problem, axes)]))
+    back = copies.pop(problem.written, None)
+    if "w" in copies:
+        inner = inner.replace(constant_weights=False)
+    through = {name: name for name in "xwy" if name not in copies and not (back and name == problem.written)}
+    words = "taps and outputs that meet the input alone"
+    return Rewritten(inner, words, tuple(copies.values()), (back,) if back else (), through)
+
+
 def grouped(problem: ConvProblem) -> Rewritten | str:
     """Groups as a loop over convolutions of one group each."""
     if problem.g == 1:
@@ -232,6 +264,6 @@ def _valid(rewrite: Callable[[ConvProblem], Rewritten | str]) -> Callable[[ConvP
 
 
 REWRITINGS: dict[str, Callable[[ConvProblem], Rewritten | str]] = {
-    rewrite.__name__: _valid(rewrite) for rewrite in (flat, rotated, evened, padded, grouped, exchanged)
+    rewrite.__name__: _valid(rewrite) for rewrite in (flat, reduced, rotated, evened, padded, grouped, exchanged)
 }
 """By name, in the order in which they are tried; each answers a Rewritten, or why it does not apply."""

@@ -32,6 +32,7 @@ class Derived(Solver):
         self.root, self.chain = root, chain
         self.name = "+".join((root.name, *chain))
         self.deterministic, self.exact, self.predicts = root.deterministic, root.exact, root.predicts
+        self.spreads_nonfinite = root.spreads_nonfinite
         self._rewrite = REWRITINGS[chain[0]]
         self.inner = Derived(root, chain[1:]) if chain[1:] else root
         self.fuses = self.inner.fuses if chain[0] in _PLAIN else frozenset()

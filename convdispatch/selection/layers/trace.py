@@ -2,8 +2,9 @@
 ``bench --from`` measures them.
 
 ``convdispatch,1,<problem>,<solver>,<device>,<workspace bytes>,<microseconds in enqueue>``. The lines go to standard
-error, or are appended to the file that ``CONVDISPATCH_TRACE`` names. With ``CONVDISPATCH_TRACE_WAIT=1`` each call is
-waited for, and one more field says after how many microseconds its result was there.
+error, or are appended to the file that ``CONVDISPATCH_TRACE`` names, which begins with a header. With
+``CONVDISPATCH_TRACE_WAIT=1`` each call is waited for, and one more field says after how many microseconds its result
+was there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 from convdispatch.api import hookimpl
 
 PREFIX = "convdispatch,1,"
+HEADER = "convdispatch,version,problem,solver,device,workspace_bytes,enqueue_us,done_us\n"
+"""The first line of a new file, for programs that read CSV."""
 
 
 @hookimpl(wrapper=True)
@@ -47,4 +50,4 @@ def write(line: str) -> None:
         sys.stderr.write(line + "\n")
         return
     with open(target, "a", encoding="utf-8") as file:  # noqa: PTH123 (append mode)
-        file.write(line + "\n")
+        file.write((HEADER if file.tell() == 0 else "") + line + "\n")

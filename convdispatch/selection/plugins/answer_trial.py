@@ -13,12 +13,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import contextvars
-import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 import typing
@@ -31,6 +28,7 @@ from typing import Any, TypeVar
 from ...api.device import DeviceInfo
 from ...api.policy import current_policy
 from ...api.problem import ConvProblem
+from ...device.child import Child
 from ...device.planning_lock import unlocked
 from . import forks, verdicts
 from .loader import plugins
@@ -45,12 +43,8 @@ LOAD_S = 120.0
 """Seconds in which a child has loaded the plugin, on a busy machine."""
 MOST = 6
 """Solvers of one plugin that may each cost a child; the others count as they do."""
-MARK = "\x02"
-"""How a line begins by which the child says where it is."""
 IDLE_S = 60.0
 """Seconds after which a child that is asked nothing leaves."""
-_CHILD = "from convdispatch.selection.answer_child import serve; serve()"
-"""The other end; it imports what asks solvers, which imports this module."""
 _lock = threading.RLock()
 _listeners: list[Callable[[str], None]] = []
 
@@ -109,7 +103,9 @@ def watched(solver: str, work: Callable[[], T]) -> T:
     thread.start()
     try:
         with unlocked():
-            answer, raised, forked = _next(ended, process, LIMIT_S, str(thread.native_id))
+            answer, raised, forked = _next(
+                lambda timeout_s: ended.get(timeout=timeout_s), process, LIMIT_S, str(thread.native_id)
+            )
     except TimeoutError as error:
         raise Hang(str(error)) from None
     forks.note(forked)
@@ -132,7 +128,7 @@ def trial(
     empty where all answer, in whatever words."""
     with _lock:
         child = _children.get(plugin)
-        if child is not None and child.alive(plugins().fingerprints.get(plugin, "")):
+        if child is not None and child.answers_for(plugins().fingerprints.get(plugin, "")):
             return _ended_by(plugin, problem, device, dict(known))
         _tell(f"asking the plugin {plugin}, which was not verified here, in a child process: {problem}")
         try:
@@ -162,75 +158,53 @@ def _ended_by(plugin: str, problem: ConvProblem, device: DeviceInfo, found: dict
 def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collection[str]) -> tuple[str, str]:
     """Where a child was, and how it ended; two empty texts where it was asked everything."""
     info = asdict(device) | {"extensions": sorted(device.extensions)}
-    question = json.dumps({"problem": str(problem), "device": info, "without": sorted(without)})
+    question = {"problem": str(problem), "device": info, "without": sorted(without)}
     version = plugins().fingerprints.get(plugin, "")
     for _ in range(2):
         child = _children.pop(plugin, None)
-        fresh = child is None or not child.alive(version)
+        fresh = child is None or not child.answers_for(version)
         try:
             if fresh:
                 if child is not None:
-                    child.end()
+                    child.close()
                 child = _Child(plugin, version)
-            at, how = child.ask(question)
+            at, how = child.try_out(question)
         except OSError:  # no process can be started, or it ended as it began: nothing is known
             return "", ""
         if not how:
             _children[plugin] = child
             return "", ""
-        child.end()
+        child.close()
         if at or fresh:  # else it left as it was asked
             return at, how
     return "", ""
 
 
-class _Child:
+class _Child(Child):
     """A process that answers for one version of a plugin, problem after problem."""
 
     def __init__(self, plugin: str, version: str) -> None:
-        paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path(__file__).parents[3])]
-        self._version, self._owner = version, os.getpid()
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _CHILD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CONVDISPATCH_PLUGINS": plugin},
-        )
-        self._said: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=_listen, args=(self._process.stdout, self._said), daemon=True).start()
+        self._version = version
+        super().__init__("convdispatch.selection.answer_child", {}, environment={"CONVDISPATCH_PLUGINS": plugin})
 
-    def alive(self, version: str) -> bool:
-        """Whether it can be asked on behalf of a version: it is this process's own, not that of one which forked."""
-        return self._version == version and self._owner == os.getpid() and self._process.poll() is None
+    def answers_for(self, version: str) -> bool:
+        """Whether it can be asked on behalf of a version."""
+        return self._version == version and self.alive
 
-    def ask(self, question: str) -> tuple[str, str]:
+    def try_out(self, question: Mapping[str, Any]) -> tuple[str, str]:
         """Where it was when it ended, and how; two empty texts where it answered everything."""
         at, limit = "", LOAD_S
+        self.say(question)
         try:
-            self._process.stdin.write(question + "\n")  # type: ignore[union-attr]
-            self._process.stdin.flush()  # type: ignore[union-attr]
             while True:
-                word = _next(self._said, self._process.pid, limit)
-                if word is None:
-                    return at, _ended(self._process)
-                if word == "done":
+                said = _next(self.hear, self.pid, limit)
+                if said is None:
+                    return at, _ended(self.exit_code())
+                if "done" in said:
                     return "", ""
-                at, limit = word, LIMIT_S or LOAD_S
+                at, limit = said["at"], LIMIT_S or LOAD_S
         except TimeoutError as error:
             return at, str(error)
-        except OSError:
-            return at, "ended"
-
-    def end(self) -> None:
-        """Kill it, where it is this process's own."""
-        if self._owner == os.getpid():
-            self._process.kill()
-            self._process.wait()
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # type: ignore[union-attr]
 
 
 _children: dict[str, _Child] = {}
@@ -240,16 +214,17 @@ _children: dict[str, _Child] = {}
 @atexit.register
 def _end_all() -> None:
     for child in _children.values():
-        child.end()
+        child.close()
 
 
-def _next(said: queue.Queue[T], process: int, limit_s: float, thread: str = "*") -> T:
-    """What a process, or one of its threads, says next. Raises TimeoutError where it neither speaks nor works."""
+def _next(hear: Callable[[float], T], process: int, limit_s: float, thread: str = "*") -> T:
+    """What a process, or one of its threads, says next: what ``hear(seconds)`` returns, which raises queue.Empty
+    meanwhile. Raises TimeoutError where it neither speaks nor works."""
     began = last = time.monotonic()
     spent = _work(process, thread)
     while True:
         try:
-            return said.get(timeout=min(0.1, limit_s))
+            return hear(min(0.1, limit_s))
         except queue.Empty:
             now, done = time.monotonic(), _work(process, thread)
         if done is not None and done != spent and now - began < max(BUSY_S, limit_s):
@@ -271,15 +246,7 @@ def _work(process: int, thread: str) -> Any:
     return sum(int(words[11]) + int(words[12]) for words in stats)
 
 
-def _ended(child: subprocess.Popen[str]) -> str:
-    code = child.wait()
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "ended"
     return f"crashes ({signal.Signals(-code).name})" if code < 0 else f"ends the process (exit {code})"
-
-
-def _listen(stream: Any, said: queue.Queue[str | None]) -> None:
-    with stream:
-        for line in stream:
-            _, mark, word = line.partition(MARK)
-            if mark:
-                said.put(word.strip())
-    said.put(None)

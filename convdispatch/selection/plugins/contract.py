@@ -25,7 +25,7 @@ class LoadedAs:
     """Its plugin comes with this package."""
 
 
-TRAITS = ("name", "deterministic", "exact", "quantized", "predicts", "fuses")
+TRAITS = ("name", "deterministic", "exact", "spreads_nonfinite", "quantized", "predicts", "fuses")
 """The attributes of a solver that the selection reads, which stay as they were."""
 
 
@@ -77,6 +77,6 @@ def _check_attributes(solver: Solver) -> None:
         raise TypeError(f"a solver's name is letters, digits and . _ -, got {name!r}")
     if not isinstance(fuses, set | frozenset) or not fuses <= set(EPILOGUE):
         raise TypeError(f"{name}.fuses is a frozenset among {', '.join(EPILOGUE)}, got {fuses!r}")
-    for attribute in ("deterministic", "exact", "predicts"):
+    for attribute in TRAITS[1:-1]:
         if not isinstance(getattr(solver, attribute), bool):
             raise TypeError(f"{name}.{attribute} is True or False, got {getattr(solver, attribute)!r}")

@@ -18,7 +18,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ import pluggy
 from ...api import hookspecs
 from ...api.errors import ConvDispatchWarning, InvalidPolicy, words
 from ...api.solver import Solver
+from ...device.background import Threads
 from ...device.startup_profile import phase
 from . import forks, verdicts
 from .contract import LoadedAs, register, solvers_of, traits_of
@@ -204,9 +204,10 @@ def try_each(again: bool = False, *, strangers: bool = False) -> bool:
     before = {name: verdicts.import_fault(name, version) for name, version in tried}
     if again:
         verdicts.lift()
-    with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1))) as pool:
-        new = [(name, version) for name, version in tried if again or before[name] is None]
-        found = pool.map(lambda one: verdicts.try_import(*one), new)
+    threads = Threads(max(2, min(8, os.cpu_count() or 1)), "convdispatch-imports")
+    new = [(name, version) for name, version in tried if again or before[name] is None]
+    futures = [threads.submit(functools.partial(verdicts.try_import, *one)) for one in new]
+    found = [future.result() for future in futures]
     return before != before | {name: fault for (name, _), fault in zip(new, found)}
 
 

@@ -183,6 +183,9 @@ class Report:
     measured: dict[str, Measured] = field(default_factory=dict)
     regret: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
+    """Whether the run ended before everything was measured."""
+    time_limit: bool = False
+    """Whether its time limit ended it, not somebody."""
     again: dict[str, dict[str, float]] = field(default_factory=dict)
     """The ceilings' rates measured once more at the run's end, by dtype."""
     schema: int = SCHEMA

@@ -171,6 +171,8 @@ class Net:
     """Peer to the geometric mean of its time over ours."""
     algorithms: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Algorithm to the sum of its best times and the number of layers that it ran."""
+    best_of_same: dict[str, float] = field(default_factory=dict)
+    """Algorithm to the sum of the best times of the same layers."""
     batch: tuple[int, ...] = ()
     dtype: str = ""
 
@@ -206,6 +208,7 @@ def _net(name: str, direction: str, group: list[Line], peers: Sequence[str]) -> 
         for algorithm, ms in fastest.items():
             total, layers = net.algorithms.get(algorithm, (0.0, 0))
             net.algorithms[algorithm] = total + count * ms, layers + count
+            net.best_of_same[algorithm] = net.best_of_same.get(algorithm, 0.0) + count * line.ms
         for peer in peers:
             theirs = line.measured.peer_ms(peer)
             if theirs and line.ratio(peer):

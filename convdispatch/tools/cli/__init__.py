@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
+import traceback
 from typing import Any
 
 import click
 
 from ...api.errors import ConvDispatchError
-from .output import reserving
+from .output import Group, reserving
 
 __all__ = ["main", "run"]
 
@@ -17,6 +19,7 @@ COMMANDS = {
     "calibrate": ".calibrate",
     "classify": ".run",
     "cluster": ".cluster",
+    "config": ".config",
     "db": ".database",
     "doctor": ".inspect",
     "explain": ".inspect",
@@ -24,6 +27,7 @@ COMMANDS = {
     "fit-cost": ".fit",
     "info": ".inspect",
     "kernel": ".kernel",
+    "new-plugin": ".new_plugin",
     "run": ".model",
     "pack": ".first",
     "replay": ".replay",
@@ -36,7 +40,7 @@ COMMANDS = {
 """Where each subcommand lives; a module is imported when its command is asked for."""
 
 
-class _Group(click.Group):
+class _Group(Group):
     """Loads subcommands on demand, and turns this package's errors into one line and exit status 1."""
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -49,12 +53,14 @@ class _Group(click.Group):
         return reserving(command)
 
     def invoke(self, context: click.Context) -> Any:
-        from .interrupts import ended_by_signals
+        from .interrupts import INTERRUPTED, ended_by_signals
 
         try:
             with ended_by_signals():
                 return super().invoke(context)
         except ConvDispatchError as error:
+            if os.environ.get("CONVDISPATCH_TRACEBACK") == "1":
+                traceback.print_exception(error)
             raise click.ClickException(str(error)) from error
         except OSError as error:
             if error.filename is None:  # no file's: a pipe that was closed, a process that did not start
@@ -62,13 +68,16 @@ class _Group(click.Group):
             raise click.ClickException(f"{error.filename}: {error.strerror or error}") from error
         except KeyboardInterrupt:
             click.echo("interrupted: nothing was lost that was recorded before", err=True)
-            context.exit(130)
+            context.exit(INTERRUPTED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="convdispatch")
-def main() -> None:
+@click.option("--traceback", "tracebacks", is_flag=True, help="Print the whole traceback of each fault of a plugin.")
+def main(tracebacks: bool) -> None:
     """One conv() call, many engines: see what is there, what would run and why, and how fast it is."""
+    if tracebacks:
+        os.environ["CONVDISPATCH_TRACEBACK"] = "1"  # for child processes too
 
 
 def run() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,22 @@ from typing import Any
 import click
 
 from ..model_file import is_model
+from ..problems import known_nets, read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
-from .options import CONFIGURE, DEVICE, JOBS, configure, processes, read_entries, stderr, stdout
+from .options import (
+    CONFIGURE,
+    DEVICE,
+    JOBS,
+    OUTPUT,
+    command_line,
+    configure,
+    processes,
+    records_are_writable,
+    solvers_are_named,
+    stderr,
+    stdout,
+)
 from .output import shown
 
 STEP_S = 1.0
@@ -30,15 +42,15 @@ STEP_S = 1.0
 @click.option("--budget", "budget_ms", type=float, default=3000.0, show_default=True, help="Milliseconds a problem.")
 @click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
 @click.option("--regret", is_flag=True, help="What the choice costs without records, and with half of the list known.")
-@click.option("--resume", type=click.Path(path_type=Path), default=None, help="A journal to go on with and append to.")
+@click.option("--resume", type=OUTPUT, default=None, help="A journal to go on with and append to.")
 @click.option("--isolate/--no-isolate", default=True, help="Measure in a child process, which may die or hang.")
 @click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds of silence after which one hangs.")
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is said.")
 @JOBS
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), default=None, help="Write CSV there.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write JSON there.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
-@click.option("--trace", "trace_path", type=click.Path(path_type=Path), default=None, help="Write a timeline there.")
+@click.option("--csv", "csv_path", type=OUTPUT, default=None, help="Write CSV there.")
+@click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
+@click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
+@click.option("--trace", "trace_path", type=OUTPUT, default=None, help="Write a timeline there.")
 @click.option(
     "--wait-quiet",
     "wait_quiet_s",
@@ -100,6 +112,12 @@ def bench(
     if within_s is not None and not isolate:
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
     names = (*nets, *names)
+    if not (names or files or render or compare):
+        known = ", ".join(known_nets())
+        raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {known}")
+    solvers_are_named(solver)
+    if record:
+        records_are_writable()
     if train:
         _train(names, device, changes, json_path, trace_path, wait_quiet_s)
         return
@@ -118,7 +136,7 @@ def bench(
         "solver": solver,
         "search": search,
         "budget_ms": budget_ms,
-        "command": _command(),
+        "command": command_line(),
         "timeout_s": timeout_s,
         "wait_quiet_s": wait_quiet_s,
     }
@@ -211,7 +229,7 @@ def _train(
     console, reports = stderr(), []
     given = {"mb": changes.get("batch"), "layout": changes.get("layout")}
     options = {name: value for name, value in given.items() if value}
-    nets = names or ("lenet",)
+    nets = names
     units = runtime.device_info(runtime.find_device(device)).compute_units
     with progress(console, "training", len(nets) * turns(), STEP_S) as step:
         if wait_s:
@@ -237,22 +255,14 @@ def _compare(old: Any, new: Any, html_path: Path | None) -> None:
         write_comparison(compared, html_path)
 
 
-def _command() -> str:
-    """The command to rerun, without the folders of this machine."""
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return "convdispatch " + " ".join(shlex.quote(word) for word in words)
-
-
 def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:
     """Net to its layers: a table's name, a file's, or ``problems`` for those named one by one."""
-    from ...measurement import shapes
-
     nets: dict[str, Any] = {}
-    for name in names or (() if files else ("cpu10",)):
+    for name in names:
         found = configure(
             read_entries([name], batch=changes.get("batch"), layout=changes.get("layout") or "nchw"), **changes
         )
-        net = name if name in shapes.names() else Path(name).stem if is_model(name) else "problems"
+        net = name if name in known_nets() else Path(name).stem if is_model(name) else "problems"
         nets.setdefault(net, []).extend(found)
     for file in files:
         nets.setdefault(file.stem, []).extend(configure(read_entries((), [file]), **changes))

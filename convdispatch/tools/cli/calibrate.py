@@ -8,20 +8,31 @@ from .options import DEVICE, stdout
 
 
 @click.command()
+@click.option("--anyway", is_flag=True, help="Keep what is measured on a busy machine, too.")
 @DEVICE
-def calibrate(device: str | None) -> None:
+def calibrate(anyway: bool, device: str | None) -> None:
     """Measure how fast a device multiplies, moves and launches: some seconds, once a device.
 
     Solvers predict their times by these rates where nothing is measured; without them they are estimated by the
-    device's size. ``convdispatch find`` calibrates a device that is not.
+    device's size. ``convdispatch find`` calibrates a device that is not. Beside other work nothing is kept: rates of a
+    busy hour would decide which solvers run from then on.
     """
     from ...device import runtime
     from ...device.rates import rates
+    from ...measurement.calibration import Unsteady
     from ...measurement.calibration import calibrate as measure
+    from ..benchmark.quiet import load_now, loaded
 
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
-    before, found = rates(info), measure(chosen)
+    before = rates(info)
+    try:
+        load = load_now()
+        if not anyway and loaded(load, {"type": info.type, "compute_units": info.compute_units}):
+            raise Unsteady(f"other work keeps {load:g} of {info.compute_units} processors busy")
+        found = measure(chosen, steady=not anyway)
+    except Unsteady as error:
+        raise click.ClickException(f"{error}; nothing is kept: wait until it ends, or --anyway") from None
     kind = "measured" if before.measured else "estimated"
     console = stdout()
     console.print(f"{info}", markup=False, highlight=False)

@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 import click
-from rich.table import Table
 
-from .options import AS_JSON, settings, stdout
-from .output import echo
+from ...selection.text_table import Column, Table, columns
+from .options import AS_JSON, OUTPUT, settings, stdout
+from .output import Group, echo
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 KEY = click.option("--device", "key", metavar="KEY", help="A device's key as `db list` prints it; else all devices.")
 
 
-@click.group()
+@click.group(cls=Group)
 def db() -> None:
     """The database of measured records: CONVDISPATCH_DB, else the user's data folder, then packs and shipped ones."""
 
@@ -33,8 +33,17 @@ def list_records(key: str | None, as_json: bool) -> None:
     if as_json:
         echo(json.dumps([record.to_json() | {"source": record.source} for record in records], indent=1))
         return
-    titles = ("ms", "95 % interval", "screening", "error", "workspace", "from", "measured")
-    table = Table("device", "problem", "solver", "configuration", *titles)
+    table = Table(
+        Column("device", "name", rank=2),
+        *columns("name", "problem", "solver"),
+        Column("configuration", "sentence", rank=4),
+        Column("ms"),
+        Column("95 % interval", rank=3),
+        Column("screening", rank=7),
+        Column("error", rank=5),
+        Column("workspace", rank=6),
+        *columns("name", "from", "measured", rank=1),
+    )
     for r in records:
         screened = r.screening_ms if r.sure else r.median_ms
         times = [f"{r.median_ms:.4g}", f"{r.ci_ms[0]:.4g} to {r.ci_ms[1]:.4g}"] if r.sure else ["not benchmarked", ""]
@@ -76,7 +85,12 @@ def diff(old: Path, new: Path | None, ratio: float, as_json: bool) -> None:
         ]  # fmt: skip
         echo(json.dumps(rows, indent=1))
     else:
-        table = Table("problem", "old ms", "new ms", "ratio", "old solver", "new solver", "certain")
+        table = Table(
+            Column("problem", "name"),
+            *columns("number", "old ms", "new ms", "ratio"),
+            *columns("name", "old solver", "new solver", rank=1),
+            Column("certain", "name"),
+        )
         for c in changes:
             times = f"{c.old.median_ms:.4g}", f"{c.new.median_ms:.4g}", f"{c.ratio:.2f}"
             table.add_row(c.problem, *times, c.old.solver, c.new.solver, "yes" if c.certain else "no")
@@ -85,7 +99,7 @@ def diff(old: Path, new: Path | None, ratio: float, as_json: bool) -> None:
 
 
 @db.command()
-@click.argument("file", type=FILE)
+@click.argument("file", type=OUTPUT)
 @KEY
 def export(file: Path, key: str | None) -> None:
     """Write the records to FILE: a pack that `db import` and a tuning-pack package take."""

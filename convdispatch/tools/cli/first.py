@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .options import AS_JSON, DEVICE, stdout
+from .options import AS_JSON, DEVICE, OUTPUT, stdout
 from .output import echo
 
 
@@ -30,7 +30,7 @@ def trace(what: str, batch: int | None, device: str | None, as_json: bool) -> No
 
 @click.command()
 @click.argument("what", metavar="NET|MODEL|SCRIPT|LOCKFILE|PROBLEM")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The pack, such as net.cdpack.")
+@click.option("-o", "--output", type=OUTPUT, required=True, help="The pack, such as net.cdpack.")
 @click.option("--batch", type=click.IntRange(min=1), default=None, help="Pictures at once, of a net.")
 @click.option("--all-weights", is_flag=True, help="Also packed weights that take longer to read than to make.")
 @click.option("--training", is_flag=True, help="With the backward, of a script's model.")

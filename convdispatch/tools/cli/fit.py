@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.table import Table
 
 from ...api.errors import InvalidArgument, InvalidProblem
+from ...selection.text_table import Column, Table, columns
 from .options import AS_JSON, DEVICE, stdout
 from .output import echo
 
@@ -38,7 +38,8 @@ def fit_cost(solver: str, device: str | None, as_json: bool) -> None:
         ]
         echo(json.dumps({**asdict(found), "code": found.code(), "problems": rows}, indent=1))
         return
-    table = Table("problem", "measured ms", "predicted ms", "over measured", "fitted ms", "over measured", box=None)
+    numbers = columns("number", "measured ms", "predicted ms", "over measured", "fitted ms", "over measured")
+    table = Table(Column("problem", "name"), *numbers)
     for sample, ms in zip(samples, found.fitted_ms, strict=True):
         now = sample.predicted_ms
         today = ["-", "-"] if now is None else [f"{now:.4g}", f"{now / sample.measured_ms:.2f}"]

@@ -7,9 +7,10 @@ import sys
 from typing import Any
 
 import click
-from rich.table import Table
 
-from .options import AS_JSON, DEVICE, stderr, stdout
+from ...selection.text_table import Column, Table, columns
+from ..problems import read_entries
+from .options import AS_JSON, CONFIGURE, DEVICE, configure, stderr, stdout
 from .output import echo
 
 
@@ -91,24 +92,30 @@ def _show(report: Any) -> None:
     console.print(f"python {report.python}; " + ", ".join(f"{n} {v}" for n, v in report.versions.items()))
     for name, value in report.environment.items():
         console.print(f"{name}={value}")
-    vendors = Table("vendor library", "named by", "state", title="OpenCL vendors (ICDs)", title_justify="left")
+    vendors = Table(*columns("sentence", "vendor library", "named by", "state"), title="OpenCL vendors (ICDs)")
     for vendor in report.vendors:
         vendors.add_row(vendor["library"], vendor["source"], vendor["problem"] or "loads")
-    devices = Table("platform", "device", "vendor", "type", "arch", "state", title="Devices", title_justify="left")
+    devices = Table(
+        *columns("name", "platform", "device", "vendor", "type", "arch"), Column("state", "sentence"), title="Devices"
+    )
     for device in report.devices:
         row = [device[key] for key in ("platform", "name", "vendor", "type", "arch")]
         devices.add_row(*row, device["problem"] or "works")
-    found = Table("name", "from", "state", "solvers or reason", title="Plugins and layers", title_justify="left")
+    found = Table(
+        *columns("name", "name", "from", "state"), Column("solvers or reason", "sentence"), title="Plugins and layers"
+    )
     for entry in report.plugins:
         said = "; ".join(filter(None, (", ".join(entry["solvers"]), entry["reason"])))
         found.add_row(entry["name"], entry["source"], entry["status"], said)
     for table in (vendors, devices, found):
-        for column in table.columns:
-            column.overflow = "fold"  # a path or a symbol is longer than any column
         console.print(table)
     for device in report.devices:
         console.print(f"{device['name']} ({device['platform']}): {device['rates']}", markup=False)
     console.print(f"drop-in folder: {report.dropin_folder}")
+    for name in ("records", "rates", "kernels", "cache"):
+        if name in report.folders:
+            console.print(f"{name}: {report.folders[name]}")
+    console.print("all folders, and their sizes: convdispatch config")
     console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}")
     if report.registry_note:
         console.print(f"  {report.registry_note}")
@@ -120,13 +127,27 @@ def _show(report: Any) -> None:
 
 
 @click.command()
-@click.argument("problem")
+@click.argument("names", metavar="NET|PROBLEM...", nargs=-1, required=True)
+@CONFIGURE
+@click.option("--verbose", "-v", is_flag=True, help="A line for each solver that refuses; for a net, all of it.")
 @DEVICE
 @AS_JSON
-def explain(problem: str, device: str | None, as_json: bool) -> None:
-    """Say which solver runs PROBLEM (such as mb1ic64ih56oc64kh3ph1), and why each other one does not."""
-    from ...measurement.grammar import read
+def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: bool, **changes: Any) -> None:
+    """Say which solver runs PROBLEM (such as mb1ic64ih56oc64kh3ph1), and why each other one does not.
+
+    Of a NET or a model file, a sentence for each layer.
+    """
     from ...selection.explanation import explain as explain_problem
 
-    explanation = explain_problem(read(problem), device)
-    echo(json.dumps(explanation.to_dict(), indent=2) if as_json else str(explanation))
+    entries = configure(read_entries(names, (), changes.get("batch"), changes.get("layout")), **changes)
+    every = [(entry.name, explain_problem(entry.problem, device)) for entry in entries]
+    if as_json:
+        found = [explanation.to_dict() for _, explanation in every]
+        echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
+        return
+    width = stdout().width
+    for name, explanation in every:
+        if len(every) == 1 or verbose:
+            echo(explanation.text(width, verbose))
+        else:
+            stdout().print(f"{name}: {explanation.why}", highlight=False)

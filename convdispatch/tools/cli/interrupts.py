@@ -25,6 +25,16 @@ ENDING_S = 8.0
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
+INTERRUPTED = 130
+"""The exit status after a signal, whatever the command still had to show."""
+_heard: list[threading.Event] = []
+
+
+def interrupted() -> bool:
+    """Whether a signal came while the command ran, also where the command showed what it had until then."""
+    return bool(_heard) and _heard[-1].is_set()
+
+
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Inside the block SIGTERM, by which a time limit ends a process, does as Ctrl-C does: KeyboardInterrupt is raised.
@@ -36,6 +46,7 @@ def ended_by_signals() -> Iterator[None]:
         yield
         return
     heard, left = threading.Event(), threading.Event()
+    _heard.append(heard)
 
     def hear(number: int, frame: object) -> None:
         heard.set()
@@ -51,7 +62,14 @@ def ended_by_signals() -> Iterator[None]:
     threading.Thread(target=_watch, args=(read, heard, left), name="convdispatch-signals", daemon=True).start()
     try:
         yield
+        if heard.is_set():
+            sys.exit(INTERRUPTED)
+    except SystemExit as ended:
+        if heard.is_set():
+            ended.code = INTERRUPTED
+        raise
     finally:
+        _heard.remove(heard)
         left.set()
         signal.set_wakeup_fd(outer)
         for number in _ENDING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .options import DEVICE, JOBS, processes, stderr, stdout
+from .options import DEVICE, JOBS, OUTPUT, command_line, processes, stderr, stdout
 
 
 @click.command()
@@ -15,11 +15,10 @@ from .options import DEVICE, JOBS, processes, stderr, stdout
 @click.option("--input", "inputs", metavar="[NAME=]FILE", multiple=True, help="A .npy, .npz or picture; else random.")
 @click.option("--batch", type=click.IntRange(min=1), default=None, help="Pictures at once, where the file allows it.")
 @click.option("--profile", is_flag=True, help="Then each layer: solver, why, error, share of the roofline.")
-@click.option(
-    "--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write the profile's page there."
-)
+@click.option("--html", "html_path", type=OUTPUT, default=None, help="Write the profile's page there.")
+@click.option("--trace", "trace_path", type=OUTPUT, default=None, help="Write a run's measured timeline there.")
 @click.option("--against", metavar="PEER", default=None, help="onnxruntime: the same file and arrays, errors and time.")
-@click.option("--output", type=click.Path(path_type=Path), default=None, help="Write the results to this .npz.")
+@click.option("--output", type=OUTPUT, default=None, help="Write the results to this .npz.")
 @click.option("--math", default="float32", show_default=True, help="float32, ieee, tf32 or fast.")
 @click.option("--dtype", default=None, help="Compute in float16, bfloat16, float32 or float64.")
 @click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs.")
@@ -31,6 +30,7 @@ def run(
     batch: int | None,
     profile: bool,
     html_path: Path | None,
+    trace_path: Path | None,
     against: str | None,
     output: Path | None,
     math: str,
@@ -53,6 +53,12 @@ def run(
     stdout().print(report)
     if output is not None:
         np.savez(output, **report.outputs)
+    if trace_path is not None:
+        from ..benchmark.pages.timeline import write_measured_trace
+
+        if net.latest is None:
+            raise click.ClickException("nothing is computed, so there is no timeline: every output is a constant")
+        write_measured_trace(net.latest, model.stem, report.device, trace_path)
     if profile or html_path is not None:
         _profile(model, net, against, device, jobs, html_path)
 
@@ -81,6 +87,7 @@ def _profile(
         search=False,
         console=stderr(),
         jobs=processes(jobs, device_info(find_device(device))),
+        command=command_line(),
     )
     show(report, stdout())
     if html_path is not None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
+import shlex
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,33 @@ import click
 from rich.console import Console
 
 from ...api.device import DeviceInfo
-from ...api.errors import InvalidArgument, InvalidProblem
+from ...api.errors import InvalidArgument
 from ...api.problem import DIRECTIONS, ConvProblem
-from ...measurement import grammar, shapes
 from ...measurement.shapes import Entry
-from ..model_file import entries_of, is_model
 from .output import ours
 
+
+class OutputFile(click.Path):
+    """A file that the command will write. It is tried as the options are read: what took minutes to measure is not lost
+    to a folder that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        from ...nn.saving import try_place
+
+        path = super().convert(value, param, context)
+        if not path.parent.is_dir():
+            self.fail(f"there is no folder {path.parent} for {path.name}: make it first", param, context)
+        try:
+            try_place(path)
+        except InvalidArgument as error:
+            self.fail(str(error), param, context)
+        return path
+
+
+OUTPUT = OutputFile()
 DEVICE = click.option("--device", metavar="NAME", help="A device's name, vendor, type, or platform:device.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 JOBS = click.option(
@@ -63,46 +86,41 @@ def settings(config: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in config.items())
 
 
+def command_line() -> str:
+    """The command that runs, to be run again, without the folders of this machine."""
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    return "convdispatch " + " ".join(shlex.quote(word) for word in words)
+
+
 def processes(jobs: int | None, device: DeviceInfo) -> int:
     """What --jobs asks for; by default all processors for a GPU, whose compilers leave the device alone, up to 16."""
     return jobs if jobs is not None else 0 if device.type == "cpu" else min(16, os.cpu_count() or 1)
 
 
-def read_entries(
-    names: Iterable[str], files: Iterable[Path] = (), batch: int | None = None, layout: str | None = None
-) -> list[Entry]:
-    """Named problems: each of ``names`` is a shape table's name, a problem in any dialect, or an ONNX file, whose
-    convolutions are read as it runs with ``batch`` pictures, in one layout or both; files hold problems likewise.
+def solvers_are_named(pattern: str | None) -> None:
+    """Raise a usage error for a pattern that no solver's name matches; derived solvers have a plus in theirs."""
+    from ...selection.plugins.loader import plugins
 
-    Raises InvalidArgument or InvalidProblem.
-    """
-    entries: list[Entry] = []
-    for name in names:
-        if name in shapes.names():
-            entries += shapes.load(name)
-        elif is_model(name):
-            entries += entries_of(name, batch=batch, layout=layout)
-        else:
-            entries += [Entry(str(problem), problem, 1) for problem in _problems(name)]
-    for file in files:
-        entries += grammar.read_file(file)
-    if not entries:
-        raise InvalidArgument(f"name a problem, a file (--from) or a net: {', '.join(shapes.names())}")
-    return entries
-
-
-def _problems(name: str) -> list[ConvProblem]:
-    """What an argument that names no table states; a word that has none of a problem's letters was meant as a net."""
-    try:
-        return grammar.read_all(name)
-    except InvalidProblem as error:
-        if Path(name).is_file():
-            raise InvalidArgument(f"{name} is a file: name it with --from") from error
-        if re.search(r"i[cdhw]\d|[\s{-]", name):
-            raise
-        near = difflib.get_close_matches(name, shapes.names(), 1)
+    names = sorted(plugins().solvers)
+    if pattern is not None and "+" not in pattern and not any(fnmatchcase(name, pattern) for name in names):
+        near = difflib.get_close_matches(pattern, names, 1)
         meant = f"; did you mean {near[0]}?" if near else ""
-        raise InvalidArgument(f"no net is named {name!r}; there are {', '.join(shapes.names())}{meant}") from error
+        raise click.UsageError(f"no solver's name matches {pattern!r}; `convdispatch info` lists them{meant}")
+
+
+def records_are_writable() -> None:
+    """Raise a usage error where the records of a measurement could not be kept."""
+    from ...selection.records.perfdb import perfdb
+
+    folder = perfdb().folders["user"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise click.UsageError(
+            f"records cannot be written to {folder}: {error.strerror or error}; CONVDISPATCH_DB names another folder"
+        ) from None
 
 
 def configure(

@@ -6,7 +6,9 @@ So every ``--json`` parses, whatever a plugin says as it is imported or asked.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +19,18 @@ import click
 from ...api.errors import ConvDispatchError, InvalidArgument
 
 _streams: list[TextIO] = []
+
+
+class Group(click.Group):
+    """Suggests the command that a mistyped one may have meant."""
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(context, args)
+        except click.UsageError as error:
+            if near := difflib.get_close_matches(args[0], self.list_commands(context), 1):
+                error.message += f" Did you mean {near[0]}?"
+            raise
 
 
 def ours() -> TextIO:
@@ -43,7 +57,12 @@ def _within(callback: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(callback)
     def call(*arguments: Any, **options: Any) -> Any:
         with reserved():
-            return callback(*arguments, **options)
+            try:
+                return callback(*arguments, **options)
+            except ConvDispatchError as error:
+                if options.get("as_json"):  # who reads JSON is told in JSON, too
+                    echo(json.dumps({"error": str(error)}))
+                raise
 
     return call
 

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from .options import AS_JSON, DEVICE, stderr, stdout
+from ...selection.text_table import Column, Table, columns
+from .options import AS_JSON, DEVICE, OUTPUT, stderr, stdout
 from .output import echo
 
 
 @click.command()
 @click.argument("trace", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--to", "target", type=click.Path(path_type=Path, dir_okay=False), help="Append this machine's trace there."
-)
+@click.option("--to", "target", type=OUTPUT, help="Append this machine's trace there.")
 @click.option(
     "--with", "other", type=click.Path(path_type=Path, dir_okay=False), help="Run nothing: compare with that."
 )
@@ -63,9 +61,14 @@ def _show(compared: Any, warning: str) -> None:
     console.print(f"there: {compared.devices[0]}\nhere: {compared.devices[1] or 'nothing ran'}", highlight=False)
     if warning:
         console.print(warning, style="red", highlight=False)
-    table = Table(title="Medians in microseconds: in enqueue, and until the result is there", title_justify="left")
-    for title in ("problem", "calls", "solver there", "solver here", "enqueue", "here", "done", "here", "there / here"):
-        table.add_column(title, justify="left" if title.startswith(("problem", "solver")) else "right", overflow="fold")
+    table = Table(
+        Column("problem", "name"),
+        Column("calls", rank=2),
+        *columns("name", "solver there", "solver here", rank=1),
+        *columns("number", "enqueue there", "enqueue here", rank=3),
+        *columns("number", "done there", "done here", "there / here"),
+        title="Medians in microseconds: in enqueue, and until the result is there",
+    )
     for problem, (there, here) in compared.problems.items():
         sides = [(_us(side and side.host_us), _us(side and side.done_us)) for side in (there, here)]
         ratio = compared.ratio(problem)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from ...api.errors import ConvDispatchError, ConvDispatchWarning
+from ...api.errors import ConvDispatchError, ConvDispatchWarning, grouped
 from ...api.problem import ConvProblem
+from ...selection.text_table import Column, Table, columns
+from ..problems import read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import (
@@ -20,17 +21,16 @@ from .options import (
     CONFIGURE,
     DEVICE,
     JOBS,
+    OUTPUT,
     configure,
     processes,
-    read_entries,
+    records_are_writable,
     settings,
     stderr,
     stdout,
 )
 from .output import echo
 
-WIDE = 140
-"""Columns from which configurations stand in the table; else beneath it."""
 BEST = 5
 """Measured candidates that are printed without -v."""
 
@@ -91,6 +91,9 @@ def find(
     if check:
         _check(problems, device, lock)
         return
+    if lock is not None:
+        OUTPUT.convert(lock, None, click.get_current_context())
+    records_are_writable()
     limits = {"budget_ms": budget_ms, "workspace_limit": workspace_limit, "memory_limit": memory_limit}
     if cluster is not None:
         if lock is not None:
@@ -117,12 +120,14 @@ def find(
         echo(f"{len(problems)} decisions locked in {lock}")
 
 
-def _calibrate(device: Any) -> None:
+def _calibrate(device: Any, console: Any) -> None:
     """Once a device; where nothing can be kept the estimates stand, which only order the search."""
-    from ...measurement.calibration import calibrate
+    from ...measurement.calibration import Unsteady, calibrate
 
     try:
-        calibrate(device)
+        calibrate(device, steady=True)
+    except Unsteady as error:
+        console.print(f"the device's rates stay estimated: {error}")
     except (OSError, ConvDispatchError) as error:
         warnings.warn(f"the device's rates stay estimated: {error}", ConvDispatchWarning, stacklevel=2)
 
@@ -153,7 +158,7 @@ def _search(
             step.resize(len(new))
             if new and not rates(info).measured and not switched_off() and info.vendor != "oclgrind":  # a simulator's
                 step("calibrating", 0)
-                _calibrate(chosen)
+                _calibrate(chosen, console)
             if (compilers := processes(jobs, info)) and new:
                 most_s = precompile_s(len(new), limits["budget_ms"])
                 precompile(new, runtime.address(chosen), compilers, most_s, say=step)
@@ -207,11 +212,18 @@ def _show(results: Any, verbose: bool) -> None:
         f"({results.verdict}) in {results.spent_ms / 1e3:.1f} s, at most {results.peak_bytes / 2**20:.0f} MiB",
         highlight=False,
     )
-    wide = console.width >= WIDE
-    titles = ("state", "ms", "95 % interval", "screening", "error", "workspace")
-    table = Table("solver", *titles, *(("configuration", "why") if wide else ()), box=None)
-    bad = results.having("wrong", "failed", "refused")
-    shown = [r for r in results if r not in bad] if verbose else results.having("measured")[:BEST]
+    table = Table(
+        Column("solver", "name"),
+        Column("state", "name", rank=2),
+        *columns("number", "ms", "95 % interval"),
+        Column("screening", rank=4),
+        Column("error", rank=1),
+        Column("workspace", rank=3),
+        Column("configuration", "sentence"),
+        Column("why", "sentence", rank=5),
+    )
+    bad, refused = results.having("wrong", "failed"), results.having("refused")
+    shown = [r for r in results if r not in (*bad, *refused)] if verbose else results.having("measured")[:BEST]
     for r in shown:
         benchmarked = (
             [f"{r.median_ms:.4g}", f"{r.ci[0]:.4g} to {r.ci[1]:.4g}"] if r.benchmarked else ["not benchmarked", ""]
@@ -223,17 +235,18 @@ def _show(results: Any, verbose: bool) -> None:
             "" if r.screening_ms is None else f"{r.screening_ms:.4g}",
             "" if r.error is None else f"{r.error:.1e}",
             "" if r.workspace is None else str(r.workspace),
-            *((settings(r.config), r.reason) if wide else ()),
+            settings(r.config),
+            r.reason,
         )
     if shown:
         console.print(table)
-    for r in shown if not wide else ():
-        console.print("; ".join(filter(None, (f"{r.solver}: {settings(r.config)}", r.reason))))
     for r in bad:
         console.print(f"{r.solver} {settings(r.config)}".rstrip() + f": {r.status}: {r.reason}")
+    for line in grouped({r.solver: r.reason for r in refused}):
+        console.print(f"refused: {line}")
     if results.runs:
         console.print(results.runs)
-    rest = len(results) - len(shown) - len(bad)
+    rest = len(results) - len(shown) - len(bad) - len(refused)
     if rest:
         console.print(f"{rest} candidates more were cut or not tried (-v lists them)")
     if results.conditions:

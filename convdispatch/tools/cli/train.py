@@ -12,7 +12,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ...api.errors import InvalidArgument
-from .options import AS_JSON, DEVICE, stderr, stdout
+from .options import AS_JSON, DEVICE, OUTPUT, stderr, stdout
 from .output import echo
 
 
@@ -35,10 +35,10 @@ from .output import echo
     type=click.Choice(["float32", "float16", "bfloat16"]),
     help="Of products; weights and sums stay float32.",
 )
-@click.option("--checkpoint", type=click.Path(path_type=Path, dir_okay=False), help="File to write, and to go on from.")
+@click.option("--checkpoint", type=OUTPUT, help="File to write, and to go on from.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint, if there is one.")
 @click.option("--every", default=200, show_default=True, type=click.IntRange(min=1), help="Steps between checkpoints.")
-@click.option("--curve", type=click.Path(path_type=Path, dir_okay=False), help="Write the losses there as CSV.")
+@click.option("--curve", type=OUTPUT, help="Write the losses there as CSV.")
 @click.option("--most-pixels", type=click.IntRange(min=1), help="Of a picture file; larger ones are refused.")
 @AS_JSON
 @DEVICE
@@ -64,14 +64,11 @@ def train(
     device: str | None,
 ) -> None:
     """Train a small net on DATA: digits (scikit-learn's), fashion-mnist (Debian's), or a folder of pictures."""
-    from ...nn.saving import try_place
     from ...train import Settings
     from ...train import train as run
     from ...train.curve import curve as plot
     from ...train.data import load
 
-    if curve is not None:
-        try_place(curve)
     more = {} if most_pixels is None else {"data": load(data, most_pixels=most_pixels)}
 
     rate = lr if lr is not None else 0.05 if optimizer == "sgd" else 0.001

@@ -10,7 +10,8 @@ import click
 
 from ...api.errors import InvalidArgument
 from ...measurement import grammar
-from .options import CONFIGURE, configure, read_entries
+from ..problems import read_entries
+from .options import CONFIGURE, configure
 from .output import echo
 
 

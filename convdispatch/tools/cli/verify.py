@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from ...measurement.conformance.levels import LEVELS, VERSION, cases, digest
 from ...measurement.conformance.space import describe
+from ...selection.text_table import Column, Table, columns
+from ..problems import read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
-from .options import DEVICE, stderr, stdout
+from .interrupts import interrupted
+from .options import DEVICE, OUTPUT, command_line, stderr, stdout
 from .output import echo, shown
 
 
@@ -39,8 +40,8 @@ from .output import echo, shown
 @click.option("--timeout", "timeout_s", type=float, default=None, help="Most seconds of a solver's case. Default: 120.")
 @click.option("--within", "within_s", type=float, default=None, help="Most seconds of it all; what is left is listed.")
 @click.option("--first", "-x", is_flag=True, help="End at the first case that fails.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), default=None, help="Write the report there.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), default=None, help="Write one HTML page there.")
+@click.option("--json", "json_path", type=OUTPUT, default=None, help="Write the report there.")
+@click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
 @click.option("--list", "listing", is_flag=True, help="List the level's cases and run none.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every outcome.")
@@ -113,31 +114,26 @@ def verify(
 
 
 def _run(plugin: str, level: str, device: str | None, files: tuple[Path, ...], verbose: bool, **options: Any) -> Any:
-    from ...measurement.conformance.verify import own_cases
     from ...measurement.conformance.verify import verify as examine
 
-    own, console = own_cases(files), stderr()
+    own, console = read_entries((), files) if files else [], stderr()
     with progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
         heard = _heard(console, step, verbose)
-        return examine(plugin, level, device, own=own, command=_command(), report=heard, **options)
+        return examine(plugin, level, device, own=own, command=command_line(), report=heard, **options)
 
 
 def _heard(console: Any, step: Any, verbose: bool) -> Any:
-    """Says each case that failed, or each, as it ends."""
+    """Counts each case as it ends, and says what became of it where that is wanted: failures are told at the end."""
 
     def heard(done: Any, outcomes: list[Any], total: int) -> None:
         step.resize(total)
         step(done.name, 1)
         for outcome in outcomes:
-            if outcome.status == "failed" or verbose:
+            if verbose:
                 words = f"{outcome.check}: {outcome.reason}" if outcome.check else outcome.reason
                 console.print(f"{outcome.status} {outcome.solver} {done.name}: {words}")
 
     return heard
-
-
-def _command() -> str:
-    return "convdispatch " + " ".join(shlex.quote(_bare(word)) for word in sys.argv[1:])
 
 
 def _run_there(
@@ -157,9 +153,8 @@ def _run_there(
 ) -> bool:
     """By a cluster's workers, shown and written, the page one of all kinds of device; whether all of them passed."""
     from ...cluster.verifying import verify_many
-    from ...measurement.conformance.verify import own_cases
 
-    own, console, faults = own_cases(files), stderr(), list[str]()
+    own, console, faults = read_entries((), files) if files else [], stderr(), list[str]()
 
     def tell(words: str) -> None:
         faults.append(words)
@@ -168,7 +163,7 @@ def _run_there(
     with progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
         heard = _heard(console, step, verbose)
         reports = verify_many(
-            plugin, level, cluster, device, own=own, security=security, command=_command(), report=heard,
+            plugin, level, cluster, device, own=own, security=security, command=command_line(), report=heard,
             tell=tell, **options,
         )  # fmt: skip
     own_path = lambda path: path and (path if plugins < 2 else path.with_stem(f"{path.stem}-{plugin}"))  # noqa: E731
@@ -195,27 +190,33 @@ def _page(report: Any, path: Path) -> None:
     write_html(report, path)
 
 
-def _bare(word: str) -> str:
-    """A word of the command without the folders of this machine."""
-    return Path(word).name if "/" in word else word
-
-
 def _show(report: Any) -> None:
     console = stdout()
-    table = Table("solver", "computed", "refused", "failed", "refused most often because", box=None)
+    table = Table(
+        Column("solver", "name"),
+        *columns("number", "computed", "refused", "failed"),
+        Column("worst error", "sentence"),
+        Column("refused most often because", "sentence"),
+    )
+    from ...measurement.conformance.grouping import errors_by_dtype, groups
     from ...measurement.conformance.outcome import reasons
 
     for solver in report.solvers:
         counts = [len(report.of(solver=solver, status=status)) for status in ("passed", "refused", "failed")]
         words = reasons(report.of(solver=solver))
-        table.add_row(solver, *map(str, counts), words[0][0] if words else "")
+        errors = errors_by_dtype(report.of(solver=solver))
+        table.add_row(solver, *map(str, counts), errors, words[0][0] if words else "")
     console.print(table)
-    failed = report.of(status="failed")
-    for outcome in failed[:20]:
-        console.print(f"{outcome.solver} {outcome.problem}: {outcome.check}: {outcome.reason}")
-        console.print(f"  again: {outcome.rerun(report.plugin['name'])}")
-    if len(failed) > 20:
-        console.print(f"and {len(failed) - 20} failures more (--json holds them all)")
+    for group in groups(report):
+        first, others = group.failed[0], group.failed[1:]
+        cases = f"{len(group.failed)} cases" if others else "1 case"
+        console.print(f"your solver {group.solver} fails {cases} of {group.check}: {first.problem}: {first.reason}")
+        if group.common:
+            console.print(f"  {group.common}")
+        console.print(f"  again: {first.rerun(report.plugin['name'])}")
+        if others:
+            names = ", ".join(outcome.case for outcome in others[:8])
+            console.print(f"  also: {names}" + (f", and {len(others) - 8} more (--json has all)" if others[8:] else ""))
     if len(report.levels()) > 1:
         for level, found in report.levels().items():
             console.print(f"{level}: " + ", ".join(f"{count} {status}" for status, count in found.items()))
@@ -226,7 +227,8 @@ def _show(report: Any) -> None:
         )
     if report.unasked:
         names = ", ".join(report.unasked[:5]) + (", and more" if len(report.unasked) > 5 else "")
-        console.print(f"the time ended before {len(report.unasked)} cases: {names}")
+        why = "interrupted" if interrupted() else "time limit reached"
+        console.print(f"{why}: {len(report.unasked)} cases were not asked: {names}")
     device = report.environment["device"]["title"]
     console.print(
         f"{report.plugin['name']} {report.plugin['version']} on {device}: {report.verdict()}; "

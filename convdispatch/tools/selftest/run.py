@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...measurement.child import answer, questions
+from ...device.child import answer, questions
 from ...measurement.farm import Died, NotStarted, RestartingChild
 
 CASE_S = 60.0

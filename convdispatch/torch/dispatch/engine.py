@@ -47,10 +47,16 @@ def _let_go(gone: list[Any] | None = None) -> None:
         native.drop(call)
 
 
-def _used(call: Any) -> bool:
-    """Whether a call was found by its weights, or ran on the native path, since this was asked last."""
-    used, call.used = getattr(call, "used", False), False
-    return native.used(call) or used
+def _used(call: Any) -> int:
+    """When a call ran on the native path, if since this was asked last; 1 where it is some weights' last one, which
+    its next call then has to look up; else 0."""
+    used = native.used(call)
+    for known in _last.values():
+        for key, each in known.items():
+            if each[1] is call:
+                del known[key]
+                return used or 1
+    return used
 
 
 _calls = Programs(_let_go, _used)
@@ -255,7 +261,6 @@ def cached_call(
     last = _last[part].get(id(w))
     if last is not None and last[0] == facts:
         call = last[1]
-        call.used = True
     else:
         key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
         call, by_size = _calls.get(key), x.is_cpu and _sizes_decide(settings, chosen)

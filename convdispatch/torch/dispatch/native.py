@@ -177,10 +177,10 @@ def drop(call: Any) -> None:
         _launcher.drop(program)
 
 
-def used(call: Any) -> bool:
-    """Whether a call ran on the native path since this was asked last."""
+def used(call: Any) -> int:
+    """The number of a call's last run on the native path among all; 0 without one since this was asked last."""
     program = getattr(call, "native", None)
-    return bool(_launcher is not None and program and _launcher.used(program))
+    return _launcher.used(program) if _launcher is not None and program else 0
 
 
 def pause(on: bool) -> None:
@@ -249,11 +249,7 @@ def _decision(
             packed = getattr(packed, "int_ptr", packed)
         bias, residual = (part == "forward" and each is not None for each in (*tensors[2:], None, None)[:2])
         sources = _SOURCES[part, transposed]
-        if type(call) is HostCall:
-            beside = (*((_BIAS,) if bias else ()), *((_RESIDUAL,) if residual else ()))
-            sources = (*(sources[place] for place in call.places), *beside)
-        else:
-            sources = (*sources, _BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)
+        sources = (*sources, _BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)
         steps.append((program, sources, result, packs))
     laid = _laid(steps, parts, tensors)
     if laid is None:

@@ -14,8 +14,7 @@ from ...calls.fast_path import host_fast_path
 from ...calls.framework.host import HostProblem, cpu_device
 from ...device import runtime
 from ...device.commands import host_memory
-from ...device.commands.host_memory import HostMemory
-from ...device.plans import intraop
+from ...device.places import intraop
 from ...measurement import first_sight
 from ...selection.prepared import Constant
 from ..cores import share_cores
@@ -73,7 +72,7 @@ class HostCall(HostProblem):
             made = owner().result()  # type: ignore[union-attr]
             return made, made.data_ptr()
 
-        return host_fast_path(self, address, address, make, of_bias, apart=share_cores, adds=True)
+        return host_fast_path(self, address, address, make, of_bias, apart=share_cores)
 
     def program(self, launcher: Any) -> Any:
         """The launches as the native call path takes them, made once; None for what that does not take."""
@@ -113,26 +112,19 @@ class HostCall(HostProblem):
             return out
         if self.empty:
             return self.result().zero_()
-        gaps = [place for place in self.read if not given[place].is_contiguous(memory_format=self.form)]
-        for place in gaps:
-            given[place] = given[place].contiguous(memory_format=self.form)
-        if residual is not None and not residual.is_contiguous(memory_format=self.form):
-            residual, gaps = residual.contiguous(memory_format=self.form), [*gaps, *self.read[:1]]
-        out = self._short(given, bias, constant, residual) if gaps else None
-        if out is not None:
-            return out
-        out = given[self.written] = self.result()
-        if bias is not None:
-            bias = bias.contiguous()
-        self._long_ways += 1
-        if self._long_ways == _OFTEN:  # not for the call or two by which a fused model is compared with its layers
-            share_cores()
-        if self.shared:
-            self._run(given, bias, residual, constant)
-        else:
+        for place in self.read:
+            given[place] = self._ready(given[place], self.form)
+        bias = None if bias is None else self._ready(bias, torch.contiguous_format)
+        residual = None if residual is None else self._ready(residual, self.form)
+        out = self._short(given, bias, constant, residual)
+        if out is None:  # the device takes no pointers of the host's
+            out = given[self.written] = self.result()
             self._run_by_views(given, bias, residual)
-        solved(self.solver)
         return out
+
+    @staticmethod
+    def _ready(tensor: torch.Tensor, form: Any) -> torch.Tensor:
+        return tensor.contiguous(memory_format=form).resolve_neg()
 
     def _short(self, given: list[Any], bias: Any, constant: Constant | None, residual: Any) -> torch.Tensor | None:
         """By the fast path; None where it does not serve."""
@@ -143,15 +135,6 @@ class HostCall(HostProblem):
         if out is not None:
             solved(self._solver)
         return out  # type: ignore[no-any-return]
-
-    def _run(self, given: list[Any], bias: Any, residual: Any, constant: Constant | None) -> None:
-        at = HostMemory.at
-        memory = [at(tensor.data_ptr(), size, tensor) for tensor, size in zip(given, self.sizes, strict=True)]
-        if bias is not None:
-            bias = at(bias.data_ptr(), bias.nbytes, bias)
-        if residual is not None:
-            residual = at(residual.data_ptr(), self.sizes[2], residual)
-        self._compute(self._queue(), memory, bias, residual, None, constant)
 
     def _run_by_views(self, given: list[Any], bias: Any, residual: Any) -> None:
         """As NumPy's arrays, for a device that takes no pointers of the host's."""
@@ -165,6 +148,10 @@ class HostCall(HostProblem):
             problem = self.problem.replace(constant_weights=False)
             self._views = Call(problem, kind, bias, residual, queue, views)
         self._views(*views, bias, residual, queue)
+        self._long_ways += 1
+        if self._long_ways == _OFTEN:  # not for the call or two by which a fused model is compared with its layers
+            share_cores()
+        solved(self.solver)
 
 
 def _view(tensor: torch.Tensor, layout: str) -> np.ndarray:

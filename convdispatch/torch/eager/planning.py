@@ -10,6 +10,7 @@ import torch
 from ...api.errors import InvalidArgument, NoSolver
 from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
+from ...calls.arguments import check_bias
 from ...calls.framework import tiers
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import cpu_device
@@ -125,7 +126,8 @@ def _under(
     chosen = request.chosen
 
     def build() -> Any:
-        with policy(solver=chosen.solver, deterministic=chosen.deterministic):
+        # PyTorch's kernel is what answers meanwhile under the tier "ready": what is built here is the chosen plan.
+        with policy(solver=chosen.solver, deterministic=chosen.deterministic, tier=None):
             planned_call = kind(problem, tuple(shape), *rest)
         planned_call.backward_ready = True
         return planned_call
@@ -149,8 +151,7 @@ def _problem(request: CallRequest, last: bool) -> ConvProblem:
         constant=request.constant,
         after=request.after,
     )
-    if bias is not None and tuple(bias.shape) != (problem.channels_out,):
-        raise InvalidArgument(f"bias must have shape ({problem.channels_out},), got {tuple(bias.shape)}")
+    check_bias(bias, problem.channels_out)
     return problem
 
 

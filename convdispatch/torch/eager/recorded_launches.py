@@ -19,7 +19,8 @@ from ...device.commands.recording import Recording, Slot
 from ...device.cuda.ptx import Unlaunchable
 from ...device.cuda.stream import BLOCKED
 from ...device.cuda_driver import NO_CONTEXT, CudaError
-from ...device.plans.cuda_launches import Launches
+from ...device.executable import Executable
+from ...device.places.stream import StreamPlace
 from .cuda_stream import CAPTURED, stream_of
 from .planning import FallbackCall
 
@@ -45,7 +46,8 @@ class Launched:
             recording, given = Recording(runtime.queue(stream.device)), [Slot(size, persistent=True) for size in sizes]
             try:
                 enqueue(stream.context)(recording, *given)
-                launches = Launches.of(recording, given, stream)
+                executable = Executable.of(recording, given, len(given) - 1)
+                launches = executable.bind(StreamPlace(stream.place.cuda))
             except (BuildFailed, Unlaunchable) as error:
                 raise Fallback(f"{name} cannot run on a CUDA stream: {str(error).splitlines()[0]}") from None
         assert launches is not None, "kernels beside convolutions are launches alone"
@@ -60,14 +62,14 @@ class Launched:
         stream.place.recent.append(self.name)
         if not self.library.is_current(stream) or not self._given(stream, addresses):
             with stream.current():
-                self.launches.give(stream, addresses)
+                self.launches.run(stream, addresses)
         if BLOCKED:
             stream.check()
 
     def _given(self, stream: Any, addresses: list[int]) -> bool:
         """Whether this thread has the device's context, which PyTorch may believe before it is so."""
         try:
-            self.launches.give(stream, [*addresses])
+            self.launches.run(stream, [*addresses])
         except CudaError as error:
             if error.status != NO_CONTEXT:
                 raise

@@ -1,6 +1,6 @@
 """A fused model as one form for each set of inputs; layer by layer where that cannot be.
 
-On the CPU a form is a recorded program: memory shared by lifetimes, no waits between operations, none of PyTorch's
+On the CPU a form is a recorded program: memory shared by lifetimes, no waits between operations, in PyTorch's
 threads. On a GPU it is a CUDA graph. It is made where a call is plain inference, and holds as long as every layer and
 weight is what it was when it was made.
 """
@@ -249,7 +249,8 @@ class Forms:
                 # Timing chooses the layout, and each process may find another one faster.
                 layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
                 shapes = [tuple(x.shape) for x in fed]
-                made = inference.build(net, *shapes, dtype=dtypes, queue=queue, layout=layout, recall=True)
+                more = {"queue": queue, "layout": layout, "recall": True, "threads": "pytorch"}
+                made = inference.build(net, *shapes, dtype=dtypes, **more)
                 return Form(made, self._lock, net)
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]

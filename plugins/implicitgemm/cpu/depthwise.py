@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import Areas, ConvProblem, DeviceInfo, Solver, StepPlan, rates
+from convdispatch.api import MOST_PHASES, Areas, ConvProblem, DeviceInfo, Solver, StepPlan, phase_count, rates
 from convdispatch.api.cpu import PAGE, Balance, registers, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
@@ -39,6 +39,8 @@ class Depthwise(Solver):
             return f"49 taps a plane at most, got {problem.kh}x{problem.kw}"
         if problem.layout == "nhwc" and problem.g < 4:
             return f"vectors of 4 channels at least where channels are last, got {problem.g}"
+        if phase_count(problem) > MOST_PHASES:
+            return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         return device.supports(problem.dtype)

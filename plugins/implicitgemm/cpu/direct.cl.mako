@@ -14,6 +14,8 @@
 // INTER     0: slot [block][c][tz][row][WP] from NCHW; 1: [block][tz][row][column][CP] from NHWC
 // XD XH XW, YD YH YW  source and places; ZD ZH ZW target; TD TH TW taps; S? step; D? spread; U? stride in the target
 // C, N, G   channels a group, groups; pad and start are arguments
+// NONFINITE elements of packed weights before their flags (pack.cl.mako): where one is set, taps whose sources all lie in
+//           the padding are run as well, for zero times infinity or NaN is NaN
 <% px = "CP" if inter else "1" %>
 <%def name="multiply(cols, x='xt[')">\
 % for v in range(nv):
@@ -112,11 +114,49 @@ ${multiply(cols)}\
 }
 % endfor
 
+% if fold > 1:
+// Sums that are not finite, each from the taps of its own place: places of a fold share vectors of weights, in which the
+// taps of others are zeros, and zero times infinity or NaN is NaN.
+__attribute__((noinline))
+void unfold_nonfinite(global const ACC *xs, global const ACC *ws, global ACC *sums, int n0, int rows) {
+  const int taps = TD * TH * TW, last = rows * YW * NVL;
+  int odd = 0;
+  for (int i = 0; i < last; i += NVL) odd |= sums[i] * 0 != 0;  // all sums of a place read what one of them reads
+  if (!odd) return;
+  ONCE for (int i = 0; i < last; ++i) {
+    if (sums[i] * 0 == 0) continue;
+    const int n = i % NVL, place = i / NVL, row = place / YW * SH, column = place % YW * SW, j = (n0 + n) / (N / FOLD);
+    ACC sum = 0;
+    ONCE for (int c = 0; c < C; ++c)
+      ONCE for (int tap = 0; tap < taps; ++tap) {
+        const int tx = tap % TW, line = row + tap / TW % TH * DH, depth = tap / (TW * TH);
+        if (tx < j || tx > j + TW - FOLD) continue;
+% if inter:
+        const int block = c / CB, count = min(CB, C - block * CB);
+        const ACC v = xs[block * SLOT_BLOCK + ((depth * ROWS + line) * WIDTH + column + tx) * CP + c % CB];
+        sum += v * ws[((long)block * CB * taps + tap * count + c % CB) * NVL + n];
+% else:
+        sum += xs[((c * TD + depth) * ROWS + line) * WP + column + tx] * ws[((long)c * taps + tap) * NVL + n];
+% endif
+      }
+    sums[i] = sum;
+  }
+}
+% endif
+
 // The taps t of 0 <= t < taps whose position first + t * spread .. last + t * spread meets 0 .. size - 1: the others
 // read zeros alone, and a data gradient has many of them.
-inline int taps_from(int last, int spread) { return last >= 0 ? 0 : (spread - 1 - last) / spread; }
-inline int taps_to(int first, int spread, int size, int taps) {
-  return first >= size ? 0 : min(taps, (size - 1 - first) / spread + 1);
+inline int taps_from(int last, int spread, int all) { return last >= 0 || all ? 0 : (spread - 1 - last) / spread; }
+inline int taps_to(int first, int spread, int size, int taps, int all) {
+  return all ? taps : first >= size ? 0 : min(taps, (size - 1 - first) / spread + 1);
+}
+
+inline int nonfinite(global const ACC *packed, int block) {
+  ACC found = 0;
+#if NONFINITE
+  ONCE for (int part = 0; part < (C + PACK_C - 1) / PACK_C; ++part) found += packed[NONFINITE + (long)part * (NB * G) + block];
+#endif
+  return found != 0;
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
@@ -133,11 +173,12 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
   for (; band < last; ++band) {
     const int y0 = band % BANDS * R, z = band / BANDS % YD, g = band / (BANDS * YD) % G, image = band / (BANDS * YD * G);
     const int rows = min(R, YH - y0);
-    const int tz0 = taps_from(z * SD - pd, DD), tz1 = taps_to(z * SD - pd, DD, XD, TD);
     stage(slot, x, image, g, z, y0, pd, ph, pw);
     for (int block = block0; block < block1; ++block) {
       global const ACC *ws = packed + ((long)g * NB + block) * WBLOCK;
       global const ACC *xs = slot;
+      const int all = nonfinite(packed, g * NB + block);
+      const int tz0 = taps_from(z * SD - pd, DD, all), tz1 = EMPTY ? 0 : taps_to(z * SD - pd, DD, XD, TD, all);
       ONCE for (int cb = 0; cb < NCB; ++cb) {
         const int count = min(CB, C - cb * CB);
         ONCE for (int row = 0; row < rows; row += PR) {
@@ -148,12 +189,12 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
           global ACC *tr = sums + row * YW * NVL;
 % endif
           const int row0 = (y0 + row) * SH - ph;
-          const int ty0 = taps_from(row0 + (PR - 1) * SH, DH), ty1 = taps_to(row0, DH, XH, TH);
+          const int ty0 = taps_from(row0 + (PR - 1) * SH, DH, all), ty1 = taps_to(row0, DH, XH, TH, all);
           int column = 0;
 % for cols in widths:
           ${"ONCE for (; column + PC <= YW; column += PC)" if loop.first else ""} {
             const int first = column * SW - pw;
-            const int tx0 = taps_from(first + ${cols - 1} * SW, DW), tx1 = taps_to(first, DW, XW, TW);
+            const int tx0 = taps_from(first + ${cols - 1} * SW, DW, all), tx1 = taps_to(first, DW, XW, TW, all);
             tile_${cols}(xr + column * SW * ${px}, ws, ${"OUT_ARGS, at + (long)column * UW * (N * G), g * N + block * NVL, N - block * NVL, rows - row" if straight else "tr + column * NVL"}, count, cb == 0, tz0, tz1, ty0, ty1, tx0, tx1);
           }
 % endfor
@@ -161,6 +202,9 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
         ws += (long)CB * (TD * TH * TW * NVL);
         xs += SLOT_BLOCK;
       }
+% if fold > 1:
+      unfold_nonfinite(slot, packed + ((long)g * NB + block) * WBLOCK, sums, block * NVL, rows);
+% endif
 % if not straight:
       finish(OUT_ARGS, sums, image, g, block * NVL, z, y0, rows, ud, uh, uw);
 % endif

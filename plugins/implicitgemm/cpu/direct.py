@@ -11,6 +11,7 @@ import numpy as np
 
 from convdispatch.api import (
     DTYPES,
+    MOST_PHASES,
     OPERANDS,
     Areas,
     ConvProblem,
@@ -22,6 +23,7 @@ from convdispatch.api import (
     define,
     epilogue_macros,
     kernel_text,
+    phase_count,
     rates,
     storage_macros,
 )
@@ -59,7 +61,12 @@ class PassKernel:
         sums = 0 if self.straight else config["rows"] * p.places[2] * self.nvl
         self.slot = cdiv(self.slot_x + sums, 1024) * 1024 + 80
         self.wblock = p.c * p.volume * self.nvl
-        self.packed_size = p.groups * self.blocks * self.wblock * self.size
+        pads = (getattr(problem, f"p{axis}{side}") for axis in problem.axes for side in ("", "_r"))
+        padded = problem.direction == "fwd" and any(pad > 0 for pad in pads)
+        self.nonfinite = p.groups * self.blocks * self.wblock if padded else 0
+        """Elements before the flags of weights that hold an infinity or NaN; 0: no flags, as in a data gradient."""
+        flags = p.groups * self.blocks * cdiv(p.c, self.pack_c) if padded else 0
+        self.packed_size = (p.groups * self.blocks * self.wblock + flags) * self.size
         self.slots_size = config["items"] * config["parts"] * self.slot * self.size
 
     def text(self) -> str:
@@ -72,6 +79,7 @@ class PassKernel:
         text += define(NB=self.blocks, R=config["rows"], PR=config["pr"], PC=config["pc"], ITEMS=config["items"])
         text += define(PARTS=config["parts"], CP=self.cp, WP=self.wp, SLOT=f"{self.slot}L", SLOT_X=self.slot_x)
         text += define(SLOT_BLOCK=self.slot_block, WBLOCK=f"{self.wblock}L", INTER=int(self.inter), PACK_C=self.pack_c)
+        text += define(NONFINITE=f"{self.nonfinite}L" if self.nonfinite else 0)
         text += define(WN=p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2], EMPTY=int(p.empty))
         text += define(FOLD=p.fold, YW_ALL=p.width or p.places[2])
         text += define(W_GROUP=self.problem.w_shape[0] // p.groups * _row(self.problem))
@@ -140,6 +148,8 @@ class Direct(Solver):
         """Anything but a forward convolution or data gradient on a CPU."""
         if problem.direction == "bwd_weights":
             return "forward and bwd_data only, got bwd_weights"
+        if phase_count(problem) > MOST_PHASES:
+            return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         return device.supports(problem.dtype)

@@ -68,8 +68,29 @@ void tile(global const ACC *restrict xs, global const ACC *restrict gs, global A
 % endfor
 }
 
-// All parts of a group's sums into dw.
-inline void finish(global const ACC *restrict sums, global REAL *restrict w) {
+// dw[n, c, t, tx] of group g by its definition, up to a NaN.
+__attribute__((noinline))
+ACC plain_sum(global const REAL *restrict x, global const REAL *restrict y, int g, int n, int c, int t, int tx,
+              int pd, int ph, int pw) {
+  ACC sum = 0;
+  ONCE for (int i = 0; i < IMAGES * YD * YH && sum == sum; ++i) {
+    const int oh = i % YH, od = i / YH % YD, image = i / (YH * YD);
+    const int h = oh * SH + t % TH * DH - ph, d = od * SD + t / TH * DD - pd;
+    if ((uint)d >= XD || (uint)h >= XH) continue;
+    global const REAL *dy = y + ((((long)image * GROUPS + g) * N + n) * YD + od) * (YH * YW) + oh * YW;
+    global const REAL *from = x + ((((long)image * GROUPS + g) * C + c) * XD + d) * ((long)XH * XW) + h * XW;
+    ONCE for (int ow = 0; ow < YW; ++ow) {
+      const int v = ow * SW + tx * DW - pw;
+      if ((uint)v < XW) sum += LOAD(dy, ow) * LOAD(from, v);
+    }
+  }
+  return sum;
+}
+
+// All parts of a group's sums into dw. Sums that are not finite are made anew: zeros between dy's rows meet elements of x
+// that another tap reads, and zero times infinity or NaN is NaN.
+inline void finish(global const ACC *restrict sums, global REAL *restrict w, global const REAL *restrict x,
+                   global const REAL *restrict y, int g, int pd, int ph, int pw) {
   ONCE for (int bn = 0; bn < NBN; ++bn)
     ONCE for (int bc = 0; bc < NBC; ++bc)
       ONCE for (int t = 0; t < TD * TH * NBT; ++t, sums += SUMS) {
@@ -79,7 +100,8 @@ inline void finish(global const ACC *restrict sums, global REAL *restrict w) {
           ACC v = sums[i];
           ONCE for (int part = 1; part < PARTS; ++part) v += sums[(long)part * (GROUPS * AREA) + i];
           if (n < bn * MN || c < bc * JC) continue;  // an earlier block's
-          const long at = ((long)n * C + c) * (TD * TH * TW) + t / NBT * TW + t % NBT * JW + i % JW;
+          if (v * 0 != 0) v = plain_sum(x, y, g, n, c, t / NBT, t % NBT * JW + i % JW, pd, ph, pw);
+          const long at = (((long)g * N + n) * C + c) * (TD * TH * TW) + t / NBT * TW + t % NBT * JW + i % JW;
           if (ADD) v += LOAD(w, at);
           STORE(w, at, v);
         }
@@ -113,12 +135,13 @@ void weights(global const REAL *restrict x, global const REAL *restrict y, globa
               tile(xt, gradient + min(bn * MN, N - MN) * DY, sums, vectors, band == begin);
             }
     }
-    if (PARTS == 1) finish(area, w + (long)g * (N * C * TD * TH * TW));
+    if (PARTS == 1) finish(area, w, x, y, g, pd, ph, pw);
   }
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void reduce(global const ACC *restrict workspace, global REAL *restrict w) {
+void reduce(global const REAL *restrict x, global const REAL *restrict y, global REAL *restrict w,
+            global const ACC *restrict workspace, int pd, int ph, int pw) {
   const int g = get_global_id(0);
-  finish(workspace + (long)g * AREA, w + (long)g * (N * C * TD * TH * TW));
+  finish(workspace + (long)g * AREA, w, x, y, g, pd, ph, pw);
 }

@@ -29,6 +29,8 @@ from convdispatch.api.cpu import lanes as lanes_of
 from .passes import Pass, passes
 
 _CHANNELS, _WIDTH = 64, 11  # source channels a group and taps along w at most
+_MOST_BANDS = 1024
+"""Divisions of an image's rows that are looked at; of more rows the largest sixteen heights are the same."""
 _SLOT, _MOST_SLOT = 192 * 1024, 1 << 20  # bytes of a band's rows of x and dy: wanted, and at most
 # Operations of the peak in the time of one in a tile, of adding a tile across its lanes, of an element copied for a
 # band, of an element of dw, and of a launch.
@@ -99,7 +101,7 @@ class FlatKernel:
         arguments = ["x", "y", "w", "workspace", *map(np.int32, self.p.pad)]
         steps = [Launch(program, "weights", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)]
         if self.parts > 1:
-            steps.append(Launch(program, "reduce", (self.p.groups, 1, 1), (1, 1, 1), "workspace w", names=OPERANDS))
+            steps.append(Launch(program, "reduce", (self.p.groups, 1, 1), (1, 1, 1), arguments, names=OPERANDS))
         return StepPlan(self.workspace_size, steps)
 
     def cost(self, balance: Balance) -> float:
@@ -144,7 +146,8 @@ class FlatWeights(Solver):
         balance = Balance.of(rates(device))
         p = passes(problem.replace(direction="fwd", accumulate=False))[0]
         base = {"lanes": lanes, "items": 8 * device.compute_units}
-        heights = sorted({cdiv(p.places[1], count) for count in range(1, p.places[1] + 1)}, reverse=True)
+        counts = range(1, min(p.places[1], _MOST_BANDS) + 1)
+        heights = sorted({cdiv(p.places[1], count) for count in counts}, reverse=True)
         found: dict[tuple[int, ...], tuple[float, dict[str, Any]]] = {}
         for jw in _widths(p):
             for jc in range(1, min(p.c, 6) + 1):

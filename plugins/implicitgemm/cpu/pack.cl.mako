@@ -6,6 +6,8 @@
 // FOLD    n counts (j, channel): FOLD neighbouring places of a row as channels, whose taps are shifted by j
 // PACK_C  source channels of a work item
 //
+// NONFINITE  elements before the flags: one for each work item, 1 where its weights hold an infinity or NaN; 0: none
+//
 // turned  w[n] lies in the order of the tile's loops: blocks of LANES channels by LANES of it are turned in registers
 #include <convdispatch/lanes.cl>
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
@@ -17,7 +19,15 @@ void pack(global const REAL *restrict w, global ACC *restrict packed, long packe
 #if FOLD == 1
   w += (long)n0 * WN;
 #endif
-  packed += packed_off + (long)get_global_id(1) * WBLOCK;
+  packed += packed_off;
+#if NONFINITE
+  global ACC *flag = packed + NONFINITE + (long)get_global_id(0) * (NB * G) + get_global_id(1);
+  V odd = 0;
+#define SEEN(v) odd += (v) * 0
+#else
+#define SEEN(v)
+#endif
+  packed += (long)get_global_id(1) * WBLOCK;
 % if turned:
   const int k0 = c0 * (TD * TH * TW), k1 = c1 * (TD * TH * TW);
   ONCE for (int n = 0; n < NVL; n += LANES) {
@@ -40,10 +50,13 @@ half = lanes // 2
 % endfor
 % for i in range(lanes):
       STOREW(to + ${i} * NVL, t${stages}_${i});
+      SEEN(t${stages}_${i});
 % endfor
     }
-    ONCE for (int k = whole; k < k1; ++k)
+    ONCE for (int k = whole; k < k1; ++k) {
       ONCE for (int j = n; j < n + LANES; ++j) packed[(long)k * NVL + j] = j < count ? LOAD(w, (long)j * WN + k) : (ACC)0;
+      SEEN(LOADW(packed + (long)k * NVL + n));
+    }
   }
 % else:
   ONCE for (int c = c0; c < c1; ++c) {
@@ -75,7 +88,11 @@ half = lanes // 2
           // One loop: Intel's compiler loses an element between two loops that share their counter.
           ONCE for (int n = 0; n < NVL; ++n) to[n] = n < real ? LOAD(from, (long)n * WN) : (ACC)0;
 #endif
+          ONCE for (int n = 0; n < NVL; n += LANES) SEEN(LOADW(to + n));
         }
   }
 % endif
+#if NONFINITE
+  *flag = any(odd != 0);
+#endif
 }

@@ -53,6 +53,10 @@ class Part(NamedTuple):
     """Of a block's packed weights, where this phase's begin."""
 
 
+_MOST_BANDS = 1024
+"""Divisions of an image's rows that are looked at; of more rows the largest twelve heights are the same."""
+
+
 class PhasesKernel:
     """One configuration, worked out without compiling."""
 
@@ -190,7 +194,7 @@ class Phases(Solver):
         lanes, room, balance = lanes_of(device, problem.dtype), registers(device), Balance.of(rates(device))
         base = {"lanes": lanes, "items": 4 * device.compute_units}
         height = PhasesKernel(problem, {**base, "mr": 1, "nv": 1, "rows": 1}).height
-        bands = sorted({cdiv(height, count) for count in range(1, height + 1)}, reverse=True)
+        bands = sorted({cdiv(height, count) for count in range(1, min(height, _MOST_BANDS) + 1)}, reverse=True)
         found: dict[tuple[int, int], tuple[float, dict[str, Any]]] = {}
         for nv in range(1, 5):
             for mr in range(1, min(problem.ic // problem.g, 16) + 1):

@@ -29,6 +29,9 @@ _FOLD, _FOLD_HEAVY, _HEAVY = 32, range(128, 256), 3 << 19
 _OTHER = 1.07
 """What the other way takes beside its count: over 18 layers of 36 to 225 pixels, four images, 0.98 to 1.36 times."""
 
+_LONGEST_SIDE = 1 << 31
+"""Sides of a product, and products of a batch, stay below this."""
+
 
 def _several(problem: ConvProblem) -> bool:
     """Whether images may be folded or not."""
@@ -40,6 +43,16 @@ def _folds(problem: ConvProblem) -> bool:
     pixels, weights = problem.id * problem.ih * problem.iw, problem.oc * problem.ic // problem.g
     heavy = weights * (8 if problem.dtype == "float64" else 4) > _HEAVY
     return pixels < _FOLD or (heavy and pixels in _FOLD_HEAVY)
+
+
+def _forms(problem: ConvProblem) -> list[bool]:
+    """Whether images are folded, the expected best first; without the forms whose product has too long a side."""
+    pixels, folds = problem.id * problem.ih * problem.iw, _folds(problem)
+    sides = {True: pixels * problem.mb, False: max(pixels, problem.g * problem.mb)}
+    forms = [folds, not folds] if _several(problem) else [True]
+    if max(sides.values()) >= _LONGEST_SIDE and problem.direction != "bwd_weights":
+        forms = [True, False]
+    return [fold for fold in forms if sides[fold] < _LONGEST_SIDE]
 
 
 def _spec(problem: ConvProblem, fold: bool) -> GemmSpec:
@@ -127,12 +140,13 @@ class Pointwise(Solver):
             return "no padding only"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
+        if not _forms(problem):
+            return f"a product of less than 2**31 places, got {problem.mb} x {problem.id * problem.ih * problem.iw}"
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """The product's own choices, with NCHW's images folded and not."""
-        folds = _folds(problem)
-        for fold in [folds, not folds] if _several(problem) else [True]:
+        for fold in _forms(problem):
             spec = _spec(problem, fold)
             rated = functools.partial(gemm_cost, spec, balance=Balance.of(rates(device)))
             for gemm in sorted(gemm_configs(spec, device), key=rated):

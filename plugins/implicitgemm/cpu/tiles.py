@@ -43,16 +43,30 @@ def _taps(p: Pass, axis: int, start: int, count: int) -> int:
     return max(0, end - begin)
 
 
+def _distinct(p: Pass, axis: int, tile: int) -> Iterator[tuple[int, int]]:
+    """(first place, how many tiles are alike) of tiles along an axis: those whose taps all read inside are, and are
+    counted as one, however long the axis; the others, and the last, which may be cut off, stand for themselves."""
+    size, step, pad = p.places[axis], p.step[axis], p.pad[axis]
+    whole = size // tile
+    first = min(whole, max(0, cdiv(cdiv(pad, step), tile)))
+    last = (p.source[axis] - 1 - (p.taps[axis] - 1) * p.spread[axis] + pad) // step // tile
+    end = min(whole, max(first, last + 1))
+    yield from ((place * tile, 1) for place in range(first))
+    if end > first:
+        yield first * tile, end - first
+    yield from ((place * tile, 1) for place in range(end, cdiv(size, tile)))
+
+
 @functools.lru_cache(maxsize=4096)
 def tile_cycles(p: Pass, nv: int, pr: int, pc: int, lanes: int) -> float:
     """Cycles of one source channel over a whole plane of places and all channels: a multiply-add or a load each."""
-    height, width = p.places[1:]
-    rows = sum(_taps(p, 1, row, pr) for row in range(0, height, pr))
+    width = p.places[2]
+    rows = sum(count * _taps(p, 1, row, pr) for row, count in _distinct(p, 1, pr))
     steps = 0.0
-    for column in range(0, width, pc):
+    for column, count in _distinct(p, 2, pc):
         sums = pr * min(pc, width - column)
         tap = max(sums * nv, _LOAD * (sums + nv), 4) + 0.4 * nv + 0.6
-        steps += _taps(p, 2, column, min(pc, width - column)) * tap
+        steps += count * _taps(p, 2, column, min(pc, width - column)) * tap
     return rows * steps * p.taps[0] * cdiv(p.n, nv * lanes)
 
 

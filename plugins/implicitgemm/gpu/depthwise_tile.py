@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Geometry, geometry_of
+from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Geometry, geometry_of, phase_count
 
 from .product import element_index
 
@@ -201,12 +201,16 @@ def busy(tile: DepthwiseTile, items: int, device: DeviceInfo, enough: int) -> fl
 
 def limits(problem: ConvProblem, device: DeviceInfo) -> str | None:
     """Why tiles of depthwise layers do not suit the problem, whatever its direction."""
+    if phase_count(problem) > MOST_PHASES:
+        return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
     if problem.mb < 1:
         return f"1 image or more, got {problem.mb}"
     if not problem.ic == problem.oc == problem.g:
         return f"one channel in and out a group only, got {problem.ic} and {problem.oc} in {problem.g} groups"
     if min(device.max_work_group_size, *device.max_work_item_sizes[:2]) < ITEMS:
         return f"{ITEMS} work items a group, the device has {device.max_work_group_size}"
+    if not any(phase.volume for phase in geometry_of(problem).phases):
+        return "some tap that reaches the image only"
     if not fits(DepthwiseTile(problem, vectors(problem)[-1], 1, 1)):
         return f"kernels of up to {_MOST_STEPS} multiply-adds an item, got {problem.kd}x{problem.kh}x{problem.kw}"
     return device.supports(problem.dtype)

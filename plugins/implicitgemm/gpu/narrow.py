@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from convdispatch.api import (
+    MOST_PHASES,
     OPERANDS,
     ConvProblem,
     DeviceInfo,
@@ -20,6 +21,7 @@ from convdispatch.api import (
     build,
     geometry_of,
     kernel_text,
+    phase_count,
     rates,
 )
 
@@ -183,6 +185,8 @@ class Narrow(Solver):
         """The weights' gradient, wide groups, and kernels too large to write out."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got the weights' gradient"
+        if phase_count(problem) > MOST_PHASES:
+            return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         geo = geometry_of(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Solver
+from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Solver, phase_count
 
 from .choice import choices, fits, seconds
 from .plan import TiledPlan, packed_bytes
@@ -18,6 +18,8 @@ class Tiled(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Problems with nothing to compute, and devices with too little local memory."""
+        if phase_count(problem) > MOST_PHASES:
+            return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         reason = device.supports(problem.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Solver
+from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Solver, phase_count
 
 from ..configured import MOST_BYTES
 from ..pace import memory, pace
@@ -29,6 +29,8 @@ class Direct(Solver):
         """What ``rejects`` says before it asks the device."""
         if problem.dtype != "float32":
             return f"float32 only, got {problem.dtype}"
+        if phase_count(problem) > MOST_PHASES:
+            return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if problem.bytes > MOST_BYTES:

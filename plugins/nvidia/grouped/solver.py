@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Solver
+from convdispatch.api import ConvProblem, DeviceInfo, Solver, phase_count
 
 from ..pace import memory, pace
 from ..probe import refusal, require
@@ -17,6 +17,8 @@ from .sums import seconds as sums_seconds
 from .tiling import GroupedTile, GroupedTiling
 
 _PHASES = 16  # a program has a body for each
+_MOST_CHANNELS = 1 << 16
+"""Slabs of channels are counted one by one."""
 
 
 class Grouped(Solver):
@@ -36,14 +38,15 @@ class Grouped(Solver):
             return f"1 image or more, got {problem.mb}"
         if problem.ic % 8 or problem.oc % 8:
             return f"channels in multiples of eight, got {problem.ic} and {problem.oc}"
+        if max(problem.ic, problem.oc) > _MOST_CHANNELS:
+            return f"{_MOST_CHANNELS} channels at most, got {problem.ic} and {problem.oc}"
         if problem.direction == "bwd_weights":
             return GroupedSums(problem, SumsTile(places=64)).misfit
         if problem.ndim > 2:
             return f"1 or 2 axes, got {problem.ndim}"
-        tiling = GroupedTiling(problem, GroupedTile(frag_m=1))
-        if len(tiling.geometry.phases) > _PHASES:
-            return f"strides of up to {_PHASES} phases, got {len(tiling.geometry.phases)}"
-        return tiling.misfit
+        if phase_count(problem) > _PHASES:
+            return f"strides of up to {_PHASES} phases, got {phase_count(problem)}"
+        return GroupedTiling(problem, GroupedTile(frag_m=1)).misfit
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles, the one that is expected to be fastest first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Solver
+from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Solver, phase_count
 
 from ..configured import MOST_BYTES
 from ..formats import formats
@@ -34,6 +34,8 @@ class TensorCores(Solver):
         """What ``rejects`` says before it asks the device."""
         if not formats(problem):
             return f"float32, float16 and bfloat16 only, got {problem.dtype}"
+        if phase_count(problem) > MOST_PHASES:
+            return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if problem.bytes > MOST_BYTES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo
+from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, phase_count
 
 from ..pace import memory
 from ..packed.layout import Layout
@@ -40,6 +40,8 @@ class Tma(TensorCores):
                 return f"float32 for math tf32 and fast only, got {problem.math}"
         elif problem.dtype not in ("float16", "bfloat16"):
             return f"float16, bfloat16 and float32 only, got {problem.dtype}"
+        if phase_count(problem) > MOST_PHASES:
+            return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         number, depth = (problem.dtype, 32) if problem.itemsize == 2 else ("tf32", 16)

@@ -40,6 +40,9 @@ class Tiles(Solver):
             return f"1 image or more, got {problem.mb}"
         if problem.ndim > 2:
             return f"1-D and 2-D only, got {problem.ndim}-D"
+        places = max(problem.ih * problem.iw, problem.oh * problem.ow)
+        if places >= 1 << 31:
+            return f"images of less than 2**31 places, got {places}"
         kernel = (problem.kh, problem.kw)
         if self.r not in kernel or set(kernel) - {1, self.r}:
             return f"{self.r} taps along one axis or both, 1 along the other, got {kernel[0]}x{kernel[1]}"

@@ -83,7 +83,11 @@ def run(
         step("starting", 0)
         if isolate:
             silent_s = SILENT_S + 3e-3 * budget_ms if timeout_s is None else timeout_s
-            session: Any = Worker({"device": runtime.address(chosen), "peers": list(against), **setup}, silent_s, until)
+            setup_there = {"device": runtime.address(chosen), "peers": list(against), **setup}
+            try:
+                session: Any = Worker(setup_there, silent_s, until)
+            except OutOfTime:
+                raise InvalidArgument(f"nothing could be started within {within_s:g} s: give more time") from None
         else:
             session = _Here(chosen, against, setup)
         report = Report(layers, seen, {**session.settings, "command": command, "missing_peers": session.missing})
@@ -114,8 +118,8 @@ def run(
                 _measure_again(session, report, step)
             if regret:
                 report.regret = regret_report(session, report, lambda words: step(words, 0))
-        except (KeyboardInterrupt, OutOfTime):
-            report.interrupted = True
+        except (KeyboardInterrupt, OutOfTime) as ended:
+            report.interrupted, report.time_limit = True, isinstance(ended, OutOfTime)
         finally:
             session.close()
     report.environment["waited_s"] = round(patience.waited_s, 1)

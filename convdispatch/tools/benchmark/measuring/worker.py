@@ -14,7 +14,7 @@ from typing import Any
 
 from ....api.errors import ConvDispatchError
 from ....api.problem import ConvProblem
-from ....measurement.child import answer, questions
+from ....device.child import answer, questions
 from ....measurement.farm import Died, NotStarted, OutOfTime, RestartingChild, outlive
 from ....measurement.peaks import traffic
 from ..report import Choice, Measured, placeless

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ....selection.records.timing import TOLERANCE
+from ....selection.text_table import Column, Table
 from ..quiet import busy, disturbed, signs
 from ..report import Report
 from ..summary import Line, geomean, lines
@@ -123,9 +123,11 @@ def show_comparison(compared: Comparison, console: Console) -> None:
     """Print notes, a line a problem, and what only one run has."""
     for note in compared.notes:
         console.print(note, style="red", highlight=False)
-    table = Table(title="Old and new, the most time lost first; ? stands where other work disturbed a run")
-    for title in COLUMNS:
-        table.add_column(title, justify="left" if title in ("layer", "problem", "solver") else "right", overflow="fold")
+    title = "Old and new, the most time lost first; ? stands where other work disturbed a run"
+    ranks = {"95 %": 3, "solver": 1, "problem": 2}
+    table = Table(
+        *(Column(name, "name" if name in NAMES else "number", ranks.get(name, 0)) for name in COLUMNS), title=title
+    )
     for row in cells(compared.pairs):
         table.add_row(*row)
     if compared.pairs:
@@ -137,6 +139,8 @@ def show_comparison(compared: Comparison, console: Console) -> None:
 
 
 COLUMNS = ("layer", "problem", "old ms", "95 %", "new ms", "95 %", "old / new", "verdict", "solver")
+NAMES = ("layer", "problem", "verdict", "solver")
+"""Those of COLUMNS that hold words."""
 
 
 def cells(pairs: Sequence[Pair]) -> list[list[str]]:

@@ -101,4 +101,4 @@ def _range(bounds: Sequence[int], place: int) -> str:
 
 
 def _short(value: int) -> str:
-    return count(round(math.log2(value)))
+    return count(2 ** max(0, round(math.log2(value))))

@@ -9,7 +9,7 @@
   most = min(2 * longest, max([t.ci_ms[1] for t in rivals if t.ci_ms], default=longest) * 1.01)
   most = max(most, longest)
 %><span class="times">\
-% for css, timed in [(colour.get(family(line.winner), 'var(--c7)'), line.measured.best), *[('var(--c7)', line.measured.peer(p)) for p in peers]]:
+% for css, timed in [(colour.get(family(line.winner), 'var(--ink)'), line.measured.best), *[('var(--peer)', line.measured.peer(p)) for p in peers]]:
 % if timed and timed.median_ms:
 <span class="${'' if timed is line.measured.best else 'peer'}" title="${number(timed.median_ms, 4)} ms, ${interval(timed)}"><i style="width:${"%.1f" % (100 * timed.median_ms / most)}%;background:${css}"></i>\
 % if timed.ci_ms:
@@ -25,6 +25,12 @@
 % for name, css in colour.items():
 <span><i class="swatch" style="background:${css}"></i>${name}</span> \
 % endfor
+% if any(not line.winner for line in lines):
+<span><i class="swatch" style="background:var(--ink)"></i>unknown, too few candidates were measured</span> \
+% endif
+% if peers:
+<span><i class="swatch" style="background:var(--peer)"></i>peers</span>
+% endif
 </p></%def>\
 <%def name="doubt()">${'class="doubt"' if busy else '' | n}</%def>\
 <%def name="marked()">\
@@ -46,7 +52,7 @@ convdispatch is a Python library in which such ways, called solvers, compete on 
 layer, how long each solver takes on this device, which one wins, what the library would have chosen without measuring,
 and how far all this is from what the device can do.</p>
 % if report.interrupted or missing:
-<p class="warn">The run was ended early: ${missing} problems that were asked for are not measured.</p>
+<p class="warn">${'The time limit was reached' if report.time_limit else 'The run was ended early'}: ${missing} problems that were asked for are not measured.</p>
 % endif
 % if busy:
 <p class="warn">${busy}</p>
@@ -95,8 +101,10 @@ and how far all this is from what the device can do.</p>
 <tr><th>ceilings, ${dtype}</th><td>multiply-add by ${roof["flops"]["how"]}; copy by ${roof["bandwidth"]["how"]}${"; matrix units by " + roof["matrix"]["how"] if roof.get("matrix") else "; no matrix units were measured"}</td></tr>
 % endfor
 </table>
+% if report.settings.get("command"):
 <p>To measure the same again:</p>
-<pre>${report.settings.get("command") or "convdispatch bench"}</pre>
+<pre>${report.settings["command"]}</pre>
+% endif
 
 <h2>Nets</h2>
 <p>Sums over a net's convolutions, each counted as often as the net runs it. <i>Best</i> takes the fastest solver of each
@@ -133,13 +141,13 @@ ${legend()}
 % for (name, direction), picture in timelines.items():
 % if picture:
 <p class="soft">${name}, ${WORDS[direction]}</p>
-${picture | n}
+<div class="picture">${picture | n}</div>
 % endif
 % endfor
 
 <h2>Algorithms, net by net</h2>
-<p>Each algorithm's best time for every layer that it can run, and the best of all. An algorithm that refuses some layers
-has a shorter sum: the layers that it ran are counted.\
+<p>Each algorithm's best times, summed over the layers that it can run, beside the best of all <i>of the same layers</i>: a full bar is an
+algorithm that is nowhere beaten where it runs.\
 % if published:
  Hatched bars are <b>another card</b>: times published for ${card} by ${source}, at the batch size given there. They
 show what these nets took then; they are not comparable with this device.\
@@ -147,24 +155,24 @@ show what these nets took then; they are not comparable with this device.\
 </p>
 % for net in nets:
 <%
-  rows = [("best of all", net.best_ms, net.layers, "var(--ink)")]
-  rows += [(n, ms, k, colour.get(n, "var(--c7)")) for n, (ms, k) in sorted(net.algorithms.items(), key=lambda p: p[1])]
-  rows += [(f"{p} (peer)", v[0], v[2], "var(--c7)") for p, v in net.peers.items()]
-  most = max(ms for _, ms, _, _ in rows)
+  rows = [("best of all", net.best_ms, net.layers, "var(--ink)", net.best_ms)]
+  rows += [(n, ms, k, colour.get(n, "var(--ink)"), net.best_of_same[n]) for n, (ms, k) in sorted(net.algorithms.items(), key=lambda p: -p[1][1])]
+  rows += [(f"{p} (peer)", v[0], v[2], "var(--peer)", v[1]) for p, v in net.peers.items()]
   old = [(row.library, row.forward_ms if net.direction == "fwd" else None) for row in published.get(net.name, [])]
   old = sorted([(n, ms) for n, ms in old if ms is not None], key=lambda p: p[1])
 %>\
 <h3>${net.name}, ${WORDS[net.direction]}, batch ${", ".join(map(str, net.batch))}</h3>
 <div class="scroll"><table class="wide">
-% for name, ms, count, css in rows:
-<tr><td style="width:30%"><i class="swatch" style="background:${css}"></i>${name}</td><td>${bar(ms, most, css)}</td><td class="n">${number(ms, 4)} ms</td><td class="n soft">${"all layers" if count == net.layers else f"{count} of {net.layers} layers"}</td></tr>
+<tr><th>algorithm</th><th>best over its own</th><th class="n">its layers, ms</th><th class="n">best of the same, ms</th><th class="n">layers</th></tr>
+% for name, ms, count, css, best_ms in rows:
+<tr><td><i class="swatch" style="background:${css}"></i>${name}</td><td>${bar(best_ms / ms if ms else 0, 1, css)}</td><td class="n">${number(ms, 4)}</td><td class="n">${number(best_ms, 4)}</td><td class="n soft">${"all" if count == net.layers else f"{count} of {net.layers}"}</td></tr>
 % endfor
 </table></div>
 % if old:
 <details><summary>Published for ${card}: ${len(old)} libraries, ${number(old[0][1])} to ${number(old[-1][1])} ms forward</summary>
 <table class="wide published">
 % for name, ms in old:
-<tr class="other"><td style="width:30%">${name}</td><td>${bar(ms, old[-1][1], "var(--c7)")}</td><td class="n">${number(ms)} ms</td><td class="n">another card, ${"convolutions" if net.name == "convnet" else "whole net"}, batch ${64 if net.name == "vgg_a" else 128}</td></tr>
+<tr class="other"><td style="width:30%">${name}</td><td>${bar(ms, old[-1][1], "var(--peer)")}</td><td class="n">${number(ms)} ms</td><td class="n">another card, ${"convolutions" if net.name == "convnet" else "whole net"}, batch ${64 if net.name == "vgg_a" else 128}</td></tr>
 % endfor
 </table></details>
 % endif
@@ -206,7 +214,7 @@ ${legend()}
 </tr>
 % for line in mine:
 <% best = line.measured.best %>\
-<tr data-kind="${line.kind}" data-engine="${family(line.fastest)}" title="${line.measured.problem}"><td title="${line.measured.problem}">${broken(line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1])}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}<br><small>${interval(best)}</small></td><td>${times(line)}</td><td class="n">${number(line.gflops)}</td><td class="n" data-v="${line.fraction or ''}">${bar(line.fraction, 1, colour.get(family(line.winner), "var(--c7)"))} ${share(line.fraction)}</td><td class="n two">${twice(errors(best))}</td><td class="n two">${twice(errors(line.measured.chosen))}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
+<tr data-kind="${line.kind}" data-engine="${family(line.fastest)}" title="${line.measured.problem}"><td title="${line.measured.problem}">${broken(line.layer.name if len(line.layer.name) < 30 else line.layer.name.split("_", 2)[-1])}${f" ×{line.layer.count}" if line.layer.count > 1 else ""}</td><td>${line.kind}</td><td>${swatch(line.winner) if line.winner else line.verdict}</td><td class="n">${line.coverage}</td><td class="n">${number(line.ms, 4)}${"?" if line.measured.problem in disturbed else ""}<br><small>${interval(best)}</small></td><td>${times(line)}</td><td class="n">${number(line.gflops)}</td><td class="n" data-v="${line.fraction or ''}">${bar(line.fraction, 1, colour.get(family(line.winner), "var(--ink)"))} ${share(line.fraction)}</td><td class="n two">${twice(errors(best))}</td><td class="n two">${twice(errors(line.measured.chosen))}</td><td class="n">${number(line.measured.regret) if line.measured.sure else "unknown"}</td>
 % for peer in peers:
 <td class="n">${number(line.measured.peer_ms(peer), 4)}<br><small>${errors(line.measured.peer(peer))}</small></td>\
 % if line.measured.problem in disturbed and line.ratio(peer):
@@ -266,12 +274,28 @@ ${ratio(row["ratios"][peer])}
 <p>Each mark is a problem: its colour is the winner's, its fill is the share of the roofline (hollow is low).
 ${", ".join(f"{name}: {shape}" for name, shape in marks.items())}. Point at a mark for its name.</p>
 ${legend()}
-${figure | n}
+<div class="picture">${figure | n}</div>
+
+<h2>Roofline</h2>
+<p>Each mark is a problem: how fast it runs, counted as operations of the direct sum, against the operations for each byte that must move. Dashed
+are the ceilings that were measured: left of the bend memory bounds a layer, right of it arithmetic. Winograd and FFT may stand above.</p>
+${legend()}
+<div class="picture">${roofline | n}</div>
+
+<h2>Error and workspace against time</h2>
+<p>Every candidate that was measured, over the best of its layer: what accuracy costs, and what memory buys.</p>
+${legend()}
+% if by_error:
+<div class="picture">${by_error | n}</div>
+% endif
+% if by_workspace:
+<div class="picture">${by_workspace | n}</div>
+% endif
 
 <h2>Coverage: where are the gaps of this device?</h2>
 <p>${device["name"]}: each cell is a range of sizes, its number the share of the measured roofline that the fastest solver reaches there
 (geometric mean). Red is below a quarter, yellow below half; an empty cell was not measured. Point at a cell for its problems.</p>
-${coverage | n}
+<div class="picture">${coverage | n}</div>
 
 <h2>Gaps: below ${share(gap)} of the roofline</h2>
 % if gaps:

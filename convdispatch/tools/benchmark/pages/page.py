@@ -12,6 +12,7 @@ from ..summary import GAP, PLAIN, family, gaps, geomean, known, lines, nets, sol
 from .answers import answers
 from .coverage import coverage_map
 from .figures import MARKS, colours, geometry_map
+from .plots import candidates, roofline
 from .published import CARD, SOURCE, titanx
 from .terminal import errors, evidence, interval, number, share
 from .timeline import by_net, chart, rows_of
@@ -57,6 +58,9 @@ def _values(report: Report) -> dict[str, Any]:
         "family": family,
         "colour": colour,
         "figure": geometry_map(every, colour),
+        "roofline": roofline(report, every, colour),
+        "by_error": candidates(every, colour, "error"),
+        "by_workspace": candidates(every, colour, "workspace"),
         "coverage": coverage_map(every),
         "timelines": {net: chart(rows_of(group, peers), colour) for net, group in by_net(report).items()},
         "answers": answers(report),

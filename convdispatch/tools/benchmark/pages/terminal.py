@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from ....selection.text_table import Column, Table, columns
 from ..quiet import busy, disturbed, signs
 from ..report import EVIDENCE, Choice, PeerTime, Report, Row
 from ..summary import Line, gaps, geomean, known, lines, nets
@@ -16,6 +15,20 @@ from .answers import answers
 
 DOUBT = " (busy machine: not to be trusted)"
 WITHHELD = "withheld, the machine was busy"
+
+
+FIGURES = {
+    "measured": 6,
+    "ms": 0,
+    "95 % interval": 5,
+    "GFLOP/s": 4,
+    "roofline": 3,
+    "error": 9,
+    "chosen's error": 10,
+    "workspace": 8,
+    "regret": 7,
+}
+"""A layer's figures; those of the highest rank are left out first where a terminal is too narrow."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -80,7 +93,8 @@ def show(report: Report, console: Console) -> None:
             console.print(f"{line.layer.name} {line.problem.direction}: {words}", style="red", markup=False)
     if report.interrupted:
         missing = len({layer.problem for layer in report.layers} - set(report.measured))
-        console.print(f"interrupted: {missing} problems are not measured; --resume FILE goes on where it was")
+        why = "time limit reached" if report.time_limit else "interrupted"
+        console.print(f"{why}: {missing} problems are not measured; --resume FILE goes on where it was")
 
 
 def evidence(every: list[Line], searched: bool) -> list[str]:
@@ -112,25 +126,16 @@ def _layers(every: list[Line], peers: list[str], device: Mapping[str, Any]) -> T
     title = "Layers; errors on normal data, and on data of differing scales"
     if any(disturbed(line.measured, device) for line in every):
         title += "; ? stands where other work disturbed the layer"
-    table = Table(title=title, title_justify="left")
-    for title in ("net", "layer", "direction", "fastest solver"):
-        table.add_column(title, overflow="fold")
-    for title in (
-        "measured",
-        "ms",
-        "95 % interval",
-        "GFLOP/s",
-        "roofline",
-        "error",
-        "chosen's error",
-        "workspace",
-        "regret",
-    ):
-        table.add_column(title, justify="right", no_wrap=True)
-    for peer in peers:
-        table.add_column(f"{peer} ms", justify="right", no_wrap=True)
-        table.add_column("ratio", justify="right", no_wrap=True)
-        table.add_column("error", justify="right", no_wrap=True)
+    theirs = [title for peer in peers for title in (f"{peer} ms", "ratio", "error")]
+    ranks = {f"{peer} ms": 3 for peer in peers}
+    table = Table(
+        Column("net", "name", rank=1),
+        Column("layer", "name"),
+        Column("direction", "name", rank=2),
+        Column("fastest solver", "name"),
+        *(Column(title, rank=FIGURES.get(title, ranks.get(title, 0))) for title in (*FIGURES, *theirs)),
+        title=title,
+    )
     for line in every:
         best = line.measured.best
         doubt = "?" if disturbed(line.measured, device) else ""
@@ -141,11 +146,7 @@ def _layers(every: list[Line], peers: list[str], device: Mapping[str, Any]) -> T
         cells += [number(line.measured.regret) if line.measured.sure else "unknown"]
         for peer in peers:
             ratio = line.ratio(peer)
-            style = "green" if ratio and ratio >= 1 else "red"
-            cells += [
-                number(line.measured.peer_ms(peer), 4),
-                Text(number(ratio) + doubt * bool(ratio), style=style if ratio else ""),
-            ]
+            cells += [number(line.measured.peer_ms(peer), 4), number(ratio) + doubt * bool(ratio)]
             cells += [errors(line.measured.peer(peer))]
         times = f" *{line.layer.count}" if line.layer.count > 1 else ""
         table.add_row(line.layer.net, line.layer.name + times, line.problem.direction, line.verdict, *cells)
@@ -153,15 +154,14 @@ def _layers(every: list[Line], peers: list[str], device: Mapping[str, Any]) -> T
 
 
 def _nets(every: list[Line], peers: list[str], withheld: bool) -> Table:
-    table = Table(title="Nets, sums over their convolutions", title_justify="left")
-    for title in ("net", "direction"):
-        table.add_column(title)
-    for title in ("layers", "GFLOP", "best ms", "chosen ms", "roofline ms", "GFLOP/s"):
-        table.add_column(title, justify="right")
-    for peer in peers:
-        table.add_column(f"{peer} ms", justify="right")
-        table.add_column("ratio of sums", justify="right")
-        table.add_column("geomean", justify="right")
+    of_peers = [title for peer in peers for title in (f"{peer} ms", "ratio of sums", "geomean")]
+    ranks = {"GFLOP": 5, "GFLOP/s": 4, "roofline ms": 3, "layers": 2, "chosen ms": 1}
+    titles = ("layers", "GFLOP", "best ms", "chosen ms", "roofline ms", "GFLOP/s", *of_peers)
+    table = Table(
+        *columns("name", "net", "direction"),
+        *(Column(title, rank=ranks.get(title, 0)) for title in titles),
+        title="Nets, sums over their convolutions",
+    )
     for net in nets(every, peers):
         cells = [number(net.gflop), number(net.best_ms, 4), number(net.chosen_ms, 4), number(net.roof_ms, 4)]
         cells += [number(net.gflops)]

@@ -111,6 +111,17 @@ def write_training_trace(reports: Sequence[Any], path: Path) -> None:
     _write(path, events, {"device": reports[0].device, "times": "the device's clock at markers around operations"})
 
 
+def write_measured_trace(net: Any, name: str, device: str, path: Path) -> None:
+    """A warm run of an inference form as it was measured, gaps included, one line a layer's command."""
+    layers = net.layers
+    events = [_name("process_name", f"{name}, one run", 1), _name("thread_name", "device", 1, 1)]
+    for step, start, ms in net.timeline():
+        layer = layers[step]
+        details = {"problem": str(layer.problem)} if layer.problem is not None else {}
+        events.append(_span(layer.name, layer.solver or layer.name, start * 1e3, ms * 1e3, 1, 1, details))
+    _write(path, events, {"device": device, "times": "the device's clock, one warm run on one queue"})
+
+
 def _write(path: Path, events: list[dict[str, Any]], about: dict[str, str]) -> None:
     whole = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
@@ -139,7 +150,7 @@ def chart(rows: Mapping[str, list[Span]], colour: Mapping[str, str]) -> str:
         y = place * HEIGHT + 2
         parts.append(f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(row)}</text>')
         for span in spans:
-            css = colour.get(family(span.what), "var(--c7)")
+            css = colour.get(family(span.what), "var(--peer)")
             title = escape(f"{span.layer}: {span.what}, {span.ms:.4g} ms")
             parts.append(
                 f'<rect x="{LEFT + span.start_ms * scale:.2f}" y="{y}" width="{max(0.5, span.ms * scale - 0.6):.2f}" '

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 
+from ....selection.text_table import Column, Table, columns
 from ..quiet import busy
 from ..training import TrainingReport
 
@@ -16,20 +16,19 @@ def show_training(report: TrainingReport, console: Console) -> None:
         console.print(busy(report.busy), style="red", highlight=False)
     total = sum(kind.ms for kind in report.kinds) or 1.0
     table = Table(
+        Column("operation", "name"),
+        *columns("number", "calls", "forward ms", "backward ms", "share %"),
         title=f"{report.net}, a training step at batch {report.mb}, {report.layout}, on {report.device}",
         caption=f"{report.step_ms:.2f} ms a step, {report.images_per_second:,.0f} images/s{doubt}; "
         f"{100 * report.share_beside_convolution:.1f} % beside convolutions and linear maps; "
         f"{report.peak_bytes / 2**20:,.0f} MiB held at most; loss {report.loss[0]:.3f} to {report.loss[1]:.3f}",
     )
-    for title in ("operation", "calls", "forward ms", "backward ms", "share %"):
-        table.add_column(title, justify="left" if title == "operation" else "right")
     for kind in report.kinds:
         numbers = (f"{kind.forward_ms:.3f}", f"{kind.backward_ms:.3f}", f"{100 * kind.ms / total:.1f}")
         table.add_row(kind.name, str(kind.calls), *numbers)
     console.print(table)
-    sizes = Table(title="a + 2 b, bytes read and written a second")
-    for title in ("tensor", "GB/s", "copy GB/s", "ratio"):
-        sizes.add_column(title, justify="right")
+    title = "a + 2 b, bytes read and written a second"
+    sizes = Table(*columns("number", "tensor", "GB/s", "copy GB/s", "ratio"), title=title)
     for row in report.bandwidth:
         ratio = f"{row.elementwise / row.copy:.2f}"
         sizes.add_row(_size(row.nbytes), f"{row.elementwise / 1e9:,.1f}", f"{row.copy / 1e9:,.1f}", ratio)

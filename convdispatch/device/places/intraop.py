@@ -21,7 +21,7 @@ from .. import runtime
 from ..commands import host_memory
 from ..commands.interface import Kernel
 from ..native import loading
-from ..programs.work_groups import dividing_axis
+from ..programs.work_groups import dividing_axes
 
 KEPT = 4 << 20
 """Bytes of scratch memory up to which a thread keeps its own, in which its calls take turns."""
@@ -48,42 +48,47 @@ def scratch(device: cl.Device, size: int) -> int:
     return known[1]  # type: ignore[no-any-return]
 
 
-def can_run(device: cl.Device, kernels: Sequence[Kernel]) -> bool:
-    """Whether PyTorch's threads can compute all kernels, each in parts."""
-    if loading.module() is None or None in map(dividing_axis, kernels):
-        return False
-    return runtime.serial_queue(device) is not None
+def thread_count() -> int:
+    """Of PyTorch's threads, those that a call uses now; 1 where PyTorch is not imported."""
+    torch = sys.modules.get("torch")
+    return 1 if torch is None else int(torch.get_num_threads())
+
+
+def refusal(device: cl.Device, kernels: Sequence[Kernel]) -> str | None:
+    """Why PyTorch's threads cannot compute all kernels, each in parts; None where they can."""
+    if loading.module() is None:
+        return "the compiled module is not there: convdispatch doctor says why"
+    for kernel in kernels:
+        if dividing_axes(kernel) is None:
+            return f"the kernel {kernel.name} asks how it is launched, and cannot be launched in parts"
+    return None if runtime.serial_queue(device) else "the OpenCL runtime has no queues of a thread's own"
 
 
 class IntraOpLaunches:
     """Kernels for the thread that makes this: each with its own, and with the arguments that are memory, as (argument,
     operand, bytes into that). ``run()`` launches them in order and waits."""
 
-    __slots__ = ("_device", "_module", "groups")
+    __slots__ = ("_device", "_kernels", "_module", "groups")
 
     def __init__(
         self, device: cl.Device, launches: Sequence[tuple[Kernel, cl.Kernel, Sequence[tuple[int, int, int]]]]
     ) -> None:
-        self._device, self._module = device, loading.module()
+        self._device, self._module, self._kernels = device, loading.module(), [own for _, own, _ in launches]
         given = [
-            (own.int_ptr, dividing_axis(of), of.global_size, of.local_size or (), memory)
+            (own.int_ptr, dividing_axes(of), of.global_size, of.local_size or (), memory)
             for of, own, memory in launches
         ]
         self.groups = self._module.groups(*_functions(), given)
 
-    def point(self, addresses: Sequence[int], but: int = -1) -> None:
-        """Take operands there; ``but`` is one that the caller sets. Raises RuntimeError with OpenCL's status."""
-        self._module.point_groups(self.groups, addresses, but)
-
-    def run(self) -> None:
-        """Raises RuntimeError with OpenCL's status."""
-        self._module.run_groups(self.groups, _queues_of(self._device))
+    def run(self, addresses: Sequence[int], but: int = -1) -> None:
+        """On operands there; ``but`` is one that the caller has set. Raises RuntimeError with OpenCL's status."""
+        self._module.run_groups(self.groups, _queues_of(self._device), addresses, but)
 
 
 def lend_queues(device: cl.Device) -> None:
     """Let the native call path have queues for one call more, if it has none left for as many threads as PyTorch has
     now."""
-    context, count = int(runtime.context(device).int_ptr), sys.modules["torch"].get_num_threads()
+    context, count = int(runtime.context(device).int_ptr), thread_count()
     native = loading.module()
     if not native.has_idle(context, count):
         made = [runtime.new_serial_queue(device) for _ in range(count)]
@@ -93,7 +98,7 @@ def lend_queues(device: cl.Device) -> None:
 
 def _queues_of(device: cl.Device) -> bytes:
     """The addresses of this thread's queues, one for each thread that PyTorch may use."""
-    count = sys.modules["torch"].get_num_threads()
+    count = thread_count()
     known = _queues.__dict__.setdefault(device, ([], b""))
     if len(known[0]) < count:
         made = [*known[0], *(runtime.new_serial_queue(device) for _ in range(count - len(known[0])))]

@@ -1,0 +1,26 @@
+"""The words that options take, as types: a type checker refuses a misspelt layout, and an editor offers them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+Array = TypeVar("Array")
+"""The kind of array that a call takes and returns: NumPy's, PyTorch's, pyopencl's, any that convdispatch knows."""
+
+Direction = Literal["fwd", "bwd_data", "bwd_weights"]
+Layout = Literal["nchw", "nhwc"]
+Math = Literal["float32", "ieee", "tf32", "fast"]
+Activation = (
+    Literal["relu", "relu6", "clip", "leaky_relu", "elu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish", "gelu",
+            "mish", "softplus"]
+    | str
+)  # fmt: skip
+"""A name of the table of activations, with its numbers in parentheses where they are not its defaults: clip(-1,2)."""
+Tier = Literal["full", "ready"]
+
+Steps = int | Sequence[int]
+"""One step for all axes of space, or one for each."""
+Pads = int | Sequence[int | tuple[int, int]]
+"""One pad for all sides, one for each axis, or a pair (near, far) for each axis."""
+Padding = Pads | Literal["same", "valid"]

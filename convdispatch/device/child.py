@@ -1,0 +1,244 @@
+"""A child process that answers questions: what may crash, hang or take long runs in one, and its end costs a question.
+
+One protocol for all of them: a message is a JSON object and bytes, behind a mark, because solvers and drivers print on
+standard output as they please. ``Child`` is the parent's side: it starts the process, says and hears with a deadline,
+and ends it. ``questions`` and ``answer`` are the child's side. A child leaves interrupts to its parent, ends when the
+parent has gone, whatever it is at, and is the one to go where the system's memory runs out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["FEW_THREADS", "Answer", "Child", "Silent", "answer", "ends_with_parent", "questions"]
+
+FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""The environment of a child in which NumPy computes nothing: NumPy starts as many threads as processors otherwise."""
+_MARK = b"\x02convdispatch "
+_PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+_END_S = 10.0
+"""Seconds in which a killed process has ended; one that a driver holds longer is left behind."""
+_EXPENDABLE = 500
+"""Added to a child's badness of -1000 to 1000, by which Linux chooses whom it kills when memory runs out."""
+
+
+class Silent(queue.Empty):
+    """The child said nothing in time."""
+
+
+class Answer(dict[str, Any]):
+    """What a child said; ``content`` is the bytes with it."""
+
+    content: bytes = b""
+
+
+class Child:
+    """``python -m module``, which reads with ``questions`` and writes with ``answer``; ``setup`` is its first question.
+
+    One in the ``background`` runs, from its imports on, where no other process wants the processor. ``environment`` is
+    what the child's variables have beyond this process's.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        setup: Mapping[str, Any],
+        *,
+        background: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        home = str(Path(__file__).parents[2])
+        paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
+        self._owner = os.getpid()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)},
+                start_new_session=background,  # the system hangs up on the group of a halted child that is left alone
+            )
+        except BaseException:
+            self._errors.close()
+            raise
+        self.halted = self.may_halt = False
+        if background:
+            _last_in_line(self._process.pid)
+        self._answers: queue.Queue[Answer | None] = queue.Queue()
+        threading.Thread(target=_listen, args=(self._process.stdout, self._answers), daemon=True).start()
+        self.say(setup)
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs and is this process's own: not that of one which forked."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def say(self, values: Mapping[str, Any], content: bytes = b"") -> None:
+        """Send a message. That the child is dead, its missing answer tells."""
+        with contextlib.suppress(OSError, ValueError):
+            _send(self._process.stdin, values, content)  # type: ignore[arg-type]
+
+    def hear(self, timeout_s: float | None = None) -> Answer | None:
+        """The next answer; None when the child has ended. Raises Silent; without ``timeout_s`` it waits for good."""
+        try:
+            return self._answers.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+        except queue.Empty:
+            raise Silent(f"it gave no answer within {timeout_s:.3g} s") from None
+
+    def ask(self, values: Mapping[str, Any], content: bytes = b"") -> Answer:
+        """Say a question, and hear what the child says next. Raises EOFError for a child that has ended."""
+        self.say(values, content)
+        heard = self.hear()
+        if heard is None:
+            raise EOFError(self.how_it_ended())
+        return heard
+
+    def exit_code(self) -> int | None:
+        """Of a child that has ended by itself; negative for the signal that killed it, None where it only closed its
+        output."""
+        try:
+            return self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def how_it_ended(self) -> str:
+        """Of a child that has ended by itself, in words."""
+        code = self.exit_code()
+        if code is None:
+            return "it closed its output"
+        if code < 0:
+            return f"it was killed by {signal.Signals(-code).name}"
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 2000))
+        said = self._errors.read().decode("utf-8", "replace").strip().splitlines() if code else []
+        return f"it ended with status {code}" + (f": {said[-1].strip()}" if said else "")
+
+    def kill(self) -> None:
+        """End it, from any thread; who waits for it hears that it has ended, and closes it."""
+        if self._owner == os.getpid():
+            self._process.kill()
+
+    def halt(self) -> None:
+        """Stop it where it is, at once: its end, which takes tens of milliseconds of memory's, is for ``close``.
+
+        A child that called ``ends_with_parent`` does not outlast its parent so.
+        """
+        self.halted = True
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.send_signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        """End it now, where it is this process's own."""
+        self.kill()
+        if self._owner == os.getpid():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        self._errors.close()
+
+
+def _last_in_line(pid: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux has it
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, pid, 19)
+
+
+def _send(stream: IO[bytes], values: Mapping[str, Any], content: bytes) -> None:
+    head = json.dumps(values).encode()
+    stream.write(b"\n%b%d %d\n%b%b" % (_MARK, len(head), len(content), head, content))
+    stream.flush()
+
+
+def _messages(stream: IO[bytes]) -> Iterator[Answer]:
+    """What the other side sends until it ends; a message that it ended within is none."""
+    for line in stream:
+        _, mark, sizes = line.partition(_MARK)
+        if not mark:
+            continue
+        head_size, content_size = map(int, sizes.split())
+        head, content = stream.read(head_size), stream.read(content_size)
+        if len(content) < content_size or len(head) < head_size:
+            return
+        made = Answer(json.loads(head))
+        made.content = content
+        yield made
+
+
+def _listen(stream: IO[bytes], answers: queue.Queue[Answer | None]) -> None:
+    with stream, contextlib.suppress(ValueError):  # what was printed into a message: nothing more is understood
+        for message in _messages(stream):
+            answers.put(message)
+    answers.put(None)
+
+
+# --- in the child ----------------------------------------------------------------------------------------------------
+
+
+def questions(idle_s: float | None = None) -> Iterator[Answer]:
+    """What the parent says, the setup first; ends when nothing came for ``idle_s`` seconds.
+
+    When the parent is gone the process ends, whatever it is at.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_EXPENDABLE))
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _answers()
+    heard: queue.Queue[Answer] = queue.Queue()
+
+    def listen() -> None:
+        # A reader of its own: the interpreter's end waits for whoever reads from its standard input.
+        for message in _messages(os.fdopen(os.dup(0), "rb")):
+            heard.put(message)
+        os._exit(0)  # nobody reads on, and the main thread may be waiting for a kernel that never ends
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        try:
+            yield heard.get(timeout=idle_s)
+        except queue.Empty:
+            return
+
+
+@functools.lru_cache(maxsize=1)
+def _answers() -> IO[bytes]:
+    """Where standard output went: what drivers and plugins print goes nowhere from now on."""
+    sys.stdout.flush()
+    stream, nowhere = os.fdopen(os.dup(1), "wb"), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return stream
+
+
+def answer(values: Mapping[str, Any], content: bytes = b"") -> None:
+    """Say something to the parent."""
+    _send(_answers(), values, content)
+
+
+def ends_with_parent() -> bool:
+    """Whether the system ends this process with the thread that started it, from now on, also where it is halted."""
+    if not sys.platform.startswith("linux"):
+        return False
+    return ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0) == 0

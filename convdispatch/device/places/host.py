@@ -1,0 +1,180 @@
+"""An executable on host memory: a CPU device's queues, or PyTorch's threads. Only what changed is set before a launch.
+
+Each thread has kernels of its own, which keep their arguments from call to call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyopencl as cl
+
+from .. import runtime
+from ..commands import host_memory
+from ..commands.interface import thread
+from ..commands.recording import with_numbers
+from ..executable import Executable, W, note_launched
+from . import intraop
+
+_byte, _enqueue = ctypes.c_ubyte, cl.enqueue_nd_range_kernel
+
+
+class HostPlace(NamedTuple):
+    """Pointers of the host's on a CPU device's queues; ``in_pytorch``: in PyTorch's threads, if these can."""
+
+    device: cl.Device
+    in_pytorch: bool = False
+
+    def bind(self, executable: Executable) -> HostLaunches | HostEnqueue:
+        """What PyTorch's threads cannot compute in parts, OpenCL's compute."""
+        return HostEnqueue(executable) if executable.opaque else HostLaunches(executable, self)
+
+
+class HostEnqueue:
+    """An opaque executable on host memory."""
+
+    __slots__ = ("__weakref__", "_executable")
+    intraop = False
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+
+    def run(self, queue: cl.CommandQueue, addresses: list[int], packed: Any = None) -> bool:
+        """Enqueue everything on the operands, and wait; False as ``HostLaunches.run``."""
+        executable = self._executable
+        if executable.overlaps(addresses):
+            return False
+        commands = host_memory.HostQueue(queue)
+        operands: list[Any] = [
+            None if size is None else host_memory.HostMemory.at(address, size)
+            for address, size in zip(addresses, executable.operands, strict=True)
+        ]
+        if packed is not None:
+            operands[W] = packed
+        before = thread.given
+        try:
+            commands.finish(executable.enqueue(commands, *operands))  # type: ignore[misc]
+        except BaseException as error:
+            if thread.given > before:
+                note_launched(error)
+            raise
+        return True
+
+    def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> None:
+        """The native call path takes launches alone."""
+
+
+class _Own:
+    """A thread's kernels with their sizes, the addresses that their arguments were set to, and its last queue."""
+
+    __slots__ = ("addresses", "at_once", "intraop", "kernels", "queue")
+
+    def __init__(
+        self,
+        kernels: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...] | None]],
+        intraop: intraop.IntraOpLaunches | None,
+    ) -> None:
+        self.kernels, self.intraop = kernels, intraop
+        self.addresses: list[Any] = []
+        self.queue: Any = None
+        self.at_once = False
+        """Whether the queue's commands are over when they are given."""
+
+
+class HostLaunches:
+    """The launches of an executable on host memory. Safe from several threads.
+
+    ``intraop``: they run in PyTorch's threads, whatever queue is given.
+    """
+
+    __slots__ = ("__weakref__", "_device", "_executable", "_threads", "intraop")
+
+    def __init__(self, executable: Executable, place: HostPlace) -> None:
+        self._device, self._threads, self._executable = place.device, threading.local(), executable
+        kernels = [launch.kernel for launch in executable.launches]
+        self.intraop = place.in_pytorch and not intraop.refusal(place.device, kernels)
+
+    def run(self, queue: cl.CommandQueue, addresses: list[int], packed: Any = None) -> bool:
+        """Launch everything on the operands, and wait; False, before anything is done, for operands that have no
+        address or lie over the output.
+
+        ``packed`` is memory that weights are; their address then is a number that no other packed weights ever have.
+        """
+        executable, scratch = self._executable, None
+        if executable.scratch_size:
+            size = executable.scratch_size
+            if self.intraop and size <= intraop.KEPT:
+                begin = intraop.scratch(self._device, size)
+            else:
+                scratch = host_memory.lease(self._device, size)
+                begin = ctypes.addressof(scratch)
+            addresses = [*addresses, *map(begin.__add__, executable.offsets)]
+        try:
+            own = self._threads.own
+        except AttributeError:
+            own = self._threads.own = self._made()
+        if own.addresses != addresses:
+            if executable.overlaps(addresses):
+                return False
+            self._point(own, addresses, packed)
+        if own.queue is not queue:
+            own.queue, own.at_once = queue, runtime.is_synchronous(queue)
+        event = None
+        try:
+            if own.intraop is not None:
+                event = True
+                own.intraop.run(addresses, -1 if packed is None else W)
+                return True
+            for kernel, global_size, local_size in own.kernels:
+                event = _enqueue(queue, kernel, global_size, local_size, None, event and [event])
+            if not own.at_once:
+                event.wait()
+        except BaseException as error:
+            if event:
+                note_launched(error)
+            raise
+        return True
+
+    def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> Any:
+        """The same for the native call path, writing a tensor of these sizes; None where PyTorch's threads run none."""
+        if not self.intraop:
+            return None
+        own, executable = self._made(), self._executable
+        groups, context = own.intraop.groups, int(runtime.context(self._device).int_ptr)  # type: ignore[union-attr]
+        scratch = executable.offsets, executable.scratch_size
+        return launcher.host_program(name, groups, context, *scratch, sizes, strides, (executable, own))
+
+    def _made(self) -> _Own:
+        """The calling thread's kernels."""
+        launches = self._executable.launches
+        made = [with_numbers(kernel, arguments) for kernel, arguments, _ in launches]
+        kernels = [
+            (own, launch.kernel.global_size, launch.kernel.local_size)
+            for own, launch in zip(made, launches, strict=True)
+        ]
+        if not self.intraop:
+            return _Own(kernels, None)
+        given = [(launch.kernel, own, launch.memory) for own, launch in zip(made, launches, strict=True)]
+        return _Own(kernels, intraop.IntraOpLaunches(self._device, given))
+
+    def _point(self, own: _Own, addresses: list[int], packed: Any) -> None:
+        """Set the arguments that are not as this thread's last call left them."""
+        before = own.addresses or [None] * len(addresses)
+        own.addresses = []  # until all are set
+        if own.intraop is not None:
+            left = addresses[W] if packed is None else before[W]
+            before = [*addresses[:W], left, *addresses[W + 1 :]]
+        for (kernel, _, _), launch in zip(own.kernels, self._executable.launches, strict=True):
+            for index, operand, offset in launch.memory:
+                if addresses[operand] != before[operand]:
+                    whole = packed is not None and operand == W
+                    kernel.set_arg(index, packed if whole else _at(addresses[operand] + offset))
+        own.addresses = addresses
+
+
+def _at(address: int) -> cl.SVM:
+    """As a kernel's argument."""
+    return cl.SVM(_byte.from_address(address))

@@ -1,0 +1,85 @@
+"""An executable on OpenCL's queues: what is left of a call is to set its buffers and to enqueue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyopencl as cl
+
+from ..commands.interface import thread
+from ..commands.recording import with_numbers
+from ..executable import Executable, note_launched
+from ..memory import allocator
+
+_enqueue = cl.enqueue_nd_range_kernel
+
+
+class QueuePlace(NamedTuple):
+    """Buffers of a context, from their first byte on, on any of its queues."""
+
+    context: cl.Context
+
+    def bind(self, executable: Executable) -> QueueLaunches | QueueEnqueue:
+        """The plan enqueues anew where a kernel takes a part of an operand or of scratch memory."""
+        parts = any(offset for launch in executable.launches for _, _, offset in launch.memory)
+        return QueueEnqueue(executable) if executable.opaque or parts else QueueLaunches(executable)
+
+
+class QueueEnqueue:
+    """An opaque executable on buffers."""
+
+    __slots__ = ("__weakref__", "_enqueue")
+
+    def __init__(self, executable: Executable) -> None:
+        self._enqueue = executable.enqueue
+
+    def run(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
+        """Enqueue everything on the operands' buffers; the last command's event."""
+        before = thread.given
+        try:
+            return self._enqueue(queue, *operands, wait_for)  # type: ignore[misc]
+        except BaseException as error:
+            if thread.given > before:
+                note_launched(error)
+            raise
+
+
+class QueueLaunches:
+    """The launches of an executable on buffers. Safe from several threads."""
+
+    __slots__ = ("__weakref__", "_absent", "_held", "_launches", "_lock", "_scratch")
+
+    def __init__(self, executable: Executable) -> None:
+        self._scratch, self._absent = executable.scratch_sizes, (None,) * len(executable.operands)
+        self._held = executable  # a kernel does not keep the memory alive that a plan gives it
+        self._lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
+        self._launches = [
+            (
+                with_numbers(kernel, arguments),
+                kernel.global_size,
+                kernel.local_size,
+                [(index, operand) for index, operand, _ in memory],
+            )
+            for kernel, arguments, memory in executable.launches
+        ]
+
+    def run(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
+        """Enqueue everything on the operands' buffers, each launch after the one before; the last one's event."""
+        if self._scratch:
+            scratch = [allocator.allocate(queue, size) for size in self._scratch]
+            operands = [*operands, *self._absent[len(operands) :], *scratch]
+        event = None
+        try:
+            with self._lock:
+                for kernel, global_size, local_size, memory in self._launches:
+                    for index, operand in memory:
+                        kernel.set_arg(index, operands[operand])
+                    event = _enqueue(queue, kernel, global_size, local_size, None, wait_for)
+                    wait_for = [event]
+        except BaseException as error:
+            if event:
+                note_launched(error)
+            raise
+        return event

@@ -1,0 +1,76 @@
+"""An executable on CUDA's streams: what is left of a call is to write addresses among packed arguments and launch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..cuda.modules import function_of
+from ..cuda_driver import Cuda
+from ..executable import Executable
+
+if TYPE_CHECKING:
+    from ..cuda.stream import CudaStream
+
+
+class StreamPlace(NamedTuple):
+    """The streams of a CUDA device."""
+
+    cuda: Cuda
+
+    def bind(self, executable: Executable) -> StreamLaunches | None:
+        """None where the plan enqueues anew at each call: an opaque one, or one with memory of its own, which is
+        OpenCL's. Raises Unlaunchable."""
+        for kernel, arguments, _ in executable.launches:
+            for argument, dtype in zip(arguments, kernel.dtypes, strict=True):
+                if dtype is None and hasattr(argument, "int_ptr"):
+                    return None
+        return None if executable.opaque else StreamLaunches(executable, self.cuda)
+
+
+class StreamLaunches:
+    """The launches of an executable on CUDA's addresses. Safe from several threads.
+
+    Making it loads the kernels' programs. Raises Unlaunchable.
+    """
+
+    __slots__ = ("__weakref__", "_launches", "_lock", "_offsets", "_size", "given")
+
+    def __init__(self, executable: Executable, cuda: Cuda) -> None:
+        self._lock = threading.Lock()
+        self.given = []
+        """Functions, their arguments, and (argument, operand, offset) of those that are memory of a call."""
+        for kernel, arguments, memory in executable.launches:
+            places = {index for index, _, _ in memory}
+            numbers = [0 if index in places or each is None else each for index, each in enumerate(arguments)]
+            self.given.append((function_of(cuda, kernel), numbers, list(memory)))
+        self._launches = [(function.ready(numbers, memory), function.name) for function, numbers, memory in self.given]
+        self._offsets, self._size = executable.offsets, executable.scratch_size
+
+    def program(self, launcher: Any, name: str, context: int, sizes: Sequence[int], strides: Sequence[int]) -> Any:
+        """The same for the native call path, writing a tensor of these sizes; None for what that does not take."""
+        launches = []
+        for function, numbers, memory in self.given:
+            packed = function.pack.pack(*function.numbers(list(numbers)))
+            addresses = [(function.offsets[index], operand, offset) for index, operand, offset in memory]
+            extents = (*function.groups, *function.items, function.shared)
+            launches.append((function.handle.value, extents, function.overlaps, packed, addresses))
+        try:
+            return launcher.program(name, context, launches, self._offsets, self._size, sizes, strides)
+        except ValueError:  # longer arguments than it has room for
+            return None
+
+    def run(self, stream: CudaStream, addresses: list[int]) -> None:
+        """Launch everything on ``addresses`` of the operands; scratch memory comes from the stream."""
+        if self._size:
+            begin, _owner = stream.scratch(self._size)  # lives until the launches are given
+            addresses += [begin + offset for offset in self._offsets]
+        handle, early = stream.handle, stream.early
+        with self._lock:  # the driver copies arguments before it returns
+            for launch, name in self._launches:
+                status = launch(handle, addresses, early)
+                if status:
+                    stream.fail("cuLaunchKernel", status, name)
+                early = True
+        stream.early = True

@@ -1,0 +1,99 @@
+"""What failing cases have in common and passing ones have not: where a solver's author looks first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ...api.errors import InvalidProblem
+from ...api.problem import ConvProblem
+from .outcome import Outcome, Report
+
+FEATURES: dict[str, Callable[[ConvProblem], bool]] = {
+    "padding": lambda p: any(getattr(p, f"p{axis}") or getattr(p, f"p{axis}_r") for axis in "dhw"),
+    "other padding at the far side": lambda p: any(
+        getattr(p, f"p{axis}") != getattr(p, f"p{axis}_r") for axis in "dhw"
+    ),
+    "a stride above 1": lambda p: max(p.sd, p.sh, p.sw) > 1,
+    "a dilation above 1": lambda p: max(p.dd, p.dh, p.dw) > 1,
+    "groups": lambda p: p.g > 1,
+    "one channel a group": lambda p: p.g > 1 and p.ic == p.g,
+    "a 1x1 kernel": lambda p: p.kd == p.kh == p.kw == 1,
+    "a kernel that is not square": lambda p: p.ndim > 1 and p.kh != p.kw,
+    "an even kernel": lambda p: any(size % 2 == 0 for size in (p.kd, p.kh, p.kw)),
+    "several images": lambda p: p.mb > 1,
+    "no images": lambda p: p.mb == 0,
+    "channels that are no multiple of 4": lambda p: p.ic // p.g % 4 != 0 or p.oc // p.g % 4 != 0,
+    "a bias": lambda p: p.bias,
+    "a residual": lambda p: p.residual,
+    "an activation": lambda p: p.activation is not None,
+    "accumulate": lambda p: p.accumulate,
+    "constant weights": lambda p: p.constant_weights,
+    "one axis": lambda p: p.ndim == 1,
+    "three axes": lambda p: p.ndim == 3,
+    "the layout nhwc": lambda p: p.layout == "nhwc",
+    **{f"the direction {way}": lambda p, way=way: p.direction == way for way in ("fwd", "bwd_data", "bwd_weights")},
+    **{
+        f"the dtype {name}": lambda p, name=name: p.dtype == name for name in ("float64", "float16", "bfloat16", "int8")
+    },
+    **{f"math {name}": lambda p, name=name: p.math == name for name in ("ieee", "tf32", "fast")},
+}
+"""What a case may have, for a sentence, each with its test; the first that tells failing cases apart is named first."""
+MOST = 3
+"""Features in one sentence."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The failures of one solver in one check."""
+
+    solver: str
+    check: str
+    failed: tuple[Outcome, ...]
+    common: str
+    """What its cases have in common, a sentence; empty where nothing tells them from those that pass."""
+
+
+def groups(report: Report) -> list[Group]:
+    """The failures by solver and check, in the order in which they came."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in report.of(status="failed"):
+        found.setdefault((outcome.solver, outcome.check), []).append(outcome)
+    return [
+        Group(solver, check, tuple(failed), common(failed, report.of(solver=solver, status="passed")))
+        for (solver, check), failed in found.items()
+    ]
+
+
+def common(failed: Sequence[Outcome], passed: Sequence[Outcome]) -> str:
+    """``all 5 failing cases have padding; no passing case has``."""
+    bad, good = list(_problems(failed)), list(_problems(passed))
+    if len(bad) < 2 or not good:
+        return ""
+    shared = {name: sum(map(has, good)) for name, has in FEATURES.items() if all(map(has, bad))}
+    apart = [name for name, count in shared.items() if not count][:MOST]
+    if apart:
+        return f"all {len(bad)} failing cases have {' and '.join(apart)}; no passing case has"
+    rare = min(shared, key=lambda name: shared[name], default=None)
+    if rare is None or shared[rare] > len(good) / 4:
+        return ""
+    return f"all {len(bad)} failing cases have {rare}; of {len(good)} passing cases {shared[rare]} have"
+
+
+def _problems(outcomes: Iterable[Outcome]) -> Iterable[ConvProblem]:
+    for outcome in outcomes:
+        try:
+            yield ConvProblem.parse(outcome.problem)
+        except InvalidProblem:  # a report of a version that knew other problems
+            continue
+
+
+def errors_by_dtype(outcomes: Iterable[Outcome]) -> str:
+    """The worst relative error on real data of each dtype: ``float32 2e-07, float16 4e-04``."""
+    worst: dict[str, float] = {}
+    for outcome in outcomes:
+        error = outcome.errors.get("real")
+        if error is not None:
+            for problem in _problems([outcome]):
+                worst[problem.dtype] = max(error, worst.get(problem.dtype, 0.0))
+    return ", ".join(f"{dtype} {error:.0e}" for dtype, error in worst.items())

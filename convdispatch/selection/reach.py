@@ -1,0 +1,133 @@
+"""Problems whose padding, strides or dilations lead far beyond the input, and a small geometry with the same sums.
+
+Along an axis output ``q`` and tap ``t`` meet at place ``q s + t d - p`` of the input, if there is one. Kernels compute
+that place in 32 bits, for a few outputs and taps more than there are. Where it may not fit, no solver is asked; but
+most of such taps and outputs meet no input at all. Without those that do not, at either end, and with strides and
+dilations just large enough to keep apart what was apart, the same sums are a problem of ordinary numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from ..api.problem import ConvProblem
+
+FAR = 1 << 20
+"""Places that padding, stride and dilation may lead beyond the input; farther axes are rewritten where they can be."""
+MOST_PLACES = 1 << 31
+"""Places that 32-bit indices count along an axis."""
+_TILE = 64
+"""Outputs and taps that kernels may count beyond the last, because they compute whole tiles."""
+_MOST_TAPS = 1 << 16
+"""Taps of an axis, and outputs that one meets, which are looked at one by one."""
+
+Meeting = tuple[int, int, int]
+"""A tap, and the first and last output that it meets inside the input."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What of one axis takes part in a sum: sizes and first places of x, w and y, and how they meet."""
+
+    i: int
+    k: int
+    o: int
+    first_i: int
+    first_k: int
+    first_o: int
+    s: int = 1
+    d: int = 1
+    p: int = 0
+    p_r: int = 0
+    meets: bool = True
+    """Whether any tap meets the input; if none does, every sum is zero, and the sizes are 1."""
+
+
+def out_of_reach(problem: ConvProblem) -> str | None:
+    """Why no kernel is given the problem as it is, or None."""
+    for axis in problem.axes:
+        i, s, d = (getattr(problem, letter + axis) for letter in "isd")
+        padding = getattr(problem, "p" + axis) + getattr(problem, f"p{axis}_r")
+        places = i + padding + _TILE * (s + d)
+        if places < MOST_PLACES and (padding + s + d <= FAR or reduction(problem) is None):
+            continue
+        return (
+            f"axes of less than {min(MOST_PLACES, i + FAR)} places, with padding and {_TILE} strides and dilations, "
+            f"got {places} along {axis}"
+        )
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def reduction(problem: ConvProblem) -> dict[str, Cut] | None:
+    """What of each axis takes part, where that is less far away than the problem's own numbers; else None."""
+    cuts, changed = {}, False
+    for axis in problem.axes:
+        i, k, o, s, d, p, p_r = (getattr(problem, n) for n in (*(f"{x}{axis}" for x in "ikosdp"), f"p{axis}_r"))
+        cuts[axis] = Cut(i, k, o, 0, 0, 0, s, d, p, p_r)
+        if p + p_r + s + d > FAR:
+            cut = _cut(i, k, o, s, d, p)
+            if cut is not None and cut.p + cut.p_r + cut.s + cut.d < p + p_r + s + d:
+                cuts[axis], changed = cut, True
+    return cuts if changed else None
+
+
+def _cut(i: int, k: int, o: int, s: int, d: int, p: int) -> Cut | None:
+    meetings = _meetings(i, k, o, s, d, p)
+    if meetings is None:
+        return None
+    if not meetings:
+        return Cut(1, 1, 1, 0, 0, 0, meets=False)
+    first_k, first_o = meetings[0][0], min(low for _, low, _ in meetings)
+    taps, outputs = meetings[-1][0] - first_k + 1, max(high for _, _, high in meetings) - first_o + 1
+    meetings = [(tap - first_k, low - first_o, high - first_o) for tap, low, high in meetings]
+    p -= first_o * s + first_k * d
+    s, d = s if outputs > 1 else 1, d if taps > 1 else 1
+    s, d, p = _closer(meetings, (i, taps, outputs), (s, d, p)) or (s, d, p)
+    near = max(0, p)
+    first_i = near - p
+    # The input's end is left out where no tap reaches it, so that there are just as many outputs.
+    far = (outputs - 1) * s + (taps - 1) * d + 1 - near - (i - first_i)
+    return Cut(i - first_i + min(0, far), taps, outputs, first_i, first_k, first_o, s, d, near, max(0, far))
+
+
+def _meetings(i: int, k: int, o: int, s: int, d: int, p: int) -> list[Meeting] | None:
+    """Which taps meet which outputs, in order; None where there are too many taps to look at."""
+    begin, end = max(0, -((o - 1) * s - p) // d), min(k, (p + i - 1) // d + 1)
+    if end - begin > _MOST_TAPS:
+        return None
+    found = []
+    for tap in range(begin, end):
+        low, high = max(0, -((tap * d - p) // s)), min(o - 1, (i - 1 + p - tap * d) // s)
+        if low <= high:
+            found.append((tap, low, high))
+    return found
+
+
+def _closer(
+    meetings: list[Meeting], sizes: tuple[int, int, int], geometry: tuple[int, int, int]
+) -> tuple[int, int, int] | None:
+    """Smaller (stride, dilation, padding) by which just the same taps and outputs meet at the same places; None where
+    there are none.
+
+    What meets lies on a line, ``a`` outputs on and ``b`` taps back each: taking ``b n`` from the stride and ``a n``
+    from the dilation moves nothing along it, and what lies beside the line by as many ``n`` as it is apart.
+    """
+    (i, k, o), (s, d, p) = sizes, geometry
+    pairs = {(tap, output) for tap, low, high in meetings for output in (low, high)}
+    if len(pairs) < 2 or any(high - low > 1 for _, low, high in meetings):
+        return None
+    (tap, output), (other_tap, other_output) = sorted(pairs)[:2]
+    back, on = other_tap - tap, output - other_output
+    if back < 1 or on < 1:
+        return None
+    a, b = on // math.gcd(on, back), back // math.gcd(on, back)
+    apart = 4 * (b * o + a * k + i)
+    n = min(s // b, d // a) - apart
+    smaller = s - b * n, d - a * n, p - n * (b * output + a * tap)
+    if n < 1 or _meetings(i, k, o, *smaller) != meetings:
+        return None
+    same = all(q * s + t * d - p == q * smaller[0] + t * smaller[1] - smaller[2] for t, q in pairs)
+    return smaller if same else None

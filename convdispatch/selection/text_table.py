@@ -1,0 +1,143 @@
+"""A table as lines of text: names and numbers stand whole at any width, and what there is no room for is left out in
+words.
+
+Every command and ``explain`` print their tables by this module, on a terminal, in a pipe and in a string.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from unicodedata import east_asian_width
+
+GAP = 2
+"""Spaces between two columns."""
+UNBOUNDED = 1000
+"""Columns from which the output is no terminal (a pipe's console is 10,000 wide): nothing is left out there."""
+PIPED_WIDTH = 120
+"""Columns into which sentences are wrapped where the output is no terminal."""
+LEAST_WIDTHS = ((16, 24), (12, 18), (8, 12))
+"""Least columns of a name and of a sentence, which may be folded; the later pairs where a terminal is very narrow."""
+BREAKS = " ._-,;:/|"
+"""Characters behind which a word that is longer than its column is folded."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """``kind`` says whether cells may be folded. Columns of the highest ``rank`` are left out first; rank 0 stays."""
+
+    title: str
+    kind: Literal["name", "number", "sentence"] = "number"
+    rank: int = 0
+
+
+class Table:
+    """Rows of cells under titles; ``lines`` lays them out, and rich's ``console.print(table)`` does by its width."""
+
+    def __init__(self, *columns: Column, title: str = "", caption: str = "") -> None:
+        self.columns, self.title, self.caption = columns, title, caption
+        self.rows: list[tuple[str, ...]] = []
+
+    def add_row(self, *cells: str) -> None:
+        """A cell for each column, or for the first of them."""
+        self.rows.append((*(cell.expandtabs(1) for cell in cells), *[""] * (len(self.columns) - len(cells))))
+
+    def lines(self, width: int) -> Iterator[str]:
+        """The title, the heading, the rows, which columns were left out, the caption."""
+        piped = width >= UNBOUNDED
+        room = PIPED_WIDTH if piped else width
+        yield from _wrapped(self.title, room)
+        shown, widths = self._layout(room, piped)
+        heading = [self.columns[place].title for place in shown]
+        yield from self._row(heading, shown, widths)
+        yield (" " * GAP).join("-" * size for size in widths)
+        for row in self.rows:
+            yield from self._row([row[place] for place in shown], shown, widths)
+        absent = dict.fromkeys(column.title for place, column in enumerate(self.columns) if place not in shown)
+        if absent:
+            yield from _wrapped(f"No room for {', '.join(absent)}: a wider terminal or a file shows them.", room)
+        yield from _wrapped(self.caption, room)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines(80))
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        style = "bold"
+        for line in self.lines(options.max_width):
+            style = "" if line.startswith("-") and not line.strip("- ") else style
+            yield Text(line, style=style, no_wrap=True, overflow="ignore")
+
+    def _layout(self, room: int, piped: bool) -> tuple[list[int], list[int]]:
+        """The columns that are shown, and how wide each is."""
+        natural = [self._natural(place) for place in range(len(self.columns))]
+        shown = list(range(len(self.columns)))
+        for names, sentences in LEAST_WIDTHS:
+            limits = {"name": 10**6 if piped else names, "sentence": sentences, "number": 10**6}
+            least = [min(size, limits[column.kind]) for size, column in zip(natural, self.columns, strict=True)]
+            while _total(least, shown) > room and not piped:
+                ranked = [place for place in shown if self.columns[place].rank]
+                if not ranked:
+                    break
+                shown.remove(max(ranked, key=lambda place: (self.columns[place].rank, place)))
+            if _total(least, shown) <= room:
+                break
+        while _total(least, shown) > room and not piped and len(shown) > 1:
+            shown.pop()
+        widths = {place: least[place] for place in shown}
+        spare = room - _total(least, shown)
+        while spare > 0 and (cut := [place for place in shown if widths[place] < natural[place]]):
+            widths[min(cut, key=lambda place: widths[place])] += 1
+            spare -= 1
+        return shown, [widths[place] for place in shown]
+
+    def _natural(self, place: int) -> int:
+        """Columns in which nothing of a column is folded; its title may be, between words."""
+        cells = [line for row in self.rows for line in row[place].split("\n")]
+        return max(map(text_width, (*cells, *self.columns[place].title.split())), default=1)
+
+    def _row(self, cells: Sequence[str], shown: Sequence[int], widths: Sequence[int]) -> Iterator[str]:
+        folded = [list(fold(cell, size)) for cell, size in zip(cells, widths, strict=True)]
+        for number in range(max(map(len, folded), default=0)):
+            parts = []
+            for place, pieces, size in zip(shown, folded, widths, strict=True):
+                piece = pieces[number] if number < len(pieces) else ""
+                blank = " " * (size - text_width(piece))
+                parts.append(blank + piece if self.columns[place].kind == "number" else piece + blank)
+            yield (" " * GAP).join(parts).rstrip()
+
+
+def _total(sizes: Sequence[int], shown: Sequence[int]) -> int:
+    return sum(sizes[place] for place in shown) + GAP * (len(shown) - 1)
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    return textwrap.wrap(text, room, break_on_hyphens=False)
+
+
+def text_width(text: str) -> int:
+    """Columns that a terminal takes for a text: two for a wide East Asian character."""
+    return len(text) if text.isascii() else sum(2 if east_asian_width(one) in "WF" else 1 for one in text)
+
+
+def fold(text: str, room: int) -> Iterator[str]:
+    """Lines of at most ``room`` columns that hold all of the text: broken between words, a long word behind one of
+    BREAKS."""
+    for line in text.split("\n"):
+        rest = line
+        while text_width(rest) > room:
+            fits = next(size for size in range(len(rest), 0, -1) if text_width(rest[:size]) <= room or size == 1)
+            space = rest.rfind(" ", 0, fits + 1)
+            breaks = max((rest.rfind(one, 0, fits) for one in BREAKS), default=-1) + 1
+            cut = space if space > 0 else breaks if breaks > fits // 2 else fits
+            yield rest[:cut].rstrip()
+            rest = rest[cut:].lstrip(" ")
+        yield rest
+
+
+def columns(kind: Literal["name", "number", "sentence"], *titles: str, rank: int = 0) -> Iterable[Column]:
+    """Columns of one kind and rank."""
+    return [Column(title, kind, rank) for title in titles]

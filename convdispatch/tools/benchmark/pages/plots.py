@@ -1,0 +1,150 @@
+"""A plot with two logarithmic axes as inline SVG, whose colours are the page's, so that they suit light and dark; and
+three pictures of a report by it: the roofline, error against time, time against workspace.
+
+By hand and not with a plotting library: the page is then rendered where the device is, with nothing to install.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from ..report import Report
+from ..summary import Line, family
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 960, 460, 76, 52, 16, 30
+UNKNOWN = "var(--ink)"
+"""The colour of what no algorithm is known for."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point: where, what it is, its colour, and how full it is drawn."""
+
+    x: float
+    y: float
+    title: str
+    colour: str
+    fill: float = 0.6
+    shape: str = "circle"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A logarithmic axis: its title, its base (2 or 10), and how a number at it is written."""
+
+    title: str
+    base: int = 10
+    write: Callable[[float], str] = lambda value: f"{value:.0e}" if value < 1e-3 or value >= 1e6 else f"{value:g}"
+
+
+def plot(marks: Sequence[Mark], x: Axis, y: Axis, lines: Mapping[str, Sequence[tuple[float, float]]] = {}) -> str:
+    """The marks, with ``lines`` under them by name; marks of one place stand side by side. Empty without marks."""
+    if not marks:
+        return ""
+    xs = _Scale([mark.x for mark in marks], x, LEFT, WIDTH - RIGHT)
+    heights = [*(mark.y for mark in marks), *(height for line in lines.values() for _, height in line)]
+    ys = _Scale(heights, y, HEIGHT - BOTTOM, TOP)
+    label = escape(f"{y.title} against {x.title}")
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">']
+    low, high = HEIGHT - BOTTOM, TOP
+    for value, at in xs.ticks():
+        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{high}" y2="{low}"/>')
+        parts.append(f'<text x="{at:.1f}" y="{low + 18}" text-anchor="middle">{x.write(value)}</text>')
+    for value, at in ys.ticks():
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{y.write(value)}</text>')
+    parts.append(
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x.title)}</text>'
+    )
+    middle = f'transform="translate(16 {(low + high) / 2}) rotate(-90)" text-anchor="middle"'
+    parts.append(f"<text {middle}>{escape(y.title)}</text>")
+    for name, line in lines.items():
+        points = " ".join(f"{xs.at(px):.1f},{ys.at(py):.1f}" for px, py in line)
+        parts.append(f'<polyline class="ceiling" points="{points}"><title>{escape(name)}</title></polyline>')
+        px, py = line[-1]
+        parts.append(f'<text x="{xs.at(px):.1f}" y="{ys.at(py) - 6:.1f}" text-anchor="end">{escape(name)}</text>')
+    taken: dict[tuple[int, int], int] = {}
+    for mark in marks:
+        px, py = xs.at(mark.x), ys.at(mark.y)
+        place = (round(px / 12), round(py / 12))
+        shift = taken[place] = taken.get(place, -1) + 1
+        parts.append(_drawn(mark, px + 5 * shift, py))
+    return "".join([*parts, "</svg>"])
+
+
+class _Scale:
+    """From values to places, logarithmic; whole powers of the base at both ends."""
+
+    def __init__(self, values: Iterable[float], axis: Axis, first: float, last: float) -> None:
+        self._low, self._high = _decades(values, axis.base)
+        self._base, self._first, self._last = axis.base, first, last
+
+    def at(self, value: float) -> float:
+        share = (math.log(value, self._base) - self._low) / (self._high - self._low)
+        return self._first + min(1.0, max(0.0, share)) * (self._last - self._first)
+
+    def ticks(self) -> Iterable[tuple[float, float]]:
+        step = max(1, round((self._high - self._low) / 12))
+        for power in range(self._low, self._high + 1, step):
+            value = float(self._base) ** power
+            yield value, self.at(value)
+
+
+def _decades(values: Iterable[float], base: int = 10) -> tuple[int, int]:
+    """The whole powers between which all values lie."""
+    powers = [math.log(value, base) for value in values]
+    return math.floor(min(powers) - 0.01), math.ceil(max(powers) + 0.01)
+
+
+def _drawn(mark: Mark, x: float, y: float) -> str:
+    shape = {
+        "circle": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6"',
+        "square": f'<rect x="{x - 6:.1f}" y="{y - 6:.1f}" width="12" height="12"',
+        "diamond": f'<path d="M{x:.1f} {y - 8:.1f} l8 8 l-8 8 l-8 -8z"',
+        "triangle": f'<path d="M{x:.1f} {y - 8:.1f} l8 14 l-16 0z"',
+    }[mark.shape]
+    style = f"fill:{mark.colour};stroke:{mark.colour};fill-opacity:{mark.fill:.2f}"
+    return f'{shape} style="{style}"><title>{escape(mark.title)}</title></{shape[1:].split()[0]}>'
+
+
+def roofline(report: Report, every: Sequence[Line], colour: Mapping[str, str]) -> str:
+    """Speed against operations a byte: how far below the measured ceilings a layer is, and which of them bounds it."""
+    points = {line.measured.problem: line for line in every if line.gflops and line.measured.traffic}.values()
+    marks = [
+        Mark(
+            line.measured.flops / line.measured.traffic,
+            line.gflops,
+            f"{line.layer.net} {line.layer.name} {line.problem.direction}: {line.verdict}, {line.gflops:,.0f} GFLOP/s",
+            colour.get(family(line.winner), UNKNOWN),
+        )
+        for line in points
+    ]
+    lines = {}
+    for dtype, roof in report.roofs.items() if marks else ():
+        for kind, words in (("flops", "multiply-add"), ("matrix", "matrix units")):
+            if roof.get(kind):
+                rate, bandwidth = roof[kind]["rate"] / 1e9, roof["bandwidth"]["rate"] / 1e9
+                low, high = (10.0**limit for limit in _decades([mark.x for mark in marks]))
+                bend = min(max(rate / bandwidth, low), high)
+                name = f"{words}, {dtype}: {rate:,.0f} GFLOP/s"
+                lines[name] = [(at, min(rate, at * bandwidth)) for at in (low, bend, high)]
+    return plot(marks, Axis("operations a byte that must move"), Axis("GFLOP/s of the direct sum"), lines)
+
+
+def candidates(every: Sequence[Line], colour: Mapping[str, str], what: str) -> str:
+    """Every candidate's time, over the best of its layer, against ``error`` or ``workspace``."""
+    marks = []
+    for line in {line.measured.problem: line for line in every if line.ms}.values():
+        base = line.measured.searched_ms
+        for row in line.measured.rows:
+            value = row.error if what == "error" else row.workspace
+            if base and row.median_ms and value is not None:
+                value = max(value, 1e-9) if what == "error" else max(value, 1024) / 2**20
+                times = row.median_ms / base
+                title = f"{line.layer.name} {line.problem.direction}: {row.solver}, {times:.3g} times the best"
+                marks.append(Mark(times, value, title, colour.get(family(row.solver), UNKNOWN), 0.35))
+    titles = {"error": "relative error, normal data", "workspace": "workspace, MiB (1 KiB and less at the foot)"}
+    return plot(marks, Axis("time over the layer's best", 2), Axis(titles[what]))

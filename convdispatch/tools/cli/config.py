@@ -1,0 +1,45 @@
+"""``config``: the folders that are written, their sizes, and how to empty them."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from ...selection.text_table import Column, Table
+from .options import AS_JSON, stdout
+from .output import echo
+
+CLEARABLE = ("kernels", "cache", "pyopencl", "pytools", "records", "rates")
+
+
+@click.command()
+@click.option(
+    "--clear",
+    "cleared",
+    type=click.Choice(["caches", *CLEARABLE]),
+    multiple=True,
+    help="Delete a folder's files; caches: all that is made again by itself.",
+)
+@AS_JSON
+def config(cleared: tuple[str, ...], as_json: bool) -> None:
+    """List the folders that convdispatch writes on this machine, and what each takes; empty some with --clear."""
+    from ..folders import folders
+
+    every = folders()
+    for folder in every:
+        if folder.name in cleared or ("caches" in cleared and folder.cache):
+            echo(f"{folder.path}: {folder.clear() / 2**20:.1f} MiB deleted", err=as_json)
+    if as_json:
+        listed = {
+            f.name: {"path": str(f.path), "bytes": f.size, "variable": f.variable, "cache": f.cache} for f in every
+        }
+        echo(json.dumps(listed, indent=2))
+        return
+    table = Table(
+        Column("name", "name"), Column("MiB"), Column("folder", "sentence"), Column("what", "sentence", rank=1),
+        Column("elsewhere by", "name", rank=2),
+    )  # fmt: skip
+    for folder in every:
+        table.add_row(folder.name, f"{folder.size / 2**20:.1f}", str(folder.path), folder.what, folder.variable)
+    stdout().print(table)

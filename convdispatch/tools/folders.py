@@ -1,0 +1,60 @@
+"""The folders that are written on this machine: where, why, how large, and which may be emptied."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from ..device.programs import binary_cache
+from ..device.rates import place
+from ..device.runtime import DeviceInfo
+from ..selection.plugins.loader import dropin_folder
+from ..selection.records.perfdb import user_folder
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder and what is kept in it."""
+
+    name: str
+    path: Path
+    what: str
+    variable: str
+    """The environment variable that names another place."""
+    cache: bool
+    """Whether all of it is made again where it is missing."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files in it; 0 where it is not there."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file() and not file.is_symlink())
+
+    def clear(self) -> int:
+        """Delete the folder; the bytes that it held."""
+        size = self.size
+        if self.path.is_dir() and not self.path.is_symlink():
+            shutil.rmtree(self.path)
+        return size
+
+
+def folders() -> list[Folder]:
+    """All of them, caches first."""
+    cache = Path(platformdirs.user_cache_dir("convdispatch"))
+    kernels = binary_cache.folder()
+    found = [
+        Folder("kernels", kernels, "compiled kernels", "CONVDISPATCH_KERNEL_CACHE", True) if kernels else None,
+        Folder("cache", cache, "all caches: kernels, forms of nets, what drivers did", "XDG_CACHE_HOME", True),
+        Folder("pyopencl", Path(platformdirs.user_cache_dir("pyopencl", "pyopencl")), "pyopencl's programs",
+               "XDG_CACHE_HOME", True),
+        Folder("pytools", Path(platformdirs.user_cache_dir("pytools", "pytools")), "pyopencl's generated calls",
+               "XDG_CACHE_HOME", True),
+        Folder("records", user_folder(), "measured records", "CONVDISPATCH_DB", False),
+        Folder("rates", place(DeviceInfo("", "", "cpu", "")).parent, "measured rates of devices", "CONVDISPATCH_RATES",
+               False),
+        Folder("plugins", dropin_folder(), "your drop-in plugins; nothing is written there", "CONVDISPATCH_PLUGIN_DIR",
+               False),
+    ]  # fmt: skip
+    return [folder for folder in found if folder is not None]

@@ -1,0 +1,80 @@
+"""What a command's argument names, as problems: one resolver for all commands, so that each knows the same nets."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..api.errors import InvalidArgument, InvalidPolicy, InvalidProblem
+from ..api.problem import ConvProblem
+from ..measurement import grammar, shapes
+from ..measurement.shapes import Entry
+from .model_file import counted, entries_of, is_model
+
+
+def known_nets() -> list[str]:
+    """The names of nets: tables of problems, and nets of ``convdispatch.models``."""
+    from ..models import catalogue
+
+    return sorted({*shapes.names(), *catalogue.names()})
+
+
+def read_entries(
+    names: Iterable[str], files: Iterable[Path] = (), batch: int | None = None, layout: str | None = None
+) -> list[Entry]:
+    """Named problems: each of ``names`` is a shape table's name, a net's of ``convdispatch.models``, a lock file, a
+    problem in any dialect, or an ONNX file, whose convolutions are read as it runs with ``batch`` pictures, in one
+    layout or both; files hold problems likewise, and a name that is no file stands for what it names.
+
+    Raises InvalidArgument or InvalidProblem.
+    """
+    entries: list[Entry] = []
+    for name in names:
+        entries += _named(str(name), batch, layout)
+    for file in files:
+        entries += grammar.read_file(file) if file.is_file() else _named(str(file), batch, layout)
+    if not entries:
+        raise InvalidArgument(f"name a problem, a file (--from) or a net: {', '.join(known_nets())}")
+    return entries
+
+
+def _named(name: str, batch: int | None, layout: str | None) -> list[Entry]:
+    if name in shapes.names():
+        return list(shapes.load(name))
+    if is_model(name):
+        return entries_of(name, batch=batch, layout=layout)
+    if name in known_nets():
+        from ..inference import problems
+        from ..models import catalogue
+
+        net = catalogue.create(name)
+        return counted(problems(net, (batch or 1, net.CHANNELS, net.SIZE, net.SIZE), layout=layout))
+    if Path(name).is_file() and (locked := _locked(Path(name))) is not None:
+        return locked
+    return [Entry(str(problem), problem, 1) for problem in _problems(name)]
+
+
+def _locked(file: Path) -> list[Entry] | None:
+    """The problems of a lock file; None for another file."""
+    from ..selection.choice import lockfile
+
+    try:
+        return [Entry(text, ConvProblem.parse(text), 1) for text in lockfile.read(str(file))]
+    except InvalidPolicy:
+        return None
+
+
+def _problems(name: str) -> list[ConvProblem]:
+    """What an argument that names no table states; a word that has none of a problem's letters was meant as a net."""
+    try:
+        return grammar.read_all(name)
+    except InvalidProblem as error:
+        if Path(name).is_file():
+            raise InvalidArgument(f"{name} is a file: name it with --from") from error
+        if re.search(r"i[cdhw]\d|[\s{-]", name):
+            raise
+        near = difflib.get_close_matches(name, known_nets(), 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise InvalidArgument(f"no net is named {name!r}; there are {', '.join(known_nets())}{meant}") from error

@@ -1,0 +1,254 @@
+"""Tables on terminals of 60, 80 and 120 columns and in a pipe: no line is too wide, and no name or number is lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from records import record
+from reports import DEVICE, ENVIRONMENT, ROOFS
+
+from convdispatch.api.problem import ConvProblem
+from convdispatch.device import runtime
+from convdispatch.device.rates import rates
+from convdispatch.measurement.fitting import terms
+from convdispatch.selection.plugins import loader
+from convdispatch.selection.records import perfdb
+from convdispatch.selection.records.record import device_key
+from convdispatch.selection.text_table import PIPED_WIDTH, Column, Table, columns, fold, text_width
+from convdispatch.tools.benchmark.pages.export import write_json
+from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row
+from convdispatch.tools.cli import main
+
+WIDTHS = (60, 80, 120, None)
+"""Columns of a terminal; None is a pipe."""
+LONG = "implicitgemm.tiled_depthwise_weights"
+"""The longest name of a solver."""
+NETS = ("efficientnet_b0", "convnext_t")
+SIZES = ((1, 96, 56), (2, 48, 28), (8, 24, 14), (1, 3, 224), (4, 64, 7))
+PROBLEMS = [f"fwd_f32_mb{mb}ic{ic}ih{ih}iw{ih}oc96kh3kw3ph1pw1" for mb, ic, ih in SIZES]
+
+
+class Screen(io.StringIO):
+    """Standard output that says whether it is a terminal."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    """What a command prints on a screen of a width, without colours."""
+
+    def invoke(width, *words):
+        screen = Screen(width is not None)
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", screen)
+            patch.setenv("COLUMNS", str(width or 80))
+            patch.setenv("TERM", "xterm")
+            with pytest.raises(SystemExit) as ended:
+                main([str(word) for word in words])
+        text = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+        assert ended.value.code in (0, 1), text
+        return text
+
+    return invoke
+
+
+def check(text, width, *needed):
+    """No line is wider than the terminal, and what is ``needed`` stands there, folded or not."""
+    bare = re.sub(r"\s", "", text)
+    for words in needed:
+        assert re.sub(r"\s", "", str(words)) in bare, f"{words!r} is lost:\n{text}"
+    if width:
+        wide = [line for line in text.splitlines() if text_width(line) > width]
+        assert not wide, f"wider than {width}:\n{text}"
+
+
+def column(text, start):
+    """The cells of the column that begins where ``start`` stands in the heading, row by row, folds joined."""
+    lines = text.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("-") and not line.strip("- "))
+    left = next(line.index(start) for line in reversed(lines[:place]) if start in line)
+    return "".join(line[left:].split("  ")[0].replace(" ", "") for line in lines[place + 1 :])
+
+
+# --- the helper -------------------------------------------------------------------------------------------------------
+
+
+def test_what_fits_is_left_as_it_is():
+    table = Table(Column("solver", "name"), Column("ms"), title="Times")
+    table.add_row("im2col", "1.5")
+    table.add_row("winograd.f4x3", "12.25")
+    assert str(table).splitlines() == [
+        "Times",
+        "solver            ms",
+        "-------------  -----",
+        "im2col           1.5",
+        "winograd.f4x3  12.25",
+    ]
+
+
+def test_columns_of_the_highest_rank_go_first_and_are_named():
+    table = Table(Column("solver", "name"), Column("ms"), Column("error", rank=2), Column("workspace", rank=1))
+    table.add_row(LONG, "1.5", "1e-7", "1000000000")
+    text = {width: "\n".join(table.lines(width)) for width in (70, 36, 26)}
+    assert "No room" not in text[70]
+    assert "1e-7" not in text[36]
+    assert "1000000000" in text[36]
+    assert "No room for error:" in " ".join(text[36].split())
+    assert "No room for error, workspace:" in " ".join(text[26].split())
+    for width, lines in text.items():
+        check(lines, width, "1.5")
+    assert column(text[26], "solver").startswith(LONG)
+
+
+def test_a_pipe_loses_nothing_and_wraps_sentences_only():
+    figures = columns("number", *(f"figure{n}" for n in range(9)))
+    table = Table(Column("name", "name", rank=1), *figures, Column("why", "sentence"))
+    table.add_row("a" * 70, *["1234567"] * 9, "because " * 40)
+    lines = list(table.lines(10_000))
+    assert "a" * 70 in lines[2]
+    assert lines[2].count("1234567") == 9
+    assert " ".join(lines).count("because") == 40
+    assert "No room" not in "".join(lines)
+    short = Table(Column("name", "name"), Column("why", "sentence"))
+    short.add_row("one", "because " * 40)
+    assert max(map(len, short.lines(10_000))) <= PIPED_WIDTH
+
+
+@pytest.mark.parametrize("text", [LONG, "a b c d", "x" * 50, "日本語の名前がここにある", "first\nsecond", ""])
+@pytest.mark.parametrize("room", [2, 8, 12, 16])
+def test_folding_keeps_every_character(text, room):
+    lines = list(fold(text, room))
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "").replace("\n", "")
+    assert all(text_width(line) <= room for line in lines)
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench_json(tmp_path):
+    """A report with long names of nets, layers and solvers, two peers and everything known."""
+    found, layers = {}, []
+    for number, text in enumerate(PROBLEMS):
+        problem = ConvProblem.parse(text).replace(direction="bwd_weights")
+        ci = (1.234, 1.345)
+        rows = [Row(f"{LONG}{n}", {}, "measured", "", 1.29, 1.2, 1.3, 9, 1e-7, 1 << 30, ci_ms=ci) for n in range(3)]
+        best = Choice(LONG + "0", {}, "fastest", 1.29, 1.2, 1.3, 9, 1e-7, 1 << 30, ci, 1e-6)
+        given = {"ci_ms": ci, "error_scaled": 1e-5}
+        peers = [PeerTime(peer, "nchw", 12.345, 1.0, 2.0, 9, 1e-6, **given) for peer in ("torch", "onnxruntime")]
+        found[str(problem)] = Measured(str(problem), problem.flops, 10**6, best, best, rows, peers)
+        layers.append(Layer(NETS[number % 2], f"features.{number}.block.depthwise", str(problem), 12))
+    settings = {"peers": {"torch": {"version": "2"}, "onnxruntime": {"version": "1"}}}
+    path = tmp_path / "bench.json"
+    write_json(Report(layers, ENVIRONMENT | {"device": DEVICE | {"title": "A card"}}, settings, ROOFS, found), path)
+    return path
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_bench(printed, bench_json, width):
+    text = printed(width, "bench", "--render", bench_json)
+    check(text.partition("problems below")[0].rpartition("\n")[0], width, "fastest", "9.57")
+    assert column(text, "layer").startswith("features.0.block.depthwise*12features.1.block.depthwise*12")
+    assert column(text, "fastest").startswith(f"{LONG}0{LONG}0")
+    assert text.count("1.29") >= 5
+    if width is None:
+        assert "No room" not in text
+        assert all(title in text for title in ("regret", "workspace", "bwd_weights", *NETS))
+    text = printed(width, "bench", "--compare", bench_json, bench_json)
+    table = text.partition("problems in both runs")[0].rpartition("\n")[0]
+    check(table, width, "same", "1.29")
+    assert column(table, "layer").startswith("features.4.block.depthwisefeatures.3")
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch, device):
+    """Records of the test's device in a database of their own; gives a pack of them, and of slower ones."""
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
+    perfdb.perfdb.cache_clear()
+    info = runtime.device_info(device)
+    for text in PROBLEMS:
+        problem = ConvProblem.parse(text)
+        config = next(iter(loader.plugins().solvers["im2col"].configs(problem, info)))
+        ms = 1e3 * sum(terms(problem, rates(info)))
+        given = {"problem": problem, "device": device_key(info), "config": config, "default": True, "benchmarked": True}
+        perfdb.perfdb().record(record("im2col", ms, error=1e-7, workspace=1 << 28, **given))
+    yield tmp_path
+    monkeypatch.undo()
+    loader.reload()
+    perfdb.perfdb.cache_clear()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_records(printed, records, width):
+    known = perfdb.perfdb()
+    found = [one for key in known.devices() for one in known.all(key)]
+    assert len(found) == len(PROBLEMS)
+    text = printed(width, "db", "list")
+    table = text.rpartition("records in")[0].rpartition("\n")[0]
+    check(table, width, "im2col")
+    assert column(table, "problem").startswith(found[0].problem)
+    printed(width, "db", "export", records / "old.cdpack")
+    slower = [
+        replace(one, median_ms=2 * one.median_ms, ci_ms=tuple(2 * ms for ms in one.ci_ms), created="2026-02-02")
+        for one in found
+    ]
+    for one in slower:
+        known.record(one)
+    text = printed(width, "db", "diff", records / "old.cdpack")
+    check(text, width, "2.00", "old ms")
+    assert column(text, "problem").startswith("fwd_f32_mb")
+    text = printed(width, "fit-cost", "im2col")
+    check(text.partition("problems; today")[0].rpartition("\n")[0], width, "fitted")
+    assert column(text, "problem").startswith(found[0].problem)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_explain(printed, records, width):
+    found = perfdb.perfdb()
+    text = printed(width, "explain", PROBLEMS[0])
+    check(text.partition("\n")[2], width, "im2col", "predicted", "measured", "only, got")
+    row = next(line for line in text.splitlines() if line.startswith(("    im2col ", "->  im2col ")))
+    record_ms = next(one for key in found.devices() for one in found.all(key) if "mb1ic96" in one.problem).median_ms
+    assert f"{record_ms:.3g}" in row.split()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_doctor(printed, width):
+    text = printed(width, "doctor", "--no-probe")
+    tables = text[text.index("OpenCL vendors") : text.index("GFLOP/s")].rpartition("\n")[0]
+    check(tables, width or PIPED_WIDTH, "implicitgemm", "loaded", "winograd.tiled_f2x3", "platform")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_find_trace_and_replay(printed, records, width, device, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col")
+    loader.reload()
+    words = [PROBLEMS[4], "--device", runtime.address(device)]
+    text = printed(width, "find", *words, "--budget", "3000", "--again")
+    check(text[text.index("solver ") :].partition("im2col:")[0], width, "measured", "interval")
+    text = printed(width, "trace", *words).partition("\n")[2]
+    check(text.partition("programs compiled")[0].rpartition("\n")[0], width)
+    line = f"convdispatch,1,{PROBLEMS[4]},{LONG},Some CPU,1024,10.0,100.0\n"
+    (records / "trace.csv").write_text(line)
+    text = printed(width, "replay", records / "trace.csv", "--with", records / "trace.csv")
+    check(text, width, "100.0")
+    assert column(text, "problem").startswith(PROBLEMS[4])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_verify(printed, width, tmp_path, device):
+    report = tmp_path / "verify.json"
+    where = ["--device", runtime.address(device)]
+    printed(None, "verify", "im2col", "--level", "core", "--jobs", "0", "--case", "*3x3*", "--json", report, *where)
+    assert json.loads(report.read_text())
+    check(printed(width, "verify", "--render", report), width, "im2col", "computed", "refused most often")
