@@ -22,7 +22,7 @@ import convdispatch as cd
 from convdispatch import ConvProblem
 from convdispatch.api.policy import Policy
 from convdispatch.calls.arrays.known_libraries import library_of
-from convdispatch.calls.cuda_call import rehearse
+from convdispatch.calls.stream_plan import rehearse
 from convdispatch.device import runtime
 from convdispatch.device.cuda.stream import CudaStream, place_of
 from convdispatch.selection import dispatch

@@ -30,7 +30,7 @@ from rich.table import Table
 import convdispatch as cd
 from convdispatch.api import Solver
 from convdispatch.calls.arrays.known_libraries import library_of
-from convdispatch.calls.cuda_call import rehearse
+from convdispatch.calls.stream_plan import rehearse
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
 from convdispatch.device.programs import kernels

@@ -20,7 +20,7 @@ from convdispatch_amx import convolve, weights
 from convdispatch_int8 import tiles
 from plans import check_plan
 
-from convdispatch import ConvProblem, Solver
+from convdispatch.api import ConvProblem, Solver
 from convdispatch.api.device import DeviceInfo
 from convdispatch.device import runtime
 from convdispatch.device.programs import kernels

@@ -16,7 +16,7 @@ import pyopencl as cl
 import pytest
 from checking import TOLERANCE, Guarded, compare, make_operands, numpy_dtype
 
-from convdispatch import ConvProblem, Solver
+from convdispatch.api import ConvProblem, Solver
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime

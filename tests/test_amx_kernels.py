@@ -20,7 +20,7 @@ from convdispatch_amx import convolve, instructions, probe
 from plans import table_cases
 
 import convdispatch
-from convdispatch import ConvProblem, Solver
+from convdispatch.api import ConvProblem, Solver
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.device import runtime
 from convdispatch.device.programs import kernels

@@ -23,7 +23,7 @@ from processors import described
 from test_amx_kernels import BANDS, EPILOGUES, SHAPES, ways
 
 import convdispatch
-from convdispatch import ConvProblem, Solver
+from convdispatch.api import ConvProblem, Solver
 from convdispatch.api import cpu as api_cpu
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS

@@ -1,4 +1,4 @@
-"""The page: the map of geometry against winner, gaps, types, published times beside the nets; and no folder's name."""
+"""The page: the map of geometry against winner, gaps, types; and no folder's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from reports import ENVIRONMENT
 from convdispatch.api.problem import ConvProblem
 from convdispatch.tools.benchmark.pages.figures import colours, geometry_map
 from convdispatch.tools.benchmark.pages.page import render
-from convdispatch.tools.benchmark.pages.published import CARD, titanx
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, Report, Row, placeless
 from convdispatch.tools.benchmark.summary import gaps, lines
 
@@ -76,18 +75,6 @@ def test_gaps_and_types_and_algorithms_are_listed():
     assert all(kind in kinds for kind in ("1x1", "3x3", "depthwise"))
     by_net = page.partition("Algorithms, net by net")[2].partition("Layers")[0]
     assert all(name in by_net for name in ("implicitgemm", "winograd", "fft", "im2col"))
-
-
-def test_published_times_stand_beside_their_net_marked_as_another_card():
-    page = unescape(re.sub(r"<[^>]+>", " ", render(report()).replace("<wbr>", "")))
-    assert CARD in page
-    rows = [row for row in titanx() if row.net == "alexnet"]
-    assert len(rows) > 5
-    assert all(row.library in page for row in rows)
-    assert "not comparable with this" in page
-    other = report()
-    other.layers = [Layer("mine", layer.name, layer.problem) for layer in other.layers]
-    assert not any(row.library in render(other) for row in rows if "CuDNN" in row.library)
 
 
 def test_no_folder_is_named():

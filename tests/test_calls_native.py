@@ -62,7 +62,7 @@ def made(stand_in):  # noqa: F811
             problem=problem, written=written, number=-1, out_shape=problem.out_shape, launches=_Launches(),
             sizes=[math.prod(each.shape) * 4 for each in operands], given=None,
             place=SimpleNamespace(cuda=SimpleNamespace(context=SimpleNamespace(value=host_cuda.CONTEXT))),
-            prepared=SimpleNamespace(solver=SimpleNamespace(name="one")),
+            name="one",
         )  # fmt: skip
         library = SimpleNamespace(torch=torch, raw=lambda number: 77, current=lambda: -1, streams={})
         shape = None if direction == "fwd" else tuple(operands[written].shape)

@@ -47,9 +47,8 @@ def _made(direction="fwd", current=lambda: -1):
     library = SimpleNamespace(torch=torch, raw=lambda number: 7, current=current, streams={(-1, 7): STREAM})
     launches = _Launches()
     call = SimpleNamespace(
-        problem=problem, written=written, number=-1, out_shape=problem.out_shape, launches=launches, _name="one",
+        problem=problem, written=written, number=-1, out_shape=problem.out_shape, launches=launches, name="one",
         place=SimpleNamespace(cuda=SimpleNamespace(context=SimpleNamespace(value=0))),
-        prepared=SimpleNamespace(solver=SimpleNamespace(name="one")),
         sizes=[math.prod(shape) * 4 for shape in shapes],
     )  # fmt: skip
     call.given = lambda stream, addresses: CudaCall.given(call, stream, addresses)

@@ -44,3 +44,20 @@ def test_explain_of_nothing_is_told_in_words(given):
         cd.explain(*given)
     with pytest.raises(cd.InvalidArgument, match="w of shape"):
         cd.explain(np.ones((1, 4, 6, 6), np.float32), np.ones((4, 5, 3, 3), np.float32))
+
+
+def test_a_pinned_solvers_own_reason_comes_first():
+    """It stood in line 89 of 118, among those that the policy does not name."""
+    problem = "mb1ic4ih6oc4kh3"
+    with cd.policy(solver="implicitgemm.pointwise"):
+        explanation = cd.explain(problem)
+        with pytest.raises(cd.NoSolver) as caught:
+            cd.conv(np.ones((1, 4, 6, 6), np.float32), np.ones((4, 4, 3, 3), np.float32))
+    assert explanation.chosen is None
+    refusals = [line for line in str(explanation).splitlines() if line.startswith("  x  ")]
+    assert refusals[0] == "  x  implicitgemm.pointwise: 1x1 only, got 3x3"
+    assert len(refusals) == 2
+    lines = str(caught.value).splitlines()
+    assert lines[1] == "  implicitgemm.pointwise: 1x1 only, got 3x3"
+    assert len(lines) == 3
+    assert len(caught.value.reasons) > 30, "each one's reason is there for programs"

@@ -1,6 +1,6 @@
-"""Calls on arrays of other libraries: host memory as NumPy's, CUDA's on the caller's stream, results alike.
+"""Calls on arrays of other libraries on a CUDA device, on the caller's stream.
 
-On CUDA the programs are OpenCL's, launched by CUDA on the arrays' own memory: no copy and no wait. Where a program
+The programs are OpenCL's, launched by CUDA on the arrays' own memory: no copy and no wait. Where a program
 cannot be launched so, the call goes through the host and OpenCL's queue, with one warning that says why.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,76 +20,15 @@ from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.cuda.ptx import Unlaunchable
 from ..device.cuda.stream import BLOCKED, CudaMemory, CudaStream
-from ..device.cuda_driver import NO_CONTEXT, CudaError
-from ..device.memory.allocator import out_of_memory
-from ..device.places.stream import StreamLaunches, StreamPlace
-from ..device.programs.ptx_program import for_streams
-from ..measurement import first_sight
-from ..selection import dispatch
-from ..selection.prepared import Constant, Prepared
+from ..device.executable import BIAS
+from ..device.places.stream import StreamLaunches
+from ..selection.prepared import Constant, operand_sizes
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .bound_call import PLACES, Call
+from .stream_plan import ALIGNMENT, StreamPlan, launched
 
-ALIGNMENT = 16
-"""Bytes that kernels load and copy at once, at most."""
-NO_EPILOGUE = (0, 0)
-"""The addresses of no bias and no residual."""
 _warned: set[tuple[str, str]] = set()
-
-
-class HostArraysCall:
-    """A call on NumPy's views of another library's host arrays; the result as the library's own."""
-
-    host = True
-
-    def __init__(self, library: Library, written: int, describe: Callable[..., Any], given: Sequence[Any]) -> None:
-        """``describe(operands, bias, residual)`` answers the call that takes such views."""
-        self.key: Any = None
-        self.again: Any = None
-        self._host, self._from_host, self._written = library.host, library.from_host, written
-        self._lead = next(
-            place for place, each in enumerate(given[:3]) if place != written and not isinstance(each, Constant)
-        )
-        x, w, y, bias, residual = map(self._view, given)
-        self._call = describe((x, w, y), bias, residual)
-        self.fast_path, self.places = self._call.library_fast_path(library, given[self._lead]), self._call.places
-        self.problem, self.ask, self.out_shape = self._call.problem, self._call.ask, self._call.out_shape
-
-    def _view(self, array: Any) -> Any:
-        if array is None or isinstance(array, np.ndarray):
-            return array
-        if isinstance(array, Constant):
-            return array.seen_as("host", lambda: self._view(array.array))
-        return self._host(array)
-
-    def __call__(self, given: Sequence[Any], queue: Any) -> Any:
-        """Run; waits."""
-        if self.fast_path is not None:
-            (lead, other, out), promise = self.places, None
-            second = given[other]
-            if type(second) is Constant:
-                promise, second = self._view(second), second.array
-            done = self.fast_path(
-                given[lead], second, given[out], queue or self._call.ask(), given[3], promise, given[4]
-            )
-            if done is not None:
-                return done
-        return self.generally(*given, queue)
-
-    def generally(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
-        """The same for operands that the fast path does not take."""
-        view = self._view
-        result = self._call(
-            view(x),
-            view(w),
-            None if y is None else view(y),
-            None if bias is None else view(bias),
-            None if residual is None else view(residual),
-            queue,
-        )
-        out = (x, w, y)[self._written]
-        return self._from_host(result, (x, w, y)[self._lead]) if out is None else out
 
 
 class CudaCall:
@@ -118,48 +57,47 @@ class CudaCall:
         unsupported = runtime.device_info(self.place.device).supports(problem.dtype)
         if unsupported:
             raise InvalidArgument(unsupported)
-        self.shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
-        units = [problem.itemsize] * 3
-        units[written] = problem.out_itemsize
-        self.sizes = tuple(math.prod(shape) * unit for shape, unit in zip(self.shapes, units, strict=True))
-        self._bias_size = math.prod(problem.form("bias")[0]) * (4 if problem.quantized else problem.itemsize)
+        self.sizes = operand_sizes(problem)
         self._dtype = problem.out_dtype or problem.dtype
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
-        self.out_shape, self._name = problem.out_shape, ""
+        self.out_shape, self.name = problem.out_shape, ""
         self._out_size = self.sizes[written]
-        self._read = [(place, size) for place, size in enumerate(self.sizes) if place != written]
-        self.prepared: Any = None
-        self.launches: StreamLaunches | None = None
+        self._read = [(place, size) for place, size in enumerate(self.sizes[:3]) if place != written]
+        self.plan: StreamPlan | None = None
         self.plain = False
         """Whether launches on three operands are all of it."""
         self.through_host: str | None = None
         if self.empty:
             return
-        with stream.current(), for_streams():
+        with stream.current():
             if stream.capturing():
                 raise ConvDispatchError(
                     f"{problem} is new here: a first call chooses, compiles and loads its programs, which a CUDA graph "
                     "cannot capture; make one call before the capture"
                 )
-            first_sight.seen(self.place.context.devices[0])
-            self.prepared = dispatch.prepare(problem, self.place.context)
-            self._name = self.prepared.solver.name
+            self.plan = StreamPlan(problem, stream)
+            self.name = self.plan.name
             try:
-                self.launches = rehearse(self.prepared, stream)
+                self.plan.load(stream)
             except Unlaunchable as error:
                 if problem.quantized:
                     raise ConvDispatchError(
-                        f"{self._name} cannot run {problem} on a CUDA stream: {error}; call with NumPy's arrays or a "
+                        f"{self.name} cannot run {problem} on a CUDA stream: {error}; call with NumPy's arrays or a "
                         "pyopencl.array.Array"
                     ) from error
                 self._give_up(str(error))
         beside = problem.bias or problem.residual or problem.constant_weights or problem.quantized
         self.plain = self.launches is not None and not (beside or library.copies)
 
+    @property
+    def launches(self) -> StreamLaunches | None:
+        """What the plan's executable launches; None for a plan that enqueues anew at each call."""
+        return None if self.plan is None else self.plan.launches
+
     def _give_up(self, why: str) -> None:
         """From now on through the host."""
         self.through_host = why
-        solver = self.prepared.solver.name
+        solver = self.name
         if (solver, why) not in _warned:
             _warned.add((solver, why))
             warnings.warn(
@@ -226,11 +164,11 @@ class CudaCall:
         if not (first and second and third) or (first | second | third) % ALIGNMENT:
             return None
         self._apart(addresses)
-        return out if self.given(stream, [*addresses, *NO_EPILOGUE]) else None
+        return out if self.given(stream, [*addresses, 0, 0]) else None
 
     def given(self, stream: CudaStream, addresses: list[int]) -> bool:
         """Whether the launches were given on the operands' addresses; none was where memory or a context is lacking."""
-        stream.place.recent.append(self._name)
+        stream.place.recent.append(self.name)
         if not launched(self.launches, stream, addresses):
             return False
         if BLOCKED:
@@ -266,12 +204,12 @@ class CudaCall:
         if type(bias) is Constant:  # a quantized convolution's table
             bias = bias.on_device(stream)  # type: ignore[arg-type]
         elif bias is not None:
-            bias = self._memory(bias, stream, self._bias_size)
-            if self._overlapped(out.address, bias.address, self._bias_size):
+            bias = self._memory(bias, stream, self.sizes[BIAS])
+            if self._overlapped(out.address, bias.address, self.sizes[BIAS]):
                 self._refuse_shared("bias")
         if residual is not None:
             residual = self._memory(residual, stream, size)
-            in_place = residual.address == out.address and self.prepared.fuses_residual
+            in_place = residual.address == out.address and self.plan.prepared.fuses_residual
             if not in_place and self._overlapped(out.address, residual.address, size):
                 same, residual = residual, stream.allocate(size)
                 stream.copy(residual, same, size)
@@ -279,14 +217,10 @@ class CudaCall:
             given[self.written] = stream.allocate(size)
             if self.problem.accumulate:
                 stream.copy(given[self.written], out, size)
-        stream.noted(self.prepared.solver.name)
-        addresses = [0 if m is None else m.address for m in (*given, bias, residual)]
-        if promise is not None or not launched(self.launches, stream, addresses):
-            x, w, y = given
-            dispatch.run(self.problem, self.prepared, stream, x, w, y, bias, residual, None, promise)
+        self.plan.run(stream, [0 if m is None else m.address for m in (*given, bias, residual)], promise)  # type: ignore[union-attr]
         if out.address % ALIGNMENT:
             stream.copy(out, given[self.written], size)
-        stream.check()
+            stream.check()
 
     def _memory(self, array: Any, stream: CudaStream, size: int, out: bool = False) -> CudaMemory:
         return memory_of(self.library, array, stream, size, out)
@@ -326,37 +260,6 @@ def memory_of(library: Library, array: Any, stream: CudaStream, size: int, out: 
     aligned = stream.allocate(size)
     stream.copy(aligned, found, size)
     return aligned
-
-
-def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: list[int]) -> bool:
-    """Whether a plan's launches were given on these addresses; none was where memory or a context is lacking."""
-    if launches is None:
-        return False
-    try:
-        launches.run(stream, addresses)
-    except CudaError as error:
-        if not (out_of_memory(error) or error.status == NO_CONTEXT):
-            raise
-        return False
-    return True
-
-
-def rehearse(prepared: Prepared, stream: CudaStream) -> StreamLaunches | None:
-    """Load every program of a plan for CUDA, before anything of it runs; its launches, where these are all it gives.
-
-    Raises Unlaunchable.
-    """
-    if not prepared.recordable:
-        if getattr(prepared.plan, "streams", False) and not prepared.layered:
-            return None
-        why = "layers see OpenCL's queues" if prepared.layered else "it enqueues by its own means, on OpenCL's queues"
-        raise Unlaunchable(why)
-    queue = runtime.queue(stream.device)
-    launches = prepared.executable(queue).bind(StreamPlace(stream.place.cuda))
-    if launches is None:
-        for command in prepared.recorded(queue).commands:
-            command.make(lambda slot: CudaMemory(0, slot.size), stream)
-    return launches
 
 
 def one_library(

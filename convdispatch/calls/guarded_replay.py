@@ -21,8 +21,9 @@ from ..device.cuda.stream import BLOCKED
 from ..device.native import loading
 from ..selection.prepared import Constant
 from .bound_call import Call, raise_no_room
-from .cuda_call import ALIGNMENT, NO_EPILOGUE, CudaCall, HostArraysCall
+from .cuda_call import CudaCall
 from .fast_path import FastPath
+from .stream_plan import ALIGNMENT
 
 if TYPE_CHECKING:
     from .arrays.known_libraries import Torch
@@ -92,7 +93,7 @@ def replay_on_stream(
         end = at + out_size
         if (at < a + lead_size and a < end) or (at < b + other_size and b < end):
             return None  # which the usual way says in words
-        addresses = [0, 0, 0, *NO_EPILOGUE]
+        addresses = [0, 0, 0, 0, 0]
         addresses[first], addresses[second], addresses[written] = a, b, at
         return out if launched(stream, addresses) else None
 
@@ -106,7 +107,7 @@ def _native(call: CudaCall, library: Torch, operands: Sequence[Any], options: tu
         return None
     policy, strides = current_policy(), tuple(accumulate(call.out_shape[:0:-1], mul, initial=1))[::-1]
     context, kind = call.place.cuda.context.value, library.torch.Tensor
-    program = call.launches.program(launcher, call.prepared.solver.name, context, call.out_shape, strides)
+    program = call.launches.program(launcher, call.name, context, call.out_shape, strides)
     if program is None:
         return None
     given = tuple(None if place == call.written else each for place, each in enumerate(operands))
@@ -166,7 +167,7 @@ def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...
 
 
 def replay_on_host(
-    call: Call | HostArraysCall, fast_path: FastPath, given: Sequence[Any], options: tuple[Any, ...], shape: Any
+    call: Call, fast_path: FastPath, given: Sequence[Any], options: tuple[Any, ...], shape: Any
 ) -> Callable[..., Any]:
     """The same for arrays in host memory; ``given`` are x, w, y, bias, residual and queue, of which it takes the others
     too. Holds no call."""

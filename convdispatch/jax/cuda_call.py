@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from ..api.problem import ConvProblem
 from ..calls.bound_call import PLACES
-from ..calls.cuda_call import ALIGNMENT, NO_EPILOGUE, launched, rehearse
 from ..calls.framework.fallback import Fallback
+from ..calls.stream_plan import StreamPlan
 from ..device import runtime
 from ..device.cuda.ptx import Unlaunchable
-from ..device.cuda.stream import CudaMemory, CudaStream, place_of
-from ..measurement import first_sight
-from ..selection import dispatch
+from ..device.cuda.stream import CudaStream, place_of
 from . import counting
 from .ffi import Frame
 
@@ -24,31 +21,29 @@ class CudaBufferCall:
 
     def __init__(self, problem: ConvProblem) -> None:
         self.problem, self.places = problem, PLACES[problem.direction]
-        self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
-        self._on: dict[int, tuple[Any, Any, Any]] = {}
-        """By the number of a device: its place, the plan, and its launches, None where the plan has other commands."""
+        self._on: dict[int, tuple[Any, StreamPlan]] = {}
+        """By the number of a device: its place and the plan."""
         self._ready(0)
 
-    def _ready(self, number: int) -> tuple[Any, Any, Any]:
+    def _ready(self, number: int) -> tuple[Any, StreamPlan]:
         found = self._on.get(number)
         if found is None:
             stream = CudaStream(place_of(number), 0)
             unsupported = runtime.device_info(stream.device).supports(self.problem.dtype)
             if unsupported:
                 raise Fallback(unsupported)
-            first_sight.seen(stream.device)
             with stream.current():
-                prepared = dispatch.prepare(self.problem, stream.context)
+                plan = StreamPlan(self.problem, stream)
                 try:
-                    launches = rehearse(prepared, stream)
+                    plan.load(stream)
                 except Unlaunchable as error:
-                    raise Fallback(f"{prepared.solver.name} cannot run on a CUDA stream: {error}") from None
-            found = self._on[number] = stream.place, prepared, launches
+                    raise Fallback(f"{plan.name} cannot run on a CUDA stream: {error}") from None
+            found = self._on[number] = stream.place, plan
         return found
 
     def __call__(self, frame: Frame) -> None:
         """Enqueue."""
-        place, prepared, launches = self._ready(frame.device)
+        place, plan = self._ready(frame.device)
         borrowed: list[Callable[[], None]] = []
 
         own = CudaStream(place, frame.stream)
@@ -62,17 +57,13 @@ class CudaBufferCall:
             return address, None
 
         stream = CudaStream(place, frame.stream, allocate)
-        addresses = [0, 0, 0]
+        addresses = [0] * 5
         for at, address in zip(self.places, (*frame.operands, *frame.results), strict=True):
             addresses[at] = address
         try:
             with stream.current():
-                aligned = not any(address % ALIGNMENT for address in addresses)
-                if not (aligned and launched(launches, stream, [*addresses, *NO_EPILOGUE])):
-                    memory = [CudaMemory(*each, None) for each in zip(addresses, self.sizes, strict=True)]
-                    dispatch.run(self.problem, prepared, stream, *memory)
-                stream.check()
+                plan.run(stream, addresses)
         finally:
             for free in borrowed:  # in the stream's order
                 free()
-        counting.ours(prepared.solver.name)
+        counting.ours(plan.name)

@@ -30,7 +30,7 @@ from .plugins.loader import plugins
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event"]
+__all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event", "operand_sizes"]
 
 
 class Prepared:
@@ -121,18 +121,10 @@ class Prepared:
 
     def _slots(self) -> list[Slot | None]:
         """What stands for x, w, y, bias and residual; ``w`` is the packed form, where there is one."""
-        problem = self.problem
-        sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
-        written = math.prod(problem.out_shape) * problem.out_itemsize
-        sizes["xwy".index(problem.written)] = written
-        if self.packed_size:
-            sizes[1] = self.packed_size
-        slots: list[Slot | None] = [Slot(max(size, 1)) for size in sizes]
-        vector = 4 if problem.quantized else problem.itemsize  # a quantized convolution reads a table of int32
-        channels = math.prod(problem.form("bias")[0]) if problem.bias or problem.quantized else 0
-        slots.append(Slot(channels * vector) if channels else None)
-        slots.append(Slot(written) if problem.residual else None)
-        return slots
+        sizes = list(operand_sizes(self.problem))
+        sizes[W] = self.packed_size or sizes[W]
+        needed = [True] * 3 + [size > 0 for size in sizes[3:]]
+        return [Slot(max(size, 1)) if there else None for size, there in zip(sizes, needed, strict=True)]
 
     def recorded(self, queue: cl.CommandQueue, slots: Sequence[Slot | None] = ()) -> Recording:
         """Its commands on ``slots`` for x, w, y, bias and residual. Raises PluginError for a plan that answers no
@@ -235,6 +227,15 @@ def _no_longer_packed(plan: weakref.ref[Prepared]) -> None:
     prepared = plan()
     if prepared is not None:
         prepared.grow(-prepared.packed_size)
+
+
+def operand_sizes(problem: ConvProblem) -> tuple[int, ...]:
+    """Bytes of x, w, y, bias (a quantized convolution's table) and residual; 0 of the last two where there is none."""
+    sizes = [math.prod(shape) * problem.itemsize for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
+    written = math.prod(problem.out_shape) * problem.out_itemsize
+    sizes["xwy".index(problem.written)] = written
+    channels = math.prod(problem.form("bias")[0]) if problem.bias or problem.quantized else 0
+    return *sizes, channels * (4 if problem.quantized else problem.itemsize), written if problem.residual else 0
 
 
 def no_event(prepared: Prepared, found: Any) -> PluginError:

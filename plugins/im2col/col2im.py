@@ -41,6 +41,9 @@ from .window import PatchWindow, runs
 
 _TILE = 256  # elements of x that a CPU work item sums at once
 _PHASES = 64  # of rows that a work item sums in vectors
+_FEW, _THIN = 4, 8.0
+"""Source channels of a group, up to which columns take so many times their count: 7 to 50 over five layers of one or
+two and strides of 3 to 8, where the columns' product is no more than their copying."""
 _FRONT = 32  # elements before and behind the columns: a vector at a row's end reads beyond it
 
 
@@ -140,7 +143,10 @@ class Col2im:
             total += 2 * launch + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
         runs = RUN * columns / window.group_channels if window.nhwc else 0.0
         columns = max(columns, math.prod(self.problem.x_shape))
-        return total + max(COLUMN[window.nhwc] * columns, runs) + launch * sum(sizes.values())
+        moved = max(COLUMN[window.nhwc] * columns, runs)
+        if self.problem.oc // self.problem.g <= _FEW:
+            moved *= _THIN
+        return total + moved + launch * sum(sizes.values())
 
     # --- compiled --------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,9 @@ from convdispatch.api.cpu import Balance
 
 from .depthwise import MOST_PLANE, MOST_TAPS, up
 
+_DEALT = 35.0
+"""Operations in the time of an element that is dealt out by itself, of strides other than two."""
+
 
 class Row(NamedTuple):
     """Rows of x congruent modulo the stride; ``phases[f]`` has (tap, offset) of what columns f, f + s, ... sum."""
@@ -77,7 +80,8 @@ class DepthwisePhases:
         """Operations of the peak: its one launch over few items, and what moves."""
         read, written = (math.prod(shape) for shape in (self.problem.y_shape, self.problem.x_shape))
         work = self.problem.flops * up(self.columns, self.lanes) / self.columns
-        return 4.8e6 * balance.launch + 12.0 * read + 3.0 * (work + written)
+        each = 3.0 if self.problem.sw == 2 else _DEALT
+        return 4.8e6 * balance.launch + 12.0 * read + 3.0 * work + each * written
 
     def plan(self, context: Any) -> StepPlan:
         """Compile."""

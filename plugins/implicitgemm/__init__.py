@@ -23,6 +23,8 @@ def convdispatch_solvers() -> list[Solver]:
     whole, sum_only = EPILOGUE, {"accumulate"}
     return [
         own(f"{cpu}.depthwise", "Depthwise", name="implicitgemm.depthwise", serves=cpus_only, fuses=whole),
+        own(f"{cpu}.depthwise_transposed", "DepthwiseTransposed", name="implicitgemm.depthwise_transposed",
+            serves=cpus_only, fuses=whole),
         own(f"{cpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.depthwise_weights", serves=cpus_only,
             fuses=sum_only),
         own(f"{cpu}.direct", "Direct", name="implicitgemm.direct", serves=cpus_only, fuses=whole),

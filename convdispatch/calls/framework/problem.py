@@ -9,6 +9,7 @@ import pyopencl as cl
 
 from ...api.problem import ConvProblem
 from ...device import runtime
+from ...selection.prepared import operand_sizes
 from ..bound_call import PLACES
 from .fallback import Fallback
 
@@ -26,7 +27,7 @@ class FrameworkProblem:
             raise Fallback(unsupported)
         self.places = PLACES[problem.direction]
         self.read, self.written = self.places[:2], self.places[2]
-        self.sizes = [math.prod(s) * problem.itemsize for s in (problem.x_shape, problem.w_shape, problem.y_shape)]
+        self.sizes = operand_sizes(problem)
         self.empty = math.prod(problem.out_shape) == 0 or problem.mb == 0
 
     @property

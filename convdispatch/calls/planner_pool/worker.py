@@ -64,7 +64,7 @@ def _rehearsal(device: Any) -> Any:
     from ...device.cuda_driver import cuda_of, number_of
     from ...device.programs.ptx_program import for_streams
     from ...selection import dispatch
-    from ..cuda_call import rehearse
+    from ..stream_plan import rehearse
 
     context = runtime.context(device)
 

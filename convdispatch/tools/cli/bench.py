@@ -50,7 +50,7 @@ STEP_S = 1.0
 @click.option("--csv", "csv_path", type=OUTPUT, default=None, help="Write CSV there.")
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
-@click.option("--trace", "trace_path", type=OUTPUT, default=None, help="Write a timeline there.")
+@click.option("--trace", "trace_path", type=OUTPUT, default=None, help="With --train: write the step's timeline there.")
 @click.option(
     "--wait-quiet",
     "wait_quiet_s",
@@ -115,6 +115,8 @@ def bench(
     if not (names or files or render or compare):
         known = ", ".join(known_nets())
         raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {known}")
+    if trace_path is not None and not train:
+        raise click.UsageError("--trace is for --train; `convdispatch run MODEL --trace FILE` times a model's run")
     solvers_are_named(solver)
     if record:
         records_are_writable()
@@ -141,9 +143,9 @@ def bench(
         "wait_quiet_s": wait_quiet_s,
     }
     if cluster is not None and render is None:
-        if record or regret or resume or trace_path or within_s is not None or not isolate:
+        if record or regret or resume or within_s is not None or not isolate:
             raise click.UsageError(
-                "--record, --regret, --resume, --trace, --within and --no-isolate are for one device here; "
+                "--record, --regret, --resume, --within and --no-isolate are for one device here; "
                 "`find --cluster` records"
             )
         reports = _there(_nets(names, files, changes), cluster, device, security, **options)
@@ -167,14 +169,8 @@ def bench(
             keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
         )
         reports = [report]
-    if trace_path is not None and len(reports) > 1:
-        raise click.UsageError("--trace draws one kind of device, and the file holds several")
     with shown(render):
         _write(reports, json_path, csv_path, html_path)
-        if trace_path is not None:
-            from ..benchmark.pages.timeline import write_trace
-
-            write_trace(reports[0], trace_path)
 
 
 def _write(reports: list[Any], json_path: Path | None, csv_path: Path | None, html_path: Path | None) -> None:

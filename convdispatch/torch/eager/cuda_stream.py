@@ -5,7 +5,6 @@ Workspaces come from PyTorch's caching allocator, so a CUDA graph takes them int
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -13,18 +12,14 @@ import torch
 from ...api.errors import NoDevice
 from ...api.problem import ConvProblem
 from ...calls.arrays.known_libraries import library_of
-from ...calls.cuda_call import ALIGNMENT, launched, rehearse
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.problem import FrameworkProblem
+from ...calls.stream_plan import ALIGNMENT, StreamPlan, launched
 from ...device.cuda.ptx import Unlaunchable
-from ...device.cuda.stream import BLOCKED, CudaMemory
-from ...device.programs.ptx_program import for_streams
-from ...measurement import first_sight
-from ...selection import dispatch
+from ...device.cuda.stream import BLOCKED
 from ...selection.prepared import Constant
 from ..counting import solved
 
-_numbers = itertools.count()
 CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
 
 
@@ -53,24 +48,25 @@ class StreamCall(FrameworkProblem):
         self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
         self.library: Any = library_of(torch.Tensor)
         self.prepared: Any = None
+        self.plan: Any = None
         self.launches: Any = None
         """The plan's, where launches are all it gives."""
         self.native: Any = None
         """The same for the native call path; False for what that does not take."""
         self.context = stream.place.cuda.context.value
-        self.packs, self.packed_key, self.name = False, next(_numbers), self.solver
+        self.packs, self.packed_key, self.name = False, 0, self.solver
         if self.empty:
             return
-        with stream.current(), for_streams():
+        with stream.current():
             if stream.capturing():
                 raise Fallback(CAPTURED, lasting=False)
-            first_sight.seen(stream.context.devices[0])
-            self.prepared = dispatch.prepare(problem, stream.context)
-            self.packs, self.name = bool(self.prepared.packed_size), self.solver
+            plan = self.plan = StreamPlan(problem, stream)
             try:
-                self.launches = rehearse(self.prepared, stream)
+                plan.load(stream)
             except Unlaunchable as error:
-                raise Fallback(f"{self.prepared.solver.name} cannot run on a CUDA stream: {error}") from None
+                raise Fallback(f"{plan.name} cannot run on a CUDA stream: {error}") from None
+        self.prepared, self.launches, self.name = plan.prepared, plan.launches, plan.name
+        self.packs, self.packed_key = plan.packs, plan.packed_key
 
     def program(self, launcher: Any) -> Any:
         """The launches as the native call path takes them, made once; None for what that does not take."""
@@ -143,9 +139,7 @@ class StreamCall(FrameworkProblem):
         w = self._ready(w, self.form)
         stream = self.library.stream(w, self.number)
         with stream.current():
-            packed, _ = constant.packed(self.prepared, stream, CudaMemory(w.data_ptr(), self.sizes[1], w))  # type: ignore[arg-type]
-        if self.launches is not None:
-            constant.addresses[self.packed_key] = packed.address  # type: ignore[attr-defined]
+            self.plan.packed(constant, stream, w.data_ptr())
 
     def _take(self, given: list[Any], bias: Any, constant: Constant | None, residual: Any) -> None:
         """Give the call to the stream, whatever its operands' memory is like."""
@@ -158,26 +152,10 @@ class StreamCall(FrameworkProblem):
         stream = self.library.stream(given[self.written], self.number)
         with stream.current():
             try:
-                self._run(stream, given, bias, constant, residual)
+                beside = [0 if each is None else each.data_ptr() for each in (bias, residual)]
+                self.plan.run(stream, [*(tensor.data_ptr() for tensor in given), *beside], constant)
             except Unlaunchable as error:  # of constant weights' packing, before anything else ran
                 raise Fallback(f"{self.solver} cannot run on a CUDA stream: {error}") from None
-            stream.check()
-
-    def _run(self, stream: Any, given: list[torch.Tensor], bias: Any, constant: Constant | None, residual: Any) -> None:
-        prepared = self.prepared
-        stream.noted(prepared.solver.name)
-        if self.launches is not None:
-            addresses = [tensor.data_ptr() for tensor in given]
-            if constant is not None and prepared.packed_size:
-                memory = CudaMemory(addresses[1], self.sizes[1], given[1])
-                packed, _ = constant.packed(prepared, stream, memory)  # type: ignore[arg-type]
-                addresses[1] = constant.addresses[self.packed_key] = packed.address  # type: ignore[attr-defined]
-            beside = [0 if each is None else each.data_ptr() for each in (bias, residual)]
-            if launched(self.launches, stream, [*addresses, *beside]):
-                return
-        operands = [CudaMemory(t.data_ptr(), size, t) for t, size in zip(given, self.sizes, strict=True)]
-        extra = [None if t is None else CudaMemory(t.data_ptr(), t.nbytes, t) for t in (bias, residual)]
-        dispatch.run(self.problem, prepared, stream, *operands, *extra, None, constant)  # type: ignore[arg-type]
 
     def _ready(self, tensor: Any, form: Any) -> Any:
         if not tensor.is_contiguous(memory_format=form):

@@ -135,8 +135,8 @@ ${ratio(theirs / ours if theirs else None)}${ratio(net.ratios[peer])}
 </table></div>
 
 <h3>A whole net as a timeline</h3>
-<p>Each layer's time, one after the other, all rows at one scale: a row is missing where a layer has no time. <code>--trace out.json</code>
-writes the same for chrome://tracing and ui.perfetto.dev. Point at a part for its layer.</p>
+<p>Each layer's time, one after the other, all rows at one scale: a row is missing where a layer has no time. Point at a part for its
+layer; <code>convdispatch run --trace</code> writes a model's run as it was measured.</p>
 ${legend()}
 % for (name, direction), picture in timelines.items():
 % if picture:
@@ -147,19 +147,12 @@ ${legend()}
 
 <h2>Algorithms, net by net</h2>
 <p>Each algorithm's best times, summed over the layers that it can run, beside the best of all <i>of the same layers</i>: a full bar is an
-algorithm that is nowhere beaten where it runs.\
-% if published:
- Hatched bars are <b>another card</b>: times published for ${card} by ${source}, at the batch size given there. They
-show what these nets took then; they are not comparable with this device.\
-% endif
-</p>
+algorithm that is nowhere beaten where it runs.</p>
 % for net in nets:
 <%
   rows = [("best of all", net.best_ms, net.layers, "var(--ink)", net.best_ms)]
   rows += [(n, ms, k, colour.get(n, "var(--ink)"), net.best_of_same[n]) for n, (ms, k) in sorted(net.algorithms.items(), key=lambda p: -p[1][1])]
   rows += [(f"{p} (peer)", v[0], v[2], "var(--peer)", v[1]) for p, v in net.peers.items()]
-  old = [(row.library, row.forward_ms if net.direction == "fwd" else None) for row in published.get(net.name, [])]
-  old = sorted([(n, ms) for n, ms in old if ms is not None], key=lambda p: p[1])
 %>\
 <h3>${net.name}, ${WORDS[net.direction]}, batch ${", ".join(map(str, net.batch))}</h3>
 <div class="scroll"><table class="wide">
@@ -168,14 +161,6 @@ show what these nets took then; they are not comparable with this device.\
 <tr><td><i class="swatch" style="background:${css}"></i>${name}</td><td>${bar(best_ms / ms if ms else 0, 1, css)}</td><td class="n">${number(ms, 4)}</td><td class="n">${number(best_ms, 4)}</td><td class="n soft">${"all" if count == net.layers else f"{count} of {net.layers}"}</td></tr>
 % endfor
 </table></div>
-% if old:
-<details><summary>Published for ${card}: ${len(old)} libraries, ${number(old[0][1])} to ${number(old[-1][1])} ms forward</summary>
-<table class="wide published">
-% for name, ms in old:
-<tr class="other"><td style="width:30%">${name}</td><td>${bar(ms, old[-1][1], "var(--peer)")}</td><td class="n">${number(ms)} ms</td><td class="n">another card, ${"convolutions" if net.name == "convnet" else "whole net"}, batch ${64 if net.name == "vgg_a" else 128}</td></tr>
-% endfor
-</table></details>
-% endif
 % endfor
 
 <h2>Layers</h2>

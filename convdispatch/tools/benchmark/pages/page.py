@@ -13,7 +13,6 @@ from .answers import answers
 from .coverage import coverage_map
 from .figures import MARKS, colours, geometry_map
 from .plots import candidates, roofline
-from .published import CARD, SOURCE, titanx
 from .terminal import errors, evidence, interval, number, share
 from .timeline import by_net, chart, rows_of
 
@@ -42,7 +41,6 @@ def _values(report: Report) -> dict[str, Any]:
     sums = nets(every, peers)
     solvers = sorted({solver for line in every for solver in solver_times(line.measured)})
     colour = colours(solvers)
-    published = {net.name: [row for row in titanx() if row.net == net.name] for net in sums}
     return {
         "report": report,
         "busy": busy(signs(report)),
@@ -68,9 +66,6 @@ def _values(report: Report) -> dict[str, Any]:
         "sheet": packaged("page.css"),
         "script": packaged("page.js"),
         "marks": MARKS,
-        "published": {net: rows for net, rows in published.items() if rows},
-        "card": CARD,
-        "source": SOURCE,
         "means": {peer: geomean(line.ratio(peer) for line in every) for peer in peers},
         "fraction": geomean(line.fraction for line in every),
         "regret": geomean(line.measured.regret for line in {line.measured.problem: line for line in every}.values()),

@@ -1,14 +1,13 @@
-"""A whole net as a timeline: its layers' times laid end to end, as a picture and in Chrome's trace format (JSON that
-chrome://tracing and ui.perfetto.dev open); a training step's as the device's own clock saw it.
+"""A whole net as a timeline: its layers' times laid end to end, as a picture; a run and a training step as the device's
+own clock saw them, in Chrome's trace format (JSON that chrome://tracing and ui.perfetto.dev open).
 
-A process of the trace is a net in one direction; its threads are the fastest solvers, what dispatch chose without
-searching, each peer, and the roofline.
+A row of the picture is the fastest solvers, what dispatch chose without searching, a peer, or the roofline.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -69,30 +68,6 @@ def by_net(report: Report) -> dict[tuple[str, str], list[Line]]:
     for line in lines(report):
         groups.setdefault((line.layer.net, line.problem.direction), []).append(line)
     return groups
-
-
-def write_trace(report: Report, path: Path) -> None:
-    """Medians laid end to end, in microseconds."""
-    peers = list(report.settings.get("peers", {}))
-    events = [
-        event
-        for number, ((net, direction), group) in enumerate(by_net(report).items(), 1)
-        for event in _events(number, f"{net} {direction}", rows_of(group, peers))
-    ]
-    about = {"device": report.environment["device"]["title"], "times": "medians of single layers, laid end to end"}
-    _write(path, events, about)
-
-
-def _events(number: int, net: str, rows: Mapping[str, list[Span]]) -> Iterator[dict[str, Any]]:
-    yield _name("process_name", net, number)
-    for place, (row, spans) in enumerate(rows.items(), 1):
-        yield _name("thread_name", row, number, place)
-        for span in spans:
-            details = {"what": span.what, "problem": span.line.measured.problem}
-            details |= {"GFLOP/s": round(span.line.measured.flops / span.ms / 1e6, 1)}
-            if span.line.roof_ms:
-                details["of the roofline"] = round(span.line.roof_ms / span.ms, 3)
-            yield _span(span.layer, span.what, span.start_ms * 1e3, span.ms * 1e3, number, place, details)
 
 
 def training_events(net: str, spans: Sequence[Sequence[Any]], number: int = 1) -> list[dict[str, Any]]:
