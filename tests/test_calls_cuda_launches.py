@@ -23,6 +23,7 @@ from convdispatch.device.commands.recording import Recording
 from convdispatch.device.executable import Executable
 from convdispatch.device.places.queue import QueueEnqueue, QueuePlace
 from convdispatch.device.programs.kernels import Launch, build
+from convdispatch.selection import dispatch
 
 TEXTS = (
     "mb1ic24ih1oc72kh1", "mb2ic16ih9oc24kh3ph1", "g16mb1ic16ih8oc16kh3ph1", "bwd_data_mb2ic8ih7oc12kh3ph1",
@@ -71,6 +72,29 @@ def test_launches_on_parts_and_other_commands_are_the_plans_own(queue):
     copies = Recording(queue)
     copies.copy(y, x, 12)
     assert type(Executable.of(copies, (x, w, y), 2).bind(QueuePlace(queue.context))) is QueueEnqueue
+
+
+def test_an_opaque_plan_is_told_what_to_wait_for_by_each_warm_call(queue, monkeypatch):
+    """One that copies, or that another library computes: also where a call is made again on three operands."""
+    seen, opaque = [], classmethod(lambda cls, recording, *rest: cls(None, *rest))
+    monkeypatch.setattr(Executable, "of", opaque)
+    dispatch.forget()
+    try:
+        prepared = dispatch.prepare(PROBLEM, queue.context)
+        enqueue = prepared.plan.enqueue
+        monkeypatch.setattr(
+            prepared.plan, "enqueue", lambda *given, **more: seen.append(given[5:]) or enqueue(*given, **more)
+        )
+        ((arrays, expected),) = turns(PROBLEM, lambda array: cla.to_device(queue, array), 1)
+        out = cla.zeros(queue, PROBLEM.out_shape, np.float32)
+        for _ in range(6):
+            before = [*arrays["x"].events, *arrays["w"].events, *out.events]
+            seen.clear()
+            cd.conv(arrays["x"], arrays["w"], padding=1, out=out)
+            assert list(seen[-1][0] or []) == before  # the first of all is the recording's
+            np.testing.assert_array_equal(out.get(), expected)
+    finally:
+        dispatch.forget()
 
 
 @pytest.mark.parametrize("name", ["winograd.f2x3", "im2col"])

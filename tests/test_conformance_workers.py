@@ -124,10 +124,12 @@ def test_a_job_s_time_limit_leaves_a_report(device, tmp_path):
     path = tmp_path / "kit.json"
     command = [*PATIENT, "verify", "im2col", "--level", "training", "-v", "--json", str(path)]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert "im2col" in job.stderr.readline()  # the first outcome
+    assert any(
+        line.startswith(("passed", "refused")) for line in job.stderr
+    )  # the first outcome; a slow one's progress
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=200)
-    assert job.returncode == 1
+    assert job.returncode == 130
     report = load(path)
     assert report.verdict() == "incomplete"
     assert report.outcomes

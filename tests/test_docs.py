@@ -255,6 +255,7 @@ def test_the_table_of_new_things_is_true():
         "dialect",
         "peer",
         "array type",
+        "place where launches go",
         "queue kind",
     ]
     for path in re.findall(r"`((?:convdispatch|plugins)/[\w/.]*)`", table):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from checking import make_operands, numpy_dtype
 
-from convdispatch import ConvProblem, Geometry, TensorLayout, geometry_of
+from convdispatch import ConvProblem
+from convdispatch.api import Geometry, TensorLayout, geometry_of
 from convdispatch.api.problem import LAYOUTS
 from convdispatch.measurement import shapes
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import convdispatch_implicitgemm
 import numpy as np
 import pytest
+from plans import SMALL, declared
 
 import convdispatch as cd
 from convdispatch import ConvProblem, constant, conv, policy
@@ -40,13 +42,11 @@ GRADIENTS = [
 PROBLEMS = FORWARD + [f"{kind}_{text}" for kind in ("bwd_data", "bwd_weights") for text in GRADIENTS]
 
 
-@pytest.mark.parametrize("text", PROBLEMS)
-def test_only_what_reads_it_is_reached(queue, text):
-    """By every solver that does not say otherwise, in its first configurations, from plain and from packed weights."""
-    problem, device = ConvProblem.parse(text), runtime.device_info(queue.device)
+def check(queue, problem: ConvProblem, solvers, device) -> int:
+    """Infinities and NaN in the tensor that is convolved, by solvers that say to spread none. The plans tried."""
     name = "y" if problem.direction == "bwd_data" else "x"
-    asked = 0
-    for value, place in ((np.nan, 0.5), (np.inf, 0.03), (-np.inf, 1.0)):
+    tried = 0
+    for value, place in ((np.nan, 0.5), (np.inf, 0.03), (-np.inf, 1.0), (np.nan, 0.004)):
         operands = random_operands(problem, 1)
         operands[name] = operands[name].copy()
         operands[name].reshape(-1)[int(place * (operands[name].size - 1))] = value
@@ -54,24 +54,37 @@ def test_only_what_reads_it_is_reached(queue, text):
             reads = ~np.isfinite(reference.compute(problem, **operands_of(problem, operands)))
         for packed in (False, True)[: 1 if problem.direction == "bwd_weights" else 2]:
             mine = dataclasses.replace(problem, constant_weights=packed)
-            for solver in plugins().solvers.values():
+            for solver in solvers:
                 if solver.spreads_nonfinite or solver.rejects(mine, device) is not None:
                     continue
-                for config in list(solver.configs(mine, device))[:2]:
+                for config in list(solver.configs(mine, device))[:4]:
                     got = Examination(solver, mine, config, None, queue).compute(operands)
                     np.testing.assert_array_equal(
                         ~np.isfinite(got.astype(np.float64)), reads, err_msg=f"{solver.name} {mine} {config} {value}"
                     )
-                    asked += 1
-    assert asked
+                    tried += 1
+    return tried
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_only_what_reads_it_is_reached(queue, text):
+    """By every solver that does not say otherwise, in its first configurations, from plain and from packed weights."""
+    assert check(queue, ConvProblem.parse(text), plugins().solvers.values(), runtime.device_info(queue.device))
+
+
+@pytest.mark.usefixtures("item_by_item")
+@pytest.mark.parametrize("text", [text for text in PROBLEMS if not text.startswith("f64") and "bf16" not in text][::2])
+def test_of_the_gpus_solvers_too(queue, text):
+    solvers = declared(convdispatch_implicitgemm, SMALL).values()
+    assert check(queue, ConvProblem.parse(text), solvers, SMALL)
 
 
 def test_who_says_that_it_spreads():
-    """Transforms, libraries, and AMX's weights' gradients; what is derived of a solver is as the solver."""
+    """Transforms, libraries, and three weights' gradients; what is derived of a solver is as the solver."""
     for name, solver in plugins().solvers.items():
         plugin = name.partition(".")[0]
         spreads = plugin in ("winograd", "fft", "cudnn", "onednn") or name in (
-            "nvidia.winograd", "amx.weights", "amx.vector_weights",
+            "nvidia.winograd", "implicitgemm.tiled_depthwise_sums", "amx.weights", "amx.vector_weights",
         )  # fmt: skip
         assert solver.spreads_nonfinite is spreads, name
         assert Derived(solver, ("flat",)).spreads_nonfinite is spreads

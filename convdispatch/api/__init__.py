@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -137,9 +136,6 @@ _NAMED_THERE = {
     "gemm_workspace": "workspace_size",
 }
 
-_RENAMED = {"Walk": "Geometry", "walk_of": "geometry_of"}
-"""Old names, which work until 1.1 is out."""
-
 __all__ = ["API_VERSION", "Areas", "Axis", "BuildFailed", "ConvDispatchError", "ConvDispatchWarning", "ConvProblem"]
 __all__ += ["DTYPES", "Declared", "DeviceInfo", "DeviceRates", "EPILOGUE", "Epilogue", "Explanation", "Frozen"]
 __all__ += ["GEMM_LAUNCH", "GEMM_PACKED", "GemmPlan", "GemmSpec", "Geometry", "InvalidArgument", "InvalidPolicy"]
@@ -160,9 +156,6 @@ class _Header(types.ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
-        if name in _RENAMED:
-            warnings.warn(f"convdispatch.api.{name} is {_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
-            return getattr(self, _RENAMED[name])
         module = _MODULE_OF.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

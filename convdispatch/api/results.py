@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,21 +43,6 @@ class Result:
     compile_ms: float | None = None
     deterministic: bool | None = None
     """Whether two runs gave the same bits."""
-
-    @property
-    def raced(self) -> bool:
-        """``benchmarked`` by its old name, until 1.1 is out."""
-        return _renamed(self, "raced", "benchmarked")
-
-    @property
-    def look_ms(self) -> float | None:
-        """``screening_ms`` by its old name, until 1.1 is out."""
-        return _renamed(self, "look_ms", "screening_ms")
-
-
-def _renamed(result: Result, old: str, new: str) -> Any:
-    warnings.warn(f"Result.{old} is {new} now", DeprecationWarning, stacklevel=3)
-    return getattr(result, new)
 
 
 class Results(list[Result]):

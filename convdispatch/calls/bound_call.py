@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -15,8 +14,7 @@ from ..api.policy import forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.commands import host_memory as host
-from ..device.commands.interface import Commands, thread
-from ..device.memory import allocator as memory
+from ..device.commands.interface import Commands
 from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import Constant, operand_sizes
@@ -26,6 +24,7 @@ from .arrays.accepted import is_array, refuse_mask
 from .arrays.array_library import Library
 from .arrays.known_libraries import library_of
 from .arrays.operands import Operands, address, check_written, contiguous_strides, native, overlaps
+from .arrays.results import maker_of
 from .fast_path import FastPath, device_fast_path, host_fast_path, host_queue
 
 _READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
@@ -136,6 +135,8 @@ class Call:
         self.queue_launches: Any = None
         """What the short way launches on a queue."""
         self._note_queue(commands)
+        self._library: Library | None = None
+        """Whose arrays it takes, if these are not NumPy's, OpenCL's or tensors of this package."""
         self._path: FastPath | None = None
         """On host memory: what runs the call on arrays that kernels take as they are."""
         self.fast_path = self._make_fast_path(operands, bias, residual)
@@ -164,11 +165,13 @@ class Call:
         self._path = host_fast_path(self, address, written, make, table if self.problem.quantized else address)
         return self._path if self._native else None
 
-    def library_fast_path(self, library: Library, lead: Any) -> FastPath | None:
-        """The short way of another library's host arrays; None where there is none."""
+    def adopt(self, library: Library, lead: Any) -> None:
+        """Take arrays of a library in host memory from now on, such as ``lead``, and return one of its own."""
+        self._library = library
+        self.fast_path = None
         address: Any = library.host_address
-        if not (self._pointers and self._native) or address(lead) is None:
-            return None
+        if not (self._pointers and self._native) or address(lead) is None or self.empty:
+            return
         shape, size, like, their_dtype = self.out_shape, self._out_bytes, lead[:0], lead.dtype
         device, dtype = self.context.devices[0], self.dtype
 
@@ -179,7 +182,7 @@ class Call:
             made = library.from_host(host.empty(device, shape, dtype, size), like)
             return made, address(made)
 
-        return host_fast_path(self, address, written, make)
+        self.fast_path = host_fast_path(self, address, written, make)
 
     def __call__(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """Run; returns the array that was written."""
@@ -188,7 +191,7 @@ class Call:
             if queue is None and self.ask is not None:
                 queue = self.ask()
             if self._promised:
-                promise, operands[1] = w, w.array
+                promise, operands[1] = view_of(self._library, w), w.array
             lead, other, out = self.places
             try:
                 done = self.fast_path(operands[lead], operands[other], operands[out], queue, bias, promise, residual)
@@ -200,7 +203,16 @@ class Call:
 
     def generally(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
         """The same for operands that the fast path does not take."""
-        operands = [x, w, y]
+        library = self._library
+        if library is None:
+            return self._generally([x, w, y], bias, residual, queue)
+        given = [x, w, y]
+        *operands, bias, residual = (view_of(library, each) for each in (*given, bias, residual))
+        result = self._generally(operands, bias, residual, queue)
+        out = given[self._out]
+        return library.from_host(result, given[self._lead]) if out is None else out
+
+    def _generally(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
         try:
             out = operands[self._out]
             if out is not None and (out.shape != self.out_shape or out.dtype != self.dtype):
@@ -335,59 +347,17 @@ class Call:
         return out
 
 
+def view_of(library: Library | None, array: Any) -> Any:
+    """NumPy's view of a library's array in host memory, or of constant weights; other things as they are."""
+    if library is None or array is None or isinstance(array, np.ndarray):
+        return array
+    if isinstance(array, Constant):
+        return array.seen_as("host", lambda: view_of(library, array.array))
+    return library.host(array)
+
+
 def raise_no_room(shape: tuple[int, ...], error: MemoryError) -> NoReturn:
     """Raises MemoryLimit where there was no memory for a result."""
     if isinstance(error, MemoryLimit):
         raise error
     raise MemoryLimit(f"the host has no memory left for a result of shape {shape}: {error}") from error
-
-
-def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> Any:
-    """``make(queue, like)``: an uninitialised C-contiguous array of class ``kind``; sizes are worked out once."""
-    count = math.prod(shape)
-    new = object.__new__
-    if hasattr(kind, "empty"):  # Tensor, also of a subclass: a result is no parameter
-        base, nbytes = next(each for each in kind.__mro__ if "empty" in vars(each)), count * dtype.itemsize
-        last: tuple[Any, Any] = None, None
-
-        def tensor(queue: Any, like: Any) -> Any:
-            nonlocal last
-            known, give = last
-            if known is not queue or thread.capturing is not None:
-                if isinstance(queue, Commands) or thread.capturing is not None:
-                    return base(runtime.allocate(queue, nbytes), shape, dtype, queue, strides)
-                _, give = last = queue, memory.taker(queue, nbytes)
-            return base(give(), shape, dtype, queue, strides)
-
-        return tensor
-    size = max(1, count * dtype.itemsize)
-    state: tuple[Any, Any, Any, dict[str, Any]] = None, None, None, {}
-    """The last queue and allocator, what answers memory for them, and an array's other fields."""
-
-    def make(queue: Any, like: Any) -> Any:
-        nonlocal state
-        allocator = like.allocator
-        known, same, give, fields = state
-        if known is queue and same is allocator:
-            made = new(kind)  # another as the first: the constructor takes as long as the call
-            fields = fields.copy()
-            fields["base_data"], fields["events"] = give(), []
-            made.__dict__ = fields
-            return made
-        # The queue's pool, where the caller brought none: the driver's memory costs a page fault for every 4 KB.
-        give = memory.taker(queue, size)
-        if allocator:
-            give = functools.partial(memory.with_room, queue.device, functools.partial(allocator, size))
-        block = give()
-        given = {"allocator": allocator, "data": block, "strides": strides}
-        try:  # its checks take six times as long
-            made = kind(queue, shape, dtype, **given, _fast=True, _size=count, _context=like.context, _queue=queue)
-        except TypeError:  # a pyopencl without this method, or a subclass that closed it
-            return kind(queue, shape, dtype, **given)
-        found = dict(vars(made))
-        mutable = {name for name, value in found.items() if isinstance(value, list | dict | set)}
-        if kind.__module__ == "pyopencl.array" and found.pop("base_data", None) is block and mutable == {"events"}:
-            state = queue, allocator, give, found
-        return made
-
-    return make

@@ -24,9 +24,9 @@ from .arguments import described_problem, sizes_of, transposed_shape
 from .arrays.accepted import brought, shape_of
 from .arrays.array_library import Library
 from .arrays.known_libraries import BARE, Torch, library_of
-from .bound_call import PLACES, Call
+from .bound_call import PLACES, Call, view_of
 from .call_cache import CALLS, LAST, cached_call
-from .cuda_call import CudaCall, HostArraysCall, one_library
+from .cuda_call import CudaCall, one_library
 from .guarded_replay import replay_on_host, replay_on_queue, replay_on_stream
 from .output_padding import extended
 from .quantized import quantized_conv
@@ -326,23 +326,23 @@ def _call_library_arrays(
     if looked[read] is None:
         if call is None:
 
-            def on_host() -> HostArraysCall:
+            def on_host() -> Call:
                 kind, places = type(lead), looked[: len(given)]
                 if any(each is not None and type(each) is not kind for each in given) or any(
                     place is not None for place in places
                 ):
                     one_library(library, direction, given, places, names)
 
-                def describe(operands: Any, bias: Any, residual: Any) -> Call:
-                    return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
-
-                return HostArraysCall(library, written, describe, given)
+                x, w, y, *rest = (view_of(library, each) for each in given)
+                made = _describe_call(direction, (x, w, y), *rest, queue, options, shape, names)
+                made.adopt(library, lead)
+                return made
 
             call = on_host() if key is None else CALLS.make(key, on_host)
         warm = last is not None and last is call and call.again is None and call.fast_path
         if warm and type(library) is Torch and type(second) is not Constant:
             call.again = replay_on_host(call, call.fast_path, (*given, queue), options, shape)
-        return call(given, queue)
+        return call(*given, queue)
     if call is None:
         if queue is not None:
             raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")

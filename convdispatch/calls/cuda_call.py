@@ -1,6 +1,6 @@
-"""Calls on arrays of other libraries: host memory as NumPy's, CUDA's on the caller's stream, results alike.
+"""Calls on arrays of other libraries on a CUDA device, on the caller's stream.
 
-On CUDA the programs are OpenCL's, launched by CUDA on the arrays' own memory: no copy and no wait. Where a program
+The programs are OpenCL's, launched by CUDA on the arrays' own memory: no copy and no wait. Where a program
 cannot be launched so, the call goes through the host and OpenCL's queue, with one warning that says why.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,60 +29,6 @@ from .bound_call import PLACES, Call
 from .stream_plan import ALIGNMENT, StreamPlan, launched
 
 _warned: set[tuple[str, str]] = set()
-
-
-class HostArraysCall:
-    """A call on NumPy's views of another library's host arrays; the result as the library's own."""
-
-    host = True
-
-    def __init__(self, library: Library, written: int, describe: Callable[..., Any], given: Sequence[Any]) -> None:
-        """``describe(operands, bias, residual)`` answers the call that takes such views."""
-        self.key: Any = None
-        self.again: Any = None
-        self._host, self._from_host, self._written = library.host, library.from_host, written
-        self._lead = next(
-            place for place, each in enumerate(given[:3]) if place != written and not isinstance(each, Constant)
-        )
-        x, w, y, bias, residual = map(self._view, given)
-        self._call = describe((x, w, y), bias, residual)
-        self.fast_path, self.places = self._call.library_fast_path(library, given[self._lead]), self._call.places
-        self.problem, self.ask, self.out_shape = self._call.problem, self._call.ask, self._call.out_shape
-
-    def _view(self, array: Any) -> Any:
-        if array is None or isinstance(array, np.ndarray):
-            return array
-        if isinstance(array, Constant):
-            return array.seen_as("host", lambda: self._view(array.array))
-        return self._host(array)
-
-    def __call__(self, given: Sequence[Any], queue: Any) -> Any:
-        """Run; waits."""
-        if self.fast_path is not None:
-            (lead, other, out), promise = self.places, None
-            second = given[other]
-            if type(second) is Constant:
-                promise, second = self._view(second), second.array
-            done = self.fast_path(
-                given[lead], second, given[out], queue or self._call.ask(), given[3], promise, given[4]
-            )
-            if done is not None:
-                return done
-        return self.generally(*given, queue)
-
-    def generally(self, x: Any, w: Any, y: Any, bias: Any, residual: Any, queue: Any) -> Any:
-        """The same for operands that the fast path does not take."""
-        view = self._view
-        result = self._call(
-            view(x),
-            view(w),
-            None if y is None else view(y),
-            None if bias is None else view(bias),
-            None if residual is None else view(residual),
-            queue,
-        )
-        out = (x, w, y)[self._written]
-        return self._from_host(result, (x, w, y)[self._lead]) if out is None else out
 
 
 class CudaCall:

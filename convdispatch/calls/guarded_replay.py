@@ -21,7 +21,7 @@ from ..device.cuda.stream import BLOCKED
 from ..device.native import loading
 from ..selection.prepared import Constant
 from .bound_call import Call, raise_no_room
-from .cuda_call import CudaCall, HostArraysCall
+from .cuda_call import CudaCall
 from .fast_path import FastPath
 from .stream_plan import ALIGNMENT
 
@@ -167,7 +167,7 @@ def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...
 
 
 def replay_on_host(
-    call: Call | HostArraysCall, fast_path: FastPath, given: Sequence[Any], options: tuple[Any, ...], shape: Any
+    call: Call, fast_path: FastPath, given: Sequence[Any], options: tuple[Any, ...], shape: Any
 ) -> Callable[..., Any]:
     """The same for arrays in host memory; ``given`` are x, w, y, bias, residual and queue, of which it takes the others
     too. Holds no call."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..selection.derivation.copying import Copy, CopyAxis, contiguous
 from .arrays.operands import Operands, contiguous_strides
-from .bound_call import maker_of
+from .arrays.results import maker_of
 
 
 def extended(x: Any, rows: Sequence[int], layout: str, queue: Any = None) -> Any:

@@ -34,7 +34,7 @@ def read_entries(
     for name in names:
         entries += _named(str(name), batch, layout)
     for file in files:
-        entries += grammar.read_file(file) if file.is_file() else _named(str(file), batch, layout)
+        entries += grammar.read_file(file) if _is_file(file) else _named(str(file), batch, layout)
     if not entries:
         raise InvalidArgument(f"name a problem, a file (--from) or a net: {', '.join(known_nets())}")
     return entries
@@ -51,9 +51,17 @@ def _named(name: str, batch: int | None, layout: str | None) -> list[Entry]:
 
         net = catalogue.create(name)
         return counted(problems(net, (batch or 1, net.CHANNELS, net.SIZE, net.SIZE), layout=layout))
-    if Path(name).is_file() and (locked := _locked(Path(name))) is not None:
+    if _is_file(name) and (locked := _locked(Path(name))) is not None:
         return locked
     return [Entry(str(problem), problem, 1) for problem in _problems(name)]
+
+
+def _is_file(name: Path | str) -> bool:
+    """Whether a file has the name, which may be any text."""
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # longer than a name may be, or with a NUL
+        return False
 
 
 def _locked(file: Path) -> list[Entry] | None:
@@ -71,10 +79,10 @@ def _problems(name: str) -> list[ConvProblem]:
     try:
         return grammar.read_all(name)
     except InvalidProblem as error:
-        if Path(name).is_file():
+        if _is_file(name):
             raise InvalidArgument(f"{name} is a file: name it with --from") from error
         if re.search(r"i[cdhw]\d|[\s{-]", name):
             raise
         near = difflib.get_close_matches(name, known_nets(), 1)
         meant = f"; did you mean {near[0]}?" if near else ""
-        raise InvalidArgument(f"no net is named {name!r}; there are {', '.join(known_nets())}{meant}") from error
+        raise InvalidArgument(f"no net is named {name[:60]!r}; there are {', '.join(known_nets())}{meant}") from error

@@ -38,7 +38,7 @@ def convdispatch_solvers() -> list[Solver]:
         own(f"{gpu}.narrow", "Narrow", name="implicitgemm.tiled_narrow", serves=gpus_only, fuses=whole),
         own(f"{gpu}.depthwise", "Depthwise", name="implicitgemm.tiled_depthwise", serves=gpus_only, fuses=whole),
         own(f"{gpu}.depthwise_sums", "DepthwiseSums", name="implicitgemm.tiled_depthwise_sums", serves=gpus_only,
-            fuses=sum_only),
+            fuses=sum_only, spreads_nonfinite=True),  # zeros beyond dy's last row meet what other taps read
         own(f"{gpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.tiled_depthwise_weights",
             serves=gpus_only, fuses=sum_only),
     ]  # fmt: skip

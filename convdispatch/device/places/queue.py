@@ -30,16 +30,16 @@ class QueuePlace(NamedTuple):
 class QueueEnqueue:
     """An opaque executable on buffers."""
 
-    __slots__ = ("_enqueue",)
+    __slots__ = ("_absent", "_enqueue")
 
     def __init__(self, executable: Executable) -> None:
-        self._enqueue = executable.enqueue
+        self._enqueue, self._absent = executable.enqueue, (None,) * len(executable.operands)
 
     def run(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
         """Enqueue everything on the operands' buffers; the last command's event."""
         before = thread.given
         try:
-            return self._enqueue(queue, *operands, wait_for)  # type: ignore[misc]
+            return self._enqueue(queue, *operands, *self._absent[len(operands) :], wait_for)  # type: ignore[misc]
         except BaseException as error:
             if thread.given > before:
                 note_launched(error)

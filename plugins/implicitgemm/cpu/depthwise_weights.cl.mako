@@ -111,11 +111,15 @@ void weights(global const REAL *restrict x, global const REAL *restrict y, globa
 }
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void reduce(global const ACC *restrict sums, global REAL *restrict w) {
+void reduce(global const REAL *restrict x, global const REAL *restrict y, global const ACC *restrict sums,
+            global REAL *restrict w, int pd, int ph, int pw) {
   const int g = get_global_id(0);
   ONCE for (int t = 0; t < TAPS; ++t) {
     ACC v = sums[t * CT + g];
     ONCE for (int part = 1; part < PARTS; ++part) v += sums[(part * TAPS + t) * CT + g];
+% if not inter:
+    if (v * 0 != 0) v = plain_sum(x, y, g, 0, 0, t / TW, t % TW, pd, ph, pw);
+% endif
     if (ADD) v += LOAD(w, g * TAPS + t);
     STORE(w, g * TAPS + t, v);
   }

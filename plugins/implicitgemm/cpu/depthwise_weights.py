@@ -72,23 +72,25 @@ class _Kernel:
         text += p.macros()
         text += define(IMAGES=p.images, G=p.groups, R=f.rows, CB=f.cb, CHUNKS=self.chunks, PARTS=self.parts, CT=f.ct)
         text += define(SLOT=f"{self.slot}L", SLOT_X=f.slot_x, GRADIENT=self.gradient, WP=f.wp, PART=f.part)
-        text += define(PROWS=f.prows, ADD=int(self.problem.accumulate))
+        text += define(PROWS=f.prows, ADD=int(self.problem.accumulate), GROUPS=p.groups, N=1, C=1)
         values = {
             "lanes": f.lanes, "inter": p.nhwc,
             "taps_w": p.taps[2], "step_w": p.step[2], "step_h": p.step[1], "spread_w": p.spread[2],
             "spread_h": p.spread[1], "tile_rows": self.tile_rows,
         }  # fmt: skip
-        files = ("runs.cl", "planes.cl.mako", "depthwise_weights.cl.mako")
+        files = ("runs.cl", "planes.cl.mako", "plain_sum.cl", "depthwise_weights.cl.mako")
         return text + "".join(kernel_text(__package__, file, **values) for file in files)
 
     def plan(self, context: Any) -> StepPlan:
         """Compile."""
         program = build(context, self.text())
-        arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.forward.size), *map(np.int32, self.p.pad)]
+        pads = [*map(np.int32, self.p.pad)]
+        arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.forward.size), *pads]
         steps = [
             Launch(program, "weights", (self.parts, self.chunks, 1), (1, 1, 1), arguments, names=OPERANDS),
-            Launch(program, "reduce", (self.p.groups, 1, 1), (1, 1, 1), "workspace w", names=OPERANDS),
-        ]
+            Launch(program, "reduce", (self.p.groups, 1, 1), (1, 1, 1), ["x", "y", "workspace", "w", *pads],
+                   names=OPERANDS),
+        ]  # fmt: skip
         return StepPlan(self.workspace_size, steps)
 
 

@@ -68,27 +68,7 @@ void tile(global const ACC *restrict xs, global const ACC *restrict gs, global A
 % endfor
 }
 
-// dw[n, c, t, tx] of group g by its definition, up to a NaN.
-__attribute__((noinline))
-ACC plain_sum(global const REAL *restrict x, global const REAL *restrict y, int g, int n, int c, int t, int tx,
-              int pd, int ph, int pw) {
-  ACC sum = 0;
-  ONCE for (int i = 0; i < IMAGES * YD * YH && sum == sum; ++i) {
-    const int oh = i % YH, od = i / YH % YD, image = i / (YH * YD);
-    const int h = oh * SH + t % TH * DH - ph, d = od * SD + t / TH * DD - pd;
-    if ((uint)d >= XD || (uint)h >= XH) continue;
-    global const REAL *dy = y + ((((long)image * GROUPS + g) * N + n) * YD + od) * (YH * YW) + oh * YW;
-    global const REAL *from = x + ((((long)image * GROUPS + g) * C + c) * XD + d) * ((long)XH * XW) + h * XW;
-    ONCE for (int ow = 0; ow < YW; ++ow) {
-      const int v = ow * SW + tx * DW - pw;
-      if ((uint)v < XW) sum += LOAD(dy, ow) * LOAD(from, v);
-    }
-  }
-  return sum;
-}
-
-// All parts of a group's sums into dw. Sums that are not finite are made anew: zeros between dy's rows meet elements of x
-// that another tap reads, and zero times infinity or NaN is NaN.
+// All parts of a group's sums into dw. Sums that are not finite are made anew (plain_sum.cl).
 inline void finish(global const ACC *restrict sums, global REAL *restrict w, global const REAL *restrict x,
                    global const REAL *restrict y, int g, int pd, int ph, int pw) {
   ONCE for (int bn = 0; bn < NBN; ++bn)

@@ -92,7 +92,7 @@ class FlatKernel:
             "inter": False, "lanes": self.lanes, "mn": self.mn, "jc": self.jc, "jw": self.jw,
             "step_w": p.step[2], "spread_w": p.spread[2],
         }  # fmt: skip
-        files = ("runs.cl", "planes.cl.mako", "flat_weights.cl.mako")
+        files = ("runs.cl", "planes.cl.mako", "plain_sum.cl", "flat_weights.cl.mako")
         return text + "".join(kernel_text(__package__, file, **values) for file in files)
 
     def plan(self, context: Any) -> StepPlan:
