@@ -275,3 +275,47 @@ def test_a_child_ends_with_its_parent(hangs, halted):
         time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     pytest.fail("the child outlived its parent")
+
+
+ENDLESS = """
+import itertools, time
+from convdispatch_im2col import Im2col
+from convdispatch.api import hookimpl
+
+class Forever:
+    def __init__(self, first):
+        self.first = first
+
+    def __iter__(self):
+        yield self.first
+        yield from ({**self.first, "number": number} for number in itertools.count())
+
+class Endless(Im2col):
+    name = "endless.im2col"
+
+    def configs(self, problem, device):
+        first = next(iter(super().configs(problem, device)))
+        if "KIND" == "generator":
+            return iter(Forever(first))
+        if "KIND" == "object":
+            return Forever(first)
+        while True:
+            time.sleep(0.1)
+
+@hookimpl
+def convdispatch_solvers():
+    return [Endless()]
+"""
+
+
+@pytest.mark.parametrize(("kind", "words"), [
+    ("generator", "configs must end, after 1000 at most"),
+    ("object", "configs must end, after 1000 at most"),
+    ("sleeps", "it did not end in 2 earlier cases, and is not asked any more"),
+])  # fmt: skip
+def test_configurations_without_an_end_come_to_a_verdict(device, write_plugin, hanging, kind, words):
+    write_plugin("endless", ENDLESS.replace("KIND", kind))
+    report = verify("endless", "core", device, case="1x1*", jobs=1, timeout_s=3.0)
+    assert not report.passed
+    assert {outcome.status for outcome in report.outcomes} == {"failed"}
+    assert any(words in outcome.reason for outcome in report.outcomes)

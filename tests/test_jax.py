@@ -3,6 +3,7 @@
 import functools
 import itertools
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -303,6 +304,8 @@ def test_a_program_that_was_exported_runs():
     from jax import export
 
     x, w = normal(1, 3, 6, 6), normal(4, 3, 3, 3, seed=1)
+    page = (Path(__file__).parent.parent / "docs" / "use" / "jax.md").read_text()
+    assert f'DisabledSafetyCheck.custom_call("{calls.TARGET}")' in page
     allowed = [export.DisabledSafetyCheck.custom_call(calls.TARGET)]
     made = export.export(jax.jit(lambda x, w: cj.conv_general_dilated(x, w, (1, 1), "SAME")), disabled_checks=allowed)(
         x, w
