@@ -36,7 +36,7 @@ def main() -> None:
     kit = Kit("mutants")
     module = sys.modules[type(plugins().solvers["mutant.sound"]).__module__]
     found = {"version": levels.VERSION, "cases": len(levels.cases())}
-    for title, names in (("listed", module.MUTANTS), ("unseen", module.UNSEEN)):
+    for title, names in (("listed", module.MUTANTS), ("unseen", module.UNSEEN), ("adding", module.ADDING)):
         rows = {name: caught_at(kit, f"mutant.{name}") for name in names}
         count = collections.Counter(level for level, _, _ in rows.values())
         found[title] = {"of": len(rows), "first caught at": dict(count), "rows": rows}

@@ -23,7 +23,7 @@ def accepted(kit: Kit, name: str) -> list[levels.Case]:
 UNSEEN = [pytest.param(name, marks=pytest.mark.full) for name in _module.UNSEEN]
 
 
-@pytest.mark.parametrize("name", [*_module.MUTANTS, *UNSEEN])
+@pytest.mark.parametrize("name", [*_module.MUTANTS, *_module.ADDING, *UNSEEN])
 def test_a_wrong_letter_is_caught(drop_in, device, name):
     kit = Kit("mutants", device, solver=f"mutant.{name}")
     cases = accepted(kit, f"mutant.{name}")

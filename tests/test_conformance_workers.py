@@ -124,7 +124,9 @@ def test_a_job_s_time_limit_leaves_a_report(device, tmp_path):
     path = tmp_path / "kit.json"
     command = [*PATIENT, "verify", "im2col", "--level", "training", "-v", "--json", str(path)]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert "im2col" in job.stderr.readline()  # the first outcome
+    assert any(
+        line.startswith(("passed", "refused")) for line in job.stderr
+    )  # the first outcome; a slow one's progress
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=200)
     assert job.returncode == 130
@@ -273,3 +275,47 @@ def test_a_child_ends_with_its_parent(hangs, halted):
         time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     pytest.fail("the child outlived its parent")
+
+
+ENDLESS = """
+import itertools, time
+from convdispatch_im2col import Im2col
+from convdispatch.api import hookimpl
+
+class Forever:
+    def __init__(self, first):
+        self.first = first
+
+    def __iter__(self):
+        yield self.first
+        yield from ({**self.first, "number": number} for number in itertools.count())
+
+class Endless(Im2col):
+    name = "endless.im2col"
+
+    def configs(self, problem, device):
+        first = next(iter(super().configs(problem, device)))
+        if "KIND" == "generator":
+            return iter(Forever(first))
+        if "KIND" == "object":
+            return Forever(first)
+        while True:
+            time.sleep(0.1)
+
+@hookimpl
+def convdispatch_solvers():
+    return [Endless()]
+"""
+
+
+@pytest.mark.parametrize(("kind", "words"), [
+    ("generator", "configs must end, after 1000 at most"),
+    ("object", "configs must end, after 1000 at most"),
+    ("sleeps", "it did not end in 2 earlier cases, and is not asked any more"),
+])  # fmt: skip
+def test_configurations_without_an_end_come_to_a_verdict(device, write_plugin, hanging, kind, words):
+    write_plugin("endless", ENDLESS.replace("KIND", kind))
+    report = verify("endless", "core", device, case="1x1*", jobs=1, timeout_s=3.0)
+    assert not report.passed
+    assert {outcome.status for outcome in report.outcomes} == {"failed"}
+    assert any(words in outcome.reason for outcome in report.outcomes)

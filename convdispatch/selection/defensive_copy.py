@@ -82,8 +82,8 @@ def _answered(solver: Solver, method: str, handed: list[Any], lent: Policy, left
     in_force.set(lent)
     try:
         answer = getattr(solver, method)(*handed)
-        if method == "configs" and hasattr(answer, "__next__"):
-            return list(itertools.islice(answer, MOST_CONFIGS + 1))
+        if method == "configs" and hasattr(answer, "__iter__") and not isinstance(answer, list | tuple | str | Mapping):
+            return list(itertools.islice(answer, MOST_CONFIGS + 1))  # which may never end
         return answer
     finally:
         left.append(current_policy())

@@ -186,6 +186,24 @@ UNSEEN = {
     "three_taps_of_wide_images": ("b < kw", "b < (iw > 64 ? min(kw, 3) : kw)", "fwd", _dense),
 }  # fmt: skip
 
+_FUSED = "rest, bias, residual, relu, accumulate);"
+ADDING = {
+    # Epilogues that go wrong only where the result is added to what the output holds.
+    "no_bias_where_it_adds": ("if (bias) sum", "if (bias && !accumulate) sum", "fwd", lambda p: p.layout == "nhwc"),
+    "no_residual_where_it_adds": ("if (residual) sum", "if (residual && !accumulate) sum", "bwd_data",
+        lambda p: _dense(p) and p.layout == "nchw"),
+    "bias_alone_is_lost": (
+        _FUSED, "rest, bias && !(nhwc && accumulate && !residual), residual, relu, accumulate);", "fwd", _dense),
+    "bias_beside_a_residual_is_lost": (
+        _FUSED, "rest, bias && !(!nhwc && accumulate && residual), residual, relu, accumulate);", "bwd_data", _grouped),
+    "weights_overwritten_channels_last": (_FUSED, "rest, bias, residual, relu, accumulate && !nhwc);", "bwd_weights",
+        _dense),
+    "old_counts_twice_beside_a_residual": ("t[at] + sum", "(residual ? 2 : 1) * t[at] + sum", "fwd", _depthwise),
+    "bias_of_the_group": ("sum, c, add", "sum, (accumulate && !residual ? c % icg : c), add", "bwd_data", _grouped),
+    "overwrites_beside_a_bias": ("accumulate ? t[at] + sum", "accumulate && !bias ? t[at] + sum", "fwd",
+        lambda p: _dense(p) and p.layout == "nchw" and _plain(p, 1)),
+}  # fmt: skip
+
 
 class Plan:
     """One launch."""
@@ -241,7 +259,7 @@ class Mutant(Direct):
     def __init__(self, name):
         super().__init__()
         self.name = f"mutant.{name}"
-        right, wrong, self.direction, self.corner = (MUTANTS | UNSEEN)[name]
+        right, wrong, self.direction, self.corner = (MUTANTS | UNSEEN | ADDING)[name]
         assert right in SOURCE, f"the kernels have no {right!r} to break"
         self.text = SOURCE.replace(right, wrong)
 
@@ -253,4 +271,4 @@ class Mutant(Direct):
 
 @hookimpl
 def convdispatch_solvers():
-    return [Direct(), *map(Mutant, MUTANTS | UNSEEN)]
+    return [Direct(), *map(Mutant, MUTANTS | UNSEEN | ADDING)]

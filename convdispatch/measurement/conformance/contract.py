@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from ...api.device import DeviceInfo
 from ...api.errors import words
 from ...api.problem import ConvProblem
 from ...api.solver import EPILOGUE, Solver
-from ...selection.defensive_copy import ask
+from ...selection.defensive_copy import MOST_CONFIGS, ask
 from ...selection.derivation import Derived
 from ...selection.visible_problem import computes_dtype, visible_problem
 from .memory import Fault
@@ -66,14 +67,18 @@ def _check_words(reason: Any) -> None:
 def configurations(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> list[Mapping[str, Any]]:
     """The solver's tuning choices for an accepted problem. Raises Fault where they are none, no JSON, or not pure."""
     try:
-        offered = [dict(config) for config in ask(solver, "configs", problem, device)]
-        again = [dict(config) for config in ask(solver, "configs", problem, device)]
+        offered, again = (
+            [dict(config) for config in itertools.islice(ask(solver, "configs", problem, device), MOST_CONFIGS + 1)]
+            for _ in range(2)
+        )
         if json.loads(json.dumps(offered)) != offered:
             raise Fault("configurations", f"configurations must survive JSON, got {offered[0]!r}")
     except Fault:
         raise
     except Exception as error:
         raise Fault("configurations", f"configs raised {words(error)}") from error
+    if len(offered) > MOST_CONFIGS:
+        raise Fault("configurations", f"configs must end, after {MOST_CONFIGS} at most: dispatch refuses more")
     if not offered:
         raise Fault("configurations", "an accepted problem has at least one configuration, got none")
     if offered != again:

@@ -12,6 +12,7 @@ from ...api.errors import InvalidArgument, words
 from ...api.solver import Solver
 from ...device import runtime
 from ...selection import derivation
+from ...selection.plugins.answer_trial import Hang
 from ...selection.plugins.loader import Loaded, plugins
 from ...selection.visible_problem import visible_problem
 from . import accuracy
@@ -21,8 +22,11 @@ from .levels import Case
 from .memory import Fault
 from .outcome import Outcome
 
-__all__ = ["FIRST", "Kit", "find_plugin"]
+__all__ = ["FIRST", "HUNG", "MOST_HANGS", "Kit", "find_plugin"]
 
+MOST_HANGS = 2
+"""Cases that a solver may hang in before it fails the others unasked: each costs the whole of the time that one may."""
+HUNG = f"it did not end in {MOST_HANGS} earlier cases, and is not asked any more"
 FIRST = 2
 """So many cases that a solver computes of each direction get the long checks too, marked or not."""
 
@@ -74,6 +78,7 @@ class Kit:
         self.info = runtime.device_info(self.device)
         self.queue = cl.CommandQueue(runtime.context(self.device))
         self._computed: Counter[tuple[str, str]] = Counter()
+        self._hangs: Counter[str] = Counter()
         self._seen: set[tuple[str, Any]] = set()
 
     def solvers_for(self, case: Case) -> list[Solver]:
@@ -94,10 +99,14 @@ class Kit:
         """What becomes of a case with one solver."""
         outcome = Outcome(str(solver.name), case.name, str(case.problem), case.level, "failed")
         began = time.perf_counter()
+        if self._hangs[outcome.solver] >= MOST_HANGS:
+            outcome.check, outcome.reason = "configurations", HUNG
+            return outcome
         try:
             self._examine(solver, case, outcome)
         except Fault as fault:
             outcome.status, outcome.check, outcome.reason = "failed", fault.check, fault.message
+            self._hangs[outcome.solver] += isinstance(fault.__cause__, Hang)
         except Exception as error:  # the driver's or the plugin's, outside of what a check expects
             outcome.status, outcome.check = "failed", "plan"
             outcome.reason = f"{words(error)}"

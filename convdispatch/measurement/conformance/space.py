@@ -38,7 +38,16 @@ _AXES: dict[int, dict[str, Sequence[int]]] = {
 MOST_FLOPS, MOST_ELEMENTS = 2e7, 60_000
 """Operations of a generated case, and elements of its images: what is large in one letter is small in others, for the
 reference takes them all, and each check reads and writes the images."""
-_EPILOGUES = ("bias+residual+accumulate", "residual+accumulate", "bias+leaky_relu(0.5)", "residual+relu")
+_ADDING = ("accumulate", "bias+accumulate", "residual+accumulate", "bias+residual+accumulate")
+_EPILOGUES = (
+    *_ADDING,
+    "bias",
+    "residual",
+    "bias+residual",
+    "bias+leaky_relu(0.5)",
+    "residual+relu",
+    "bias+residual+relu",
+)
 _SKEWS = (0, 1, -1)
 """What the far side's pad is more than the near side's; at least 0."""
 _BARE = {"ph": 0, "pw": 0, "skew_h": 0, "skew_w": 0}
@@ -113,6 +122,8 @@ def _channels(row: Mapping[str, Any]) -> dict[str, int]:
 
 def _is_case(row: Mapping[str, Any]) -> bool:
     """Whether the kernel fits and the case is small: by sizes alone, as tens of thousands of rows are asked about."""
+    if row.get("direction") == "bwd_weights" and row.get("epilogue", "accumulate") != "accumulate":
+        return False
     g, ic, oc = _channels(row).values()
     pixels, places, taps = 1, 1, 1
     for axis in "dhw"[3 - row["ndim"] :]:
@@ -159,8 +170,17 @@ def blocks() -> tuple[Block, ...]:
             _block(f"{form}_3d", "full", form, 3, (), **both),
         ]
         if form != "multiplier":
-            fused = both | {"direction": _DIRECTIONS[:2], "epilogue": _EPILOGUES}
-            made.append(_block(f"{form}_2d.epilogue", "full", form, 2, (), **fused))
+            fused = both | {"direction": _DIRECTIONS, "epilogue": _EPILOGUES}
+            # Kernels of 1x1 and 3x3 have epilogues of their own.
+            corners = [_square(kernel) for kernel in ((3,) if form == "depthwise" else (1, 3))]
+            adding = [
+                {**corner, "epilogue": one, "direction": direction}
+                for corner in corners
+                for one in _ADDING
+                for direction in _DIRECTIONS[:2]
+            ]
+            adding.append({"epilogue": "accumulate", "direction": "bwd_weights"})
+            made.append(_block(f"{form}_2d.epilogue", "full", form, 2, adding, **fused))
         # Quantized: forward, in every rank; corners in both layouts.
         int8 = [{**stratum, "layout": "nhwc"} for stratum in strata]
         made.append(_block(f"{form}_2d.int8", "full", form, 2, int8, **_QUANTIZED))

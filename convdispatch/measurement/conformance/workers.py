@@ -7,7 +7,7 @@ at, and asks the solvers behind it in a new one.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +17,7 @@ from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild, farm
 from .levels import Case
 from .outcome import Outcome
+from .session import HUNG, MOST_HANGS
 
 __all__ = ["run"]
 
@@ -37,7 +38,9 @@ def run(
     the names of the cases that were not reported. Raises ConvDispatchError when no child starts.
     """
     todo, waiting = deque(cases), {case.name for case in cases}
-    ended = farm(todo, jobs, lambda: RestartingChild(__name__, setup), lambda c, case: _run(c, case, timeout_s), until)
+    hangs: Counter[str] = Counter()
+    child = lambda: RestartingChild(__name__, setup)  # noqa: E731
+    ended = farm(todo, jobs, child, lambda c, case: _run(c, case, timeout_s, hangs), until)
     try:
         for case, found in ended:
             waiting.discard(case.name)
@@ -56,9 +59,9 @@ def run(
     return [case.name for case in cases if case.name in waiting]
 
 
-def _run(child: RestartingChild, case: Case, timeout_s: float) -> list[Outcome]:
+def _run(child: RestartingChild, case: Case, timeout_s: float, hangs: Counter[str]) -> list[Outcome]:
     """One outcome a solver; who comes behind one that took the child with it is asked of the next child."""
-    found: list[Outcome] = []
+    found = [_ended(case, solver, HUNG) for solver, times in hangs.items() if times >= MOST_HANGS]
     while True:
         known = len(found)
         skip = sorted(outcome.solver for outcome in found)
@@ -77,6 +80,7 @@ def _run(child: RestartingChild, case: Case, timeout_s: float) -> list[Outcome]:
         except Died as died:
             words = str(died).replace("it gave no answer within", "it did not end within")
             if running:
+                hangs[running] += words != str(died)
                 found.append(_ended(case, running, words))
             elif len(found) == known:  # it died at the question itself, and would again
                 return [*found, _ended(case, "", words)]

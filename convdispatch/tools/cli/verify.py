@@ -84,29 +84,25 @@ def verify(
         from ...selection.plugins.loader import try_each
 
         try_each(strangers=True)  # one that ends the process that imports it is named, and the others are verified
-    began, verdicts, good = time.monotonic(), [], True
+    began, verdicts, good, paths = time.monotonic(), [], True, (json_path, html_path)
     options["until"] = None if within_s is None else began + within_s
     options["jobs"] = min(2, os.cpu_count() or 1) if jobs is None else jobs
-    if cluster is not None and render is None:
-        paths = (json_path, html_path, len(plugins))
-        passed = [_run_there(plugin, level, cluster, security, *paths, **options) for plugin in plugins]
-        sys.exit(0 if all(passed) else 1)
-    rendered = [] if render is None else load_all(render)
-    if len(rendered) > 1:
-        with shown(render):
-            _present(rendered, json_path, html_path)
-        sys.exit(0 if all(report.passed for report in rendered) else 1)
     for plugin in plugins if render is None else ("",):
-        report = _run(plugin, level, **options) if render is None else rendered[0]
+        sound = True
+        if render is not None:
+            reports = load_all(render)
+        elif cluster is not None:
+            reports, sound = _run_there(plugin, level, cluster, security, **options)
+        else:
+            reports = [_run(plugin, level, **options)]
         with shown(render):
-            _show(report)
-            for path, write in ((json_path, report.write), (html_path, lambda to, report=report: _page(report, to))):
-                if path is not None:
-                    write(path if len(plugins) < 2 else path.with_stem(f"{path.stem}-{plugin}"))
-        verdicts.append(report.verdict())
-        if render is None and report.verdict() == "passed" and not report.selected and not report.unasked:
+            own = [path and (path if len(plugins) < 2 else path.with_stem(f"{path.stem}-{plugin}")) for path in paths]
+            _present(reports, *own, alone=len(reports) == 1 and cluster is None)
+        verdicts.append(", ".join(report.verdict() for report in reports) or "nothing ran")
+        good = good and sound and bool(reports) and all(report.passed for report in reports)
+        trusted = render is None and cluster is None and verdicts[-1] == "passed"
+        if trusted and not (reports[0].selected or reports[0].unasked):
             _trust(plugin)
-        good = good and report.passed
     if len(plugins) > 1:
         said = ", ".join(f"{plugin} {verdict}" for plugin, verdict in zip(plugins, verdicts))
         echo(f"{said}; {time.monotonic() - began:.0f} s in all")
@@ -137,21 +133,10 @@ def _heard(console: Any, step: Any, verbose: bool) -> Any:
 
 
 def _run_there(
-    plugin: str,
-    level: str,
-    cluster: str,
-    security: Any,
-    json_path: Path | None,
-    html_path: Path | None,
-    plugins: int,
-    device: str | None,
-    files: tuple[Path, ...],
-    verbose: bool,
-    first: bool,
-    until: None,
-    **options: Any,
-) -> bool:
-    """By a cluster's workers, shown and written, the page one of all kinds of device; whether all of them passed."""
+    plugin: str, level: str, cluster: str, security: Any, device: str | None, files: tuple[Path, ...], verbose: bool,
+    first: bool, until: None, **options: Any,
+) -> tuple[list[Any], bool]:  # fmt: skip
+    """By a cluster's workers: a report a kind of device, and whether nothing went wrong on the way."""
     from ...cluster.verifying import verify_many
 
     own, console, faults = read_entries((), files) if files else [], stderr(), list[str]()
@@ -166,28 +151,24 @@ def _run_there(
             plugin, level, cluster, device, own=own, security=security, command=command_line(), report=heard,
             tell=tell, **options,
         )  # fmt: skip
-    own_path = lambda path: path and (path if plugins < 2 else path.with_stem(f"{path.stem}-{plugin}"))  # noqa: E731
-    _present(reports, own_path(json_path), own_path(html_path))
-    return bool(reports) and not faults and all(report.passed for report in reports)
+    return reports, not faults
 
 
-def _present(reports: list[Any], json_path: Path | None, html_path: Path | None) -> None:
-    """Show the reports of one plugin on several kinds of device, and write each file that was asked for, one of all."""
+def _present(reports: list[Any], json_path: Path | None, html_path: Path | None, alone: bool) -> None:
+    """Show the reports of one plugin, one a kind of device, and write each file that was asked for, one of all; JSON is
+    a list of them unless one is ``alone``."""
     import json
 
     for report in reports:
         _show(report)
     if json_path is not None:
-        text = json.dumps([report.to_json() for report in reports], indent=1) + "\n"
+        values = [report.to_json() for report in reports]
+        text = json.dumps(values[0] if alone else values, indent=1) + "\n"
         json_path.write_text(text, encoding="utf-8")
     if html_path is not None and reports:
-        _page(reports, html_path)
+        from ...measurement.conformance.page import write_html
 
-
-def _page(report: Any, path: Path) -> None:
-    from ...measurement.conformance.page import write_html
-
-    write_html(report, path)
+        write_html(reports, html_path)
 
 
 def _show(report: Any) -> None:
