@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 from torch_checks import error, forms  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
-from convdispatch.api import InvalidArgument  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 nn, F = torch.nn, torch.nn.functional

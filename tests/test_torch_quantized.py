@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra: to
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-
 from torch_checks import layers  # noqa: E402
 
 from convdispatch.torch import convert  # noqa: E402

@@ -68,7 +68,8 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str,
     """A graph of Dynamo's, forward and where gradients are wanted backward, by inductor with our convolutions."""
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(graph, inputs, config_patches={**patches, "post_grad_custom_pre_pass": _pass()})  # type: ignore[no-any-return]
+    return compile_fx(graph, inputs, config_patches={**patches, "post_grad_custom_pre_pass": _pass()})  # type:
+    ignore[no-any-return]
 
 
 def with_our_operators(graph: fx.GraphModule, device: torch.device) -> fx.GraphModule:
@@ -90,7 +91,8 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], patch
 
     def compile_graph() -> Any:
         with torch.no_grad():
-            return compile_fx(graph, list(inputs), config_patches={"fallback_random": True, **patches, "freezing": True})
+            more = {"fallback_random": True, **patches, "freezing": True}
+            return compile_fx(graph, list(inputs), config_patches=more)
 
     # In a thread of its own: around a call of a compiled graph PyTorch has dispatch keys off that tracing needs.
     with ThreadPoolExecutor(1) as thread:
