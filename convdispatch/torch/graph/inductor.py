@@ -68,8 +68,8 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str,
     """A graph of Dynamo's, forward and where gradients are wanted backward, by inductor with our convolutions."""
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(graph, inputs, config_patches={**patches, "post_grad_custom_pre_pass": _pass()})  # type:
-    ignore[no-any-return]
+    more = {**patches, "post_grad_custom_pre_pass": _pass()}
+    return compile_fx(graph, inputs, config_patches=more)  # type: ignore[no-any-return]
 
 
 def with_our_operators(graph: fx.GraphModule, device: torch.device) -> fx.GraphModule:
