@@ -252,10 +252,8 @@ def _refused(name: str, solver: Any, problem: ConvProblem, info: Any) -> str | N
 
 
 def keep_at_most(count: int) -> None:
-    """Bound every cache of programs, and of what holds programs, to twice so many values."""
-    for cache in (kernels._programs, *kernels._holders):
-        for line in (cache._probation, cache._protected):
-            line.bounds = line.bounds._replace(count=count)
+    """Bound all caches of programs, and of what holds programs, to about so many small programs."""
+    os.environ[kernels.LIMIT_VARIABLE] = str(count * (kernels.PROGRAM_BYTES + kernels.CALL_BYTES))
 
 
 def let_go(device: Any) -> None:

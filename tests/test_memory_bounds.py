@@ -23,19 +23,14 @@ HOLDS = {"Prepared", "Launch", "Kernel", "Call"}
 
 
 @pytest.fixture
-def small():
-    """Caches of programs, and of what holds them, that keep one value asked for once and one that came back."""
+def small(monkeypatch):
+    """No room for what is new beside the value that was made last, and all sizes are new."""
     dispatch.forget()
     kernels.forget()
-    caches = [kernels._programs, *kernels._holders]
-    assert {call_cache.CALLS, dispatch._plans, async_compile._plans} <= set(caches)
-    lines = [line for cache in caches for line in (cache._probation, cache._protected)]
-    before = [line.bounds for line in lines]
-    for line in lines:
-        line.bounds = line.bounds._replace(count=1)
+    assert {call_cache.CALLS, dispatch._plans, async_compile._plans} <= set(kernels._holders)
+    monkeypatch.setattr(kernels, "NEW_SHARE", 1)
+    monkeypatch.setattr(dispatch, "_sizes", dispatch.Families(0))
     yield
-    for line, bounds in zip(lines, before, strict=True):
-        line.bounds = bounds
     dispatch.forget()
 
 

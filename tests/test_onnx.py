@@ -8,8 +8,8 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed (extra: onnx)")
 from onnx import helper  # noqa: E402
 from onnx_models import expected, model, node, normal, residual, saved  # noqa: E402
 
-import convdispatch.onnx  # noqa: E402
 from convdispatch.api import InvalidArgument  # noqa: E402
+from convdispatch.device.programs import kernels  # noqa: E402
 from convdispatch.onnx import load  # noqa: E402
 from convdispatch.tensor import Tensor  # noqa: E402
 
@@ -125,13 +125,16 @@ def test_zeros_around_a_picture_become_the_convolutions_pads(pads, value, others
     assert (names == {"convolution"}) == fused
 
 
-def test_symbolic_sizes_have_a_form_each_and_the_oldest_goes(net, monkeypatch):
-    monkeypatch.setattr(convdispatch.onnx.model, "FORMS", 3)  # each is compiled
-    for size in range(4, 4 + convdispatch.onnx.model.FORMS + 2):
+def test_symbolic_sizes_have_a_form_each_and_the_oldest_goes(monkeypatch):
+    """Of those beyond a net's first, within the bytes that all new programs share."""
+    monkeypatch.setattr(kernels, "FIRST_FORMS", 1)  # each is compiled
+    net = load(residual())
+    for size in range(4, 9):
         x = picture(1, size)
         close(net(x), expected(residual(), x)[0])
-    assert len(net._forms) == convdispatch.onnx.model.FORMS
-    assert ((1, 3, 4, 4),) not in net._forms
+        if size == 4:
+            monkeypatch.setattr(kernels, "NEW_SHARE", 1)
+    assert [net._forms.get(((1, 3, size, size),)) is not None for size in range(4, 9)] == [True, *[False] * 3, True]
 
 
 def test_several_inputs_and_outputs_by_name():

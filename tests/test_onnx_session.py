@@ -11,6 +11,7 @@ from onnx_models import expected, model, node, normal, residual, saved  # noqa: 
 
 import convdispatch.onnx as ours  # noqa: E402
 from convdispatch.api import ConvDispatchWarning, InvalidArgument  # noqa: E402
+from convdispatch.device.programs import kernels  # noqa: E402
 
 CPU = ["CPUExecutionProvider"]
 
@@ -82,10 +83,12 @@ def test_ten_batches_in_turn_are_built_once_each(small):
 
 
 def test_kept_forms_are_bounded_by_their_memory_too(small, monkeypatch):
-    monkeypatch.setattr("convdispatch.onnx.model._MOST_BYTES", 1)
     for mb in range(1, 11):
         small[0].run(None, {"x": normal(mb, 3, 2, 2)})
-    assert len(small[0].net._forms) == 8
+    assert len(small[0].net._forms) == 10
+    monkeypatch.setattr(kernels, "NEW_SHARE", 1)
+    small[0].run(None, {"x": normal(11, 3, 2, 2)})
+    assert len(small[0].net._forms) == kernels.FIRST_FORMS + 1
 
 
 def test_bound_outputs_are_written_where_they_lie(session):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from convdispatch.device import planning_lock
-from convdispatch.device.cache.bounded import KB, Bounded, Bounds
+from convdispatch.device.cache.bounded import KB, Bounded, Budget
 
 
 def run(*works) -> None:
@@ -79,7 +79,7 @@ def test_outside_of_a_turn_nothing_happens():
 
 def test_waiting_for_a_value_that_another_thread_makes_gives_the_turn_away():
     """The maker needs a turn to go on: the one who waits for the value must not keep it."""
-    turn, known, making = threading.Lock(), Bounded(Bounds(8, 8 * KB), Bounds(8, 8 * KB)), threading.Event()
+    turn, known, making = threading.Lock(), Bounded(Budget(lambda: 8 * KB, lambda: 8 * KB)), threading.Event()
     found = []
 
     def make():

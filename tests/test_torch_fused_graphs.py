@@ -19,8 +19,6 @@ from torch_checks import error  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch.calls.framework import tiers  # noqa: E402
-from convdispatch.device.cache.bounded import Bounds  # noqa: E402
-from convdispatch.device.programs.kernels import Programs  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.torch import counting  # noqa: E402
 from convdispatch.torch.dispatch import engine, native  # noqa: E402
@@ -76,6 +74,7 @@ def graphs(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "_Graph", HostGraph)
     monkeypatch.setattr(cuda_graphs, "DEVICE", "cpu")
     monkeypatch.setattr(cuda_graphs, "LAUNCHES", 2)
+    monkeypatch.setenv("CONVDISPATCH_TIER", "full")  # on a CPU further sizes would be PyTorch's, and no graph's
     return HostGraph.made
 
 
@@ -129,9 +128,6 @@ def test_what_is_chosen_anew_is_captured_anew(graphs):
 
 def test_a_callers_capture_finds_what_a_graph_launches(graphs, stand_in, monkeypatch):  # noqa: F811
     """Replays ask for no kept call, so others take their places meanwhile; in a capture none can be made."""
-    calls = Programs(engine._let_go)
-    calls._probation.bounds = Bounds(2, 1 << 30)
-    monkeypatch.setattr(engine, "_calls", calls)
     plain, fused = net()
     wanted = plain(picture(7)).double()
     with torch.no_grad(), ct.enable(solver="im2col*"):
@@ -139,6 +135,7 @@ def test_a_callers_capture_finds_what_a_graph_launches(graphs, stand_in, monkeyp
             fused(picture(turn))
         assert len(graphs) == 1
         plain(picture(size=5))  # two other convolutions
+        engine._calls.drop()
         native.forget()  # as each enable() does
         ct.reset_counters()
         monkeypatch.setattr(HostGraph, "capturing", True)

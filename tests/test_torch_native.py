@@ -14,8 +14,6 @@ from native_stand_in import stand_in  # noqa: E402, F401 (torch is asked for fir
 
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
-from convdispatch.device.cache.bounded import Bounds  # noqa: E402
-from convdispatch.device.programs.kernels import Programs  # noqa: E402
 from convdispatch.selection import dispatch  # noqa: E402
 from convdispatch.torch.dispatch import engine, native  # noqa: E402
 from convdispatch.torch.weights import _seen  # noqa: E402
@@ -358,10 +356,7 @@ def test_disabled_it_is_gone(stand_in, capfd):  # noqa: F811
 
 
 def test_a_step_that_enters_enable_anew_plans_nothing(stand_in, monkeypatch):  # noqa: F811
-    """Of a net of more calls than new ones are kept; and what other words decide is apart from it."""
-    calls = Programs(engine._let_go)
-    calls._probation.bounds = Bounds(2, 1 << 30)
-    monkeypatch.setattr(engine, "_calls", calls)
+    """What other words decide is apart from it."""
     asked = []
     real = engine.cached_call
     monkeypatch.setattr(engine, "cached_call", lambda *a, **k: asked.append(a[0]) or real(*a, **k))

@@ -23,6 +23,7 @@ ZONES = {
     "device": """
         binaries
         bounded_cache*
+        many_sizes
         bridge
         bring_up
         commands*

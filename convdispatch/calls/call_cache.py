@@ -15,12 +15,26 @@ in a row is made ``again`` where its arguments are as they were; see ``guarded_r
 _MOST = 256
 
 
-def _let_go() -> None:
+def _let_go(gone: list[Any] | None = None) -> None:
+    """Forget the calls that went; all without a list."""
+    left = set(map(id, gone or ()))
     for known in LAST.values():
+        kept = {} if gone is None else {key: call for key, call in known.items() if id(call) not in left}
         known.clear()
+        known.update(kept)
 
 
-CALLS = Programs(_let_go)
+def _used(call: Any) -> int:
+    """1 where a call is some weights' last one, which its next call then has to look up; else 0."""
+    for known in LAST.values():
+        for key, each in known.items():
+            if each is call:
+                del known[key]
+                return 1
+    return 0
+
+
+CALLS = Programs(_let_go, _used)
 dispatch.on_forget(CALLS.drop)
 dispatch.on_forget(_let_go)
 if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they can be made

@@ -183,13 +183,14 @@ def host_fast_path(
         try:
             try:
                 if packs:
+                    token = promise.token  # before the memory: another thread may let go of that
                     packed = promise.addresses.get(key)
                     if packed is None:
                         if not addresses[W]:
                             return None
                         packed = packed_weights(promise, addresses[W], queue)
                     addresses = [*addresses]
-                    addresses[W] = promise.token
+                    addresses[W] = token
                 return out if run(queue, addresses, packed) else None
             except BaseException as error:
                 if not unpacked[W]:

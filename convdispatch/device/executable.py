@@ -9,6 +9,7 @@ be recorded (a vendor's library), is an executable of one opaque command: its ``
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -80,7 +81,7 @@ class Executable:
         rounded = [-(-size // _ALIGN) * _ALIGN for size in self.scratch_sizes]
         *offsets, self.scratch_size = accumulate(rounded, initial=0)
         self.offsets = tuple(offsets)
-        self._bound: dict[Any, Any] = {}
+        self._bound: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
     @classmethod
     def of(
@@ -97,11 +98,13 @@ class Executable:
         return cls(launches, operands, output, enqueue)
 
     def bind(self, place: Place[T]) -> T:
-        """What runs it at a place, made once a place."""
+        """What runs it at a place, the same for all who hold it; it holds the executable, and is not held by that."""
         found = self._bound.get(place)
         if found is None:
-            found = self._bound.setdefault(place, place.bind(self))
-        return found  # type: ignore[no-any-return]
+            found = place.bind(self)
+            if found is not None:
+                found = self._bound.setdefault(place, found)
+        return found  # type: ignore[return-value]
 
     def takes_part_of(self, operand: int) -> bool:
         """Whether a kernel gets an operand from another byte than its first on."""

@@ -9,13 +9,13 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..calls.arrays.operands import elements_overlap
-from ..device.programs.kernels import Programs
+from ..device.programs.kernels import Programs, without_numbers
 from .codegen.expression import Formula, parse
 from .codegen.kernel import Operand, Prepared, prepare
 from .codegen.strides import broadcast, stretched
 from .tensor import Tensor
 
-_calls = Programs()
+_calls = Programs(family=without_numbers)
 
 
 class _Call:

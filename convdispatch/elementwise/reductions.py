@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..device.programs.kernels import Programs
+from ..device.programs.kernels import Programs, without_numbers
 from .apply import forms, operand_of, result_dtype
 from .codegen.expression import parse
 from .codegen.reduction_kernel import OPERATIONS, Reduction, plan
@@ -19,7 +19,7 @@ from .codegen.strides import broadcast
 from .filling import fill
 from .tensor import Tensor
 
-_calls = Programs()
+_calls = Programs(family=without_numbers)
 
 
 class _Call:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from ..api.policy import policy
 from ..api.problem import ConvProblem
+from ..device.programs.kernels import Programs
 from .ffi import Frame, handler
 from .host_call import HostCall
 
 TARGET = "convdispatch.convolution"
 """The name of the custom call in compiled programs; its attribute is the problem as text."""
 _alive: list[Any] = []
-_calls: dict[tuple[str, bytes], Any] = {}
-_lock = threading.Lock()
+_calls = Programs()
+"""By platform and a problem's text."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -32,13 +32,11 @@ def register() -> None:
 
 def call_for(platform: str, text: bytes) -> Any:
     """The call of a problem on a platform, prepared. Raises Fallback where it cannot be."""
-    call = _calls.get((platform, text))
+    key = (platform, text)
+    call = _calls.get(key)
     if call is None:
-        with _lock:
-            call = _calls.get((platform, text))
-            if call is None:
-                with policy(tier=None):  # a compiled program keeps what it gets: no general kernel for the time being
-                    call = _calls[platform, text] = _maker(platform)(ConvProblem.parse(text.decode()))
+        with policy(tier=None):  # a compiled program keeps what it gets: no general kernel for the time being
+            call = _calls.make(key, lambda: _maker(platform)(ConvProblem.parse(text.decode())))
     return call
 
 

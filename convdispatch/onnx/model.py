@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 
 from .. import inference, runtime
 from ..api.errors import InvalidArgument
+from ..device.programs.kernels import Programs
 from ..inference.bound_outputs import run_into
 from ..tensor import Tensor
 from . import operators  # noqa: F401 (enters the operators)
@@ -25,11 +25,6 @@ from .types import dtype_of, supported
 if TYPE_CHECKING:
     from ..api.problem import ConvProblem
 
-FORMS = 32
-"""Built forms that a net keeps at most; the one that was used longest ago goes first."""
-_MOST_BYTES = 1 << 31
-"""What kept forms may take beyond the newest eight, weights in their plans' form included."""
-_LEAST_FORMS = 8
 _MOST_VALUES = 4096
 """Elements of an input whose values a form may depend on."""
 _NEWEST_KNOWN = 7
@@ -102,7 +97,8 @@ class OnnxNet:
         """Initialisers that a call may give other values."""
         self._folder, self._feeding = folder, dict[frozenset[str], OnnxNet]()
         self._memory: dict[Any, Any] = {"lasting": {id(value) for value in self._constants.values()}}
-        self._forms: OrderedDict[Any, _Form] = OrderedDict()
+        self._forms = Programs.of(self)
+        self._latest: inference.InferenceNet | None = None
         self._by_value: set[str] = set()
         self._lock = threading.RLock()
 
@@ -185,23 +181,18 @@ class OnnxNet:
         while True:
             key = tuple(self._key(array, port) for array, port in zip(arrays, self.inputs, strict=True))
             fed = [a for a, port in zip(arrays, self.inputs, strict=True) if port.name not in self._by_value]
-            if key in self._forms:
-                self._forms.move_to_end(key)
-                return self._forms[key], fed
             try:
-                form = self._build(arrays)
+                form = self._forms.get(key) or self._forms.make(key, lambda: self._build(arrays), None, self._nbytes)
             except NeedsValue as request:
                 self._depend(request, arrays)
                 continue
-            self._forms[key] = form
-            while len(self._forms) > FORMS or (len(self._forms) > _LEAST_FORMS and self._nbytes() > _MOST_BYTES):
-                self._forms.popitem(last=False)
+            self._latest = form.net
             return form, fed
 
-    def _nbytes(self) -> int:
-        """What the kept forms take on the device, about."""
+    def _nbytes(self, form: _Form) -> int:
+        """What a form takes on the device, about: weights may be packed for it."""
         weights = sum(value.nbytes for value in self._constants.values())
-        return sum(weights + form.net.nbytes for form in self._forms.values() if form.net is not None)
+        return 0 if form.net is None else weights + form.net.nbytes
 
     def _key(self, array: Any, port: Port) -> Any:
         if port.name in self._by_value:
@@ -217,7 +208,7 @@ class OnnxNet:
             said = ", ".join(f"{name} ({n} elements)" for name, n in large.items()) or "values that the net computes"
             raise InvalidArgument(f"{request.why} when it is built, and that depends on {said}")
         self._by_value |= request.names
-        self._forms.clear()
+        self._forms.drop()
 
     # --- building ----------------------------------------------------------------------------------------------------
 
@@ -235,8 +226,7 @@ class OnnxNet:
     @property
     def latest(self) -> inference.InferenceNet | None:
         """The form that ran or was built last; None before, and where every output is a constant."""
-        last = next(reversed(self._forms.values()), None)
-        return None if last is None else last.net
+        return self._latest
 
     def problems(self, *shapes: Sequence[int], layout: str | None = None) -> list[ConvProblem]:
         """The convolutions that the inference form asks for with inputs of ``shapes``, in order, in one layout or both

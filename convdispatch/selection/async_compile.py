@@ -16,7 +16,7 @@ from ..api.policy import Policy
 from ..api.problem import ConvProblem
 from ..device import background, runtime
 from ..device.commands.interface import thread
-from ..device.programs.kernels import Programs
+from ..device.programs.kernels import Programs, without_numbers
 from .generic_solver import GenericSolver, generic_s
 from .prepared import Prepared
 
@@ -28,7 +28,7 @@ WAIT_S = 0.1
 LONGEST_S = 0.5
 """A call that would compute by ``general`` for longer waits for its plan: compiling takes less."""
 _GENERAL = GenericSolver()
-_plans = Programs()
+_plans = Programs(family=without_numbers)
 _lock = threading.Lock()
 _under_way: dict[Any, Future[Prepared]] = {}
 

@@ -28,11 +28,12 @@ from ..api.solver import Solver
 from ..device import runtime
 from ..device.cache import artifact_store
 from ..device.cache.artifact_store import forbid_unstored
+from ..device.cache.bounded import Families
 from ..device.commands.interface import thread
 from ..device.memory.allocator import full, make_room, out_of_memory, with_room
 from ..device.memory.shared_pool import out_of_order
 from ..device.programs.compile_pool import run as run_side_by_side
-from ..device.programs.kernels import Programs
+from ..device.programs.kernels import CALL_BYTES, Programs
 from ..device.size_limits import problem_must_fit
 from ..device.startup_profile import layer, phase
 from . import async_compile, solver_query
@@ -43,9 +44,9 @@ from .layer_chain import call_state
 from .planpack import decisions, from_environment
 from .plugins import faults, verdicts
 from .plugins.loader import plugins
-from .prepared import Constant, Prepared, no_event
+from .prepared import Constant, Prepared, let_go, no_event
 from .solver_query import checked_plan, guarded, planned_as
-from .visible_problem import visible_problem
+from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -63,8 +64,9 @@ __all__ = [
     "run",
 ]
 
-_plans = Programs()
+_plans = Programs(let_go)
 """Prepared by (context, problem, what a policy selects)."""
+_sizes = Families(SIZES_OF_A_LAYER)
 _forgetters: list[Any] = []
 
 
@@ -82,11 +84,15 @@ def prepare(
     """
     policy = policy or current_policy()
     key = (context, problem, policy.selection)
-    prepared = _plans.get(key)
+    prepared = _plans.part(key)
     if prepared is None:
         prepared = _planned_now(problem, context, policy, key, ranked)
-    else:
-        thread.built += prepared.nbytes
+    return prepared
+
+
+def _counted(key: Any, prepared: Prepared) -> Prepared:
+    """A plan that is about to be held under a key: weights that are packed for it count there."""
+    prepared.grow = functools.partial(_plans.grow, key)
     return prepared
 
 
@@ -103,7 +109,8 @@ def _planned_now(
     problem_must_fit(problem, runtime.device_info(context.devices[0]))
 
     def chosen() -> Prepared:
-        return _plans.make(key, lambda: _first_that_plans(problem, context, policy, ranked))
+        further = _sizes.further((context, layer_of(problem), policy.selection), problem)
+        return _plans.make(key, lambda: _counted(key, _first_that_plans(problem, context, policy, ranked)), further)
 
     with layer(str(problem)):
         if async_compile.is_enabled(policy):
@@ -152,7 +159,6 @@ def _planned_first(
     ranked: Iterable[Candidate] | None,
     device: DeviceInfo,
 ) -> Prepared:
-    before = thread.built
     for candidate in _candidates(problem, context.devices[0], device, policy, ranked):
         compiled = thread.compiled
         if banned(candidate.solver):
@@ -160,7 +166,6 @@ def _planned_first(
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
             made = with_room(context.devices[0], functools.partial(plan, candidate.source, candidate.math))
-            made.nbytes = thread.built - before
             decisions.note(made, context.devices[0], policy, thread.compiled - compiled)
             return made
         except (Frozen, PlanFailed):
@@ -342,7 +347,7 @@ def adopt(problem: ConvProblem, context: cl.Context, policy: Policy, prepared: P
     """From now on calls under a policy run this plan: they find it when they look next, and wait for nothing."""
     key = (context, problem, policy.selection)
     _plans.drop(lambda other: other == key)
-    _plans.put(key, prepared, prepared.nbytes)
+    _plans.put(key, _counted(key, prepared), CALL_BYTES)
     _look_anew()
 
 
@@ -356,6 +361,7 @@ def forget(problem: ConvProblem | None = None) -> None:
     """Drop kept plans, of one problem or all, so that the next call chooses anew; for new records or plugins."""
     _plans.drop(lambda key: problem is None or key[1] == problem)
     if problem is None:
+        _sizes.forget()
         forgive()
         solver_query.forget()
         verdicts.refresh()

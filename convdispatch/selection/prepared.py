@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import math
 import reprlib
-import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,8 +14,6 @@ from ..api.errors import PluginError
 from ..api.problem import ConvProblem
 from ..api.solver import Plan, Solver
 from ..device import runtime
-from ..device.cache import artifact_store
-from ..device.cache.artifact_store import forbid_unstored
 from ..device.commands.interface import Commands, thread
 from ..device.commands.queues import OpenCLQueue, commands_of
 from ..device.commands.recording import Recording, Slot
@@ -28,8 +22,8 @@ from ..device.executable import OUTPUTS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import KernelPlan, Launch, build, kernel_text
-from ..device.startup_profile import layer, phase
 from .choice.set_aside import NoWorkspace
+from .constants import Constant, constant
 from .layer_chain import enqueue_plan, run_layered
 from .plugins.loader import plugins
 
@@ -37,143 +31,6 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 __all__ = ["Constant", "Prepared", "constant", "enqueue_plan", "no_event", "operand_sizes"]
-
-_tokens = itertools.count(1)
-
-
-class Constant:
-    """Weights that will not change: a plan may pack or transform them once, and the packed form is kept here.
-
-    Behaves as the array it wraps where ``conv`` looks (shape, dtype). Writing to the array afterwards is an error
-    that nothing detects.
-    """
-
-    __slots__ = ("__weakref__", "_device_copies", "_lock", "_packed", "_seen", "addresses", "array", "token")
-
-    def __init__(self, array: Any) -> None:
-        self.array, self.token = array, next(_tokens)
-        self._packed: dict[Any, Any] = {}
-        self.addresses: dict[Any, Any] = {}
-        """Where packed forms lie, once they are there, by whatever their reader looks them up by."""
-        self._device_copies: dict[Any, Any] = {}
-        self._seen: dict[str, Constant] = {}
-        self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"<constant weights of {self.dtype}, {tuple(self.shape)}, in {type(self.array).__name__}>"
-
-    def seen_as(self, kind: str, view: Callable[[], Any]) -> Constant:
-        """The same weights by another kind of array over their memory; keeps packed forms as this does."""
-        found = self._seen.get(kind)
-        if found is None:
-            found = self._seen.setdefault(kind, Constant(view()))
-        return found
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the wrapped weights."""
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Dtype of the wrapped weights."""
-        return self.array.dtype
-
-    def on_device(self, queue: cl.CommandQueue) -> cl.MemoryObject:
-        """A copy of host weights in the queue's context, made once a context."""
-        commands = commands_of(queue)
-        key = (commands.kind, commands.context)
-        copy = self._device_copies.get(key)
-        if copy is None:
-            forbid_unstored("copy constant weights to the device", commands.device)
-            native = np.ascontiguousarray(self.array, self.array.dtype.newbyteorder("="))
-            copy = commands.bring(native)
-            with self._lock:
-                copy = self._device_copies.setdefault(key, copy)
-        return copy
-
-    def packed(
-        self, prepared: Prepared, queue: cl.CommandQueue, w: cl.MemoryObject, wait_for: Sequence[cl.Event] | None = None
-    ) -> tuple[cl.MemoryObject, cl.Event | None]:
-        """The packed form that ``prepared`` wants, and the event after which it is there; None once that is past.
-
-        Made once a context and pack key, on ``queue``, after ``wait_for``, when ``w`` holds the weights.
-        """
-        commands = commands_of(queue)
-        key = (commands.kind, prepared.pack_key)
-        found = self._packed.get(key)
-        if found is None:
-            forbid_unstored("pack constant weights", commands.device)
-            with self._lock:
-                found = self._packed.get(key)
-                if found is None:
-                    with layer(str(prepared.problem)), phase("packing"):
-                        found = _pack(prepared, commands, queue, w, wait_for)
-                    commands.flush()  # other queues may wait for it
-                    self._packed[key] = found
-        memory, event = found
-        if event is not None and commands.complete(event):
-            self._packed[key] = memory, None
-            event = None
-        return memory, event
-
-
-def _pack(prepared: Prepared, commands: Commands, queue: Any, w: Any, wait_for: Any) -> tuple[Any, Any]:
-    """New memory with the packed form of ``w``, and the event after which it holds it."""
-    memory = commands.fresh(prepared.packed_size)
-    pack = prepared.plan.pack  # type: ignore[attr-defined]
-    form = f"{prepared.solver.name} {artifact_store.key_of(repr(prepared.pack_key[1:]))}"
-    if artifact_store.in_force() and artifact_store.find("weights", form, commands.device):
-        found = artifact_store.find("weights", _weights_key(form, prepared, commands, w, wait_for), commands.device)
-        if found is not None and len(found[0]) == prepared.packed_size:
-            commands.write(memory, np.frombuffer(found[0], np.uint8))
-            return memory, None
-
-    def made() -> tuple[Any, Any]:
-        if prepared.recordable:
-            return memory, pack(queue, w, memory, wait_for)
-        return memory, commands.call(pack, (w, memory), "pack", wait_for)
-
-    return _gathered(form, prepared, commands, w, wait_for, made) if artifact_store.gathers() else made()
-
-
-def _gathered(form: str, prepared: Prepared, commands: Commands, w: Any, wait_for: Any, made: Callable[[], Any]) -> Any:
-    """What ``made`` answers, noted for a pack where packing takes longer than reading the packed form would."""
-    made()[1].wait()  # the first time loads kernels
-    packed_s = read_s = math.inf
-    for _ in range(3):  # the least: who else works here must not decide what a pack holds
-        start = time.perf_counter()
-        memory, event = made()
-        event.wait()
-        packed_s, start = min(packed_s, time.perf_counter() - start), time.perf_counter()
-        key = _weights_key(form, prepared, commands, w, wait_for)
-        content = _read(commands, memory, prepared.packed_size)
-        read_s = min(read_s, time.perf_counter() - start)
-    if artifact_store.all_weights() or packed_s > read_s:
-        artifact_store.note("weights", form, lambda: b"", commands.device)
-        artifact_store.note("weights", key, lambda: content, commands.device)
-    return memory, None
-
-
-def _weights_key(form: str, prepared: Prepared, commands: Commands, w: Any, wait_for: Any) -> str:
-    """What a packed form follows from: the plan's way of packing, and the weights' values."""
-    problem = prepared.problem
-    source = _read(commands, w, int(np.prod(problem.w_shape)) * problem.itemsize, *(wait_for or ()))
-    return f"{form} {hashlib.sha256(source).hexdigest()}"
-
-
-def _read(commands: Commands, memory: Any, size: int, *events: Any) -> np.ndarray:
-    for event in events:
-        if event is not None:
-            event.wait()
-    found = np.empty(size, np.uint8)
-    commands.read(memory, found)
-    return found
-
-
-def constant(w: Any) -> Constant:
-    """Promise that ``w`` (NumPy array, ``pyopencl.array.Array`` or Tensor) keeps its values; see Constant."""
-    return w if isinstance(w, Constant) else Constant(w)
 
 
 class Prepared:
@@ -196,8 +53,9 @@ class Prepared:
         """What the solver planned it in: the problem's own, or more accurate."""
         self.workspace_size = plan.workspace_size
         self._executable: Executable | None = None
-        self.nbytes = 0
-        """About what its programs take of the host's memory, where it is known."""
+        self.grow: Callable[[int], Any] = _uncounted
+        """Counts bytes of packed weights for the plan, where it is held within a bound."""
+        self._packers: weakref.WeakSet[Constant] = weakref.WeakSet()
         self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
         self.pack_key = (context, solver.name, getattr(plan, "pack_key", None) or (seen, repr(sorted(config.items()))))
         self._seen = seen
@@ -209,6 +67,18 @@ class Prepared:
         """Whether a plan of its own means also takes a CUDA stream for its queue."""
         self.bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
         """Whether ``plan.enqueue(queue, x, w, y, workspace, wait_for)`` is all of it."""
+
+    def packed_for(self, constant: Constant) -> None:
+        """Weights were packed for this plan: they count as its memory until it goes, or the weights do."""
+        self._packers.add(constant)
+        self.grow(self.packed_size)
+        weakref.finalize(constant, _no_longer_packed, weakref.ref(self)).atexit = False
+
+    def let_go(self) -> None:
+        """The plan is not held any more for calls to come: packed weights go with it."""
+        self.grow = _uncounted
+        for weights in list(self._packers):
+            weights.release(self.pack_key)
 
     def begun(self, commands: int, y: Any, residual: Any) -> bool:
         """Whether an ``enqueue`` that raised may have changed what a second one would read from the result's memory.
@@ -341,6 +211,22 @@ class Prepared:
                 residual=residual,
             )
         return enqueue_plan(self._seen, self.plan, queue, x, w, y, scratch, wait_for, bias, residual)
+
+
+def let_go(gone: Sequence[Prepared]) -> None:
+    """Plans are not held any more for calls to come."""
+    for each in gone:
+        each.let_go()
+
+
+def _uncounted(nbytes: int) -> None:
+    """Of a plan that is held within no bound."""
+
+
+def _no_longer_packed(plan: weakref.ref[Prepared]) -> None:
+    prepared = plan()
+    if prepared is not None:
+        prepared.grow(-prepared.packed_size)
 
 
 def operand_sizes(problem: ConvProblem) -> tuple[int, ...]:

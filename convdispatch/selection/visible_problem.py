@@ -1,11 +1,22 @@
-"""What of a problem a solver is shown: without the parts of the epilogue that it does not fuse."""
+"""What of a problem counts: for a solver, all but the parts of the epilogue that it does not fuse; for a layer, all but
+sizes."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
+
+SIZES_OF_A_LAYER = 4
+"""Sizes of one layer that are a net's own, most likely: it has layers alike at several resolutions."""
+_LAYER = [each.name for each in fields(ConvProblem) if each.init and each.name not in ("mb", "id", "ih", "iw")]
+
+
+def layer_of(problem: ConvProblem) -> tuple[Any, ...]:
+    """What problems have in common that are one layer at other sizes."""
+    return tuple(getattr(problem, name) for name in _LAYER)
 
 
 def computes_dtype(solver: Solver, problem: ConvProblem) -> str | None:

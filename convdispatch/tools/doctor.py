@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..api.errors import ConvDispatchError
+from ..api.errors import ConvDispatchError, InvalidArgument
 from ..device import cuda_driver, runtime
 from ..device.native import loading
 from ..device.opencl import icd, vendor_trial
+from ..device.programs.kernels import NEW_SHARE, cache_limit
 from ..device.rates import rates, switched_off
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
@@ -39,6 +40,7 @@ VARIABLES = {
     "CONVDISPATCH_TORCH_GRAPHS": "0: fused PyTorch models on a GPU run layer by layer, not as CUDA graphs",
     "CONVDISPATCH_CUDA_OVERLAP": "whether kernels on CUDA streams may be placed before the one before has ended",
     "CONVDISPATCH_LARGE_IMPORTS": "1 or 0: NVIDIA's OpenCL may import more than 384 MiB at once, or not; else tried",
+    "CONVDISPATCH_CACHE_LIMIT": "bytes of host memory that programs, plans, calls and forms may take: 512M; else 1G",
     "CONVDISPATCH_TRACEBACK": "1: each fault of a plugin is printed with its whole traceback",
     "CONVDISPATCH_TIER": "full or ready: whether first calls under PyTorch wait for the specialised kernel",
     "CONVDISPATCH_TORCH_FIND_MS": "milliseconds of measuring in the background, under torch.backends.cudnn.benchmark",
@@ -64,6 +66,7 @@ class Report:
     registry_problem: str | None
     registry_note: str
     native: str
+    cache_limit: str
     dropin_folder: str
     folders: dict[str, str]
     """What is written on this machine, by name; ``convdispatch config`` says how much."""
@@ -106,11 +109,21 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
         registry_problem=problem,
         registry_note=note,
         native=_native(),
+        cache_limit=_cache_limit(),
         dropin_folder=str(dropin_folder()),
         folders={folder.name: str(folder.path) for folder in folders()},
     )
     report.advice = _advice(report)
     return report
+
+
+def _cache_limit() -> str:
+    """How much the caches of programs may hold, or why the variable cannot be read."""
+    try:
+        limit = cache_limit()
+    except InvalidArgument as error:
+        return str(error)
+    return f"{limit >> 20} MiB, of which further sizes of layers take {min(limit, NEW_SHARE) >> 20}"
 
 
 def _native() -> str:

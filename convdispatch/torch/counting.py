@@ -25,7 +25,7 @@ _watchers: list[Callable[[str, str], None]] = []
 _ticks: dict[str, list[None]] = {"convolution": [], "convolution_backward": [], "max_pool2d": []}
 """One None a call that was not added to the counts yet: to append is one step for Python, so it takes no lock."""
 _MOST_TICKS = 4096
-_others: list[Callable[[], tuple[int, int, dict[str, int]]]] = []
+_others: list[Callable[[], tuple[int, int, dict[str, int], int]]] = []
 
 
 class Tape:
@@ -68,9 +68,9 @@ def repeated(tape: Tape) -> None:
         _solvers.update(tape.solvers)
 
 
-def also(counts: Callable[[], tuple[int, int, dict[str, int]]]) -> None:
-    """``counts()`` tells what was computed here elsewhere since it was asked last: calls of the two operators, and by
-    solver."""
+def also(counts: Callable[[], tuple[int, int, dict[str, int], int]]) -> None:
+    """``counts()`` tells what was computed elsewhere since it was asked last: calls of the two operators here, by
+    solver, and those that PyTorch's kernel answered because ours is not compiled."""
     _others.append(counts)
 
 
@@ -93,7 +93,8 @@ def _add_ticks() -> None:
         del ticks[:count]
         _counts[operator] += count
     for counts in _others:
-        forward, backward, solvers = counts()
+        forward, backward, solvers, compiling = counts()
+        _counts["compiling"] += compiling
         _counts["convolution"] += forward
         _counts["convolution_backward"] += backward
         _solvers.update(solvers)

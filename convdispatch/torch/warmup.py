@@ -53,6 +53,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
             compile_pool.run([functools.partial(_counted, task, done) for task in tasks[first:] + tasks[:first]])
         done[0] = len(tasks)
         found = [_outcome(task) for task in tasks]
+    engine.prepared(calls)
     for reason in found:
         if reason is not None:
             reasons[reason] = reasons.get(reason, 0) + 1

@@ -79,6 +79,7 @@ def _forget_before_swaps() -> None:
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
         for tensor in (t1, t2):
             _seen.pop(id(tensor), None)
+            _alive.pop(id(tensor), None)
             unwatch(tensor)
         swap(t1, t2)
 
@@ -119,20 +120,47 @@ def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
     return seen.pack(weight)
 
 
-def still(weight: torch.Tensor) -> Callable[[], Constant | None] | None:
-    """What answers the packed forms that are promised for ``weight`` now while they are those of its values; holds
-    neither."""
+_alive: dict[int, weakref.ref[torch.Tensor]] = {}
+"""By id: tensors whose end somebody wants to see."""
+
+
+def alive(weight: torch.Tensor) -> Callable[[], bool]:
+    """What says whether ``weight`` is there still; an id or an address alone may be another tensor's by then."""
+    key, reference = id(weight), _alive.get(id(weight))
+    if reference is None or reference() is not weight:
+        _forget_before_swaps()
+        reference = _alive[key] = weakref.ref(weight, functools.partial(_ended, key))
+    number = id(reference)
+
+    def holds() -> bool:
+        found = _alive.get(key)
+        return found is not None and id(found) == number and found() is not None
+
+    return holds
+
+
+def _ended(key: int, reference: weakref.ref[torch.Tensor]) -> None:
+    if _alive.get(key) is reference:
+        del _alive[key]
+
+
+def still(weight: torch.Tensor) -> Callable[[], Any] | None:
+    """What returns the memory of the packed forms that are promised for ``weight`` now while they are those of its
+    values, else None; holds neither weights nor memory."""
     key = id(weight)
     found = _seen.get(key)
     if found is None or found.packed is None:
         return None
-    reference, times = weakref.ref(found), found.times
+    reference, times, token = weakref.ref(found), found.times, found.packed.token
 
-    def holds() -> Constant | None:
+    def holds() -> Any:
         seen = reference()
         if seen is None or seen.times != times or _seen.get(key) is not seen:
             return None
+        packed = seen.packed
+        if packed is None or packed.token != token:  # some of them were let go
+            return None
         tensor = seen.tensor()
-        return seen.packed if tensor is not None and seen.holds(tensor) else None
+        return packed.addresses if tensor is not None and seen.holds(tensor) else None
 
     return holds

@@ -1,9 +1,12 @@
 """Tiers: a framework's own kernel answers a problem's first calls; ours takes over once it is compiled.
 
-A compiler with tiers answers at once and gets faster as it goes; so does ``enable()`` on CUDA. A new problem is planned
+A compiler with tiers answers at once and gets faster as it goes; so does ``enable()``. On CUDA a new problem is planned
 within its call while that is short in all: a burst of new problems may take ``BURST_S``. Further ones go to child
 processes, and their calls to the framework's kernel, counted as ``compiling``. Once a child has planned a problem, a
 later call loads the plan and keeps it. A capture waits for everything before it begins; nothing changes tier inside.
+
+On a CPU a layer's first sizes wait (``sizes``). A further one that was met often enough is planned aside, a few at a
+time and at the lowest priority: the processors that compile are those that compute.
 """
 
 from __future__ import annotations
@@ -36,6 +39,14 @@ LULL_S = 0.25
 """Seconds without a new problem, after which the next one begins a burst."""
 LOAD_SHARE = 0.5
 """Most of the wall time that loading of plans takes from calls while problems are pending."""
+HOST_LOAD_SHARE = 0.1
+"""The same on a CPU, where calls are short and loading a plan takes some milliseconds."""
+HOST_LOAD_S = 0.05
+"""Seconds of loading that a CPU's calls may save up."""
+MOST_ASIDE = 8
+"""Problems of a CPU that wait for a child at once; one that comes then is asked for when it is met again."""
+MOST_PENDING = 64
+"""Problems of a CPU that were planned aside and are not loaded, as their sizes were not met again."""
 _FLOPS, _BYTES = 20e12, 2e12
 """Of a second, roughly: only their ratio bears on the order of problems."""
 
@@ -77,17 +88,46 @@ class _Allowance:
         """Whether a call may spend time on loading now."""
         return self.loaded < LOAD_SHARE * (now - self.since) + 0.05
 
+    def note_load(self, seconds: float) -> None:
+        """A call loaded a plan."""
+        self.loaded += seconds
+
+
+class _HostAllowance:
+    """Loading on a CPU takes a share of the time from calls, whatever comes. Under ``_lock``."""
+
+    def __init__(self) -> None:
+        self.saved, self.last = HOST_LOAD_S, 0.0
+
+    def may_load(self, now: float) -> bool:
+        """As of ``_Allowance``."""
+        self.saved, self.last = min(HOST_LOAD_S, self.saved + HOST_LOAD_SHARE * (now - self.last)), now
+        return self.saved > 0
+
+    def note_load(self, seconds: float) -> None:
+        """As of ``_Allowance``."""
+        self.saved -= seconds
+
 
 _lock = threading.RLock()
-_allowance = _Allowance()
+_allowance, _host_allowance = _Allowance(), _HostAllowance()
 _pending: dict[Any, Pending] = {}
 """By pool, problem and policy: what waits for its plan."""
 
 
 def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
     """Whether a first call under a policy waits for its specialised kernel."""
-    tier = current_policy().tier or os.environ.get(SWITCH) or ("ready" if on_cuda else "full")
+    tier = _tier() or ("ready" if on_cuda else "full")
     return tier != "ready" or _promised(policy, framework)
+
+
+def by_size(policy: Policy, framework: Framework) -> bool:
+    """Whether its size decides if a first call on a CPU waits: nobody asked for a tier, a solver, or more."""
+    return _tier() is None and policy.solver is None and not _promised(policy, framework)
+
+
+def _tier() -> str | None:
+    return current_policy().tier or os.environ.get(SWITCH)
 
 
 def _promised(policy: Policy, framework: Framework) -> bool:
@@ -119,6 +159,7 @@ class Pending:
         self.call: Any = None
         self._build = build
         self._promised: dict[int, tuple[Any, Any]] = {}
+        self._allowance: Any = _allowance
         self.answer: Future[None] = Future()
         fixed = fixed_by_pack(problem, pool.device, runtime.device_info(pool.device), policy) is not None
         if fixed and (not on_cuda or machine_code.carried()):  # a pack says all
@@ -140,15 +181,16 @@ class Pending:
             raise failed
         with _lock:
             begin = time.perf_counter()
-            if self.call is not None or not (wait or _allowance.may_load(begin)):
+            if self.call is not None or not (wait or self._allowance.may_load(begin)):
                 return self.call
             try:
+                self.pool.recall(self.problem, self.policy)  # where it was let go meanwhile
                 with self.pool.lent(), collection_put_off():
                     self.call = self._build()
             finally:
                 _pending.pop(self.key, None)
                 self.pool.drop(self.problem, self.policy)
-                _allowance.loaded += time.perf_counter() - begin
+                self._allowance.note_load(time.perf_counter() - begin)
         return self.call
 
     def pack(self) -> None:
@@ -169,7 +211,7 @@ class Pending:
         """Whether ``resolved()`` would answer None still; a call that is the framework's then is counted."""
         if self.call is not None:
             return False
-        if self.answer.done() and _allowance.may_load(time.perf_counter()) and not self._framework.capturing():
+        if self.answer.done() and self._allowance.may_load(time.perf_counter()) and not self._framework.capturing():
             return False
         self._framework.count()
         return True
@@ -220,6 +262,30 @@ def first(
         if not pending():
             _allowance.since, _allowance.loaded = now, 0.0
         made = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework, on_cuda)
+        return made
+
+
+@collection_put_off()
+def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], framework: Framework) -> Any:
+    """What ``first`` returns, for a further size of a layer on a CPU. Raises Compiling where enough waits already, and
+    what ``build`` does."""
+    if framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
+        return build()
+    from_environment()
+    key = (device, problem, policy.selection)
+    with _lock:
+        found = _pending.get(key)
+        if found is not None:
+            return found
+        pool = pool_of(device)
+        if pool.left >= MOST_ASIDE:
+            raise Compiling()
+        idle = [each for each in _pending.values() if each.answer.done() and each.pool is pool]
+        for each in idle[: max(0, len(idle) - MOST_PENDING)]:
+            _pending.pop(each.key, None)
+            pool.drop(each.problem, each.policy)
+        made = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework)
+        made._allowance = _host_allowance
         return made
 
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 IDLE_S = 20.0
 """Seconds after its last problem at which a child ends."""
+MADE_BYTES = 16 << 20
+"""Bytes of texts and binaries that children made and this process holds; older ones are read from disk."""
 _TRIES = 2
 """Children that may die over one problem."""
 
@@ -234,6 +236,7 @@ class PlannerPool:
                 tables["programs"][key] = said.content[begin : begin + size]
                 begin += size
             tables["texts"].update(said["texts"])
+            _shorten(tables, MADE_BYTES)
             key = artifact_store.decision_key(task.problem, task.policy)
             decision = sealed(key, {name: said[name] for name in ("solver", "config", "source", "math")}, self.device)
             tables["decisions"][key] = decision
@@ -264,6 +267,17 @@ class PlannerPool:
             if self._workers > 1:
                 return
         self.close(why)
+
+
+def _shorten(tables: dict[str, Any], most: int) -> None:
+    """Let go of the texts and binaries that came first, beyond so many bytes."""
+    for name in ("texts", "programs"):
+        table = tables[name]
+        size = sum(map(len, list(table.values())))
+        for key in list(table):
+            if size <= most // 2:
+                break
+            size -= len(table.pop(key, ""))
 
 
 class _Child(Child):

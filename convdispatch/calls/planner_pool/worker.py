@@ -16,13 +16,12 @@ from ...device.child import answer, questions
 
 __all__: list[str] = []
 
-_PRIORITY = 10
-"""Added to the niceness: the parent's own work comes first."""
+_PRIORITY, _PRIORITY_ON_CPU = 10, 19
+"""Added to the niceness: the parent's own work comes first, above all where it computes on the same processors."""
 
 
 def _serve() -> None:
-    with contextlib.suppress(OSError):
-        os.nice(_PRIORITY)
+    _step_back(_PRIORITY)
     asked = questions()
     platform, number = map(int, next(asked)["device"].split(":"))
     warnings.simplefilter("ignore")  # the parent warns of what concerns it
@@ -30,11 +29,13 @@ def _serve() -> None:
     from ...api.policy import policy
     from ...api.problem import ConvProblem
     from ...device.cache import artifact_store
-    from ...device.opencl.platforms import platforms
+    from ...device.opencl.platforms import device_info, platforms
     from ...selection import dispatch
     from ...selection.plugins.loader import plugins
 
     device = platforms()[platform].get_devices()[number]
+    if device_info(device).type == "cpu":
+        _step_back(_PRIORITY_ON_CPU - _PRIORITY)
     rehearse = _rehearsal(device)
     answer({"solvers": sorted(plugins().solvers)})
     epoch = None
@@ -49,6 +50,11 @@ def _serve() -> None:
             answer({"failed": f"{type(error).__name__}: {error}"})
             continue
         _answer(prepared, made)
+
+
+def _step_back(steps: int) -> None:
+    with contextlib.suppress(OSError):
+        os.nice(steps)
 
 
 def _rehearsal(device: Any) -> Any:

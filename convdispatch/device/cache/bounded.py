@@ -1,10 +1,13 @@
-"""A cache of what is dear to make and large to keep: programs, plans, calls.
+"""One bounded cache for what is dear to make and large to hold: programs, plans, calls, forms.
 
-A process that meets ever new sizes must not keep them all, and a net with hundreds of layers must keep every one. So
-values come in two parts, after Johnson and Shasha, "2Q: a low overhead high performance buffer management replacement
-algorithm", 1994: new ones wait in a short line, first in, first out; what is asked for again after it left the line
-(its key is remembered, the value is made anew) has shown that it returns, and joins the long one, whose least recently
-used goes first.
+A process that meets ever new sizes must not hold them all, and a net with hundreds of layers must hold every one. All
+caches of a ``Budget`` share one limit in bytes, and the least recently used entry of them all goes first. An entry
+knows which others it was made of (a call its plan, a plan its programs): these go with it, and not before, because
+they would free nothing as long as it holds them. Bytes are those of the entry itself, so nothing is counted twice.
+
+Entries that are ``new`` (further sizes of a layer, what is cheap to make) have a small share of the limit for
+themselves. An entry that was made again several times after it had gone has shown that it returns, and is not new any
+more: after Johnson and Shasha, "2Q: a low overhead high performance buffer management replacement algorithm", 1994.
 """
 
 from __future__ import annotations
@@ -13,51 +16,35 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..planning_lock import unlocked
 
 KB, MB = 1 << 10, 1 << 20
-
-
-class Bounds(NamedTuple):
-    """The most values and bytes of a line."""
-
-    count: int
-    nbytes: int
+RETURNS = 4
+"""Times that an entry is made again after it had gone, from which on it is not new any more."""
+REMEMBERED = 8192
+"""Keys of entries that went, whose returns are counted."""
+LOW_WATER = 0.9
+"""Share of a bound down to which entries go once it is exceeded: to look for them takes longer than one is worth."""
 
 
 class _Entry:
-    """A value that is kept, its bytes, and when it was asked for last."""
+    """A value in a cache, its bytes, when it was asked for last, and the entries that it was made of."""
 
-    __slots__ = ("nbytes", "turn", "value")
+    __slots__ = ("alive", "cache", "key", "nbytes", "new", "parents", "parts", "turn", "value")
 
-    def __init__(self, value: Any, nbytes: int, turn: int) -> None:
-        self.value, self.nbytes, self.turn = value, nbytes, turn
+    def __init__(self, cache: Bounded, key: Hashable, value: Any, nbytes: int, parts: list[_Entry]) -> None:
+        self.cache, self.key, self.value, self.nbytes, self.parts = cache, key, value, nbytes, parts
+        self.turn, self.parents, self.new, self.alive = 0, 0, False, True
 
 
-class _Line(OrderedDict):
-    """Keys to entries in the order in which they came; ``recent`` lines let go who was asked for longest ago."""
+class _Making(threading.local):
+    parts: list[_Entry] | None = None
 
-    def __init__(self, bounds: Bounds, recent: bool) -> None:
-        super().__init__()
-        self.bounds, self.recent, self.nbytes = bounds, recent, 0
 
-    def put(self, key: Hashable, entry: _Entry) -> list[Hashable]:
-        """Add an entry; the keys of those that went for it. One that is too large alone stays alone."""
-        self.discard(key)
-        self[key] = entry
-        self.nbytes += entry.nbytes
-        gone = []
-        while len(self) > 1 and (len(self) > self.bounds.count or self.nbytes > self.bounds.nbytes):
-            old = min(self, key=lambda each: self[each].turn) if self.recent else next(iter(self))
-            self.discard(old)
-            gone.append(old)
-        return gone
-
-    def discard(self, key: Hashable) -> None:
-        found = self.pop(key, None)
-        self.nbytes -= found.nbytes if found else 0
+_making = _Making()
+"""What this thread asked for while it makes a value: the parts of that."""
 
 
 class _Pending:
@@ -67,73 +54,193 @@ class _Pending:
         self.done, self.thread, self.dropped = threading.Event(), threading.get_ident(), False
 
 
-class Bounded:
-    """Values by key. ``probation`` bounds those asked for once, ``protected`` those that came back; each is made by one
-    thread.
+class Budget:
+    """The bytes that some caches may hold together: ``limit()`` in all, ``share()`` of what is new."""
 
-    No lock is held while a value is made: other keys are served meanwhile. ``evicted()`` is called, outside of all
-    locks, when values went for others: whoever holds some beside this lets go of them then, or no bound would hold.
+    def __init__(self, limit: Callable[[], int], share: Callable[[], int]) -> None:
+        self._limit, self._share = limit, share
+        self.lock = threading.RLock()
+        self.turns = itertools.count()
+        self._entries: set[_Entry] = set()
+        self.nbytes = self.new_nbytes = 0
+        self._returns: OrderedDict[int, int] = OrderedDict()
+        """By the hash of a key that went: how often it had gone."""
+
+    def add(self, entry: _Entry, new: bool) -> list[_Entry]:
+        """Count an entry, and take out those that go for it. Under the lock; a large one alone stays."""
+        entry.turn = next(self.turns)
+        entry.parts = [part for part in entry.parts if part.alive]
+        for part in entry.parts:
+            part.parents += 1
+        entry.new = new and self._returns.get(_name(entry), 0) < RETURNS
+        self._entries.add(entry)
+        self.nbytes += entry.nbytes
+        if entry.new:
+            self.new_nbytes += entry.nbytes
+        else:
+            self._settle(entry)
+        return self._shrink(entry)
+
+    def hold(self, entry: _Entry, parts: list[_Entry] | None) -> None:
+        """What is being made of ``parts`` is made of an entry too, which stays at least until that is there."""
+        if parts is not None and entry not in parts:
+            with self.lock:
+                entry.parents += 1
+                parts.append(entry)
+
+    def grow(self, entry: _Entry, nbytes: int) -> list[_Entry]:
+        """Count more bytes for an entry, such as weights that were packed for a plan. Under the lock."""
+        if not entry.alive:
+            return []
+        entry.nbytes += nbytes
+        self.nbytes += nbytes
+        if entry.new:
+            self.new_nbytes += nbytes
+        return self._shrink(entry) if nbytes > 0 else []
+
+    def remove(self, entry: _Entry) -> None:
+        """Take out an entry; what it was made of stays. Under the lock."""
+        entry.alive = False
+        if entry.cache._all.get(entry.key) is entry:
+            del entry.cache._all[entry.key]
+        self._entries.discard(entry)
+        self.nbytes -= entry.nbytes
+        if entry.new:
+            self.new_nbytes -= entry.nbytes
+        for part in entry.parts:
+            part.parents -= 1
+
+    def _let_go(self, entry: _Entry, gone: list[_Entry]) -> None:
+        """Take out an entry, and those of its parts that nothing else holds."""
+        self.remove(entry)
+        gone.append(entry)
+        if entry.new:
+            name = _name(entry)
+            self._returns[name] = self._returns.pop(name, 0) + 1
+            while len(self._returns) > REMEMBERED:
+                self._returns.popitem(last=False)
+        for part in entry.parts:
+            if part.alive and not part.parents:
+                self._let_go(part, gone)
+
+    def _settle(self, entry: _Entry) -> None:
+        """What an entry that is not new was made of is not new either."""
+        for part in entry.parts:
+            if part.new:
+                part.new = False
+                self.new_nbytes -= part.nbytes
+                self._settle(part)
+
+    def _shrink(self, added: _Entry) -> list[_Entry]:
+        gone: list[_Entry] = []
+        share, limit = self._share(), self._limit()
+        if self.new_nbytes > share:
+            self._evict(added, gone, True, share * LOW_WATER)
+        if self.nbytes > limit:
+            self._evict(added, gone, False, limit * LOW_WATER)
+        return gone
+
+    def _evict(self, added: _Entry, gone: list[_Entry], new: bool, down_to: float) -> None:
+        roots = [each for each in self._entries if not each.parents and each.new >= new]
+        used = {each: each.cache.used(each.value) for each in roots}
+        for entry in sorted((each for each in roots if used[each]), key=lambda each: used[each]):
+            entry.turn = next(self.turns)  # a fast path used it, which does not ask the cache
+        for entry in sorted(roots, key=lambda each: each.turn):
+            if (self.new_nbytes if new else self.nbytes) <= down_to:
+                return
+            if entry is not added and added not in entry.parts and entry.alive:
+                self._let_go(entry, gone)
+
+
+def _name(entry: _Entry) -> int:
+    return hash((id(entry.cache), entry.key))
+
+
+class Families:
+    """Which keys came first of those that are alike, as sizes of one layer are: a net's own, most likely."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._known: OrderedDict[Hashable, set[int]] = OrderedDict()
+
+    def further(self, family: Hashable, key: Hashable) -> bool:
+        """Whether ``key`` is none of the first few of its family."""
+        known = self._known.setdefault(family, set())
+        if len(known) < self._first:
+            known.add(hash(key))
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return hash(key) not in known
+
+    def forget(self) -> None:
+        """What comes next comes first."""
+        self._known.clear()
+
+
+class Bounded:
+    """Values by key within a budget; each is made by one thread.
+
+    No lock is held while a value is made: other keys are served meanwhile. ``evicted(values)`` is called, outside of
+    all locks, with what went: whoever holds some beside this lets go of them then, or no bound would hold.
+    ``used(value)`` is 0, or grows with the time at which a fast path used a value since this was asked last.
     """
 
     def __init__(
         self,
-        probation: Bounds,
-        protected: Bounds,
-        remembered: int = 8192,
-        evicted: Callable[[], None] = lambda: None,
+        budget: Budget,
+        evicted: Callable[[list[Any]], None] = lambda values: None,
+        used: Callable[[Any], int] = lambda value: 0,
     ) -> None:
-        self._evicted = evicted
-        self._probation, self._protected = _Line(probation, False), _Line(protected, True)
+        self._budget, self._evicted, self.used = budget, evicted, used
         self._all: dict[Hashable, _Entry] = {}
-        """What both lines hold: a value is found by one look-up."""
-        self._turns = itertools.count()
-        self._left: OrderedDict[int, None] = OrderedDict()
-        """Hashes of keys that left the short line."""
-        self._remembered = remembered
         self._pending: dict[Hashable, _Pending] = {}
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._probation) + len(self._protected)
+        return len(self._all)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all values, as ``put`` was told."""
-        return self._probation.nbytes + self._protected.nbytes
+        """Bytes of this cache's entries, as ``put`` and ``make`` were told."""
+        return sum(entry.nbytes for entry in list(self._all.values()))
 
     def get(self, key: Hashable) -> Any:
         """The value, or None."""
         found = self._all.get(key)
         if found is None:
             return None
-        found.turn = next(self._turns)
+        found.turn = next(self._budget.turns)
         return found.value
 
-    def put(self, key: Hashable, value: Any, nbytes: int = 0) -> None:
-        """Keep a value of ``nbytes``, and let others go for it."""
-        with self._lock:
-            entry = self._all[key] = _Entry(value, nbytes, next(self._turns))
-            if key in self._protected or self._left.pop(hash(key), self) is None:
-                self._probation.discard(key)
-                went = self._protected.put(key, entry)
-            else:
-                went = self._probation.put(key, entry)
-                self._left.update(dict.fromkeys(map(hash, went)))
-                while len(self._left) > self._remembered:
-                    self._left.popitem(last=False)
-            for gone in went:
-                del self._all[gone]
-        if went:
-            self._evicted()
+    def part(self, key: Hashable) -> Any:
+        """As ``get``; what this thread is making, if anything, is made of the value."""
+        found = self._all.get(key)
+        if found is None:
+            return None
+        found.turn = next(self._budget.turns)
+        self._budget.hold(found, _making.parts)
+        return found.value
 
-    def make(self, key: Hashable, make: Callable[[], tuple[Any, int]]) -> Any:
-        """The value, or else the first of what ``make()`` answers, which is kept; the second is its size in bytes.
+    def put(self, key: Hashable, value: Any, nbytes: int = 0, new: bool = False) -> None:
+        """Hold a value of ``nbytes``, and let others go for it."""
+        self._keep(key, value, nbytes, new, [], _making.parts)
 
-        Threads that ask for one key at once wait for the first of them; where it raises, the next one tries.
+    def grow(self, key: Hashable, nbytes: int) -> None:
+        """Count ``nbytes`` more for a value that is held."""
+        found = self._all.get(key)
+        if found is not None:
+            with self._budget.lock:
+                gone = self._budget.grow(found, nbytes)
+            _tell(gone)
+
+    def make(self, key: Hashable, make: Callable[[], tuple[Any, int]], new: bool | None = None) -> Any:
+        """The value, or else the first of what ``make()`` answers, which is held; the second is its size in bytes.
+
+        ``new``: whether it counts towards the share of what is new; None where what it is made of decides. Threads that
+        ask for one key at once wait for the first of them; where it raises, the next one tries.
         """
         while True:
-            with self._lock:
-                found = self.get(key)
+            with self._budget.lock:
+                found = self.part(key)
                 if found is not None:
                     return found
                 pending = self._pending.get(key)
@@ -144,22 +251,53 @@ class Bounded:
                 with unlocked():
                     pending.done.wait()
                 continue
+            outer, _making.parts = _making.parts, []
             try:
                 value, nbytes = make()
+                if not pending.dropped:
+                    self._keep(key, value, nbytes, new, _making.parts or [], outer)
             finally:
-                with self._lock:
+                parts, _making.parts = _making.parts, outer
+                with self._budget.lock:
+                    for part in parts or ():
+                        part.parents -= 1
                     self._pending.pop(key, None)
                 pending.done.set()
-            if not pending.dropped:
-                self.put(key, value, nbytes)
             return value
 
+    def _keep(
+        self,
+        key: Hashable,
+        value: Any,
+        nbytes: int,
+        new: bool | None,
+        parts: list[_Entry],
+        outer: list[_Entry] | None,
+    ) -> None:
+        with self._budget.lock:
+            before = self._all.get(key)
+            if before is not None:
+                self._budget.remove(before)
+            entry = self._all[key] = _Entry(self, key, value, nbytes, parts)
+            gone = self._budget.add(entry, any(part.new for part in parts) if new is None else new)
+            self._budget.hold(entry, outer)
+        _tell(gone)
+
     def drop(self, which: Callable[[Any], bool] = lambda key: True) -> None:
-        """Let go of the values whose keys ``which`` names, and do not keep those that other threads are making."""
-        with self._lock:
-            for line in (self._probation, self._protected):
-                for key in [key for key in line if which(key)]:
-                    line.discard(key)
-                    del self._all[key]
+        """Let go of the values whose keys ``which`` names, and do not hold those that other threads are making. What
+        they were made of stays, for those that are made in their place."""
+        with self._budget.lock:
+            for key, entry in list(self._all.items()):
+                if which(key):
+                    self._budget.remove(entry)
             for key, pending in self._pending.items():
                 pending.dropped |= pending.thread != threading.get_ident() and which(key)
+
+
+def _tell(gone: list[_Entry]) -> None:
+    """Say to each cache what of it went."""
+    by_cache: dict[Bounded, list[Any]] = {}
+    for entry in gone:
+        by_cache.setdefault(entry.cache, []).append(entry.value)
+    for cache, values in by_cache.items():
+        cache._evicted(values)

@@ -175,11 +175,10 @@ class Commands:
 class _Thread(threading.local):
     capturing: Any = None
     texts: list[str | bytes] | None = None
-    given = built = compiled = slow = 0
+    given = compiled = slow = 0
 
 
 thread = _Thread()
 """``capturing`` is the recording that takes what this thread gives to a queue; ``texts`` takes the programs that it
-would have compiled, where they are only to be read (``kernels.rendering``); ``given`` counts its commands, ``built``
-the bytes of memory that the programs it asked for take, ``compiled`` the texts that it had compiled, ``slow`` the
-builds that took their time, of binaries too."""
+would have compiled, where they are only to be read (``kernels.rendering``); ``given`` counts its commands,
+``compiled`` the texts that it had compiled, ``slow`` the builds that took their time, of binaries too."""

@@ -9,6 +9,7 @@
 #ifndef TORCH_TARGET_VERSION
 #define TORCH_TARGET_VERSION 0x020b000000000000ULL
 #endif
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 #include <torch/csrc/stable/c/shim.h>
 

@@ -96,6 +96,29 @@ PyObject *under(PyObject *, PyObject *number) {
   Py_RETURN_NONE;
 }
 
+// further(meetings): calls of a further size of a known layer are PyTorch's until the size was met so often.
+PyObject *further_from(PyObject *, PyObject *count) {
+  python.meetings = static_cast<uint32_t>(PyLong_AsLong(count));
+  return PyErr_Occurred() ? nullptr : held(Py_None).release();
+}
+
+// met() -> how often the size of the call that Python is asked for just now was met, 0 where nobody counted.
+PyObject *met(PyObject *, PyObject *) {
+  const auto found = meetings.find(std::hash<std::string_view>{}(missed.key));
+  return PyLong_FromUnsignedLong(missed.open && found != meetings.end() ? found->second : 0);
+}
+
+// know(holds): further sizes of the layer of the call that Python is asked for just now are PyTorch's at first, while
+// `holds()` says that its weights are still those.
+PyObject *know(PyObject *, PyObject *holds) {
+  if (missed.open) {
+    if (layers.size() >= kMost) layers.clear();
+    layers[missed.layer].holds = held(holds);
+    meetings[std::hash<std::string_view>{}(missed.key)] = python.meetings;  // this one is no further size
+  }
+  Py_RETURN_NONE;
+}
+
 // offer(steps, laid, holds, packed, sums) -> whether it was taken: what Python decided for the call that it is asked for
 // just now, a list of (program, sources, result, packs); `laid` has (source, strides) of what is copied first. `holds` is
 // None, or answers for each call whether this still holds, as `packed` weights do. No steps: the call is PyTorch's own kernel's while `holds` says so, and Python's without it.
@@ -134,10 +157,11 @@ PyObject *offer(PyObject *, PyObject *given) {
   });
   if (!copies) return nullptr;
   const bool theirs = made->steps.empty(), holding = holds != Py_None;
-  const bool known = missed.operation <= kBackward && driver.forward && driver.backward;  // PyTorch's own kernels
+  const bool known = missed.operation == kHostForward || missed.operation == kHostBackward ||
+                     (missed.operation <= kBackward && driver.forward && driver.backward);  // PyTorch's own kernels
   const bool cannot = !holding || !known;
   if (theirs ? cannot : holding && !missed.by_weights) Py_RETURN_FALSE;
-  if (entries.size() >= kMost) forget_all();
+  if (entries.size() >= kMost) std::exchange(entries, {}), packed_weights.clear();
   Entry &entry = entries[missed.key];
   const bool by_weights = missed.by_weights && (reads_weights || theirs);
   if (by_weights && entry.weights.size() >= kMost) entry.weights.clear();
@@ -152,7 +176,16 @@ PyObject *forget(PyObject *, PyObject *) {
   Py_RETURN_NONE;
 }
 
-// counts() -> (forward calls, backward calls, calls by solver), since it was asked last.
+// drop(program): no decision holds it any more; calls under way keep it until they are over.
+PyObject *drop(PyObject *, PyObject *capsule) {
+  Shared *program = program_of(capsule);
+  if (!program) return nullptr;
+  forget_some(program->get());
+  Py_RETURN_NONE;
+}
+
+// counts() -> (forward calls, backward calls, calls by solver, calls of further sizes that were PyTorch's), since it was
+// asked last.
 PyObject *counts(PyObject *, PyObject *) {
   Ref by(PyDict_New());
   for (auto &each : solved) {
@@ -161,8 +194,9 @@ PyObject *counts(PyObject *, PyObject *) {
     if (!number || PyDict_SetItemString(by.get(), each.first.c_str(), number.get())) return nullptr;
     each.second = 0;
   }
-  PyObject *answer = Py_BuildValue("KKO", (unsigned long long)calls[0], (unsigned long long)calls[1], by.get());
-  calls[0] = calls[1] = 0;
+  PyObject *answer = Py_BuildValue("KKOL", (unsigned long long)calls[0], (unsigned long long)calls[1], by.get(),
+                                   (long long)compiling);
+  calls[0] = calls[1] = compiling = 0;
   return answer;
 }
 
@@ -194,6 +228,11 @@ PyMethodDef methods[] = {
     {"hold", pieces_hold, METH_O, nullptr},
     {"offer", offer, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
+    {"further", further_from, METH_O, nullptr},
+    {"met", met, METH_NOARGS, nullptr},
+    {"know", know, METH_O, nullptr},
+    {"drop", drop, METH_O, nullptr},
+    {"used", program_used, METH_O, nullptr},
     {"counts", counts, METH_NOARGS, nullptr},
     {"launches", launches, METH_NOARGS, nullptr},
     {"same_items", same_items, METH_VARARGS, nullptr},

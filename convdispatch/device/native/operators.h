@@ -14,6 +14,7 @@ struct Python {
   PyObject *operators = nullptr;  // by operation, a tuple
   PyObject *tensor = nullptr;     // the class of tensors that are no parameters
   bool paused = false;
+  uint32_t meetings = 0;  // at which a further size of a layer is asked for in Python
   int64_t settings = 0;  // the number of what enable() was given
 };
 inline Python python;
@@ -55,13 +56,23 @@ struct Entry {
   std::unordered_map<uint64_t, Known> weights;  // in inference mode, where it depends on them: by address
 };
 
+// A layer of which a size was decided: calls of further sizes are PyTorch's until such a size was met often enough.
+struct Layer {
+  Ref holds;  // answers whether the weights are still those
+};
+
+inline auto &layers = *new std::unordered_map<std::string, Layer>;  // by what a key holds but sizes, and weights' address
+inline std::unordered_map<size_t, uint32_t> meetings;               // by the hash of a key: calls of a further size
+inline int64_t compiling = 0;                                       // such calls since Python asked last
+constexpr size_t kMostMeetings = 1 << 16;
+
 inline auto &entries = *new std::unordered_map<std::string, Entry>;  // never destroyed: Python ends before that
 inline std::unordered_map<uint64_t, int> packed_weights;  // addresses of those that some entry has packed forms of
 inline uint64_t calls[2];                                 // of each operator since Python asked last
 constexpr size_t kMost = 4096;
 
-struct Missed {  // the key that this thread's call did not find
-  std::string key;
+struct Missed {  // the key that this thread's call did not find, and its layer's
+  std::string key, layer;
   uint64_t weights = 0;
   // Whether weights may be promised to stay: in inference mode, of fused layers, on a CPU where they do not learn.
   bool by_weights = false, open = false;
@@ -71,7 +82,26 @@ inline thread_local Missed missed;
 
 inline void forget_all() {
   std::exchange(entries, {});  // what ends with them may come here again
+  std::exchange(layers, {});
   packed_weights.clear();
+}
+
+// Forget what was decided to be run by a program.
+inline void forget_some(const Program *program) {
+  const auto runs = [program](const Known &known) {
+    return known.decided && std::any_of(known.decided->steps.begin(), known.decided->steps.end(),
+                                        [program](const Step &step) { return step.program.get() == program; });
+  };
+  std::vector<Known> gone;  // what ends with them may come here again
+  for (auto at = entries.begin(); at != entries.end();) {
+    Entry &entry = at->second;
+    for (auto one = entry.weights.begin(); one != entry.weights.end();) {
+      if (runs(one->second)) gone.push_back(std::move(one->second)), one = entry.weights.erase(one);
+      else ++one;
+    }
+    if (runs(entry.known)) gone.push_back(std::exchange(entry.known, Known{}));
+    at = entry.known.decided || !entry.weights.empty() ? std::next(at) : entries.erase(at);
+  }
 }
 
 // Whether what a function answers is true, and that.
@@ -105,6 +135,8 @@ struct Key {
   static constexpr size_t kRoom = 128;
   int64_t words[kRoom];
   size_t count = 0;  // more than there is room for where a call has more to it than any convolution
+  std::pair<size_t, size_t> sizes[4];  // where those of tensors that are no weights stand: first, and behind the last
+  size_t sized = 0;
 
   bool fits() const { return count <= kRoom; }
   std::string_view text() const { return {reinterpret_cast<const char *>(words), count * sizeof *words}; }
@@ -116,6 +148,21 @@ struct Key {
     add(seen.dims << 48 | static_cast<int64_t>(seen.dtype) << 32 | static_cast<int64_t>(seen.kind & 0xff) << 16 |
         (seen.index & 0xffff));
     for (int64_t axis = 0; axis < seen.dims; ++axis) add(seen.sizes[axis]), add(seen.strides[axis]);
+  }
+  void add_sized(const Seen &seen) {
+    const size_t first = count + 1;
+    add(seen);
+    sizes[sized++] = {first, count};
+  }
+  // All but those sizes, and the weights' address.
+  void layer(uint64_t weights, std::string &found) const {
+    found.assign(reinterpret_cast<const char *>(&weights), sizeof weights);
+    size_t at = 0;
+    for (size_t each = 0; each <= sized; ++each) {
+      const auto [first, behind] = each < sized ? sizes[each] : std::pair(count, count);
+      found.append(reinterpret_cast<const char *>(words + at), (first - at) * sizeof *words);
+      at = behind;
+    }
   }
   void add(const Arguments &given, size_t at) {  // a list
     const size_t length = given.length(at);
@@ -143,7 +190,7 @@ struct Call {
       if (here) {
         const Seen &one = seen[at].emplace(given.tensor(at));
         if (!(ok = ok && one.ok)) return;
-        key.add(one);
+        source == kW || source == kBias ? key.add(one) : key.add_sized(one);
         of[source] = &one;
         addresses[source] = one.at();
       }
@@ -176,6 +223,21 @@ inline bool frozen(const Call &call) {
   return records.get() == Py_False;
 }
 
+inline const Decided &pytorchs = *new Decided(std::make_shared<Decision>());  // of a further size of a layer
+
+// Whether a call that was not decided is of a further size of a layer that was not met often enough.
+inline bool further(const Call &call) {
+  if (layers.empty() || (call.operation != kHostForward && call.operation != kHostBackward)) return false;
+  static thread_local std::string key;
+  call.key.layer(call.addresses[kW], key);
+  const auto layer = layers.find(key);
+  if (layer == layers.end()) return false;
+  Ref holds = held(layer->second.holds.get());
+  if (truth(holds.get()) != 1) return layers.erase(key), false;
+  if (meetings.size() >= kMostMeetings) meetings.clear();
+  return ++meetings[std::hash<std::string_view>{}(call.key.text())] < python.meetings;
+}
+
 // What was decided for a call, its packed weights' address where it has some, and what keeps them; none where Python is to
 // be asked, which may put what it decides under `asked`.
 inline Decided found(Call &call, uint64_t &packed, Ref &kept, Missed &asked) {
@@ -195,7 +257,7 @@ inline Decided found(Call &call, uint64_t &packed, Ref &kept, Missed &asked) {
     return nullptr;
   }
   auto at = entries.find(key);
-  if (at == entries.end()) return nullptr;
+  if (at == entries.end()) return further(call) ? pytorchs : nullptr;
   Known *known = &at->second.known;
   const bool by_weights = !known->decided;
   if (by_weights) {
@@ -212,6 +274,7 @@ inline Decided found(Call &call, uint64_t &packed, Ref &kept, Missed &asked) {
 
 inline void count(int operation, const Decision &decided, int by) {
   if (!decided.steps.empty()) calls[is_backward(operation)] += by;
+  if (&decided == pytorchs.get()) compiling += by;
   for (const Step &step : decided.steps) step.program->count(step.result < 2 ? by : 0);  // sums are no solver's
 }
 
@@ -287,16 +350,17 @@ inline bool by_pytorch(int operation, const Arguments &given, Owned *results) {
   for (size_t at = 3; given.kinds()[at]; ++at)
     if (std::strchr("lLm", given.kinds()[at]) && given.has(at)) lists[at] = given.items(at);
   const auto size = [&](int at) { return static_cast<int64_t>(lists[at].size()); };
-  if (!operation) {
+  const bool host = on_host(operation);
+  if (!is_backward(operation)) {
     AtenTensorHandle bias = given.has(2) ? given.tensor(2) : nullptr;
-    return made(results[0], driver.forward, given.tensor(0), given.tensor(1), bias ? &bias : nullptr, lists[3].data(),
-                size(3), lists[4].data(), size(4), lists[5].data(), size(5), given.flag(6), lists[7].data(), size(7),
-                given.integer(8));
+    return made(results[0], host ? aoti_torch_cpu_convolution : driver.forward, given.tensor(0), given.tensor(1),
+                bias ? &bias : nullptr, lists[3].data(), size(3), lists[4].data(), size(4), lists[5].data(), size(5),
+                given.flag(6), lists[7].data(), size(7), given.integer(8));
   }
   const int64_t *bias = lists[3].data();
   const std::vector<int32_t> mask(lists[10].begin(), lists[10].end());
   AtenTensorHandle gradients[3] = {};
-  const bool fine = !driver.backward(
+  const bool fine = !(host ? aoti_torch_cpu_convolution_backward : driver.backward)(
       given.tensor(0), given.tensor(1), given.tensor(2), given.has(3) ? &bias : nullptr, size(3), lists[4].data(),
       size(4), lists[5].data(), size(5), lists[6].data(), size(6), given.flag(7), lists[8].data(), size(8),
       given.integer(9), mask.data(), size(10), &gradients[0], &gradients[1], &gradients[2]);
@@ -366,7 +430,7 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
       if (!done) count(operation, *decided, -1);
     }
     if (!done) {
-      if (asked.open) asked.key = call.key.text();
+      if (asked.open) asked.key = call.key.text(), call.key.layer(call.addresses[kW], asked.layer);
       by_python(operation, given, results, asked);
     }
   }

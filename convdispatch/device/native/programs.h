@@ -12,6 +12,7 @@ inline Driver driver;
 inline std::unordered_map<std::string, uint64_t> solved;  // by solver: calls since Python asked last
 inline const std::string *recent[8];  // whose launches came last, a ring
 inline unsigned latest = 0;
+inline uint64_t uses = 0;  // launches of all programs
 
 struct Place {
   uint32_t at, operand;  // bytes into the arguments; an operand's number, or that of an area of scratch memory
@@ -39,8 +40,10 @@ struct Program {
   std::vector<int64_t> sizes, strides;  // of the tensor that it writes
   void *context = nullptr;
   std::pair<const std::string, uint64_t> *tally = nullptr;
+  mutable uint64_t used = 0;  // by which launch of all, if since Python asked last
 
   void count(int by) const {
+    used = ++uses;
     tally->second += by;
     recent[latest++ % 8] = &tally->first;
   }
@@ -98,6 +101,12 @@ inline const char *const kProgram = "convdispatch.device.native.program";
 
 inline Shared *program_of(PyObject *capsule) {
   return static_cast<Shared *>(PyCapsule_GetPointer(capsule, kProgram));
+}
+
+// used(program) -> the number of its last launch among all, 0 where it was not launched since this was asked last.
+inline PyObject *program_used(PyObject *, PyObject *capsule) {
+  Shared *program = program_of(capsule);
+  return program ? PyLong_FromUnsignedLongLong(std::exchange((*program)->used, 0)) : nullptr;
 }
 
 // Whether `take` took each item of a sequence.

@@ -36,7 +36,7 @@ class HostPlace(NamedTuple):
 class HostEnqueue:
     """An opaque executable on host memory."""
 
-    __slots__ = ("_executable",)
+    __slots__ = ("__weakref__", "_executable")
     intraop = False
 
     def __init__(self, executable: Executable) -> None:
@@ -90,7 +90,7 @@ class HostLaunches:
     ``intraop``: they run in PyTorch's threads, whatever queue is given.
     """
 
-    __slots__ = ("_device", "_executable", "_threads", "intraop")
+    __slots__ = ("__weakref__", "_device", "_executable", "_threads", "intraop")
 
     def __init__(self, executable: Executable, place: HostPlace) -> None:
         self._device, self._threads, self._executable = place.device, threading.local(), executable

@@ -30,7 +30,7 @@ class QueuePlace(NamedTuple):
 class QueueEnqueue:
     """An opaque executable on buffers."""
 
-    __slots__ = ("_absent", "_enqueue")
+    __slots__ = ("__weakref__", "_absent", "_enqueue")
 
     def __init__(self, executable: Executable) -> None:
         self._enqueue, self._absent = executable.enqueue, (None,) * len(executable.operands)
@@ -49,7 +49,7 @@ class QueueEnqueue:
 class QueueLaunches:
     """The launches of an executable on buffers. Safe from several threads."""
 
-    __slots__ = ("_absent", "_held", "_launches", "_lock", "_scratch")
+    __slots__ = ("__weakref__", "_absent", "_held", "_launches", "_lock", "_scratch")
 
     def __init__(self, executable: Executable) -> None:
         self._scratch, self._absent = executable.scratch_sizes, (None,) * len(executable.operands)

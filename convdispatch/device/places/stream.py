@@ -35,7 +35,7 @@ class StreamLaunches:
     Making it loads the kernels' programs. Raises Unlaunchable.
     """
 
-    __slots__ = ("_launches", "_lock", "_offsets", "_size", "given")
+    __slots__ = ("__weakref__", "_launches", "_lock", "_offsets", "_size", "given")
 
     def __init__(self, executable: Executable, cuda: Cuda) -> None:
         self._lock = threading.Lock()

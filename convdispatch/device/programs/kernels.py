@@ -12,6 +12,7 @@ import importlib.resources
 import math
 import numbers
 import operator
+import os
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...api.errors import PluginError
+from ...api.errors import InvalidArgument, PluginError
 from ...api.problem import ConvProblem
 from ..cache import artifact_store
-from ..cache.bounded import KB, MB, Bounded, Bounds
+from ..cache.bounded import KB, MB, Bounded, Budget, Families
 from ..commands.interface import Commands, Kernel, thread
 from ..commands.queues import commands_of
 from ..opencl.platforms import device_info
@@ -36,13 +37,40 @@ _HEADER = "convdispatch.api"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?[fFhHuUlL]{0,3}")
 _INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
-_PROGRAM, _TIMES = 512 * KB, 48
-"""Bytes of memory that a program takes, and per byte of its binary: what Intel's runtime for CPUs took."""
-_PROBATION, _PROTECTED = Bounds(64, 96 * MB), Bounds(1024, 2048 * MB)
-"""Of programs, and of what holds them: those asked for once, and those that came back. A net of 160 different
-convolutions asks for 480 calls in a training step, 1.5 GB as counted here, a third of which the process takes: what
-several calls share is counted for each. Bounded below that, every step would plan hundreds of them again."""
-_programs = Bounded(_PROBATION, _PROTECTED)
+LIMIT_VARIABLE = "CONVDISPATCH_CACHE_LIMIT"
+DEFAULT_LIMIT = 1024 * MB
+"""Bytes of host memory that all programs, and what holds programs, may take. A net of 160 different convolutions asks
+for 480 plans in a training step, some 400 MB on a CPU: below that, each step would plan hundreds of them anew."""
+NEW_SHARE = 48 * MB
+"""Bytes of the limit for what is new: further sizes of a layer, until they have returned several times."""
+PROGRAM_BYTES = 300 * KB
+"""Memory of a program beside what follows from its binary. Measured of Intel's runtime for CPUs, as the next."""
+BYTES_PER_BINARY_BYTE = 17
+"""Memory of a program for each byte of its binary, from which it was loaded; compiled from its text it takes twice."""
+CALL_BYTES = 48 * KB
+"""Python's objects of a plan or a call: measured over 1,000 sizes of a layer."""
+FIRST_OF_A_KIND = 32
+"""Entries whose keys differ in numbers alone, beyond which further ones are new."""
+
+FIRST_FORMS = 8
+"""Sizes of a net's inputs whose forms are its own; further ones are new."""
+
+
+def cache_limit() -> int:
+    """``CONVDISPATCH_CACHE_LIMIT`` in bytes, else the default. Raises InvalidArgument for other words."""
+    text = os.environ.get(LIMIT_VARIABLE)
+    if not text:
+        return DEFAULT_LIMIT
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise InvalidArgument(f"{LIMIT_VARIABLE} must be a number of bytes such as 512M or 2G, got {text!r}")
+    return int(float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper()))
+
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+BUDGET = Budget(cache_limit, lambda: min(NEW_SHARE, cache_limit()))
+"""Of all programs of this process, and of what holds programs."""
+_programs = Bounded(BUDGET)
 
 
 @functools.lru_cache(maxsize=256)
@@ -151,9 +179,8 @@ def build(context: cl.Context, text: str | bytes, options: Sequence[str] = ()) -
     if thread.texts is not None:
         return _Rendered(text)  # type: ignore[return-value]
     key = (context, text, tuple(options))
-    program, nbytes = _programs.get(key) or _programs.make(key, lambda: _compile(context, text, options))
-    thread.built += nbytes
-    return program
+    found = _programs.part(key)
+    return _programs.make(key, lambda: _compile(context, text, options), new=True) if found is None else found
 
 
 class _Rendered:
@@ -192,7 +219,7 @@ def forget() -> None:
     _programs.drop()
 
 
-def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[tuple[cl.Program, int], int]:
+def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[cl.Program, int]:
     import pyopencl as cl
 
     from .binary_cache import compiled  # keeps binaries itself: pyopencl's cache waits for locks that the dead left
@@ -204,35 +231,68 @@ def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> 
     program = compiled(context, work_groups.counted(text) if on_cpu else text, options)
     if isinstance(text, str):
         work_groups.note(program, text)
-    nbytes = _PROGRAM + _TIMES * sum(program.get_info(cl.program_info.BINARY_SIZES))
-    return (program, nbytes), nbytes
+    return program, PROGRAM_BYTES + BYTES_PER_BINARY_BYTE * sum(program.get_info(cl.program_info.BINARY_SIZES))
 
 
 class Programs(Bounded):
-    """Keeps what holds programs, such as plans, within the bounds of programs themselves; ``evicted`` as there."""
+    """Holds what holds programs, such as plans, within the budget of programs themselves; ``evicted`` and ``used`` as
+    there.
 
-    def __init__(self, evicted: Callable[[], None] = lambda: None) -> None:
-        super().__init__(_PROBATION, _PROTECTED, evicted=evicted)
+    ``family(key)``: keys of a family differ in sizes alone, and a value of which ``first`` came before is new. Without
+    it what a value is made of says whether it is new, as a call's plan does.
+    """
+
+    def __init__(
+        self,
+        evicted: Callable[[list[Any]], None] = lambda values: None,
+        used: Callable[[Any], int] = lambda value: 0,
+        family: Callable[[Any], Hashable] | None = None,
+        first: int = FIRST_OF_A_KIND,
+    ) -> None:
+        super().__init__(BUDGET, evicted, used)
+        self._family, self._families = family, Families(first)
         _holders.add(self)
 
-    def make(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The value for a key, or else what ``make()`` answers; its bytes are those of the programs it asked for."""
+    @classmethod
+    def of(cls, owner: Any) -> Programs:
+        """The forms of a net, which go with it. The first few sizes are its own; memory of further ones counts too."""
+        made = cls(family=lambda key: None, first=FIRST_FORMS)
+        weakref.finalize(owner, made.drop).atexit = False
+        return made
 
-        def counted() -> tuple[Any, int]:
-            before = thread.built
+    def make(
+        self,
+        key: Hashable,
+        make: Callable[[], Any],
+        new: bool | None = None,
+        nbytes: Callable[[Any], int] = lambda value: 0,
+    ) -> Any:
+        """The value for a key, or else what ``make()`` answers. ``nbytes(value)`` is memory of its own, as an arena: it
+        counts where the value is new."""
+        if new is None and self._family is not None:
+            new = self._families.further(self._family(key), key)
+
+        def made() -> tuple[Any, int]:
             value = make()
-            return value, thread.built - before
+            return value, CALL_BYTES + (nbytes(value) if new else 0)
 
-        return super().make(key, counted)
+        return super().make(key, made, new)
+
+
+def without_numbers(key: Any) -> Any:
+    """A family of keys: what is left of one where numbers are left out."""
+    if isinstance(key, tuple):
+        return tuple(map(without_numbers, key))
+    return None if isinstance(key, int | float) else key
 
 
 def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
     """As ``functools.lru_cache``, ``cache_clear`` included, for functions that build programs."""
-    known = Programs()
+    known = Programs(family=without_numbers)
 
     @functools.wraps(make)
     def ask(*arguments: Any) -> Any:
-        found = known.get(arguments)
+        found = known.part(arguments)
         return known.make(arguments, lambda: make(*arguments)) if found is None else found
 
     ask.cache_clear = known.drop  # type: ignore[attr-defined]

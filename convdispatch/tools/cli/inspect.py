@@ -120,6 +120,7 @@ def _show(report: Any) -> None:
     if report.registry_note:
         console.print(f"  {report.registry_note}")
     console.print(f"native call path for PyTorch on CUDA: {report.native}")
+    console.print(f"memory for programs, plans, calls and forms: {report.cache_limit}")
     console.print(f"default device: {report.default_device or report.default_problem}")
     for line in report.advice:
         console.print(f"to mend: {line}")

@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ...calls.framework.fallback import Fallback
-from ...device.programs.kernels import Programs
+from ...device.programs.kernels import Programs, without_numbers
 from ...selection import dispatch
 from ..dispatch.routing import routed, settings_in_force
 from ..eager.planning import FallbackCall
@@ -80,7 +80,7 @@ def _pair(values: Sequence[int]) -> tuple[int, int]:
     return first, rest[0] if rest else first
 
 
-_calls = Programs()
+_calls = Programs(family=without_numbers)
 dispatch.on_forget(_calls.drop)
 
 

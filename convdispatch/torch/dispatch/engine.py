@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from ...api.errors import ConvDispatchError
-from ...api.policy import current_policy
-from ...calls.framework import autotune
+from ...api.policy import Policy, current_policy
+from ...calls.framework import autotune, tiers
 from ...calls.framework.fallback import Fallback
-from ...calls.framework.tiers import Pending
+from ...calls.framework.sizes import MEETINGS, Sizes
+from ...calls.framework.tiers import Compiling, Pending
 from ...device.programs.kernels import Programs
 from ...selection import dispatch
 from .. import ranks
 from ..eager.bias_gradient import bias_gradient, make_ready
-from ..eager.planning import PLAIN, CallRequest, FallbackCall, planned_call
+from ..eager.host import HostCall
+from ..eager.planning import PLAIN, TORCH, CallRequest, FallbackCall, planned_call
 from ..geometry import Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
-from ..weights import promise
+from ..weights import alive, promise
 from . import native
 
 _MOST = 256
@@ -34,15 +36,37 @@ _last: dict[str, dict[int, tuple[Any, Any]]] = {"forward": {}, "data": {}, "weig
 """By part and the weights' id: (what decided their last call, that call). Nothing rests on the id."""
 
 
-def _let_go() -> None:
+def _let_go(gone: list[Any] | None = None) -> None:
+    """Forget the calls that went; all without a list."""
+    left = set(map(id, gone or ()))
     for known in _last.values():
+        kept = {} if gone is None else {key: each for key, each in known.items() if id(each[1]) not in left}
         known.clear()
+        known.update(kept)
+    for call in gone or ():
+        native.drop(call)
 
 
-_calls = Programs(_let_go)
+def _used(call: Any) -> int:
+    """When a call ran on the native path, if since this was asked last; 1 where it is some weights' last one, which
+    its next call then has to look up; else 0."""
+    used = native.used(call)
+    for known in _last.values():
+        for key, each in known.items():
+            if each[1] is call:
+                del known[key]
+                return used or 1
+    return used
+
+
+_calls = Programs(_let_go, _used)
 _alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 """Calls by key, also those that went for others, as long as somebody holds them. A fused model's CUDA graph does: its
 replays ask for no call, and a caller's own capture of the model, in which none can be made, finds them here."""
+
+
+sizes = Sizes()
+"""What was met on CPUs."""
 
 
 def _forget() -> None:
@@ -239,10 +263,15 @@ def cached_call(
         call = last[1]
     else:
         key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
-        call = _calls.get(key)
+        call, by_size = _calls.get(key), x.is_cpu and _sizes_decide(settings, chosen)
+        waits = not by_size or _is_first(key, w)
         if call is None:
-            request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after)
+            if not waits and (native.met() or sizes.met(key)) < MEETINGS:
+                raise Compiling()
+            request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after, waits)
             call = _alive[key] = _calls.make(key, lambda: _alive.get(key) or planned_call(request))
+        if by_size and type(call) is HostCall and not sizes.is_prepared(_layer_and_size(key)[0]):
+            native.know(alive(w))
         _store_last(part, w, facts, call)
     if type(call) is Pending:
         loaded = call.resolved(wait=current_policy().tier == "full")
@@ -255,6 +284,28 @@ def cached_call(
     if benchmark() and call.prepared is not None:
         autotune.consider(call.problem, call.device, chosen, call.prepared, ranks.many)
     return call
+
+
+def _is_first(key: tuple[Any, ...], w: torch.Tensor) -> bool:
+    """Whether a call on a CPU is of a first size of its layer."""
+    return sizes.is_first(*_layer_and_size(key), id(w), alive(w))
+
+
+def _layer_and_size(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    part, geometry, shape, strides, *rest, beside, bias, constant, after, settings, switched, chosen = key
+    layer = (part, geometry, *rest, beside and beside[1:], bias, constant, after, switched, settings)
+    return layer, (shape, strides, beside and beside[0], chosen)
+
+
+def prepared(keys: Iterable[tuple[Any, ...]]) -> None:
+    """Calls by these keys were made before any tensor came: the native path is to ask for them."""
+    for key in keys:
+        sizes.prepare(_layer_and_size(key)[0])
+    native.forget()
+
+
+def _sizes_decide(settings: Settings, chosen: Policy) -> bool:
+    return settings.solver is None and settings.min_flops is None and tiers.by_size(chosen, TORCH)
 
 
 def _store_last(part: str, w: torch.Tensor, facts: tuple[Any, ...], call: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from ...api.errors import ConvDispatchWarning
 from ...api.policy import DEFAULT
+from ...calls.framework.sizes import MEETINGS
 from ...device import runtime
 from ...device.cuda.stream import BLOCKED
 from ...device.native import loading
@@ -123,6 +124,7 @@ def _ask(found: Any) -> None:
     )
     on_host = *always, _rounds, _C._get_deterministic_algorithms, _C._get_cudnn_benchmark
     found.ask(DEFAULT, switches, on_host, tuple(_operators), Raised, torch.Tensor)
+    found.further(MEETINGS)
 
 
 def _rounds() -> bool:
@@ -168,6 +170,19 @@ def forget() -> None:
         _launcher.forget()
 
 
+def drop(call: Any) -> None:
+    """Ask Python anew where this call was decided: nothing holds it for calls to come."""
+    program = getattr(call, "native", None)
+    if _launcher is not None and program:
+        _launcher.drop(program)
+
+
+def used(call: Any) -> int:
+    """The number of a call's last run on the native path among all; 0 without one since this was asked last."""
+    program = getattr(call, "native", None)
+    return _launcher.used(program) if _launcher is not None and program else 0
+
+
 def pause(on: bool) -> None:
     """Whether all calls go to Python, for those who watch; they do for good in a child without OpenCL's threads."""
     if _launcher is not None:
@@ -184,6 +199,18 @@ def leave(again: Callable[[], bool]) -> None:
     """The call under way is PyTorch's own kernel's, and so are those like it for which ``again()`` says so."""
     if _launcher is not None:
         _launcher.offer([], [], again, 0, False)
+
+
+def know(alive: Callable[[], bool]) -> None:
+    """Further sizes of the layer of the call under way are PyTorch's until they were met often enough, while its
+    weights are ``alive()``."""
+    if _launcher is not None:
+        _launcher.know(alive)
+
+
+def met() -> int:
+    """How often the size of the call under way was met, where the native path counted; else 0."""
+    return 0 if _launcher is None else _launcher.met()  # type: ignore[no-any-return]
 
 
 def learn(

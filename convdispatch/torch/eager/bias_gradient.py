@@ -10,7 +10,7 @@ import torch
 
 from ...api.errors import ConvDispatchError, Frozen
 from ...calls.framework.fallback import Fallback
-from ...device.programs.kernels import Programs
+from ...device.programs.kernels import Programs, without_numbers
 from ...selection import dispatch
 from .. import ranks
 from ..geometry import DTYPES, FORMATS
@@ -18,7 +18,7 @@ from .recorded_launches import Launched, launched
 
 _LEAST = 1 << 20
 """Bytes below which PyTorch's one launch is as good as two."""
-_cache = Programs()
+_cache = Programs(family=without_numbers)
 dispatch.on_forget(_cache.drop)
 
 

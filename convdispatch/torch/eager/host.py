@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class HostCall(HostProblem):
         self._solver, self._long_ways = self.solver, 0
 
     def _make_fast_path(self) -> Any:
-        form = self.form
+        form, owner = self.form, weakref.ref(self)
 
         def address(tensor: torch.Tensor) -> int:
             return tensor.data_ptr() if tensor.is_contiguous(memory_format=form) and not tensor.is_neg() else 0
@@ -68,7 +69,7 @@ class HostCall(HostProblem):
             return bias.data_ptr() if bias.is_contiguous() and not bias.is_neg() else 0
 
         def make() -> tuple[torch.Tensor, int]:
-            made = self.result()
+            made = owner().result()  # type: ignore[union-attr]
             return made, made.data_ptr()
 
         return host_fast_path(self, address, address, make, of_bias, apart=share_cores)

@@ -42,6 +42,8 @@ class CallRequest(NamedTuple):
     chosen: Policy
     after: tuple[str | None, bool] = PLAIN
     """The activation that follows, and whether a tensor is added before it."""
+    waits: bool = True
+    """Whether the call waits for its kernel on a CPU, where nothing else was asked for; see ``framework.sizes``."""
 
 
 class FallbackCall:
@@ -102,7 +104,7 @@ def _call(request: CallRequest) -> Any:
             ranks.agree(problem, lambda: device(x), x)
             like = torch.empty(0, dtype=x.dtype, device=x.device)  # what is made later must not hold x
             where, build = tiers.timed(lambda: device(x)), _under(request, StreamCall, problem, shape, form, like)
-            return tiers.first(where, problem, request.chosen, build, TORCH, True)
+            return tiers.first(where, problem, request.chosen, build, TORCH)
         if x.device.type == "opencl":
             from .opencl_buffers import BufferCall
 
@@ -111,7 +113,10 @@ def _call(request: CallRequest) -> Any:
             raise Fallback(f"no engine here runs on {x.device.type}")
         ranks.agree(problem, cpu_device)
         build = _under(request, HostCall, problem, shape, form, x.dtype)
-        return tiers.first(cpu_device(), problem, request.chosen, build, TORCH, False)
+        where = cpu_device()
+        if not request.waits:
+            return tiers.aside(where, problem, request.chosen, build, TORCH)
+        return tiers.first(where, problem, request.chosen, build, TORCH, on_cuda=False)
 
 
 def _under(

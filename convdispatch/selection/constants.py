@@ -1,0 +1,172 @@
+"""Weights that are promised to stay, and their packed forms, each made once a context and way of packing."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..device.cache import artifact_store
+from ..device.cache.artifact_store import forbid_unstored
+from ..device.commands.interface import Commands
+from ..device.commands.queues import commands_of
+from ..device.startup_profile import layer, phase
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+_tokens = itertools.count(1)
+
+
+class Constant:
+    """Weights that will not change: a plan may pack or transform them once, and the packed form is kept here.
+
+    Behaves as the array it wraps where ``conv`` looks (shape, dtype). Writing to the array afterwards is an error
+    that nothing detects.
+    """
+
+    __slots__ = ("__weakref__", "_device_copies", "_lock", "_packed", "_seen", "addresses", "array", "token")
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.token = array, next(_tokens)
+        self._packed: dict[Any, Any] = {}
+        self.addresses: dict[Any, Any] = {}
+        """Where packed forms lie, once they are there, by whatever their reader looks them up by."""
+        self._device_copies: dict[Any, Any] = {}
+        self._seen: dict[str, Constant] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<constant weights of {self.dtype}, {tuple(self.shape)}, in {type(self.array).__name__}>"
+
+    def seen_as(self, kind: str, view: Callable[[], Any]) -> Constant:
+        """The same weights by another kind of array over their memory; keeps packed forms as this does."""
+        found = self._seen.get(kind)
+        if found is None:
+            found = self._seen.setdefault(kind, Constant(view()))
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the wrapped weights."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the wrapped weights."""
+        return self.array.dtype
+
+    def on_device(self, queue: cl.CommandQueue) -> cl.MemoryObject:
+        """A copy of host weights in the queue's context, made once a context."""
+        commands = commands_of(queue)
+        key = (commands.kind, commands.context)
+        copy = self._device_copies.get(key)
+        if copy is None:
+            forbid_unstored("copy constant weights to the device", commands.device)
+            native = np.ascontiguousarray(self.array, self.array.dtype.newbyteorder("="))
+            copy = commands.bring(native)
+            with self._lock:
+                copy = self._device_copies.setdefault(key, copy)
+        return copy
+
+    def packed(
+        self, prepared: Any, queue: cl.CommandQueue, w: cl.MemoryObject, wait_for: Sequence[cl.Event] | None = None
+    ) -> tuple[cl.MemoryObject, cl.Event | None]:
+        """The packed form that ``prepared`` wants, and the event after which it is there; None once that is past.
+
+        Made once a context and pack key, on ``queue``, after ``wait_for``, when ``w`` holds the weights.
+        """
+        commands = commands_of(queue)
+        key = (commands.kind, prepared.pack_key)
+        found, made = self._packed.get(key), False
+        if found is None:
+            forbid_unstored("pack constant weights", commands.device)
+            with self._lock:
+                found = self._packed.get(key)
+                if found is None:
+                    with layer(str(prepared.problem)), phase("packing"):
+                        found = _pack(prepared, commands, queue, w, wait_for)
+                    commands.flush()  # other queues may wait for it
+                    self._packed[key], made = found, True
+        if made and commands.kind != "cuda":  # of these a captured graph may know the address alone
+            prepared.packed_for(self)  # without the lock: what goes for it may be packed forms of these weights
+        memory, event = found
+        if event is not None and commands.complete(event):
+            if key in self._packed:
+                self._packed[key] = memory, None
+            event = None
+        return memory, event
+
+    def release(self, pack_key: Any) -> None:
+        """Let go of the packed forms of a pack key, but those on CUDA. Calls under way hold ``addresses``, and so what
+        they read: the dictionary is replaced, not changed."""
+        with self._lock:
+            gone = {key for key in self._packed if key[1] == pack_key and key[0] != "cuda"}
+            memory = [self._packed[key][0] for key in gone]
+            self._packed = {key: each for key, each in self._packed.items() if key not in gone}
+            self.addresses = {key: at for key, at in self.addresses.items() if not any(at is each for each in memory)}
+            self.token = next(_tokens)  # launches that were set to the memory of another token are set anew
+
+
+def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) -> tuple[Any, Any]:
+    """New memory with the packed form of ``w``, and the event after which it holds it."""
+    memory = commands.fresh(prepared.packed_size)
+    pack = prepared.plan.pack  # type: ignore[attr-defined]
+    form = f"{prepared.solver.name} {artifact_store.key_of(repr(prepared.pack_key[1:]))}"
+    if artifact_store.in_force() and artifact_store.find("weights", form, commands.device):
+        found = artifact_store.find("weights", _weights_key(form, prepared, commands, w, wait_for), commands.device)
+        if found is not None and len(found[0]) == prepared.packed_size:
+            commands.write(memory, np.frombuffer(found[0], np.uint8))
+            return memory, None
+
+    def made() -> tuple[Any, Any]:
+        if prepared.recordable:
+            return memory, pack(queue, w, memory, wait_for)
+        return memory, commands.call(pack, (w, memory), "pack", wait_for)
+
+    return _gathered(form, prepared, commands, w, wait_for, made) if artifact_store.gathers() else made()
+
+
+def _gathered(form: str, prepared: Any, commands: Commands, w: Any, wait_for: Any, made: Callable[[], Any]) -> Any:
+    """What ``made`` answers, noted for a pack where packing takes longer than reading the packed form would."""
+    made()[1].wait()  # the first time loads kernels
+    packed_s = read_s = math.inf
+    for _ in range(3):  # the least: who else works here must not decide what a pack holds
+        start = time.perf_counter()
+        memory, event = made()
+        event.wait()
+        packed_s, start = min(packed_s, time.perf_counter() - start), time.perf_counter()
+        key = _weights_key(form, prepared, commands, w, wait_for)
+        content = _read(commands, memory, prepared.packed_size)
+        read_s = min(read_s, time.perf_counter() - start)
+    if artifact_store.all_weights() or packed_s > read_s:
+        artifact_store.note("weights", form, lambda: b"", commands.device)
+        artifact_store.note("weights", key, lambda: content, commands.device)
+    return memory, None
+
+
+def _weights_key(form: str, prepared: Any, commands: Commands, w: Any, wait_for: Any) -> str:
+    """What a packed form follows from: the plan's way of packing, and the weights' values."""
+    problem = prepared.problem
+    source = _read(commands, w, int(np.prod(problem.w_shape)) * problem.itemsize, *(wait_for or ()))
+    return f"{form} {hashlib.sha256(source).hexdigest()}"
+
+
+def _read(commands: Commands, memory: Any, size: int, *events: Any) -> np.ndarray:
+    for event in events:
+        if event is not None:
+            event.wait()
+    found = np.empty(size, np.uint8)
+    commands.read(memory, found)
+    return found
+
+
+def constant(w: Any) -> Constant:
+    """Promise that ``w`` (NumPy array, ``pyopencl.array.Array`` or Tensor) keeps its values; see Constant."""
+    return w if isinstance(w, Constant) else Constant(w)
