@@ -180,6 +180,12 @@ def blocks() -> tuple[Block, ...]:
                 for direction in _DIRECTIONS[:2]
             ]
             adding.append({"epilogue": "accumulate", "direction": "bwd_weights"})
+            adding += [
+                {"epilogue": one, "direction": direction}
+                for one in _EPILOGUES
+                if one not in _ADDING
+                for direction in _DIRECTIONS[:2]
+            ]
             made.append(_block(f"{form}_2d.epilogue", "full", form, 2, adding, **fused))
         # Quantized: forward, in every rank; corners in both layouts.
         int8 = [{**stratum, "layout": "nhwc"} for stratum in strata]
