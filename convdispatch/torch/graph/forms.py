@@ -241,7 +241,9 @@ class GraphForms:
             if not isinstance(own, torch.Tensor):
                 continue
             difference = (ours.double() - own.double()).norm() / own.double().norm().clamp_min(1e-30)
-            if difference > MAX_DIFFERENCE:
+            # Infinities and NaN stand at their places.
+            close = torch.allclose(ours, own, rtol=MAX_DIFFERENCE, equal_nan=True)
+            if not difference <= MAX_DIFFERENCE and not close:
                 raise ConvDispatchError(
                     f"{CHECK}: a form's result differs from PyTorch's by {difference:.1e} of its norm (at most "
                     f"{MAX_DIFFERENCE:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: "
