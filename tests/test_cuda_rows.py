@@ -66,7 +66,7 @@ def rows(monkeypatch, device, queue):
 
     def noted(context, text, options):
         found = compiled(context, text, options)
-        texts[found[0][0]] = text
+        texts[found[0]] = text
         return found
 
     kernels.forget()

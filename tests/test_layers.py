@@ -208,6 +208,14 @@ def convdispatch_enqueue(queue, problem, solver, plan, x, w, y, workspace, wait_
     {after}
     return event
 """
+SEEING = """
+from convdispatch.api import hookimpl
+seen = []
+@hookimpl(wrapper=True)
+def convdispatch_enqueue(queue, problem, solver, plan, x, w, y, workspace, wait_for, bias, residual, weights):
+    seen.append((w, weights))
+    return (yield)
+"""
 FAILURES = {
     "before": ("raise OSError('no room')", "pass", "layer failing .* it raised OSError: no room"),
     "after": ("pass", "raise OSError('no room')", "layer failing .* it raised OSError: no room"),
@@ -257,6 +265,39 @@ def test_a_layers_own_failure_switches_the_layer_off_and_blames_no_solver(layer,
     assert (cd.conv(X, W, out=out, accumulate=accumulate) == 9 + 10 * accumulate).all()  # and no second warning
     assert not set_aside._quarantined
     assert not loader.plugins().layers
+
+
+@pytest.mark.parametrize("arrays", ["numpy", "opencl"])
+def test_a_layer_sees_the_weights_of_the_call_that_it_wraps(layer, queue, arrays):
+    """As the caller gave them, beside the packed form too; never those of a call before."""
+    import sys
+
+    import pyopencl.array as cl_array
+
+    layer(SEEING)
+    rng = np.random.default_rng(0)
+    x, *weights = (rng.standard_normal(shape, np.float32) for shape in ((1, 16, 12, 12), *[(32, 16, 3, 3)] * 3))
+    put = (lambda array: array) if arrays == "numpy" else (lambda array: cl_array.to_device(queue, array))
+    with cd.policy(solver="implicitgemm.direct", fallback=False):
+        for w, packed in zip(weights, (False, True, True), strict=True):
+            given = cd.constant(put(w)) if packed else put(w)
+            for _ in range(2):
+                cd.conv(put(x), given, queue=queue)
+                read, told = sys.modules["failing_layer"].seen[-1]
+                assert (read is not told) == packed
+                np.testing.assert_array_equal(_values(queue, told, w), w)
+    assert not set_aside._quarantined
+
+
+def _values(queue, memory, like):
+    """What a layer's operand holds, an OpenCL buffer or the host's memory."""
+    import pyopencl as cl
+
+    if isinstance(memory, cl.MemoryObject):
+        held = np.empty_like(like)
+        cl.enqueue_copy(queue, held, memory)
+        return held
+    return memory.bytes(0, like.nbytes).view(like.dtype).reshape(like.shape)
 
 
 def test_a_trace_that_cannot_be_written_is_switched_off(trace, monkeypatch, tmp_path):

@@ -15,6 +15,7 @@ from convdispatch import MemoryLimit, PlanFailed, constant, conv, policy
 from convdispatch.api import ConvDispatchWarning
 from convdispatch.device import runtime
 from convdispatch.device.memory import allocator
+from convdispatch.device.places import queue as queue_place
 from convdispatch.measurement import reference
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
@@ -166,9 +167,10 @@ def test_numpy_arrays(worker, broken, name):
 # --- a full device ----------------------------------------------------------------------------------------------------
 
 
-def raising(times: int, text: str, call):
-    """``call``, but the first ``times`` calls raise; and how often it was called."""
-    calls = []
+def raising(times: int, text: str, call, calls=None):
+    """``call``, but the first ``times`` calls raise; and a list as long as how often it was called. Functions that are
+    given one list are counted together."""
+    calls = [] if calls is None else calls
 
     def wrapped(*arguments, **named):
         calls.append(1)
@@ -188,8 +190,25 @@ def plan(device, monkeypatch):
     monkeypatch.setattr(allocator, "release_memory", lambda where=None: (given_back.append(where), release(where)))
     with policy(solver="im2col"), warnings.catch_warnings():
         warnings.simplefilter("error")  # nobody is set aside
-        yield lambda problem: dispatch.prepare(problem, runtime.context(device)).plan, given_back
+
+        def made(problem):
+            prepared = dispatch.prepare(problem, runtime.context(device))
+            prepared.executable(runtime.queue(device))  # recorded before its enqueue is broken
+            return prepared.plan
+
+        yield made, given_back
     dispatch.forget()
+
+
+def break_plan(monkeypatch, plan, where: str, times: int):
+    """Make the first ``times`` tries of a plan's packing, or of its launches and its enqueue, meet a full device.
+    Returns a list as long as how many tries there were: the first is the recorded launches', the next the plan's."""
+    call, calls = raising(times, FULL, getattr(plan, where))
+    monkeypatch.setattr(plan, where, call)
+    if where == "enqueue":
+        launch, _ = raising(times, FULL, queue_place._enqueue, calls)
+        monkeypatch.setattr(queue_place, "_enqueue", launch)
+    return calls
 
 
 @pytest.mark.parametrize("where", ["enqueue", "pack"])
@@ -197,8 +216,7 @@ def test_a_full_device_gets_back_what_waits_and_one_more_try(device, queue, plan
     made, given_back = plan
     problem = PROBLEM.replace(constant_weights=where == "pack")
     broken = made(problem)
-    call, calls = raising(1, FULL, getattr(broken, where))
-    monkeypatch.setattr(broken, where, call)
+    calls = break_plan(monkeypatch, broken, where, 1)
     x, w = arrays(queue)
     np.testing.assert_array_equal(conv(x, constant(w) if where == "pack" else w).get(), EXPECTED)
     assert len(calls) == 2
@@ -210,8 +228,7 @@ def test_a_device_that_stays_full_says_memory_limit(queue, plan, monkeypatch, wh
     made, _ = plan
     problem = PROBLEM.replace(constant_weights=where == "pack")
     broken = made(problem)
-    call, calls = raising(99, FULL, getattr(broken, where))
-    monkeypatch.setattr(broken, where, call)
+    calls = break_plan(monkeypatch, broken, where, 99)
     x, w = arrays(queue)
     given = constant(w) if where == "pack" else w
     with pytest.raises(MemoryLimit, match="no memory left"):

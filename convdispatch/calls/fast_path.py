@@ -21,6 +21,7 @@ from ..device.executable import W
 from ..device.places.host import HostPlace
 from ..device.places.queue import QueueEnqueue, QueuePlace
 from ..selection import dispatch
+from ..selection.layer_chain import unpacked_weights
 from ..selection.prepared import Constant
 
 FastPath = Callable[..., Any]
@@ -191,6 +192,10 @@ def host_fast_path(
                         packed = packed_weights(promise, addresses[W], queue)
                     addresses = [*addresses]
                     addresses[W] = token
+                    if prepared.layered:
+                        at = unpacked[W]
+                        with unpacked_weights(HostMemory.at(at, weights_size) if at else None):
+                            return out if run(queue, addresses, packed) else None
                 return out if run(queue, addresses, packed) else None
             except BaseException as error:
                 if not unpacked[W]:

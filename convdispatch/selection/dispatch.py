@@ -5,6 +5,7 @@ Who is chosen stands in ``ranking``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +41,7 @@ from . import async_compile, solver_query
 from .choice.ranking import Candidate, Choices, reasons
 from .choice.set_aside import NoWorkspace, forgive, lacked, must_have_room, set_aside, short_of_memory
 from .defensive_copy import ArgumentsChanged, ask, banned, on_ban
-from .layer_chain import call_state
+from .layer_chain import unpacked_weights
 from .planpack import decisions, from_environment
 from .plugins import faults, verdicts
 from .plugins.loader import plugins
@@ -68,6 +69,7 @@ _plans = Programs(let_go)
 """Prepared by (context, problem, what a policy selects)."""
 _sizes = Families(SIZES_OF_A_LAYER)
 _forgetters: list[Any] = []
+_NO_LAYERS = contextlib.nullcontext()
 
 
 def prepare(
@@ -291,9 +293,8 @@ def run(
                 weights, packed = constant.packed(prepared, queue, w, wait_for)
                 after = wait_for if packed is None else [*(wait_for or ()), packed]
             before = thread.given
-            if prepared.layered:
-                call_state.weights = w
-            event = prepared.enqueue(queue, x, weights, y, bias, residual, after)
+            with unpacked_weights(w) if prepared.layered else _NO_LAYERS:
+                event = prepared.enqueue(queue, x, weights, y, bias, residual, after)
             if not hasattr(event, "wait"):
                 raise no_event(prepared, event)
             break

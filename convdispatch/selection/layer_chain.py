@@ -7,8 +7,10 @@ switched off for the rest of the process, with a warning, and the convolution go
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
@@ -17,8 +19,17 @@ from .defensive_copy import changed, copied
 from .plugins.loader import plugins
 
 _INNERMOST = "the plan itself"
-call_state = threading.local()
-"""``weights``: the weights that this thread's present call brought, where the plan is given their packed form."""
+_call = threading.local()
+
+
+@contextlib.contextmanager
+def unpacked_weights(weights: Any) -> Iterator[None]:
+    """Layers see this memory as the weights of the plan that this thread enqueues inside, which reads a packed form."""
+    before, _call.weights = getattr(_call, "weights", None), weights
+    try:
+        yield
+    finally:
+        _call.weights = before
 
 
 def enqueue_plan(
@@ -95,6 +106,7 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
         manager.register(_Innermost(), name=_INNERMOST)
     watched, shown, values = _Watched(plan, problem), copied(problem), vars(problem).copy()
     x, w, y = operands
+    packed = problem.constant_weights and getattr(plan, "packed_size", 0)
     try:
         event = manager.hook.convdispatch_enqueue(
             queue=queue,
@@ -104,7 +116,7 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
             x=x,
             w=w,
             y=y,
-            weights=getattr(call_state, "weights", None),
+            weights=getattr(_call, "weights", None) if packed else w,
             **rest,
         )
     except BaseException as error:
