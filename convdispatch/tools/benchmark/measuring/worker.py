@@ -26,7 +26,7 @@ class Worker:
     """Session's methods, each answered by a child, which is started when it is needed.
 
     ``setup`` is what Session takes, in JSON values: ``device``, ``peers``, ``solver``, ``search``, ``budget_ms``,
-    ``record``. A candidate that says nothing for ``silent_s`` seconds hangs. After ``until`` (``time.monotonic``)
+    ``every_solver``, ``record``. A candidate that says nothing for ``silent_s`` seconds hangs. After ``until`` (``time.monotonic``)
     every question raises OutOfTime.
     """
 
