@@ -7,10 +7,10 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
@@ -20,6 +20,8 @@ from ...api.errors import InvalidArgument
 from ...api.problem import DIRECTIONS, ConvProblem
 from ...measurement.shapes import Entry
 from .output import ours
+
+Command = TypeVar("Command", bound="Callable[..., Any] | click.Command")
 
 
 class OutputFile(click.Path):
@@ -69,7 +71,7 @@ def CONFIGURE(command: click.Command) -> click.Command:
     return command
 
 
-def BUDGET(default_ms: float) -> Any:
+def BUDGET(default_ms: float) -> Callable[[Command], Command]:
     """The option of a search's budget, whose argument is None where the default holds (``search_limits``)."""
     return click.option(
         "--budget", "given_ms", type=float, default=None, show_default=f"{default_ms:g}", help=_BUDGET_HELP
