@@ -238,6 +238,18 @@ def test_sources_name_no_folder():
     assert session.placeless("lock file /a/b.lock") == "lock file b.lock"
 
 
+@pytest.mark.parametrize("search", [True, False])
+def test_an_interrupt_names_resume_where_the_command_has_it(search):
+    """A model's profile searches nothing, and cannot be resumed."""
+    report = example()
+    report.measured, report.interrupted, report.settings = {}, True, {"search": search}
+    console = Console(file=io.StringIO(), width=200)
+    show(report, console)
+    said = console.file.getvalue()
+    assert "interrupted: 2 problems are not measured" in said
+    assert ("--resume FILE" in said) == search
+
+
 def test_page_of_a_run_that_measured_nothing():
     report = example()
     report.measured, report.interrupted = {}, True

@@ -43,7 +43,9 @@ def test_explain_takes_nets_models_lock_files_and_changes(model, tmp_path, devic
     chosen = json.loads(invoke("explain", PROBLEM, "--json"))
     net = json.loads(invoke("explain", "lenet", "--layout", "nchw", "--json"))
     assert len(net) == 5
-    assert "conv1: " in invoke("explain", "lenet", "--layout", "nchw")
+    said = invoke("explain", "lenet", "--layout", "nchw").splitlines()
+    assert [line.split(": ")[0].split()[1] for line in said] == [layer["problem"] for layer in net]
+    assert said[0].startswith("conv1 fwd_f32_")
     layers = json.loads(invoke("explain", model, "--layout", "nchw", "--json"))
     assert layers["problem"].startswith("fwd_f32_mb1ic4ih6iw6oc4kh3kw3ph1pw1")
     other = json.loads(invoke("explain", PROBLEM, "--dtype", "float64", "--layout", "nhwc", "--json"))

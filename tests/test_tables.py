@@ -110,6 +110,12 @@ def test_columns_of_the_highest_rank_go_first_and_are_named():
     assert column(text[26], "solver").startswith(LONG)
 
 
+def _titled(title, name):
+    table = Table(Column("name", "name"), Column(title, "sentence"))
+    table.add_row(name, "one=1 " * 40)
+    return table
+
+
 def test_a_pipe_loses_nothing_and_wraps_sentences_only():
     figures = columns("number", *(f"figure{n}" for n in range(9)))
     table = Table(Column("name", "name", rank=1), *figures, Column("why", "sentence"))
@@ -119,6 +125,7 @@ def test_a_pipe_loses_nothing_and_wraps_sentences_only():
     assert lines[2].count("1234567") == 9
     assert " ".join(lines).count("because") == 40
     assert "No room" not in "".join(lines)
+    assert "configuration" in next(iter(_titled("configuration", "name" * 40).lines(10_000)))  # not configuratio, n
     short = Table(Column("name", "name"), Column("why", "sentence"))
     short.add_row("one", "because " * 40)
     assert max(map(len, short.lines(10_000))) <= PIPED_WIDTH

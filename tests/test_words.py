@@ -24,6 +24,12 @@ def test_words_at_a_prompt_are_short():
     assert len(repr(cd.explain("mb1ic4ih6oc4kh3"))) < 120
 
 
+@pytest.mark.parametrize("given", [None, [[1.0]], "w"])
+def test_constant_weights_are_an_array(given):
+    with pytest.raises(cd.InvalidArgument, match=f"constant takes an array of weights, got {type(given).__name__}"):
+        cd.constant(given)
+
+
 def test_explain_takes_what_conv_takes(device):
     x, w, bias = np.ones((2, 8, 9, 9), np.float32), np.ones((6, 4, 3, 3), np.float32), np.zeros(6, np.float32)
     options = {"stride": 2, "padding": 1, "groups": 2, "activation": "relu", "math": "ieee"}

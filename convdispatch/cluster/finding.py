@@ -40,6 +40,7 @@ def find_many(
     devices: Sequence[str] | str | None = None,
     *,
     budget_ms: float | None = 5000.0,
+    every_solver: bool = False,
     workspace_limit: int | None = None,
     memory_limit: int | None = None,
     again: bool = False,
@@ -73,7 +74,12 @@ def find_many(
     if scope_of(current_policy()) is not None:
         raise InvalidArgument("find_many measures for everybody: under a policy use find on the device itself")
     forbid_when_frozen("measure")
-    limits = {"budget_ms": budget_ms, "workspace_limit": workspace_limit, "memory_limit": memory_limit}
+    limits = {
+        "budget_ms": budget_ms,
+        "every_solver": every_solver,
+        "workspace_limit": workspace_limit,
+        "memory_limit": memory_limit,
+    }
     with connected(client, security) as found:
         finding = _Finding(found, Workers(found, devices), limits, again, agree, store, tell)
         return finding.run(listed, each, start)

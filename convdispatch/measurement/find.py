@@ -21,6 +21,7 @@ def find(
     device: Any = None,
     *,
     budget_ms: float | None = None,
+    every_solver: bool = False,
     workspace_limit: int | None = None,
     memory_limit: int | None = None,
     isolate: bool | None = None,
@@ -31,7 +32,8 @@ def find(
     Every candidate is verified against float64 before it is timed; one that is wrong is quarantined and never recorded.
     Every solver's default configuration runs before anyone's second; who is certain to lose is cut; the rest are
     benchmarked in interleaved rounds, which decide. ``budget_ms`` bounds the whole, compilation included: what did not
-    fit in comes back as ``not tried``. ``workspace_limit`` bounds a plan's workspace, ``memory_limit`` all device
+    fit in comes back as ``not tried``. With ``every_solver`` the budget ends the search only after every solver's first
+    configuration was measured once. ``workspace_limit`` bounds a plan's workspace, ``memory_limit`` all device
     memory that the search holds (half of the device's when None); both in bytes. With ``isolate`` each candidate runs
     in a child process first, so that one that crashes or hangs costs only itself; by default those of plugins do that
     neither came with this package nor were verified on this machine. What was wrong, crashed or hung is remembered by
@@ -63,6 +65,7 @@ def find(
         found,
         policy,
         budget_ms=budget_ms,
+        every_solver=every_solver,
         workspace_limit=min(limits, default=None),
         memory_limit=memory_limit,
         isolate=isolate,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..api.errors import InvalidArgument
 from ..device.cache import artifact_store
 from ..device.cache.artifact_store import forbid_unstored
 from ..device.commands.interface import Commands
@@ -169,4 +170,6 @@ def _read(commands: Commands, memory: Any, size: int, *events: Any) -> np.ndarra
 
 def constant(w: Any) -> Constant:
     """Promise that ``w`` (NumPy array, ``pyopencl.array.Array`` or Tensor) keeps its values; see Constant."""
+    if not (hasattr(w, "dtype") or hasattr(w, "__dlpack__")):
+        raise InvalidArgument(f"constant takes an array of weights, got {type(w).__name__}")
     return w if isinstance(w, Constant) else Constant(w)

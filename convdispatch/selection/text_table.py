@@ -83,7 +83,7 @@ class Table:
                 if not ranked:
                     break
                 shown.remove(max(ranked, key=lambda place: (self.columns[place].rank, place)))
-            if _total(least, shown) <= room:
+            if piped or _total(least, shown) <= room:
                 break
         while _total(least, shown) > room and not piped and len(shown) > 1:
             shown.pop()

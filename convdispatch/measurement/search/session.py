@@ -50,6 +50,8 @@ LEAST_TRIAL_S = 10.0
 """Least seconds that a candidate may take in a child process; twice the budget, where that is more."""
 FIRST_S = 300.0
 """Seconds that the first candidate may compile, whatever the budget: a cold cache on a busy machine takes long."""
+FIRST_OF_SOLVER_S = 30.0
+"""Seconds that each solver's first configuration may compile where ``every_solver`` measures it beyond the budget."""
 NEAR = 1.5
 """Who took at most this many times the best at screening may be benchmarked."""
 FINAL_SHARE = 0.25
@@ -67,7 +69,8 @@ class Search:
     ``watch`` is told the name of each candidate before it runs; those that ``without`` names (with the reason) are
     known to have killed an earlier process, and do not run. ``incumbent`` is the choice (``choice_text``) that runs
     without the search, where who asks knows it better than this process. ``disturbed`` says, when all is measured, what
-    else the device did meanwhile, or nothing.
+    else the device did meanwhile, or nothing. With ``every_solver`` the budget ends the search only after every
+    solver's first configuration was measured once.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Search:
         policy: Policy,
         *,
         budget_ms: float | None = None,
+        every_solver: bool = False,
         workspace_limit: int | None = None,
         memory_limit: int | None = None,
         isolate: bool | None = None,
@@ -89,6 +93,7 @@ class Search:
         self._given = str(problem)
         self.info: DeviceInfo = runtime.device_info(device)
         self.budget_ms, self.workspace_limit, self.memory_limit = budget_ms, workspace_limit, memory_limit
+        self._every_solver, self._must_run = every_solver, False
         self.start = time.perf_counter()
         self.queue = cl.CommandQueue(runtime.context(device))
         self._isolated, self._killers, self._patience_ms = isolate, dict[str, str](), 0.0
@@ -175,6 +180,7 @@ class Search:
         if entry.name in self._without:
             entry.breaks("failed", self._without[entry.name])
             return
+        self._must_run = self._every_solver and entry.result.default
         best = min((other.timing.median for other in entries if other.timing), default=None)
         predicted = self._predict(entry)
         # A solver's first configuration is begun while any time is left: others' compilations say little of its own,
@@ -236,14 +242,15 @@ class Search:
             entry.prepared = prepared
 
     def _compile(self, entry: Entry, best: float | None) -> Prepared:
-        """The candidate's plan; the first one's whatever the budget says."""
+        """The candidate's plan. The first candidate compiles for FIRST_S at most, whatever the budget says."""
 
         def make() -> Prepared:
             return dispatch.make(entry.solver, entry.config, self.problem, self.queue.context)
 
         if self.budget_ms is None:
             return make()
-        seconds = FIRST_S if self._is_first else max(0.01, self._left_ms(best) / 1e3)
+        least_s = FIRST_OF_SOLVER_S if self._must_run else 0.01
+        seconds = FIRST_S if self._is_first else max(least_s, self._left_ms(best) / 1e3)
         try:
             return compiled_within(make, seconds)
         except StillCompiling:
@@ -325,7 +332,7 @@ class Search:
                 entry.ends("cut", f"{ratio:.2f} times the best at screening, and {FINALISTS} others were faster")
         final = sorted((entry for entry in ranked if entry.prepared is not None), key=lambda one: not one.incumbent)
         self._watch("")
-        left = math.inf if self.budget_ms is None else max(0.0, self._left_ms(None))
+        left = self._benchmark_ms()
         rounds_ms = list(itertools.accumulate(LEAST_ROUNDS * entry.timing.median for entry in final))
         harness = self._harnesses.get(self.problem)
         rivals = []
@@ -337,8 +344,7 @@ class Search:
             except (MemoryError, cl.MemoryError):  # beside the faster ones; its screening time stands
                 continue
             rivals.append(Candidate(str(i), sample, max(1.0, entry.timing.median)))
-        left = None if self.budget_ms is None else max(0.0, self._left_ms(None))
-        outcomes = interleaved(rivals, rounds=ROUNDS, budget_ms=left)
+        outcomes = interleaved(rivals, rounds=ROUNDS, budget_ms=self._benchmark_ms())
         against = {i for i, entry in enumerate(final) if entry.incumbent}
         alone = any(not (o := outcomes.get(str(i))) or not o.timing or o.timing.count < LEAST_SAMPLES for i in against)
         for i, entry in enumerate(final):
@@ -365,13 +371,19 @@ class Search:
 
     def _has_time(self, expected_ms: float, best: float | None) -> bool:
         """Whether work of ``expected_ms`` ends within the budget, leaving benchmarking against ``best`` its share."""
-        return self._is_first or expected_ms <= self._left_ms(best)
+        return self._is_first or self._must_run or expected_ms <= self._left_ms(best)
 
     def _left_ms(self, best: float | None) -> float:
         if self.budget_ms is None:
             return math.inf
         reserved = 0.0 if best is None else min(FINAL_SHARE * self.budget_ms, ROUNDS * FINALISTS * max(1.0, best))
         return self.budget_ms - reserved - self._spent_ms()
+
+    def _benchmark_ms(self) -> float:
+        """What the budget leaves for benchmarking; with ``every_solver`` its share at least, for the first
+        configurations may have taken all of the budget."""
+        least = FINAL_SHARE * self.budget_ms if self._every_solver and self.budget_ms else 0.0
+        return max(least, self._left_ms(None))
 
     def _harness(self, problem: ConvProblem) -> Harness:
         if problem not in self._harnesses:

@@ -153,5 +153,6 @@ def busy(seen: Sequence[str]) -> str:
         return ""
     return (
         f"Other work was running: {'; '.join(seen)}. Times are too long, and ratios cannot be trusted: a library whose "
-        "threads wait for each other in a spin loses far more than others. --wait-quiet SECONDS waits for its end."
+        "threads wait for each other in a spin loses far more than others. `bench --wait-quiet SECONDS` waits for "
+        "its end."
     )

@@ -14,6 +14,7 @@ from ..problems import known_nets, read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import (
+    BUDGET,
     CONFIGURE,
     DEVICE,
     JOBS,
@@ -22,12 +23,15 @@ from .options import (
     configure,
     processes,
     records_are_writable,
+    search_limits,
     solvers_are_named,
     stderr,
     stdout,
 )
 from .output import shown
 
+BUDGET_MS = 3000.0
+"""Milliseconds that the search for a problem takes where --budget does not say otherwise."""
 STEP_S = 1.0
 """Seconds that a training step is thought to take until one has ended."""
 
@@ -39,7 +43,7 @@ STEP_S = 1.0
 @click.option("--solver", metavar="GLOB", default=None, help="Only these solvers.")
 @click.option("--against", metavar="PEERS", default="", help="torch, onnxruntime; several with commas.")
 @click.option("--find/--no-find", "search", default=True, help="Measure every solver, or only the immediate choice.")
-@click.option("--budget", "budget_ms", type=float, default=3000.0, show_default=True, help="Milliseconds a problem.")
+@BUDGET(BUDGET_MS)
 @click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
 @click.option("--regret", is_flag=True, help="What the choice costs without records, and with half of the list known.")
 @click.option("--resume", type=OUTPUT, default=None, help="A journal to go on with and append to.")
@@ -85,7 +89,7 @@ def bench(
     device: str | None,
     solver: str | None,
     search: bool,
-    budget_ms: float,
+    given_ms: float | None,
     record: bool,
     regret: bool,
     resume: Path | None,
@@ -137,7 +141,7 @@ def bench(
         "against": [peer.strip() for peer in against.split(",") if peer.strip()],
         "solver": solver,
         "search": search,
-        "budget_ms": budget_ms,
+        **search_limits(given_ms, BUDGET_MS),
         "command": command_line(),
         "timeout_s": timeout_s,
         "wait_quiet_s": wait_quiet_s,

@@ -135,7 +135,7 @@ def _show(report: Any) -> None:
 def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: bool, **changes: Any) -> None:
     """Say which solver runs PROBLEM (such as mb1ic64ih56oc64kh3ph1), and why each other one does not.
 
-    Of a NET or a model file, a sentence for each layer.
+    Of a NET or a model file, a sentence for each layer; a net's layers stand there in both layouts without --layout.
     """
     from ...selection.explanation import explain as explain_problem
 
@@ -150,4 +150,5 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
         if len(every) == 1 or verbose:
             echo(explanation.text(width, verbose))
         else:
-            stdout().print(f"{name}: {explanation.why}", highlight=False)
+            title = " ".join(dict.fromkeys((name, str(explanation.problem))))
+            stdout().print(f"{title}: {explanation.why}", highlight=False)

@@ -7,10 +7,10 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
@@ -20,6 +20,8 @@ from ...api.errors import InvalidArgument
 from ...api.problem import DIRECTIONS, ConvProblem
 from ...measurement.shapes import Entry
 from .output import ours
+
+Command = TypeVar("Command", bound="Callable[..., Any] | click.Command")
 
 
 class OutputFile(click.Path):
@@ -44,6 +46,7 @@ class OutputFile(click.Path):
 
 OUTPUT = OutputFile()
 DEVICE = click.option("--device", metavar="NAME", help="A device's name, vendor, type, or platform:device.")
+_BUDGET_HELP = "Milliseconds a problem; by default longer, until every solver's first configuration was measured once."
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 JOBS = click.option(
     "--jobs",
@@ -66,6 +69,18 @@ def CONFIGURE(command: click.Command) -> click.Command:
     for option in reversed(_CHANGES):
         command = option(command)
     return command
+
+
+def BUDGET(default_ms: float) -> Callable[[Command], Command]:
+    """The option of a search's budget, whose argument is None where the default holds (``search_limits``)."""
+    return click.option(
+        "--budget", "given_ms", type=float, default=None, show_default=f"{default_ms:g}", help=_BUDGET_HELP
+    )
+
+
+def search_limits(given_ms: float | None, default_ms: float) -> dict[str, Any]:
+    """The limits of a search: a budget that was given is hard, the default one leaves no solver unmeasured."""
+    return {"budget_ms": default_ms if given_ms is None else given_ms, "every_solver": given_ms is None}
 
 
 def stdout() -> Console:

@@ -18,6 +18,7 @@ from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import (
     AS_JSON,
+    BUDGET,
     CONFIGURE,
     DEVICE,
     JOBS,
@@ -25,12 +26,15 @@ from .options import (
     configure,
     processes,
     records_are_writable,
+    search_limits,
     settings,
     stderr,
     stdout,
 )
 from .output import echo
 
+BUDGET_MS = 5000.0
+"""Milliseconds that the search for a problem takes where --budget does not say otherwise."""
 BEST = 5
 """Measured candidates that are printed without -v."""
 
@@ -39,7 +43,7 @@ BEST = 5
 @click.argument("names", metavar="[NET|PROBLEM]...", nargs=-1)
 @click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="A file of problems or a trace.")
 @CONFIGURE
-@click.option("--budget", "budget_ms", type=float, default=5000.0, show_default=True, help="Milliseconds a problem.")
+@BUDGET(BUDGET_MS)
 @click.option("--workspace-limit", type=int, default=None, help="Most bytes of a plan's workspace.")
 @click.option("--memory-limit", type=int, default=None, help="Most bytes that the search holds at once.")
 @click.option(
@@ -71,7 +75,7 @@ def find(
     as_json: bool,
     again: bool,
     verbose: bool,
-    budget_ms: float,
+    given_ms: float | None,
     workspace_limit: int | None,
     memory_limit: int | None,
     isolate: bool | None,
@@ -94,7 +98,8 @@ def find(
     if lock is not None:
         OUTPUT.convert(lock, None, click.get_current_context())
     records_are_writable()
-    limits = {"budget_ms": budget_ms, "workspace_limit": workspace_limit, "memory_limit": memory_limit}
+    limits = search_limits(given_ms, BUDGET_MS)
+    limits |= {"workspace_limit": workspace_limit, "memory_limit": memory_limit}
     if cluster is not None:
         if lock is not None:
             raise click.UsageError("--lock writes one device's decisions: run it there, where the records are known")
@@ -111,7 +116,7 @@ def find(
     if unmeasured:
         raise click.ClickException(
             f"nothing could be measured, and nothing is recorded, for {', '.join(unmeasured)}: -v says what became of "
-            f"each candidate, and --budget gives more than {budget_ms:g} ms"
+            f"each candidate, and --budget gives more than {limits['budget_ms']:g} ms"
         )
     if lock is not None:
         from ...selection.choice.lockfile import write

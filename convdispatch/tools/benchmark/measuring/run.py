@@ -39,6 +39,7 @@ def run(
     solver: str | None = None,
     search: bool = True,
     budget_ms: float = 3000.0,
+    every_solver: bool = False,
     record: bool = False,
     regret: bool = False,
     resume: Path | None = None,
@@ -72,7 +73,8 @@ def run(
     if not layers:
         raise InvalidArgument("nothing to measure: no problem has images")
     others.check(against)
-    setup = {"solver": solver, "search": search, "budget_ms": budget_ms, "record": record}
+    setup = {"solver": solver, "search": search, "record": record}
+    setup |= {"budget_ms": budget_ms, "every_solver": every_solver}
     problems = {str(e.problem): e.problem for entries in nets.values() for e in entries if e.problem.mb}
     names = {layer.problem: f"{layer.net} {layer.name}" for layer in layers}
     each_s = RACE_S + (budget_ms / 1e3 if search else 0.0)

@@ -64,17 +64,19 @@ class Session:
         peers: Sequence[Peer] = (),
         search: bool = True,
         budget_ms: float = 3000.0,
+        every_solver: bool = False,
         record: bool = False,
         watch: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.device, self.info = device, runtime.device_info(device)
         self.solver, self.peers = solver, list(peers)
-        self.search, self.budget_ms, self.record = search, budget_ms, record
+        self.search, self.budget_ms, self.every_solver, self.record = search, budget_ms, every_solver, record
         self._watch, self._without = watch, {}
         self.settings = {
             "solver": solver,
             "search": search,
             "budget_ms": budget_ms,
+            "every_solver": every_solver,
             "peers": {peer.name: dict(peer.settings) for peer in peers},
             "plugins": plugin_texts(self.info),
         }
@@ -104,6 +106,7 @@ class Session:
                 self.device,
                 current_policy(),
                 budget_ms=self.budget_ms,
+                every_solver=self.every_solver,
                 watch=self._watch,
                 without=self._without,
                 isolate=False,  # all of this runs in a child, or was asked not to

@@ -26,8 +26,8 @@ class Worker:
     """Session's methods, each answered by a child, which is started when it is needed.
 
     ``setup`` is what Session takes, in JSON values: ``device``, ``peers``, ``solver``, ``search``, ``budget_ms``,
-    ``record``. A candidate that says nothing for ``silent_s`` seconds hangs. After ``until`` (``time.monotonic``)
-    every question raises OutOfTime.
+    ``every_solver``, ``record``. A candidate that says nothing for ``silent_s`` seconds hangs. After ``until``
+    (``time.monotonic``) every question raises OutOfTime.
     """
 
     def __init__(self, setup: Mapping[str, Any], silent_s: float, until: float | None = None) -> None:

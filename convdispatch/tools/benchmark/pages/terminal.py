@@ -94,7 +94,8 @@ def show(report: Report, console: Console) -> None:
     if report.interrupted:
         missing = len({layer.problem for layer in report.layers} - set(report.measured))
         why = "time limit reached" if report.time_limit else "interrupted"
-        console.print(f"{why}: {missing} problems are not measured; --resume FILE goes on where it was")
+        further = "; with --resume FILE a repeated run goes on where it ended" if report.settings.get("search") else ""
+        console.print(f"{why}: {missing} problems are not measured{further}")
 
 
 def evidence(every: list[Line], searched: bool) -> list[str]:
