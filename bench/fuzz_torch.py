@@ -5,8 +5,7 @@ optimizer or a state), then calls the model in one of ``WAYS`` (under ``enable()
 transformed by torch.func, ...), plain or under autocast, with gradients or without. Results, gradients and running
 statistics are compared with those of a twin in float64 that has the same weights and nothing of this package.
 
-    python bench/fuzz_torch.py --seconds 600            # goes on where the last run stopped
-    python bench/fuzz_torch.py --seed 17                # one seed, told step by step
+    python bench/fuzz_torch.py --seconds 600   # goes on where the last run stopped; --seed 17 is one seed, step by step
 
 A process that dies costs the seed it was at. Failures print the line that runs them again.
 """

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
@@ -149,7 +150,7 @@ def test_what_is_no_outcome_is_a_death_in_words():
 
     case = workers.Case("core:1", PROBLEM, "core")
     child = Child()
-    (outcome,) = workers._run(child, case, 1.0)
+    (outcome,) = workers._run(child, case, 1.0, Counter())
     assert outcome.reason.startswith("it answered what is no outcome: {'ready': True}")
     assert child.closed
 

@@ -227,7 +227,11 @@ def replay_on_host(
 
 
 def _facts(array: Any) -> Any:
-    return None if array is None else (type(array), array.dtype, array.shape)
+    """What a bias or a residual must have in common with the one before; of what is no array nothing ever has."""
+    if array is None:
+        return None
+    dtype = getattr(array, "dtype", None)
+    return object() if dtype is None else (type(array), dtype, array.shape)
 
 
 def _plain(array: Any) -> bool:

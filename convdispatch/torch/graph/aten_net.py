@@ -157,11 +157,12 @@ class AtenNet:
 def _viewed(node: torch.fx.Node) -> torch.fx.Node:
     """What a node is a view of, or the node itself."""
     while node.op == "call_function" and node.all_input_nodes:
-        schema = getattr(node.target, "_schema", None)
+        view = node.all_input_nodes[0] if str(node.target) == "<built-in function getitem>" else node
+        schema = getattr(view.target, "_schema", None)
         alias = schema.arguments[0].alias_info if schema is not None and schema.arguments else None
-        if not (str(node.target) == "<built-in function getitem>" or (alias is not None and not alias.is_write)):
+        if alias is None or alias.is_write:
             break
-        node = node.all_input_nodes[0]
+        node = view.all_input_nodes[0]
     return node
 
 
