@@ -104,7 +104,7 @@ def _call(request: CallRequest) -> Any:
             ranks.agree(problem, lambda: device(x), x)
             like = torch.empty(0, dtype=x.dtype, device=x.device)  # what is made later must not hold x
             where, build = tiers.timed(lambda: device(x)), _under(request, StreamCall, problem, shape, form, like)
-            return tiers.first(where, problem, request.chosen, build, TORCH)
+            return tiers.first(where, problem, request.chosen, build, TORCH, on_cuda=True)
         if x.device.type == "opencl":
             from .opencl_buffers import BufferCall
 
