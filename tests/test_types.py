@@ -128,3 +128,13 @@ def test_help_says_what_options_take():
     words = inspect.getdoc(cd.conv)
     assert all(f'"{math}"' in words for math in get_args(literals.Math))
     assert (ROOT / "convdispatch" / "py.typed").exists()
+
+
+def test_no_call_lacks_an_argument():
+    """In code that this machine may not run too, as CUDA's: a call whose function got a new parameter."""
+    pytest.importorskip("mypy")
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--ignore-missing-imports", "convdispatch"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    wrong = ("Missing positional argument", "Missing named argument", "Unexpected keyword argument")
+    assert "error" in done.stdout or done.returncode == 0, done.stdout + done.stderr
+    assert not [line for line in done.stdout.splitlines() if any(each in line for each in wrong)]
