@@ -105,7 +105,10 @@ def grown(work, queue, device, watched, steps=STEPS) -> dict:
     last = parts[-1]
     assert watched.count > steps, "nothing was launched"
     for name in ("pool", "events", "programs", "tensors"):
-        assert last[name] == first[name], f"{name}: {first[name]} after 10 runs, {last[name]} after {steps}"
+        # Forms that earlier tests of this process left may go meanwhile, with their tensors: then from there on.
+        fewer = name == "tensors" and last[name] < first[name]
+        before = parts[-2] if fewer else first
+        assert last[name] == before[name], f"{name}: {first[name]} after 10 runs, {last[name]} after {steps}"
     # What is kept of calls, and the host's allocator, settle during the first runs, and threads that other tests of
     # this process left may make something at any time; a leak is in every part, so the part with least objects decides.
     pairs = list(itertools.pairwise(parts))
