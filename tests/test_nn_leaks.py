@@ -109,6 +109,8 @@ def grown(work, queue, device, watched, steps=STEPS) -> dict:
         fewer = name == "tensors" and last[name] < first[name]
         before = parts[-2] if fewer else first
         assert last[name] == before[name], f"{name}: {first[name]} after 10 runs, {last[name]} after {steps}"
+    counts = [each["tensors"] for each in (first, *parts)]
+    assert counts == sorted(counts, reverse=True), f"tensors: {counts}: no part of the runs may leave more"
     # What is kept of calls, and the host's allocator, settle during the first runs, and threads that other tests of
     # this process left may make something at any time; a leak is in every part, so the part with least objects decides.
     pairs = list(itertools.pairwise(parts))

@@ -242,7 +242,12 @@ def test_find_trace_and_replay(printed, records, width, device, monkeypatch):
     loader.reload()
     words = [PROBLEMS[4], "--device", runtime.address(device)]
     text = printed(width, "find", *words, "--budget", "3000", "--again")
-    check(text[text.index("solver ") :].partition("im2col:")[0], width, "interval", *["measured"] * (width != 60))
+    table = text[text.index("solver ") :].partition("im2col:")[0]
+    check(table, width, "interval")
+    if width == 60 and "measured" not in table:  # a column that finds no room is named
+        assert re.search(r"No room for [^:]*\bstate\b", table), table
+    else:
+        check(table, width, "measured")
     text = printed(width, "trace", *words).partition("\n")[2]
     check(text.partition("programs compiled")[0].rpartition("\n")[0], width)
     line = f"convdispatch,1,{PROBLEMS[4]},{LONG},Some CPU,1024,10.0,100.0\n"

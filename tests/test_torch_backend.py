@@ -163,3 +163,13 @@ def test_graph_breaks_are_told_with_their_line():
     (where,) = ct.fusion(fused).breaks
     assert "test_torch_backend.py" in where
     assert "item()" in where
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(3, 4, 3, stride=2), nn.Conv1d(3, 4, 3)])
+def test_a_layer_alone_is_a_form_without_a_warning(layer, recwarn):
+    x = torch.randn(1, 3, *[9] * (layer.weight.ndim - 2))
+    fused = ct.convert(layer.eval(), fuse=True)
+    with torch.no_grad():
+        assert _error(fused(x), copy.deepcopy(layer).double()(x.double())) < 1e-5
+    assert not [each for each in recwarn if "fused" in str(each.message)]
+    assert "1 convolutions" in str(ct.fusion(fused))

@@ -190,9 +190,9 @@ class _State:
 
 def _frame_of(module: nn.Module) -> Callable[..., Any]:
     """What Dynamo compiles of a module: a call of its ``_call_impl``, or a function around it where the module's
-    class is PyTorch's own, as ``nn.Sequential``, whose methods Dynamo looks into only from other functions."""
+    class is PyTorch's own, as ``nn.Sequential``, or ours, whose methods Dynamo looks into only from other functions."""
     call = module._call_impl
-    if not str(type(module).forward.__module__).startswith("torch."):
+    if not str(type(module).forward.__module__).startswith(("torch.", "convdispatch.")):
         return call
 
     def call_module(*args: Any, **kwargs: Any) -> Any:
