@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 
 import pytest
@@ -113,8 +114,9 @@ def test_a_race_keeps_the_faster_engine():
 
         return run
 
-    assert engine_choice.faster([engine("slow", 0.01), engine("fast", 0.001)], []) == 1
-    assert engine_choice.faster([engine("fast", 0.001), engine("slow", 0.01)], []) == 0
+    faster = inspect.unwrap(engine_choice.faster)  # what stands there in tests lets the first win
+    assert faster([engine("slow", 0.01), engine("fast", 0.001)], []) == 1
+    assert faster([engine("fast", 0.001), engine("slow", 0.01)], []) == 0
     assert calls[:4] == ["slow", "fast", "slow", "fast"]  # in turns
 
 
