@@ -17,6 +17,7 @@ ZONES = {
         kernel_*
         layering
         problem
+        settings
         quantized
         geometry
     """,
