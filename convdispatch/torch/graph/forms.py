@@ -27,10 +27,9 @@ from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..geometry import DTYPES, FORMATS
 from ..settings import DEFAULT, math_of, policy_of, switches
-from . import inductor
+from . import engine_choice, inductor
 from .aten_net import AtenNet, Missing
 from .constants import Constants, WeightSets, packed_inputs
-from .engine_choice import MIN_CONVOLUTION_SHARE, convolution_share, faster
 from .quantized import QUANTIZING
 from .specialised import forget_originals, specialised, without_fakes
 
@@ -189,7 +188,7 @@ class GraphForms:
             with torch.inference_mode(False):
                 run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend.patches)
             other = OperatorForm(run, f"by inductor, convolutions ours{why}")
-            return other if form is None else (form, other)[faster((form, other), tensors)]
+            return other if form is None else (form, other)[engine_choice.faster((form, other), tensors)]
         if form is not None:
             return form
         run = inductor.with_our_operators(graph, tensors[0].device)
@@ -201,7 +200,7 @@ class GraphForms:
             return False
         graph = specialised(self._graph, self._is_static, inputs, self._packed)
         self._forget_reads()
-        return convolution_share(graph) < MIN_CONVOLUTION_SHARE
+        return engine_choice.convolution_share(graph) < engine_choice.MIN_CONVOLUTION_SHARE
 
     def _forget_reads(self) -> None:
         if self._constants is not None:
