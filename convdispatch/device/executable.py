@@ -122,10 +122,6 @@ class Executable:
             command = recording.launch(kernel, given)
         return command
 
-    def takes_part_of(self, operand: int) -> bool:
-        """Whether a kernel gets an operand from another byte than its first on."""
-        return any(offset for each in self.launches for _, number, offset in each.memory if number == operand)
-
     def overlaps(self, addresses: Sequence[int]) -> bool:
         """Whether an output's bytes at these addresses are also another operand's, or an operand has none."""
         for output in self.outputs:

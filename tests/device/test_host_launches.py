@@ -98,7 +98,6 @@ def test_launches_on_parts_of_operands_and_of_scratch_memory(device, serial):
     over = held[0][0].ctypes.data
     assert not launches.run(queue, [over, held[0][1].ctypes.data, over + 28, 0]), "the result over an operand"
     add(recording, (x, w.get_sub_region(4, 8), y))
-    assert Executable.of(recording, (x, w, y), [2]).takes_part_of(1), "packed weights have no address to add to"
     copies = Recording(queue)
     copies.copy(y, x, 12)
     assert type(Executable.of(copies, (x, w, y), [2]).bind(HostPlace(device))) is HostEnqueue
