@@ -14,7 +14,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
+from ..api import settings
 from ..api.policy import Policy, current_policy
 from ..device import jsontext, plainfile
 from ..device.runtime import device_info
@@ -59,7 +59,7 @@ def key_of(graph: Graph, queue: cl.CommandQueue, purpose: str) -> str | None:
     parts = [purpose, str(info), info.driver, str(info.compute_units), *sorted(plugins().solvers)]
     parts += [f"{loaded.name} {loaded.version}" for loaded in plugins().report]
     parts += [f"{name} {text}" for name, text in sorted(plugins().fingerprints.items())] + [_own_texts()]
-    parts += [_stamp(registry_path()), _stamp(user_folder()), _stamp(os.environ.get("CONVDISPATCH_LOCK"))]
+    parts += [_stamp(registry_path()), _stamp(user_folder()), _stamp(settings.LOCK.value())]
     parts += described(graph)
     digest = hashlib.sha256()
     for part in parts:

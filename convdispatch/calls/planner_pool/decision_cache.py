@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...api import settings
 from ...device import rates, runtime
 from ...device.cache import artifact_store
 from ...device.programs import template_cache
@@ -96,5 +97,5 @@ def _circumstances(device: cl.Device) -> str:
         with contextlib.suppress(OSError):
             found = each.stat()
             parts.append(f"{each} {found.st_mtime_ns} {found.st_size}")
-    parts += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("CONVDISPATCH_")]
+    parts += [f"{name}={text}" for name, text in settings.texts().items()]
     return artifact_store.key_of(*parts)
