@@ -16,6 +16,7 @@ import numpy as np
 from ...device.runtime import device_info
 from ...device.tracing import bound
 from ...nn import functional
+from ...nn.convolution import picture_of
 from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value
 from .integer_formulas import merge_integers
@@ -56,17 +57,13 @@ def _name_arguments(node: Node) -> None:
 def _linear_to_convolution(node: Node) -> None:
     """A linear map is the convolution of 1×1 pictures; its result stays ``[mb, oc]`` to those who read it."""
     layout, x, w = node.kwargs.get("layout", "nchw"), node.kwargs["x"], node.kwargs["w"]
-
-    def picture(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-        n, c = shape[0], max(shape[1:])
-        return (n, c, 1, 1) if layout == "nchw" else (n, 1, 1, c)
-
     if x.strides is not None or isinstance(w, Ref):
         return
     node.function = functional.convolution
-    node.kwargs |= {"x": replace(x, shape=picture(x.shape)), "w": w.reshape(picture(w.shape)), "layout": layout}
+    weight = w.reshape(picture_of(w.shape, layout))
+    node.kwargs |= {"x": replace(x, shape=picture_of(x.shape, layout)), "w": weight, "layout": layout}
     value = node.result.value
-    value.shape = picture(value.shape)
+    value.shape = picture_of(value.shape, layout)
 
 
 def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int]) -> bool:
