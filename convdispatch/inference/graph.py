@@ -119,15 +119,19 @@ class Graph:
                 count[ref.value] = count.get(ref.value, 0) + 1
         return count
 
-    def substitute(self, old: Value, new: Value) -> None:
-        """Let every view of ``old`` be the same view of ``new``."""
-
-        def change(operand: Any) -> Any:
-            return replace(operand, value=new) if isinstance(operand, Ref) and operand.value is old else operand
-
+    def change(self, change: Callable[[Any], Any]) -> None:
+        """Replace every operand of the nodes, and of the output, by what ``change`` returns for it."""
         for node in self.nodes:
             node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
         self.output = map_operands(change, self.output)
+
+    def substitute(self, old: Value, new: Value) -> None:
+        """Let every view of ``old`` be the same view of ``new``."""
+        self.change(
+            lambda operand: (
+                replace(operand, value=new) if isinstance(operand, Ref) and operand.value is old else operand
+            )
+        )
 
     def move(self, queue: Any) -> None:
         """Copy the tensors (weights) that lie in another context than ``queue``'s to its device."""
@@ -141,9 +145,7 @@ class Graph:
                 moved[id(operand)] = Tensor.from_numpy(operand.numpy(), queue)
             return moved[id(operand)]
 
-        for node in self.nodes:
-            node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
-        self.output = map_operands(change, self.output)
+        self.change(change)
 
     def prune(self) -> None:
         """Drop the nodes whose results nobody uses."""

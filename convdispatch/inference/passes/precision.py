@@ -55,12 +55,11 @@ def with_dtype(graph: Graph, dtype: np.dtype) -> Graph:
             weights[id(operand)] = operand.astype(dtype)
         return weights[id(operand)]
 
+    graph.change(change)
     for node in graph.nodes:
-        node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
         node.result = map_operands(change, node.result)
         if node.kwargs.get("dtype") is not None and np.dtype(node.kwargs["dtype"]) == np.float32:
             node.kwargs["dtype"] = dtype
-    graph.output = map_operands(change, graph.output)
     for value in changed:
         value.dtype = dtype
     return graph
