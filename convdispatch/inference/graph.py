@@ -125,6 +125,28 @@ class Graph:
             node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
         self.output = map_operands(change, self.output)
 
+    def take_in(self, producer: Node, node: Node, **options: Any) -> Node:
+        """One operation in the place of ``node``, whose value it makes: the producer's, with ``options`` more."""
+        fused = Node(producer.function, (), {**producer.kwargs, **options}, sources=producer.sources + node.sources)
+        value = node.result.value
+        value.node, value.shape = fused, producer.result.value.shape
+        fused.result = value.whole
+        self.nodes[self.nodes.index(node)] = fused
+        self.nodes.remove(producer)
+        return fused
+
+    def summands(self, node: Node) -> list[Ref]:
+        """The two flat views whose sum an element-wise node is, that of the later operation first; else none."""
+        given = {name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")}
+        text = str(node.kwargs.get("expression", "+".join(given))).replace(" ", "")
+        sides = list(given.values())
+        if len(sides) != 2 or set(text.split("+")) != set(given):
+            return []
+        if not all(isinstance(side, Ref) and side.is_flat and side.shape == node.result.shape for side in sides):
+            return []
+        order = {each: place for place, each in enumerate(self.nodes)}
+        return sorted(sides, key=lambda side: order.get(side.value.node, -1), reverse=True)
+
     def substitute(self, old: Value, new: Value) -> None:
         """Let every view of ``old`` be the same view of ``new``."""
         self.change(
