@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# pytest's arguments, for example: make test ARGS="-m selection" (a zone: tests/zones.py), ARGS="-k near_miss"
+# pytest's arguments, for example: make test ARGS=tests/selection, ARGS="-k near_miss"
 ARGS ?=
 # Processes that run the tests, a file each at a time, 0 for this one alone: a test is mostly one thread of a compiler or
 # of Python, and the tests of a file share programs and fixtures. One more than two cores: some tests wait, for a child or

@@ -1,6 +1,6 @@
 """How many wrong kernels the kit catches at each level, and in what time: those of the tests' mutant plugin.
 
-    CONVDISPATCH_PLUGIN_DIR=tests/mutant_plugin python bench/kit_mutants.py
+    CONVDISPATCH_PLUGIN_DIR=tests/support/mutant_plugin python bench/kit_mutants.py
 
 ``UNSEEN`` were written after the cases were fixed: they say what the kit does with slips that nobody made cases for.
 Time is the processor's, of each level for the sound kernels, which compute every float32 case in two dimensions.

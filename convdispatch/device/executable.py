@@ -106,10 +106,6 @@ class Executable:
                 found = self._bound.setdefault(place, found)
         return found  # type: ignore[return-value]
 
-    def takes_part_of(self, operand: int) -> bool:
-        """Whether a kernel gets an operand from another byte than its first on."""
-        return any(offset for each in self.launches for _, number, offset in each.memory if number == operand)
-
     def overlaps(self, addresses: Sequence[int]) -> bool:
         """Whether the output's bytes at these addresses are also another operand's, or an operand has none."""
         begin = addresses[self.output]

@@ -150,7 +150,7 @@ class Prepared:
                     raise
                 except BaseException:  # SystemExit too: a plugin must not end its caller's process
                     found = None
-            if found is None or (self.packed_size and found.takes_part_of(W)):  # these have no address to add to
+            if found is None:
                 found = Executable(None, slots, output, enqueue)
             self._executable = found
         return self._executable

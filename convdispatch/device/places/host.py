@@ -16,7 +16,7 @@ from .. import runtime
 from ..commands import host_memory
 from ..commands.interface import thread
 from ..commands.recording import with_numbers
-from ..executable import Executable, W, note_launched
+from ..executable import Executable, note_launched
 from . import intraop
 
 _byte, _enqueue = ctypes.c_ubyte, cl.enqueue_nd_range_kernel
@@ -42,7 +42,7 @@ class HostEnqueue:
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
 
-    def run(self, queue: cl.CommandQueue, addresses: list[int], packed: Any = None) -> bool:
+    def run(self, queue: cl.CommandQueue, addresses: list[int]) -> bool:
         """Enqueue everything on the operands, and wait; False as ``HostLaunches.run``."""
         executable = self._executable
         if executable.overlaps(addresses):
@@ -52,8 +52,6 @@ class HostEnqueue:
             None if size is None else host_memory.HostMemory.at(address, size)
             for address, size in zip(addresses, executable.operands, strict=True)
         ]
-        if packed is not None:
-            operands[W] = packed
         before = thread.given
         try:
             commands.finish(executable.enqueue(commands, *operands))  # type: ignore[misc]
@@ -97,12 +95,9 @@ class HostLaunches:
         kernels = [launch.kernel for launch in executable.launches]
         self.intraop = place.in_pytorch and not intraop.refusal(place.device, kernels)
 
-    def run(self, queue: cl.CommandQueue, addresses: list[int], packed: Any = None) -> bool:
+    def run(self, queue: cl.CommandQueue, addresses: list[int]) -> bool:
         """Launch everything on the operands, and wait; False, before anything is done, for operands that have no
-        address or lie over the output.
-
-        ``packed`` is memory that weights are; their address then is a number that no other packed weights ever have.
-        """
+        address or lie over the output."""
         executable, scratch = self._executable, None
         if executable.scratch_size:
             size = executable.scratch_size
@@ -119,14 +114,16 @@ class HostLaunches:
         if own.addresses != addresses:
             if executable.overlaps(addresses):
                 return False
-            self._point(own, addresses, packed)
+            if own.intraop is None:  # which sets them itself
+                self._point(own, addresses)
+            own.addresses = addresses
         if own.queue is not queue:
             own.queue, own.at_once = queue, runtime.is_synchronous(queue)
         event = None
         try:
             if own.intraop is not None:
                 event = True
-                own.intraop.run(addresses, -1 if packed is None else W)
+                own.intraop.run(addresses)
                 return True
             for kernel, global_size, local_size in own.kernels:
                 event = _enqueue(queue, kernel, global_size, local_size, None, event and [event])
@@ -160,19 +157,14 @@ class HostLaunches:
         given = [(launch.kernel, own, launch.memory) for own, launch in zip(made, launches, strict=True)]
         return _Own(kernels, intraop.IntraOpLaunches(self._device, given))
 
-    def _point(self, own: _Own, addresses: list[int], packed: Any) -> None:
+    def _point(self, own: _Own, addresses: list[int]) -> None:
         """Set the arguments that are not as this thread's last call left them."""
         before = own.addresses or [None] * len(addresses)
         own.addresses = []  # until all are set
-        if own.intraop is not None:
-            left = addresses[W] if packed is None else before[W]
-            before = [*addresses[:W], left, *addresses[W + 1 :]]
         for (kernel, _, _), launch in zip(own.kernels, self._executable.launches, strict=True):
             for index, operand, offset in launch.memory:
                 if addresses[operand] != before[operand]:
-                    whole = packed is not None and operand == W
-                    kernel.set_arg(index, packed if whole else _at(addresses[operand] + offset))
-        own.addresses = addresses
+                    kernel.set_arg(index, _at(addresses[operand] + offset))
 
 
 def _at(address: int) -> cl.SVM:
