@@ -57,22 +57,23 @@ class DecisionStore:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         """Where decisions are written; None where the kernel cache is off."""
-        self._tables: dict[str, dict[str, Any]] = {}
+        self.tables: dict[str, dict[str, Any]] = {}
+        """By table and key."""
         lines = 0
         for lines, (table, key, value) in enumerate(_lines(path), 1):
-            self._tables.setdefault(table, {})[key] = value
-        live = [[table, key, value] for table, values in self._tables.items() for key, value in values.items()]
+            self.tables.setdefault(table, {})[key] = value
+        live = [[table, key, value] for table, values in self.tables.items() for key, value in values.items()]
         if path is not None and lines > 2 * len(live) + 64:  # most lines were replaced by later ones
             with contextlib.suppress(OSError):
                 publish(path, "".join(json.dumps(line) + "\n" for line in live))
 
     def get(self, table: str, key: str) -> dict[str, Any] | None:
         """What was decided; None where nothing was."""
-        return self._tables.get(table, {}).get(key)
+        return self.tables.get(table, {}).get(key)
 
     def put(self, table: str, key: str, value: Mapping[str, Any]) -> None:
         """Keep a decision for this process and for processes to come."""
-        values = self._tables.setdefault(table, {})
+        values = self.tables.setdefault(table, {})
         if values.get(key) == value:
             return
         values[key] = dict(value)
@@ -114,6 +115,12 @@ def decision_store(device: DeviceInfo) -> DecisionStore:
         with _lock:
             found = _stores[device] = since, DecisionStore(path)
     return found[1]
+
+
+def decision_files() -> list[Path]:
+    """The files of all circumstances that this machine decided under, the latest last."""
+    where = folder()
+    return [] if where is None else sorted(where.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
 
 
 def forget() -> None:
