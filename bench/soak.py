@@ -253,7 +253,7 @@ def _refused(name: str, solver: Any, problem: ConvProblem, info: Any) -> str | N
 
 def keep_at_most(count: int) -> None:
     """Bound all caches of programs, and of what holds programs, to about so many small programs."""
-    os.environ[kernels.LIMIT_VARIABLE] = str(count * (kernels.PROGRAM_BYTES + kernels.CALL_BYTES))
+    os.environ["CONVDISPATCH_CACHE_LIMIT"] = str(count * (kernels.PROGRAM_BYTES + kernels.CALL_BYTES))
 
 
 def let_go(device: Any) -> None:

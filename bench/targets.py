@@ -11,13 +11,17 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 from convdispatch.api.errors import NoDevice
 from convdispatch.device import runtime
 from convdispatch.selection.plugins.loader import plugins
-from convdispatch.tools.selftest import cases
-from convdispatch.tools.selftest.run import run
-from convdispatch.tools.selftest.targets import compiling_for, runnable
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+
+from selftest import cases
+from selftest.run import run
+from selftest.targets import compiling_for, runnable
 
 
 def places() -> list[tuple[str, str, str | None]]:

@@ -9,7 +9,7 @@ to JSON mappings:
 - ``forms``: a net and its purpose to the form that was measured fastest.
 
 The files lie beside the compiled kernels and rendered texts and are bounded with them. A file holds a JSON line for
-each decision; lines are appended whole, and a damaged one is passed over. See docs/use/caches.md.
+each decision; lines are appended whole, and a damaged one is passed over. See docs/design/caches.md.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..api import settings
 from ..api.device import DeviceInfo
 from ..api.policy import Policy, current_policy
 from ..api.problem import ConvProblem
@@ -106,7 +107,7 @@ def _lines(path: Path | None) -> list[tuple[str, str, Any]]:
 def decision_store(device: DeviceInfo) -> DecisionStore:
     """The store of a device under today's circumstances, which are looked at again after ``forget``, new records and
     a change of this library's variables."""
-    variables = sorted(each for each in os.environ.items() if each[0].startswith("CONVDISPATCH_"))
+    variables = sorted(settings.texts().items())
     since = perfdb().generation, plugins(), artifact_store.compiler_variables(), variables
     found = _stores.get(device)
     if found is None or found[0] != since:
@@ -137,8 +138,7 @@ def _circumstances(device: DeviceInfo, variables: list[tuple[str, str]]) -> str:
     parts += [template_cache.stamp(f"{home}.{zone}") for zone in SOURCES]
     modules = [loaded.manager.get_plugin(name) for name in sorted(loaded.own)]
     parts += [template_cache.stamp(module.__name__) for module in modules if module is not None]
-    lock = os.environ.get("CONVDISPATCH_LOCK")
-    files = [registry_path(), packaged_path(), rates.place(device), Path(lock) if lock else None]
+    files = [registry_path(), packaged_path(), rates.place(device), settings.LOCK.value()]
     for source in sorted({*perfdb().folders.values(), user_folder()}):  # records are added and removed, never changed
         with contextlib.suppress(OSError):
             files += sorted(Path(entry) for entry in os.scandir(source))

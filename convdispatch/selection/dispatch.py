@@ -13,16 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import (
-    BuildFailed,
-    ConvDispatchError,
-    Frozen,
-    MemoryLimit,
-    NoSolver,
-    PlanFailed,
-    PluginError,
-    words,
-)
+from ..api.errors import BuildFailed, ConvDispatchError, Frozen, MemoryLimit, NoSolver, PlanFailed, PluginError
+from ..api.fault_text import words
 from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Solver

@@ -12,7 +12,6 @@ time and at the lowest priority: the processors that compile are those that comp
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -21,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from ...api import settings
 from ...api.policy import Policy, current_policy
 from ...api.problem import ConvProblem
 from ...device import runtime
@@ -32,7 +32,6 @@ from ...selection.planpack.decisions import fixed_by_pack
 from ..planner_pool.pool import NoHelp, PlannerPool, pool_of
 from .fallback import Fallback
 
-SWITCH = "CONVDISPATCH_TIER"
 BURST_S = 0.3
 """Seconds that a burst of new problems may take within calls, before further ones are planned aside."""
 LULL_S = 0.25
@@ -127,7 +126,7 @@ def by_size(policy: Policy, framework: Framework) -> bool:
 
 
 def _tier() -> str | None:
-    return current_policy().tier or os.environ.get(SWITCH)
+    return current_policy().tier or settings.TIER.value()
 
 
 def _promised(policy: Policy, framework: Framework) -> bool:

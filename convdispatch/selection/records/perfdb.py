@@ -21,6 +21,7 @@ from pathlib import Path
 
 import platformdirs
 
+from ...api import settings
 from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
@@ -48,10 +49,7 @@ ENTRY_POINTS = "convdispatch.records"
 
 def user_folder() -> Path:
     """``CONVDISPATCH_DB``, else the ``perfdb`` folder among the user's application data."""
-    chosen = os.environ.get("CONVDISPATCH_DB")
-    if chosen:
-        return Path(chosen).expanduser()
-    return _default_folder(os.environ.get("HOME"), os.environ.get("XDG_DATA_HOME"))
+    return settings.DB.value() or _default_folder(os.environ.get("HOME"), os.environ.get("XDG_DATA_HOME"))
 
 
 @functools.lru_cache(maxsize=4)

@@ -58,7 +58,7 @@ def _show_decisions(as_json: bool) -> None:
     if as_json:
         echo(json.dumps(found, indent=2))
         return
-    table = Table(Column("table", "name"), Column("of", "sentence"), Column("decision", "sentence"),
+    table = Table(Column("table", "name"), Column("of", "name"), Column("decision", "sentence"),
                   Column("why", "sentence", rank=1), Column("file", "name", rank=2))  # fmt: skip
     for path, tables in found.items():
         for name, values in tables.items():

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...api.activations import ACTIVATIONS
+from convdispatch.api.activations import ACTIVATIONS
+
 from . import elements, images
 from .bench import Bench, Found
 

@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from ...selection.plugins.loader import plugins
+from convdispatch.selection.plugins.loader import plugins
+
 from .families import FAMILIES
 
 WIDTHS = range(1, 36)

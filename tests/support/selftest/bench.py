@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...tape import Tape
-from ...tensor import Tensor
+from convdispatch.tape import Tape
+from convdispatch.tensor import Tensor
 
 Found = Iterator[tuple[str, np.ndarray, np.ndarray]]
 """What it is, what the device gave, what is right."""

@@ -6,7 +6,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from ...api.cpu import flags
+from paths import SUPPORT
+
+from convdispatch.api import settings
+from convdispatch.api.cpu import flags
 
 VARIABLE = "CL_CONFIG_CPU_TARGET_ARCH"
 TARGETS = {"corei7": "sse4_2", "corei7-avx": "avx", "core-avx2": "avx2", "skx": "avx512f"}
@@ -22,13 +25,13 @@ def runnable() -> list[str]:
 def compiling_for(target: str | None) -> Iterator[None]:
     """Processes begun inside the block compile anew, for ``target``; None: for the machine itself."""
     changed = {"CONVDISPATCH_KERNEL_CACHE": "off", "PYOPENCL_NO_CACHE": "1"} | ({VARIABLE: target} if target else {})
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
+    with settings.changed(changed), finding_this():
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def finding_this() -> Iterator[None]:
+    """Processes begun inside the block find this package."""
+    paths = [str(SUPPORT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    with settings.changed({"PYTHONPATH": os.pathsep.join(paths)}):
+        yield

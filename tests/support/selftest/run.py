@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...device.child import answer, questions
-from ...measurement.farm import Died, NotStarted, RestartingChild
+from convdispatch.device.child import answer, questions
+from convdispatch.measurement.farm import Died, NotStarted, RestartingChild
 
 CASE_S = 60.0
 """Most seconds of one question; its compilations are the most of it."""
@@ -91,7 +91,7 @@ def _serve() -> None:
     warnings.simplefilter("ignore")
     lines = questions()
     try:
-        from ...device import runtime
+        from convdispatch.device import runtime
 
         device = runtime.find_device(next(lines)["device"])
         queue = runtime.queue(device)
@@ -114,10 +114,10 @@ def _family(queue: Any, family: str, options: dict[str, Any], width: int) -> dic
 
 
 def _solver(kits: dict[str, Any], device: Any, solver: str, problem: str) -> dict[str, Any]:
-    from ...api.problem import ConvProblem
-    from ...measurement.conformance.levels import Case
-    from ...measurement.conformance.session import Kit
-    from ...selection.plugins.loader import plugins
+    from convdispatch.api.problem import ConvProblem
+    from convdispatch.measurement.conformance.levels import Case
+    from convdispatch.measurement.conformance.session import Kit
+    from convdispatch.selection.plugins.loader import plugins
 
     if solver not in kits:
         kits[solver] = Kit(plugins().plugin_of[solver], device, solver, first=0)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ...nn import functional
-from ...tensor import Tensor
+from convdispatch.nn import functional
+from convdispatch.tensor import Tensor
+
 from . import oracle
 from .bench import Bench, Found, in_layout
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...api.activations import apply_activation
-from ...elementwise import Generator, apply, concatenate, fill, reduce
-from ...measurement.search.output_scan import PATTERN, OutputScan
-from ...nn import functional
-from ...nn.optim import SGD, Adam
-from ...tape import Tape
-from ...tensor import Parameter, Tensor
-from ...train.batches import Batches
+from convdispatch.api.activations import apply_activation
+from convdispatch.elementwise import Generator, apply, concatenate, fill, reduce
+from convdispatch.measurement.search.output_scan import PATTERN, OutputScan
+from convdispatch.nn import functional
+from convdispatch.nn.optim import SGD, Adam
+from convdispatch.tape import Tape
+from convdispatch.tensor import Parameter, Tensor
+from convdispatch.train.batches import Batches
+
 from . import oracle
 from .bench import Bench, Found
 
