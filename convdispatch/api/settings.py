@@ -142,20 +142,8 @@ DEVICE = Setting(
     "of a name or a number; else a GPU that works, else a CPU",
     ("nvidia", "cpu", "intel:0"),
 )
-PLUGINS = Setting(
-    "CONVDISPATCH_PLUGINS",
-    NAMES,
-    (),
-    "load only these plugins",
-    ("im2col,acme",),
-)
-BLOCK = Setting(
-    "CONVDISPATCH_BLOCK",
-    NAMES,
-    (),
-    "never load these plugins",
-    ("acme",),
-)
+PLUGINS = Setting("CONVDISPATCH_PLUGINS", NAMES, (), "load only these plugins", ("im2col,acme",))
+BLOCK = Setting("CONVDISPATCH_BLOCK", NAMES, (), "never load these plugins", ("acme",))
 PLUGIN_DIR = Setting(
     "CONVDISPATCH_PLUGIN_DIR",
     FOLDER,
@@ -173,11 +161,7 @@ LAYERS = Setting(
     ("validation,trace",),
 )
 TRACE = Setting(
-    "CONVDISPATCH_TRACE",
-    FILE,
-    None,
-    "the file that `trace` appends to; else standard error",
-    ("trace.csv",),
+    "CONVDISPATCH_TRACE", FILE, None, "the file that `trace` appends to; else standard error", ("trace.csv",)
 )
 TRACE_WAIT = Setting(
     "CONVDISPATCH_TRACE_WAIT",
@@ -220,11 +204,7 @@ SIMD_WIDTH = Setting(
     ("8",),
 )
 LOCK = Setting(
-    "CONVDISPATCH_LOCK",
-    FILE,
-    None,
-    "the lock file that fixes which solver runs each problem",
-    ("convdispatch.lock",),
+    "CONVDISPATCH_LOCK", FILE, None, "the lock file that fixes which solver runs each problem", ("convdispatch.lock",)
 )
 PACK = Setting(
     "CONVDISPATCH_PACK",

@@ -158,13 +158,12 @@ def test_every_page_is_linked():
     assert not missed, f"no page links to {', '.join(missed)}"
 
 
-def test_recorded_figures_are_what_their_pages_say(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    import results
+def test_recorded_figures_are_what_their_pages_say():
+    from bench import results
 
     for page, text in results.pages().items():
-        assert page.exists(), f"{page.name}: run python bench/results.py"
-        assert page.read_text() == text, f"{page.name} is not what its data say: run python bench/results.py"
+        assert page.exists(), f"{page.name}: run python -m bench.results"
+        assert page.read_text() == text, f"{page.name} is not what its data say: run python -m bench.results"
     named = {path.name for path in results.pages()}
     assert {path.name for path in (ROOT / "docs" / "results").glob("*.md")} == named
     for source in results.sources():
@@ -187,9 +186,8 @@ def test_figures_stand_in_the_results():
             assert not figure or "at most" in line, f"{page.name} has a figure; docs/results is for them: {line}"
 
 
-def test_a_recorded_table_is_checked(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    import results
+def test_a_recorded_table_is_checked(tmp_path):
+    from bench import results
 
     table = {"title": "t", "machine": "zen5", "date": "d", "command": "c", "columns": ["a", "b"], "rows": [[1, 2]]}
     file = tmp_path / "one.json"
@@ -206,10 +204,10 @@ def test_a_recorded_table_is_checked(tmp_path, monkeypatch):
 
 
 def test_a_script_records_its_table(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "bench")
     import click
-    import results
     from click.testing import CliRunner
+
+    from bench import results
 
     @click.command()
     @results.recording
@@ -218,7 +216,9 @@ def test_a_script_records_its_table(tmp_path, monkeypatch):
 
     monkeypatch.setattr(results, "DATA", tmp_path)
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["bench/layers.py", "--only", "L1", "--record", "new", "--machine=zen5"])
+    monkeypatch.setattr(
+        sys, "argv", [str(ROOT / "bench" / "cases" / "layers.py"), "--only", "L1", "--record", "new", "--machine=zen5"]
+    )
     (tmp_path / "machines.json").write_text('{"zen5": "two cores"}')
     assert CliRunner().invoke(script, []).exit_code == 0
     assert not (tmp_path / "new.json").exists()
@@ -226,7 +226,7 @@ def test_a_script_records_its_table(tmp_path, monkeypatch):
     for _ in range(2):  # the second takes the first's place
         assert CliRunner().invoke(script, ["--record", "new", "--machine", "zen5"]).exit_code == 0
     (table,) = results.read(tmp_path / "new.json")["tables"]
-    assert table["command"] == "python bench/layers.py --only L1"
+    assert table["command"] == "python -m bench layers --only L1"
     page = (tmp_path / "new.md").read_text()
     assert "| L1 | 2 |" in page
     assert "two cores" in page
