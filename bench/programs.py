@@ -78,7 +78,7 @@ def _ready(_: int) -> None:
 
 def _seconds(text: str) -> float:
     """Of one compilation, assembly for the device included."""
-    from convdispatch_nvidia.hopper import MARK, build_for_hopper
+    from convdispatch_nvidia.instructions import MARK, build_for_hopper
 
     context = runtime.context(runtime.find_device("nvidia"))
     kernels.forget()
