@@ -1,0 +1,97 @@
+"""The nvidia plugin's cost models rate hundreds of tiles at once, as arrays: each as if it were alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from convdispatch_nvidia.direct import choice as direct
+from convdispatch_nvidia.direct.tiling import DirectTiling
+from convdispatch_nvidia.packed import choice as packed
+from convdispatch_nvidia.packed.tiling import Tiling
+
+from convdispatch import ConvProblem
+from convdispatch.api.device import DeviceInfo
+from convdispatch.selection.plugins.loader import plugins
+
+HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
+UNITS = 132
+PACKED = [
+    # problem, engine: windows, phases, stacked phases, parts, planes that lie in the tensors, sums that carry
+    ("fwd_f32_mb1ic64ih56iw56oc64kh3ph1", "wgmma"),
+    ("fwd_f32_mb1ic64ih14iw14oc72kh3ph1sh2+constant", "mma"),
+    ("fwd_f32_nhwc_mb4ic3ih224iw224oc64kh7ph3sh2", "wgmma"),
+    ("bwd_data_f32_mb8ic3ih56iw56oc64kh3ph1sh2", "wgmma"),
+    ("bwd_data_f32_mb8ic3ih56iw56oc64kh3ph1sh2", "mma"),
+    ("bwd_data_f16_nhwc_mb8ic128ih28iw28oc256kh3ph1", "wgmma"),
+    ("bwd_weights_f32_mb32ic64ih28iw28oc128kh3ph1", "wgmma"),
+    ("bwd_weights_f32_mb2ic64ih28iw28oc128kh1", "mma"),
+]
+
+
+def _rows(numbers, count: int = 25):
+    step = max(1, len(numbers) // count)
+    return list(range(0, len(numbers), step))
+
+
+@pytest.mark.parametrize("math", ["float32", "ieee"])
+@pytest.mark.parametrize(("text", "engine"), PACKED)
+def test_packed_tiles_are_rated_together_as_alone(text, engine, math):
+    problem = ConvProblem.parse(text)
+    problem = problem.replace(math=math) if problem.dtype == "float32" else problem
+    checked = 0
+    for name in packed.formats(problem):
+        for plain, numbers, _ in packed._tiles(problem, engine, name, UNITS):
+            together = packed.seconds(Tiling(problem, packed.many(plain, packed._NUMBERS, numbers)), UNITS)
+            for row in _rows(numbers):
+                named = dict(zip(packed._NUMBERS, numbers[row].tolist(), strict=True))
+                tiling = Tiling(problem, dataclasses.replace(plain, **named))
+                assert tiling.misfit is None
+                assert float(packed.seconds(tiling, UNITS)) == pytest.approx(float(together[row]), rel=1e-12)
+                checked += 1
+    assert checked > 10
+
+
+@pytest.mark.parametrize("math", ["float32", "ieee", "tf32"])
+@pytest.mark.parametrize(
+    "text",
+    ["fwd_f32_mb1ic64ih56iw56oc256kh1", "fwd_f32_nhwc_mb1ic510ih7iw7oc33kh1", "bwd_data_f32_mb2ic64ih28oc48kh1sh2"],
+)
+def test_direct_tiles_are_rated_together_as_alone(text, math):
+    problem = ConvProblem.parse(text).replace(math=math)
+    for name in direct.formats(problem):
+        plain, numbers = direct._tiles(problem, name, UNITS)
+        together = direct._seconds(DirectTiling(problem, direct._tiles_of(plain, numbers)), UNITS, direct.COPY)
+        for row in _rows(numbers):
+            tile = direct._tile(plain, tuple(numbers[row].tolist()))
+            assert DirectTiling(problem, tile).misfit is None
+            assert direct.seconds(DirectTiling(problem, tile), UNITS) == pytest.approx(float(together[row]), rel=1e-12)
+
+
+def test_tiles_that_do_not_fit_are_told_apart_in_arrays():
+    """A row that is wrong in one way is left out, and its neighbours are not."""
+    problem = ConvProblem.parse("fwd_f32_mb1ic64ih56iw56oc64kh3ph1")
+    good = (64, 64, 1, 1, 64, 3, 1, 3)
+    bad = [(96, 64, 1, 1, 64, 3, 1, 3), (64, 256, 1, 1, 64, 12, 1, 3), (64, 64, 1, 1, 64, 3, 99, 3)]
+    numbers = packed.np.array([good, *bad, good])
+    plain = dataclasses.replace(next(packed._tiles(problem, "wgmma", "bfloat2", UNITS))[0], window=False)
+    fit = packed.fitting(Tiling(problem, packed.many(plain, packed._NUMBERS, numbers)), len(numbers))
+    assert fit.tolist() == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize(("text", "engine"), PACKED)
+def test_the_first_choice_is_the_cheapest(text, engine):
+    problem = ConvProblem.parse(text)
+    tiles = packed.choices(problem, engine, UNITS)
+    assert len(set(tiles)) == len(tiles) > 4
+    first = [tile for tile in tiles if tile.format == tiles[0].format]
+    costs = [float(packed.seconds(Tiling(problem, tile), UNITS)) for tile in first]
+    assert costs[0] == min(costs)
+
+
+@pytest.mark.parametrize("name", ["wgmma", "mma", "direct", "winograd"])
+def test_tensors_that_no_device_holds_are_refused(name):
+    kernel = "kh1" if name == "direct" else "kh3ph1"
+    problem = ConvProblem.parse(f"fwd_f32_mb1048576ic1024ih4096iw4096oc1024{kernel}")
+    reason = plugins().solvers[f"nvidia.{name}"].solver.limits(problem, HOPPER)
+    assert reason.startswith("at most 281474976710656 bytes, got")

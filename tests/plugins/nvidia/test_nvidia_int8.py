@@ -1,0 +1,168 @@
+"""nvidia.int8: all but the tensor cores' instructions runs on any device, in plain C stand-ins, to equal bits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+from as_cuda import assembles_without_spills, needs_nvcc
+from convdispatch_nvidia import probe
+from convdispatch_nvidia.int8.tiling import tiling_of
+from convdispatch_nvidia.int8.plan import Int8Plan
+from convdispatch_nvidia.int8.solver import Int8
+from convdispatch_nvidia.int8.tiling import Int8Tile
+
+from convdispatch import ConvProblem, Quantization
+from convdispatch.api.device import DeviceInfo
+from convdispatch.device import runtime
+from convdispatch.measurement import reference
+from convdispatch.measurement.conformance.checks import Examination
+from convdispatch.measurement.quantized import random_operands
+from convdispatch.selection.plugins.loader import plugins
+
+pytestmark = pytest.mark.usefixtures("item_by_item")
+
+HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
+GROUP = {"bm": 64, "bn": 32, "wm": 1, "wn": 1}
+SMALL = {"mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1}, "wgmma": GROUP, "tma": GROUP, "halo": GROUP}
+PRODUCTS = [
+    # problem, engine, what the configuration adds: whole tiles and what is left of them, all dtypes of y
+    ("u8s8u8_nhwc_mb2ic64ih5iw4oc32kh3ph1", "mma", {}),
+    ("s8s8s8_nhwc_mb1ic80ih5iw6oc49kh3ph1+residual", "mma", {"bk": 128}),
+    ("u8s8u8_nhwc_mb3ic72ih4iw5oc20kh1+residual+constant", "mma", {"bm": 64, "bn": 32, "wm": 1, "wn": 2}),
+    ("s8s8s32_nhwc_mb1ic16ih7iw6oc33kh2kw3sh2ph1pw0+residual", "mma", {"stages": 4}),
+    ("u8s8f32_nhwc_mb1ic36ih6iw5oc10kh3ph2dh2dw1ph_r1+residual", "mma", {"stages": 2}),
+    ("u8s8f16_nhwc_mb1ic96ih4iw5oc24kh1sh2+residual", "mma", {}),
+    ("s8s8u8_nhwc_g3mb1ic24ih6iw5oc36kh3ph1", "mma", {}),
+    ("u8s8s8_nhwc_mb1ic32id3ih4iw3oc40kd2kh3kw3pd1ph1pw0", "mma", {"bk": 128}),
+    ("s8s8u8_nhwc_mb2ic12iw9oc9kw5pw2sw2+constant", "mma", {}),
+    ("u8s8u8_nhwc_mb2ic160ih5iw4oc40kh1+residual", "wgmma", {}),
+    ("s8s8s8_nhwc_mb1ic48ih5iw4oc70kh3ph1+constant", "wgmma", {"bk": 128, "bn": 64, "stages": 4}),
+    ("s8s8s32_nhwc_g2mb1ic64ih8iw9oc40kh3sh2ph1+residual", "wgmma", {"stages": 4}),
+    # the copy engine's zeros beside x's zero point, on all sides; several tiles of a work group
+    ("u8s8u8_nhwc_mb3ic64ih5iw6oc32kh3ph1", "tma", {}),
+    ("s8s8s8_nhwc_mb1ic80ih7iw6oc70kh3ph1ph_r0dh2sw2+residual", "tma", {"bk": 128}),
+    ("u8s8f16_nhwc_mb2ic48ih5iw4oc40kh2kw3ph0pw2+residual+constant", "tma", {"bn": 64}),
+    ("s8s8s32_nhwc_g2mb2ic128ih6iw5oc40kh3ph1+residual", "tma", {"bm": 128, "wm": 2}),
+    ("u8s8u8_nhwc_mb2ic96ih9iw8oc32kh1sh2+constant", "tma", {"bk": 128}),
+    ("u8s8s8_nhwc_mb2ic16iw19oc24kw5pw2", "tma", {}),
+    ("u8s8u8_nhwc_mb2ic16ih2iw1oc24kh5kw3ph2pw1", "tma", {}),
+    # rows of x copied once for all taps: tiles beyond the last row, blocks of channels, a stage of a row of taps
+    ("u8s8u8_nhwc_mb2ic64ih7iw13oc32kh3ph1+residual", "halo", {}),
+    ("s8s8s8_nhwc_mb3ic160ih5iw9oc70kh3ph1ph_r0dh2dw2pw2+constant", "halo", {"bk": 128, "bn": 64}),
+    ("u8s8s32_nhwc_g2mb1ic128ih9iw30oc64kh2kw5pw2", "halo", {"bm": 128, "wm": 2}),
+    ("u8s8f16_nhwc_mb2ic16ih6iw5oc24kh3kw1ph1+residual", "halo", {"bn": 64, "bk": 128}),
+]
+
+
+class Emulated(Int8):
+    """The solver with plans in plain C."""
+
+    name, fuses, exact, quantized = "nvidia.int8", frozenset({"bias", "residual"}), True, True
+
+    def plan(self, context, problem, config):
+        return Int8Plan(context, problem, config, emulate=True)
+
+
+@pytest.mark.parametrize(("text", "engine", "extra"), PRODUCTS, ids=[f"{e}-{t}" for t, e, _ in PRODUCTS])
+def test_bits_are_the_references(queue, text, engine, extra):
+    problem, config, solver = ConvProblem.parse(text), {**SMALL[engine], "engine": engine, **extra}, Emulated()
+    assert solver.limits(problem, HOPPER) is None
+    assert tiling_of(problem, Int8Tile.of(config)).misfit is None
+    stated = solver.workspace(problem, HOPPER, config)
+    Examination(solver, problem, config, stated, queue).run(False)
+
+
+@pytest.mark.parametrize("out", ["u8", "s8"])
+def test_a_residual_over_any_scale(queue, out):
+    """The quotient by y's scale is exact to the last number, and what is beyond y's range saturates."""
+    problem = ConvProblem.parse(f"u8s8{out}_nhwc_mb2ic16ih6iw7oc32kh1+residual")
+    tried = Examination(Emulated(), problem, {**SMALL["mma"], "engine": "mma"}, None, queue)
+    for exponent, apart in itertools.product((-140, -126, -45, 0, 38, 90, 110), (1.0, 1e-9, 1e9)):
+        operands, scale = random_operands(problem, 1), 1.37 * 2.0**exponent
+        w_scale = float(np.clip(scale * apart / 700, 2e-45, 3e38))
+        given = {"w_scale": w_scale, "residual_scale": scale / 3, "y_scale": scale}
+        given |= {"y_zero_point": 7, "residual_zero_point": -3 if out == "s8" else 90, "dtype": problem.out_dtype}
+        quantization = Quantization(**given)
+        operands["bias"] = quantization.table(problem.oc, residual=True)
+        with np.errstate(over="ignore"):
+            expected = reference.compute(problem, **operands)
+        assert np.array_equal(tried.compute(operands), expected), (exponent, apart)
+
+
+@pytest.mark.parametrize("engine", ["int8", "int8_wgmma", "int8_tma", "int8_halo"])
+def test_the_probe_looks_at_bytes(queue, monkeypatch, engine):
+    """A sum, a zero point and a residual that are off by one step are seen."""
+    sound = Int8Plan.product_text
+    monkeypatch.setattr("convdispatch_nvidia.int8.plan.Int8Plan", functools.partial(Int8Plan, emulate=True))
+    assert probe._answer(queue.context, engine) is None
+    for right, wrong in (("X_ZERO(table) * (uint)", "(X_ZERO(table) - 1) * (uint)"), ("NUMBER(4)", "NUMBER(5)"),
+                         ("= (words[1] & 1)", "= 2 + (words[1] & 1)")):  # fmt: skip
+        monkeypatch.setattr(Int8Plan, "product_text", lambda plan, a=right, b=wrong: sound(plan).replace(a, b))
+        assert probe._answer(queue.context, engine) == "the probe computed wrong results", right
+
+
+LAYERS = [
+    "u8s8u8_nhwc_mb32ic64ih56oc64kh3ph1",
+    "u8s8u8_nhwc_mb32ic256ih56oc64kh1+constant",
+    "u8s8u8_nhwc_mb32ic512ih28oc1024kh1sh2+residual",
+    "s8s8s8_nhwc_mb1ic512ih7oc512kh3ph1+constant",
+    "u8s8f32_nhwc_mb8ic24ih28oc144kh1",
+    "s8s8s32_nhwc_g32mb4ic256ih14oc256kh3ph1",
+]
+
+
+@pytest.mark.parametrize("text", LAYERS)
+def test_configurations_fit(text):
+    """Every configuration that is offered for real layers can be built; the first is predicted to be the fastest."""
+    problem, solver = ConvProblem.parse(text), plugins().solvers["nvidia.int8"].solver
+    configs = [dict(config) for config in solver.configs(problem, HOPPER)]
+    assert len(configs) > 8
+    costs = [solver.cost(problem, HOPPER, config) for config in configs]
+    assert 1e-6 < costs[0] == min(costs)
+    for config in configs:
+        assert tiling_of(problem, Int8Tile.of(config)).misfit is None, config
+        assert solver.workspace(problem, HOPPER, config) >= (0 if problem.constant_weights else problem.oc * 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("f16_nhwc_mb1ic32ih6oc32kh3ph1", "quantized problems only, got float16"),
+        ("u8s8u8_mb1ic32ih6oc32kh3ph1", "channels last only, got nchw"),
+        ("u8s8u8_nhwc_mb1ic3ih6oc32kh3ph1", "channels a group in multiples of 4, got 3"),
+        ("u8s8u8_nhwc_g8mb1ic16ih6oc32kh3ph1", "channels a group in multiples of 4, got 2"),
+        ("u8s8u8_nhwc_g32mb1ic32ih6oc32kh3ph1", "more than 1 channel a group, got depthwise"),
+        ("u8s8u8_nhwc_mb1000ic1024ih64oc64kh1sh8", "tensors of fewer than 2**31 elements, got 4194304000"),
+    ],
+)
+def test_refusals(text, words):
+    solver = plugins().solvers["nvidia.int8"].solver
+    assert solver.limits(ConvProblem.parse(text), HOPPER) == words
+    assert solver.rejects(ConvProblem.parse(text), HOPPER) == words
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("arch", "config"), [
+    ("sm_80", {"bm": 128, "bn": 128, "wm": 2, "wn": 4, "stages": 4}),
+    ("sm_90a", {"bm": 128, "bn": 128, "wm": 2, "wn": 1, "bk": 128, "stages": 4, "engine": "wgmma"}),
+])  # fmt: skip
+def test_assembles(queue, tmp_path, arch, config):
+    """The real instructions, by NVIDIA's assembler; all sums stay in registers."""
+    problem, plan = ConvProblem.parse("u8s8u8_nhwc_mb32ic64ih56oc64kh3ph1"), Int8Plan.__new__(Int8Plan)
+    plan.tiling, plan._emulate = tiling_of(problem, Int8Tile.of(config)), False
+    assembles_without_spills(plan.product_text(), arch, tmp_path)
+
+
+def test_on_device(queue):
+    """Where the device has tensor cores: the instructions themselves."""
+    info, solver = runtime.device_info(queue.device), plugins().solvers["nvidia.int8"]
+    for text, _, _ in PRODUCTS:
+        problem = ConvProblem.parse(text)
+        refused = solver.rejects(problem, info)
+        if refused is not None:
+            pytest.skip(refused)
+        for config in list(solver.configs(problem, info)):
+            Examination(solver, problem, config, solver.workspace(problem, info, config), queue).run(False)

@@ -1,0 +1,222 @@
+"""nvidia.tma: its geometry, maps and results, with the copy engine and the tensor cores replaced by plain C."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from as_cuda import assembles_without_spills, needs_nvcc
+from convdispatch_nvidia.tma.rewriting import folded, folds
+from convdispatch_nvidia.tma.plan import TmaPlan
+from convdispatch_nvidia.tma.tiling import TmaTile, TmaTiling
+from plans import check_on_device, check_plan
+
+from convdispatch import ConvProblem
+from convdispatch.api.device import DeviceInfo
+from convdispatch.api.problem import DIRECTIONS
+from convdispatch.measurement import shapes
+from convdispatch.selection.plugins.loader import plugins
+
+pytestmark = [pytest.mark.usefixtures("item_by_item"), pytest.mark.computes]
+
+SOLVER = plugins().solvers["nvidia.tma"]
+HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
+TF32 = 4e-4
+"""Error of sums of products of numbers that were rounded to TF32; 2.8e-4 on an H200."""
+SMALL = {"bm": 64, "bn": 64, "wm": 1, "wn": 1}
+CASES = [
+    # problem, what the configuration adds
+    ("fwd_f16_nhwc_mb2ic16ih6iw5oc16kh3ph1+bias+relu", {}),
+    ("fwd_bf16_nhwc_mb1ic72ih6iw6oc40kh3ph1+residual", {"bn": 32}),
+    ("fwd_f16_nhwc_mb3ic8ih9iw7oc24kh3kw2ph1pw0ph_r0pw_r1sh2sw3", {"bm": 128, "wm": 2}),
+    ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0", {"split": 2}),
+    ("fwd_bf16_nhwc_mb2ic128ih6iw5oc80kh3ph2g2dh2dw1", {"bn": 32}),
+    ("fwd_f16_nhwc_mb2ic24iw11oc16kw3pw1sw2+accumulate", {}),
+    ("bwd_data_f16_nhwc_mb2ic24ih6iw5oc72kh3ph1", {"bn": 128}),
+    ("bwd_data_bf16_nhwc_mb1ic40ih7iw6oc16kh2kw4ph1pw2dh2", {"split": 3}),
+    ("bwd_data_f16_nhwc_mb2ic128ih4iw4oc128kh3ph1g2", {"bm": 128, "wm": 2}),
+    ("bwd_weights_f16_nhwc_mb3ic24ih6iw5oc40kh3ph1", {}),
+    ("bwd_weights_bf16_nhwc_mb4ic72ih7iw9oc72kh3kw1ph1pw0sh2sw2", {"split": 2, "bn": 128}),
+    ("bwd_weights_f16_nhwc_mb2ic16ih8iw8oc136kh1ph0", {"bm": 128, "wm": 2}),
+    ("bwd_weights_f16_nhwc_mb8ic128ih5iw5oc32kh3ph1g2dh2dw2+accumulate", {"split": 2}),
+    # parts that work groups of the product add
+    ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+bias+relu", {"split": 3, "fixup": True}),
+    ("bwd_weights_bf16_nhwc_mb4ic72ih7iw9oc72kh3kw1ph1pw0sh2sw2", {"split": 2, "bn": 128, "fixup": True}),
+    # columns of the last tile that begin earlier
+    ("fwd_f16_nhwc_mb2ic40ih5iw5oc72kh3ph1+accumulate", {}),
+    ("bwd_data_bf16_nhwc_mb2ic72ih5iw5oc40kh3ph1+bias+accumulate", {"split": 2, "fixup": True}),
+    # slices of 32 channels
+    ("fwd_f16_nhwc_mb1ic96ih6iw6oc40kh3ph1", {"bk": 32, "bn": 32}),
+    ("fwd_bf16_nhwc_mb2ic64ih6iw5oc80kh3ph1g2", {"bk": 32, "bn": 64, "split": 2, "fixup": True}),
+    ("bwd_data_f16_nhwc_mb2ic24ih6iw5oc40kh3ph1", {"bk": 32, "bn": 128}),
+    ("bwd_weights_f16_nhwc_mb3ic96ih6iw5oc40kh3ph1", {"block": 32, "bn": 96}),
+    ("bwd_weights_bf16_nhwc_mb4ic64ih7iw9oc80kh3kw1ph1pw0g2", {"block": 32, "split": 2, "fixup": True}),
+    # pixels as channels, weights in the workspace and packed once
+    ("fwd_f16_nhwc_mb2ic16ih6iw8oc24kh1ph0+bias+relu", {"pixels": 4}),
+    ("fwd_bf16_nhwc_mb2ic24ih4iw6oc40kh1ph0+residual+constant", {"pixels": 8, "bn": 128}),
+    ("bwd_data_f16_nhwc_mb1ic40ih4iw5oc32kh1ph0+bias+accumulate", {"pixels": 2}),
+    # phases of a stride: of as many places or fewer, without taps, with parts
+    ("bwd_data_f16_nhwc_mb2ic24ih7iw5oc72kh3ph1sh2sw2", {}),
+    ("bwd_data_bf16_nhwc_mb2ic136ih6iw6oc40kh1ph0sh2sw2+residual", {"bk": 32}),
+    ("bwd_data_f16_nhwc_mb1ic16ih9iw8oc72kh5kw4ph2pw1sh3sw2dh2", {"split": 2}),
+    ("bwd_data_f16_nhwc_mb2ic128ih6iw7oc128kh3ph1g2sh2sw2", {"split": 2, "fixup": True, "bk": 32}),
+    # what is added to the sums, in tiles and parts of many shapes
+    ("fwd_bf16_nhwc_mb1ic72ih6iw6oc136kh3ph1+bias+residual+relu", {"bn": 128, "bm": 128, "wm": 2}),
+    ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+bias+residual+relu6", {"split": 3, "fixup": True}),
+    ("fwd_f16_nhwc_mb2ic136ih5iw5oc72kh1ph0+residual+accumulate", {"split": 2}),
+    # first layers: taps along w as channels
+    ("fwd_f16_nhwc_mb2ic3ih9iw11oc24kh7kw7ph3pw3sh2sw2+bias+relu", {"taps": 24, "bk": 32}),
+    ("fwd_bf16_nhwc_mb1ic1ih5iw140oc16kh3kw5ph1pw0pw_r2+constant", {"taps": 8, "bk": 32, "bm": 128, "wm": 2}),
+    ("fwd_f32_tf32_nhwc_mb2ic3ih8iw9oc40kh3kw3ph1pw1+residual", {"taps": 16, "bk": 16}),
+    ("fwd_f16_nhwc_mb2ic4iw300oc16kw4pw1sw3", {"taps": 32, "bk": 32}),
+    # float32 numbers as TF32, of 128 and of 64 bytes a row; the data gradient's weights turned, and packed once
+    ("fwd_f32_tf32_nhwc_mb2ic48ih6iw5oc72kh3ph1+bias+residual+relu", {"bk": 32}),
+    ("fwd_f32_tf32_nhwc_mb3ic8ih9iw7oc24kh3kw2ph1pw0ph_r0pw_r1sh2sw3", {"bk": 16, "bm": 128, "wm": 2}),
+    ("fwd_f32_tf32_nhwc_mb2ic72ih5iw5oc40kh1ph0+accumulate", {"bk": 32, "split": 2}),
+    ("fwd_f32_tf32_nhwc_mb2ic64ih6iw5oc80kh3ph2g2dh2dw1", {"bk": 32, "bn": 32, "split": 3, "fixup": True}),
+    ("fwd_f32_fast_nhwc_mb2ic24iw11oc16kw3pw1sw2", {"bk": 32}),
+    ("bwd_data_f32_tf32_nhwc_mb2ic24ih6iw5oc72kh3ph1", {"bk": 32, "bn": 128}),
+    ("bwd_data_f32_tf32_nhwc_mb2ic64ih4iw4oc32kh3kw2ph1pw0g2", {"bk": 16, "bm": 128, "wm": 2}),
+    ("bwd_data_f32_tf32_nhwc_mb2ic72ih7iw5oc40kh3ph1sh2sw2+bias+constant", {"bk": 32}),
+    ("bwd_data_f32_tf32_nhwc_mb1ic16ih9iw8oc72kh5kw4ph2pw1sh3sw2dh2", {"bk": 32, "split": 2}),
+    ("bwd_data_f32_tf32_nhwc_mb2ic64ih6iw7oc64kh3ph1g2sh2sw2", {"split": 2, "fixup": True, "bk": 32}),
+]
+
+
+@pytest.mark.parametrize(("text", "extra"), CASES, ids=[text for text, _ in CASES])
+def test_emulated(queue, text, extra):
+    """Maps, taps, tiles and the lanes' exchange of columns."""
+    problem = ConvProblem.parse(text)
+    config = {**SMALL, "format": "tf32" if problem.dtype == "float32" else problem.dtype, **extra}
+    assert TmaTiling.of(problem, TmaTile.of({**config, "engine": "wgmma"})).misfit is None
+    check_plan(queue, problem, TmaPlan(queue.context, problem, config, "wgmma", emulate=True), f"{problem} {config}")
+
+
+FOLDS = {
+    "fwd_f16_nhwc_mb32ic16ih112oc96kh1": (1, 4, 8),
+    "bwd_data_bf16_nhwc_mb32ic96ih56oc24kh1": (1, 8),
+    "fwd_f16_nhwc_mb2ic40ih6oc40kh1": (1, 8),
+    "fwd_f16_nhwc_mb1ic16ih6oc16kh1": (1, 4),  # 36 pixels are no multiple of 8
+    "fwd_f16_nhwc_mb1ic16ih5oc16kh1": (1,),
+    "fwd_f16_nhwc_mb2ic64ih8oc16kh1": (1,),  # rows are whole already
+    "fwd_f16_nhwc_mb2ic16ih8oc16kh1sh2": (1,),
+    "fwd_f16_nhwc_mb2ic16ih8oc16kh1ph1": (1,),
+    "fwd_f16_nhwc_mb2ic16ih8oc16kh1ph0ph_r1": (1,),
+    "fwd_f16_nhwc_mb2ic16ih8oc16kh3ph1": (1,),
+    "fwd_f16_nhwc_g2mb2ic32ih8oc32kh1": (1,),
+    "fwd_f16_mb2ic16ih8oc16kh1": (1,),
+    "bwd_weights_f16_nhwc_mb2ic16ih8oc16kh1": (1,),
+}
+
+
+@pytest.mark.parametrize("text", FOLDS)
+def test_pixels_that_may_be_folded(text):
+    """Where tensors lie as those of fewer pixels with more channels would, and near misses."""
+    problem = ConvProblem.parse(text)
+    assert folds(problem) == FOLDS[text]
+    for pixels in FOLDS[text][1:]:
+        one = folded(problem, pixels)
+        assert math.prod(one.x_shape) == math.prod(problem.x_shape)
+        assert math.prod(one.y_shape) == math.prod(problem.y_shape)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_configurations_fit(direction):
+    """Every configuration that is offered for real layers can be built and states its workspace."""
+    solver, seen = SOLVER, 0
+    for entry in [*shapes.load("near_miss"), *shapes.load("resnet50"), *shapes.load("googlenet")]:
+        problem = entry.problem.replace(direction=direction, layout="nhwc", dtype="float16")
+        if not problem.mb or solver.limits(problem, HOPPER):
+            continue
+        configs = list(solver.configs(problem, HOPPER))
+        assert configs, problem
+        seen += 1
+        for config in configs:
+            tiling = TmaTiling.of(problem, TmaTile.of({**config, "engine": "wgmma"}))
+            assert tiling.misfit is None, (problem, config)
+            assert solver.workspace(problem, HOPPER, config) >= tiling.partial_bytes + tiling.maps_bytes
+            assert solver.cost(problem, HOPPER, config) > 0
+    assert seen > 40
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fwd_f32_nhwc_mb2ic16ih6oc16kh3ph1", "math tf32 and fast only"),
+        ("fwd_f16_mb2ic16ih6oc16kh3ph1", "channels last"),
+        ("bwd_weights_f16_nhwc_mb2ic3ih6oc16kh3ph1", "eight source channels"),
+        ("fwd_f16_nhwc_mb2ic3ih6oc16kh3kw1ph1pw0", "multiples of eight"),
+        ("fwd_f16_nhwc_mb2ic3ih6oc16kh3ph2dw2", "eight source channels"),
+        ("fwd_f16_nhwc_mb2ic12ih6oc16kh1", "multiples of eight"),
+        ("fwd_f16_nhwc_mb2ic32ih6oc64kh3ph1g2", "blocks of 32"),
+        ("bwd_weights_f16_nhwc_mb2ic48ih6oc64kh3ph1g2", "blocks of 32"),
+        ("fwd_f16_nhwc_mb2ic16ih300oc16kh3ph1dh140", "reach"),
+        ("fwd_f16_nhwc_mb2ic16ih300oc16kh1sh9", "reach"),
+    ],
+)
+def test_refusals_say_why(text, words):
+    assert words in SOLVER.limits(ConvProblem.parse(text), HOPPER)
+
+
+@pytest.mark.parametrize(
+    "text", ["fwd_f32_tf32_nhwc_mb2ic64ih6oc40kh3ph1+bias", "bwd_data_f32_tf32_nhwc_mb2ic40ih7iw6oc64kh3ph1sh2sw2"]
+)
+def test_tf32_is_the_nearest(queue, text):
+    """Numbers are rounded once, not cut: half the error, and none that all have in common."""
+    problem = ConvProblem.parse(text)
+    plan = TmaPlan(queue.context, problem, {**SMALL, "format": "tf32", "bk": 32}, "wgmma", emulate=True)
+    check_plan(queue, problem, plan, text, data="real", limit=TF32)
+
+
+def test_on_the_device(queue):
+    """On a GPU that proves the copy engine: integer data exactly and real data, every kind of map."""
+    texts = [text for text, _ in CASES if "f32" not in text]
+    check_on_device(queue, SOLVER, texts, {}, {"data": "real"})
+
+
+def test_tf32_on_the_device(queue):
+    """The same of float32 numbers as TF32."""
+    check_on_device(queue, SOLVER, [text for text, _ in CASES if "f32" in text], {}, {"data": "real", "limit": TF32})
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("text", "extra"),
+    [
+        ("fwd_f16_nhwc_mb64ic256ih56oc256kh3ph1", {"bm": 128, "bn": 256, "wm": 2}),
+        ("fwd_f16_nhwc_mb64ic256ih56oc256kh3ph1+bias+residual+relu", {"bm": 128, "bn": 256, "wm": 2}),
+        ("bwd_data_f16_nhwc_mb64ic256ih56oc256kh3ph1", {"bm": 256, "bn": 128, "wm": 4}),
+        ("bwd_weights_f16_nhwc_mb64ic256ih56oc256kh3ph1sh2sw2", {"bm": 128, "bn": 256, "wm": 2, "split": 4}),
+        ("bwd_weights_f16_nhwc_mb64ic256ih56oc256kh1ph0", {"bm": 128, "bn": 128, "wm": 2, "resident": 2, "stages": 3}),
+        ("bwd_weights_f16_nhwc_mb64ic256ih14oc256kh3ph1", {"bm": 128, "bn": 256, "wm": 2, "split": 7, "fixup": True}),
+        ("bwd_data_f16_nhwc_mb64ic256ih56oc256kh3ph1sh2sw2", {"bm": 128, "bn": 256, "wm": 2, "bk": 32}),
+        ("bwd_data_f16_nhwc_mb64ic256ih56oc512kh1sh2sw2", {"bm": 128, "bn": 128, "wm": 2, "split": 2, "fixup": True}),
+        ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+bias+residual+relu", {"bm": 256, "bn": 128, "wm": 4}),
+        ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+bias+residual+relu", {"bm": 128, "bn": 128, "wm": 2, "resident": 2}),
+        ("fwd_f32_tf32_nhwc_mb64ic256ih56oc256kh3ph1+bias+relu", {"bm": 128, "bn": 256, "wm": 2, "bk": 32}),
+        ("fwd_f32_tf32_nhwc_mb64ic64ih56oc256kh1+bias+residual+relu", {"bm": 192, "bn": 128, "wm": 3, "bk": 32}),
+        ("bwd_data_f32_tf32_nhwc_mb64ic256ih56oc256kh3ph1sh2sw2", {"bm": 128, "bn": 256, "wm": 2, "bk": 32}),
+        (
+            "fwd_f32_tf32_nhwc_mb64ic256ih14oc1024kh1",
+            {"bm": 128, "bn": 256, "wm": 2, "bk": 16, "split": 4, "fixup": True},
+        ),
+    ],
+)
+def test_instructions_assemble(text, extra, tmp_path, monkeypatch):
+    """The whole kernel with its instructions assembles for Hopper, and its sums stay in registers."""
+
+    class Text(TmaPlan):
+        def _pack(self, context, tensors):
+            return []
+
+        def _product(self, context):
+            return None
+
+        def _reduce(self, context):
+            return None
+
+    monkeypatch.setattr("convdispatch_nvidia.tma.maps.Map.encode", lambda self: (0,) * 16)
+    problem = ConvProblem.parse(text)
+    number = "tf32" if problem.dtype == "float32" else problem.dtype
+    plan = Text(None, problem, {"format": number, "wn": 1, **extra}, "wgmma")
+    assembles_without_spills(plan.product_text(), "sm_90a", tmp_path)

@@ -1,0 +1,171 @@
+"""What runs first is known without asking plugins that predict nothing, wherever they cannot be first."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from plans import LARGE
+from records import record
+
+import convdispatch as cd
+from convdispatch.api import DeviceInfo
+from convdispatch.measurement import shapes
+from convdispatch.selection import dispatch
+from convdispatch.selection.choice import lockfile, ranking
+from convdispatch.selection.choice.ranking import Choices, rank
+from convdispatch.selection.plugins import loader
+from convdispatch.selection.records.perfdb import perfdb
+from convdispatch.selection.records.record import device_key
+
+PLUGIN = """
+from convdispatch.api import Solver, hookimpl
+class Made(Solver):
+    def __init__(self, name, predicts, cost): self.name, self.predicts, self.seconds = name, predicts, cost
+    asked = 0
+    def rejects(self, problem, device):
+        type(self).asked += not self.predicts
+        if problem.kh == 5 and self.predicts: return "no 5"
+        if problem.direction != "fwd": return "forward only"
+    def cost(self, problem, device, config): return self.seconds if problem.kh == 3 else None
+    def plan(self, context, problem, config): raise NotImplementedError
+@hookimpl
+def convdispatch_solvers(): return [%s]
+"""
+CPU = DeviceInfo("a CPU", "intel", "cpu", "simd512", compute_units=2, simd_width=16, local_mem_size=32768)
+PROBLEM = cd.ConvProblem(mb=2, ic=4, ih=6, iw=6, oc=8, kh=3, kw=3)
+ALIKE = "version: 1\nrules:\n  - prefer: ['*.*']\n"
+
+
+def put(monkeypatch, tmp_path, rules, **made):
+    for name, solvers in made.items():
+        folder = tmp_path / "plugins" / name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(PLUGIN % solvers)
+    (tmp_path / "registry.yaml").write_text(rules)
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(tmp_path / "plugins"))
+    monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(tmp_path / "registry.yaml"))
+    monkeypatch.setenv("CONVDISPATCH_PLUGINS", "loud,silent")
+    loader.reload()
+    dispatch.forget()
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """``asked(rules, problem)``: the first choice's name, and whether the plugin that predicts nothing was asked."""
+
+    def ask(rules=ALIKE, problem=PROBLEM, loud="Made('loud.a', True, 1.0)", silent="silent.s", **given):
+        put(monkeypatch, tmp_path, rules, loud=loud, silent=f"Made('{silent}', False, None)")
+        with cd.policy(**given):
+            found = Choices(problem, LARGE)
+            kind = type(next(s for s in loader.plugins().solvers.values() if not s.predicts))
+            first, was = found.first, kind.asked > 0
+            assert first == rank(problem, LARGE)[0]
+            assert list(found) == rank(problem, LARGE)
+            assert kind.asked, "whoever wants all candidates gets all"
+        return first.solver.name, was
+
+    yield ask
+    monkeypatch.undo()
+    loader.reload()
+    dispatch.forget()
+
+
+RULE = "version: 1\nrules:\n  - prefer: ['{}']\n"
+
+
+@pytest.mark.parametrize(
+    ("rules", "changes", "first", "was_asked"),
+    [
+        (ALIKE, {}, "loud.a", False),
+        ("version: 1\n", {}, "loud.a", False),
+        (
+            RULE.format("loud.*"),
+            {"problem": PROBLEM.replace(kh=1, kw=1)},
+            "loud.a",
+            False,
+        ),  # predicts nothing this time
+        (ALIKE, {"problem": PROBLEM.replace(kh=1, kw=1)}, "loud.a", False),
+        (ALIKE, {"problem": PROBLEM.replace(kh=1, kw=1), "silent": "a.silent"}, "a.silent", True),
+        (ALIKE, {"problem": PROBLEM.replace(kh=5, kw=5)}, "silent.s", True),
+        (RULE.format("silent.s"), {}, "silent.s", True),
+        (RULE.format("silent.s+*"), {}, "loud.a", True),
+        (ALIKE, {"loud": "Made('loud.a', True, 0.0)", "silent": "a.silent"}, "loud.a", False),
+        (ALIKE, {"solver": "*"}, "loud.a", True),
+        (ALIKE, {"solver": "silent.*"}, "silent.s", True),
+        (ALIKE, {"deterministic": True}, "loud.a", False),
+    ],
+)
+def test_a_plugin_that_predicts_nothing_is_asked_where_it_may_be_first(asked, rules, changes, first, was_asked):
+    assert asked(rules, **changes) == (first, was_asked)
+
+
+@pytest.fixture
+def db(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
+    perfdb.cache_clear()
+    yield perfdb()
+    monkeypatch.undo()
+    perfdb.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("solver", "problem", "first", "was_asked"),
+    [
+        ("loud.a", PROBLEM, "loud.a", False),
+        ("loud.a", PROBLEM.replace(mb=3), "loud.a", False),
+        ("silent.s", PROBLEM, "silent.s", True),
+        ("silent.s", PROBLEM.replace(mb=3), "silent.s", True),  # near by, faster than all who predict
+        ("silent.s", PROBLEM.replace(mb=64, ih=99), "loud.a", True),  # too far away, but it might have been nearer
+        ("silent.s", PROBLEM.replace(direction="bwd_data"), "loud.a", False),
+    ],
+)
+def test_a_record_of_it_has_it_asked(asked, db, solver, problem, first, was_asked):
+    db.record(record(solver, problem=problem, device=device_key(LARGE)))
+    assert asked() == (first, was_asked)
+
+
+@pytest.mark.parametrize(
+    ("times", "first", "was_asked"), [((2.0, 1.0), "silent.s", True), ((1.0, 2.0), "loud.a", False)]
+)
+def test_a_record_of_it_behind_the_winners_says_nothing(asked, db, times, first, was_asked):
+    for solver, ms in zip(("loud.a", "silent.s"), times, strict=True):
+        db.record(record(solver, ms, problem=PROBLEM, device=device_key(LARGE)))
+    assert asked() == (first, was_asked)
+
+
+def test_a_lock_file_has_it_asked(asked, monkeypatch, tmp_path):
+    lockfile.write(tmp_path / "lock", {str(PROBLEM): lockfile.Decision("silent.s", {})})
+    monkeypatch.setenv("CONVDISPATCH_LOCK", str(tmp_path / "lock"))
+    assert asked() == ("silent.s", True)
+
+
+@pytest.mark.parametrize(
+    ("rules", "only", "asks"), [("packaged", "", False), ("none", "", False), ("none", "winograd,fft", True)]
+)
+def test_the_first_is_the_same_where_derived_solvers_are_not_asked(rules, only, asks, tmp_path, monkeypatch):
+    """Every third problem of the tables, on a GPU and a CPU: with all plugins nothing derived can be first, with two
+    that have gaps it often is."""
+    if rules == "none":
+        (tmp_path / "registry.yaml").write_text("version: 1\n")
+        monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(tmp_path / "registry.yaml"))
+    monkeypatch.setenv("CONVDISPATCH_PLUGINS", only)
+    loader.reload()
+    dispatch.forget()
+    derive, asked, answers = ranking.derived, [], set()
+    monkeypatch.setattr(ranking, "derived", lambda *given: asked.append(given[0]) or derive(*given))
+    for entry in [*shapes.load("near_miss"), *shapes.load("basic")][::3]:
+        for direction, device in itertools.product(("fwd", "bwd_data", "bwd_weights"), (LARGE, CPU)):
+            problem = entry.problem.replace(direction=direction)
+            asked.clear()
+            try:
+                first, was_asked = Choices(problem, device).first, bool(asked)
+            except cd.NoSolver:
+                continue
+            best = rank(problem, device)[0]
+            assert (first.solver.name, first.config, first.source) == (best.solver.name, best.config, best.source)
+            answers.add((was_asked, "+" in best.solver.name))
+    monkeypatch.undo()
+    loader.reload()
+    dispatch.forget()
+    assert answers == ({(False, False), (True, True)} if asks else {(False, False)})
