@@ -330,10 +330,9 @@ class Call:
             if shared:
                 residual = brought.copied(residual, operands[self._out].nbytes)
         given[self._out] = brought.write(operands[self._out], self._out_strides, keep=self.problem.accumulate)
-        x, w, y = given
         promise = operands[1] if type(operands[1]) is Constant else None
-        rest = bias, residual, brought.events or None, promise
-        return brought.finish(dispatch.run(self.problem, self.prepared, queue, x, w, y, *rest))
+        given += [bias, residual]
+        return brought.finish(dispatch.run(self.prepared, queue, given, brought.events or None, promise))
 
     def _zero(self, out: Any, queue: Any) -> Any:
         """The gradient of no images is zero; every other empty result has nothing to write."""

@@ -112,7 +112,7 @@ def device_fast_path(call: Any, given: Sequence[Any]) -> FastPath | None:
         except BaseException as error:
             wrong = isinstance(error, AttributeError | TypeError) and isinstance(queue, Commands)
             failed = prepared.misused(queue, error) if wrong else error
-            event = dispatch.run(problem, prepared, queue, *operands, wait_for=before or None, failed=failed)
+            event = dispatch.run(prepared, queue, operands, before or None, failed=failed)
         if carries:
             out.events[:] = (event,)
         return out
@@ -135,7 +135,7 @@ def host_fast_path(
     can; it is called where they cannot, and threads of OpenCL's will. ``call`` is told its ``launches``, and by what
     (``packed_key``) packed weights are found in their promise.
     """
-    problem, prepared = call.problem, call.prepared
+    prepared = call.prepared
     if prepared is None:
         return None
     device = prepared.context.devices[0]
@@ -200,9 +200,7 @@ def host_fast_path(
                 if not unpacked[W]:
                     raise
                 commands = HostQueue(queue)
-                commands.finish(
-                    dispatch.run(problem, prepared, commands, *memory(unpacked), constant=promise, failed=error)
-                )
+                commands.finish(dispatch.run(prepared, commands, memory(unpacked), constant=promise, failed=error))
                 return out
         except BaseException:
             queue.finish()  # no command may use the host's memory any longer

@@ -70,7 +70,7 @@ class StreamPlan:
                 CudaMemory(address, size) if address else None
                 for address, size in zip(addresses, operand_sizes(self.problem), strict=True)
             ]
-            dispatch.run(self.problem, self.prepared, stream, *operands, None, promise)  # type: ignore[arg-type]
+            dispatch.run(self.prepared, stream, operands, None, promise)  # type: ignore[arg-type]
         stream.check()
 
 
