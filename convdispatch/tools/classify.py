@@ -98,7 +98,7 @@ class Options:
     top: int = 5
     """Names for each picture."""
     layout: str = "nchw"
-    """Of EfficientNet-lite0; a file's is its own."""
+    """The layout of EfficientNet-lite0; a model file has its own."""
     runs: int = 10
     """Samples of each layer's time; 0 for no timing."""
     most_pixels: int = MOST_PIXELS
@@ -142,7 +142,7 @@ def _with_efficientnet(
     files: Sequence[Any], device: Any, tell: Callable[[str], None], options: Options
 ) -> ClassifyReport:
     inputs = [_input(read_picture(file, SIZE, most_pixels=options.most_pixels), options.layout) for file in files]
-    class_names()  # what is not installed is told before anything is computed
+    class_names()  # raises for an extra that is not installed, before anything is computed
     queue = runtime.queue(runtime.find_device(device))
     where = runtime.device_info(queue.device)
     tell("reading the weights")
@@ -194,7 +194,7 @@ def _picture(file: Any, probabilities: np.ndarray, top: int) -> Picture:
 
 
 def _probabilities(result: Any, model: Any) -> np.ndarray:
-    """Of ImageNet's classes, from a net's logits or probabilities. Raises InvalidArgument for other results."""
+    """Probabilities of ImageNet's classes from a net's result. Raises InvalidArgument for another number of classes."""
     first = result[0] if isinstance(result, tuple) else result
     values = np.ravel(first[:1]).astype(np.float64)
     if values.size not in (CLASSES, CLASSES + 1):

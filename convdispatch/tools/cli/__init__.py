@@ -62,7 +62,7 @@ COMMANDS = {
     "verify": ".verify",
     "worker": ".cluster",
 }
-"""Where each subcommand lives; a module is imported when its command is asked for."""
+"""The module of each subcommand, which is imported when the subcommand runs."""
 
 
 class _Group(Group):
