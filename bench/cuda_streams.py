@@ -22,7 +22,7 @@ import convdispatch as cd
 from convdispatch import ConvProblem
 from convdispatch.api.policy import Policy
 from convdispatch.calls.arrays.known_libraries import library_of
-from convdispatch.calls.stream_plan import rehearse
+from convdispatch.calls.stream_call import loaded_launches
 from convdispatch.device import runtime
 from convdispatch.device.cuda.stream import CudaStream, place_of
 from convdispatch.selection import dispatch
@@ -155,7 +155,7 @@ def libraries(queue: Any) -> None:
 def launches_of(prepared: Any, stream: CudaStream, tensors: Sequence[torch.Tensor]) -> list[tuple[Any, list[Any]]]:
     """The kernels that a call launches and their arguments, on memory that stays."""
     addresses, found = [tensor.data_ptr() for tensor in tensors], []
-    launches = rehearse(prepared, stream)
+    launches = loaded_launches(prepared, stream)
     assert launches is not None
     scratch: dict[int, torch.Tensor] = {}
     for function, arguments, places in launches.given:
