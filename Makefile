@@ -27,14 +27,14 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.peers
-	$(BIN)/python bench/gemm.py
-	$(BIN)/python bench/overhead.py
-	$(BIN)/python bench/layers.py --net cpu10 --against torch
+	$(BIN)/python -m bench gemm
+	$(BIN)/python -m bench overhead
+	$(BIN)/python -m bench layers --net cpu10 --against torch
 
 # The site of docs/ with a reference from the docstrings, in build/site; a broken link ends it. Needs no network once
 # its packages are there.
 docs: $(VENV)/.docs
-	$(BIN)/python bench/results.py --check
+	$(BIN)/python -m bench.results --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo build/site/index.html
 

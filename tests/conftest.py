@@ -26,7 +26,8 @@ import pytest
 # Rooms are named as what they test, ``torch`` and ``onnx`` too: where such a library is not installed, pytest's own
 # entry for this folder would let a room be imported in its place.
 SUPPORT = Path(__file__).parent / "support"
-sys.path[:] = [str(SUPPORT), *(entry for entry in sys.path if entry != str(SUPPORT.parent))]
+ROOT = SUPPORT.parents[1]
+sys.path[:] = [str(SUPPORT), str(ROOT), *(entry for entry in sys.path if entry != str(SUPPORT.parent))]
 
 from processors import DESCRIBED, PROCESSORS, become  # noqa: E402 (the path stands above)
 

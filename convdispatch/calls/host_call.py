@@ -199,7 +199,7 @@ def _launch(call: HostCall, place: HostPlace | CopyPlace) -> Callable[..., Any]:
                 def again(commands: Any, *operands: Any, failed: BaseException = error) -> Any:
                     return dispatch.run(problem, prepared, commands, *operands, constant=constant, failed=failed)
 
-                place.enqueue(again, queue, addresses, sizes, written)
+                place.enqueue(again, queue, addresses, sizes, (written,))
                 return True
         except BaseException:
             queue.finish()  # no command may use the host's memory any longer

@@ -58,7 +58,7 @@ def test_launches_on_parts_and_other_commands_are_the_plans_own(queue):
     scratch = recording.allocate(12)
     add(recording, (x, w, scratch))
     add(recording, (scratch, w, y))
-    launches = Executable.of(recording, (x, w, y), 2).bind(QueuePlace(queue.context))
+    launches = Executable.of(recording, (x, w, y), [2]).bind(QueuePlace(queue.context))
     random = np.random.default_rng(0)
     for _ in range(3):
         a, b = (random.standard_normal(3).astype(np.float32) for _ in range(2))
@@ -68,10 +68,10 @@ def test_launches_on_parts_and_other_commands_are_the_plans_own(queue):
         cl.enqueue_copy(queue, found, memory[2])
         np.testing.assert_allclose(found, a + b + b, rtol=1e-6)
     add(recording, (scratch.get_sub_region(4, 8), w, y))
-    assert type(Executable.of(recording, (x, w, y), 2).bind(QueuePlace(queue.context))) is QueueEnqueue
+    assert type(Executable.of(recording, (x, w, y), [2]).bind(QueuePlace(queue.context))) is QueueEnqueue
     copies = Recording(queue)
     copies.copy(y, x, 12)
-    assert type(Executable.of(copies, (x, w, y), 2).bind(QueuePlace(queue.context))) is QueueEnqueue
+    assert type(Executable.of(copies, (x, w, y), [2]).bind(QueuePlace(queue.context))) is QueueEnqueue
 
 
 def test_an_opaque_plan_is_told_what_to_wait_for_by_each_warm_call(queue, monkeypatch):

@@ -69,7 +69,7 @@ def alive() -> int:
 
 
 def test_new_sizes_do_not_add_up(ones, device, monkeypatch):
-    """bench/sizes.py measures the process; here: what is kept is bounded, and nothing else holds what was dropped."""
+    """What is kept is bounded, and nothing else holds what was dropped."""
     monkeypatch.setattr(kernels, "NEW_SHARE", 64 * kernels.CALL_BYTES)
     dispatch.forget()
     before = alive()

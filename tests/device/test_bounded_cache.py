@@ -153,16 +153,16 @@ def test_a_large_nets_training_step_is_planned_once(monkeypatch):
 
 def test_the_limit_is_a_size_in_words(monkeypatch):
     for text, nbytes in (
-        ("", kernels.DEFAULT_LIMIT),
+        ("", 1024 * MB),
         ("300", 300),
         ("2k", 2048),
         ("1.5 MiB", 3 * MB // 2),
         ("1G", 1024 * MB),
     ):
-        monkeypatch.setenv(kernels.LIMIT_VARIABLE, text)
+        monkeypatch.setenv("CONVDISPATCH_CACHE_LIMIT", text)
         assert kernels.cache_limit() == nbytes
     for text in ("much", "-1", "1 x"):
-        monkeypatch.setenv(kernels.LIMIT_VARIABLE, text)
+        monkeypatch.setenv("CONVDISPATCH_CACHE_LIMIT", text)
         with pytest.raises(InvalidArgument, match="CONVDISPATCH_CACHE_LIMIT must be a number of bytes such as 512M"):
             kernels.cache_limit()
 

@@ -1,4 +1,4 @@
-"""PyTorch's tensors on a real GPU's streams; skips in words elsewhere. ``bench/cuda_streams.py`` has the long form."""
+"""PyTorch's tensors on a real GPU's streams; skips in words elsewhere."""
 
 from __future__ import annotations
 

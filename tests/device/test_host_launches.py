@@ -86,7 +86,7 @@ def test_launches_on_parts_of_operands_and_of_scratch_memory(device, serial):
     add(recording, (half, w, first))
     add(recording, (first, w, part))
     add(recording, (part, half, y))
-    launches = Executable.of(recording, (x, w, y, None), 2).bind(HostPlace(device))
+    launches = Executable.of(recording, (x, w, y, None), [2]).bind(HostPlace(device))
     random = np.random.default_rng(0)
     held = [[random.standard_normal(size).astype(np.float32) for size in (8, 3, 3)] for _ in range(2)]
     for turn in (0, 1, 1, 0):
@@ -100,7 +100,7 @@ def test_launches_on_parts_of_operands_and_of_scratch_memory(device, serial):
     add(recording, (x, w.get_sub_region(4, 8), y))
     copies = Recording(queue)
     copies.copy(y, x, 12)
-    assert type(Executable.of(copies, (x, w, y), 2).bind(HostPlace(device))) is HostEnqueue
+    assert type(Executable.of(copies, (x, w, y), [2]).bind(HostPlace(device))) is HostEnqueue
 
 
 def test_a_result_over_an_operand_and_arrays_with_gaps_go_the_general_way(given):

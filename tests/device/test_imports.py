@@ -22,7 +22,7 @@ LARGE = cuda_imports.USUAL + 1
 def another_process(monkeypatch, tmp_path):
     """``begin()``: as in a new process. What is kept lies in a new folder."""
     monkeypatch.setattr(cuda_imports, "_folder", lambda: tmp_path / "imports")
-    monkeypatch.delenv(cuda_imports.SWITCH, raising=False)
+    monkeypatch.delenv("CONVDISPATCH_LARGE_IMPORTS", raising=False)
 
     def begin():
         monkeypatch.setattr(cuda_imports, "_known", {})
@@ -78,7 +78,7 @@ def test_two_threads_start_one_child(device, another_process, monkeypatch):
 
 
 def test_a_variable_answers_instead(device, outcomes, monkeypatch):
-    monkeypatch.setenv(cuda_imports.SWITCH, "1")
+    monkeypatch.setenv("CONVDISPATCH_LARGE_IMPORTS", "1")
     assert cuda_imports.safe(device, LARGE)
 
 

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import small_net
 
-from convdispatch import inference, nn
-from convdispatch.api import InvalidArgument
+from convdispatch import elementwise, inference, nn
+from convdispatch.api import InvalidArgument, conv
 from convdispatch.device.commands import host_memory
-from convdispatch.inference.host_arrays import HostProgram
+from convdispatch.device.commands.recording import Slot
+from convdispatch.device.executable import Executable
+from convdispatch.device.tracing import operation
+from convdispatch.inference.host_arrays import HostNet
 from convdispatch.nn import functional
+from convdispatch.selection.prepared import Prepared
 
 SHAPE = (2, 3, 13, 13)
 
@@ -25,8 +29,8 @@ def _pointers(device):
 @pytest.fixture
 def calls(monkeypatch):
     """How many calls went without a copy."""
-    found, own = [], HostProgram._run
-    monkeypatch.setattr(HostProgram, "_run", lambda self, *given: found.append(1) or own(self, *given))
+    found, own = [], HostNet._run
+    monkeypatch.setattr(HostNet, "_run", lambda self, *given: found.append(1) or own(self, *given))
     return found
 
 
@@ -185,22 +189,63 @@ def test_a_failure_waits_until_no_command_uses_the_arrays(queue, monkeypatch):
     built = inference.build(small_net.net(queue).eval(), SHAPE, queue=queue)
     x = small_net.normal(*SHAPE)
     expected, finished = built(x), []
+    net = built._on_host[0]
 
     class Queue:
-        device = built.queue.device
+        device = queue.device
 
         def finish(self):
             finished.append(1)
 
-    def lost(runs):
-        runs[0](built._program._queues[0])
+    def lost(queue, addresses):
         raise RuntimeError("lost")
 
     with monkeypatch.context() as changed:
-        changed.setattr(built._program, "queue", Queue())
-        changed.setattr(built._program, "enqueue", lost)
+        changed.setattr(net, "_queue", Queue())
+        changed.setattr(net, "_launches", type("Lost", (), {"run": staticmethod(lost)}))
         with pytest.raises(RuntimeError, match="lost"):
             built(x)
-    built.queue.finish()
     assert finished
     np.testing.assert_array_equal(built(x), expected)
+
+
+def test_a_command_that_is_no_kernel_runs_on_the_queue(queue, calls):
+    """Zeros are filled in by a command of the queue: the input and the result are copied then."""
+
+    @operation
+    def lengthened(x):
+        return elementwise.concatenate([x, elementwise.zeros(x.shape, x.dtype, x.queue)])
+
+    built = inference.build(lambda x: functional.relu(lengthened(x)), SHAPE, queue=queue)
+    calls.clear()
+    x = small_net.normal(*SHAPE)
+    np.testing.assert_array_equal(built(x), np.maximum(np.concatenate([x, np.zeros_like(x)], 1), 0))
+    assert "no kernel" in built.own_threads
+    assert not calls
+
+
+def test_layers_alike_are_recorded_once(queue, monkeypatch):
+    """A net is a list of executables: the plan that three layers share enqueues once, whatever each of them reads."""
+    options = {"padding": 1, "activation": "relu", "queue": queue}
+    layers = [nn.Conv2d(8, 8, 3, rng=np.random.default_rng(i), **options) for i in range(3)]
+    recorded, own = [], Prepared.recorded
+    monkeypatch.setattr(Prepared, "recorded", lambda self, *given: recorded.append(self.problem) or own(self, *given))
+    x = small_net.normal(2, 8, 9, 9)
+    built = inference.build(nn.Sequential(*layers), x.shape, queue=queue, layout="nchw", queues=1)
+    assert len(recorded) == len(set(recorded)) == 1
+    wanted = x
+    for layer in layers:
+        wanted = conv(wanted, layer.weight.numpy(), layer.bias.numpy(), padding=1, activation="relu")
+    np.testing.assert_allclose(built(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_an_executable_shares_scratch_memory_in_time():
+    """Areas that are never in use together have the same bytes, those that are have their own."""
+    kernel, x, y, a, b, c = object(), *(Slot(1 << 10) for _ in range(5))
+    made = Executable([(kernel, [x, a]), (kernel, [a, b]), (kernel, [b, c]), (kernel, [c, y])], [x, y], [1])
+    assert made.scratch_sizes == (1 << 10,) * 3
+    assert made.scratch_size == 2 << 10
+    assert made.offsets[0] == made.offsets[2] != made.offsets[1]
+    assert not made.overlaps([1 << 20, 2 << 20])
+    assert made.overlaps([1 << 20, (1 << 20) + 512])
+    assert Executable([], [x, y, a], [1, 2]).overlaps([1 << 20, 2 << 20, (2 << 20) - 512]), "two outputs"

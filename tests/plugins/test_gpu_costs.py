@@ -1,4 +1,4 @@
-"""What GPU solvers predict beside what an H200 took: drawn problems of ``bench/regret.py``, in CUDA graphs, each solver
+"""What GPU solvers predict beside what an H200 took: drawn problems of ``bench choice``, in CUDA graphs, each solver
 with its own first configuration: where few work groups run, where results are all that moves, and where launches are.
 """
 

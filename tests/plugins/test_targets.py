@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 
@@ -10,15 +12,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from paths import SUPPORT
+from selftest import cases, families
+from selftest import run as selftest
+from selftest.run import named, run
+from selftest.targets import VARIABLE, compiling_for, finding_this, runnable
 
 from convdispatch.api.errors import InvalidArgument, NoDevice
 from convdispatch.device import runtime
 from convdispatch.device.opencl import platforms
+from convdispatch.measurement.conformance.outcome import Outcome, Report
 from convdispatch.nn.pooling import pooling2d
 from convdispatch.tools.cli import main
-from convdispatch.tools.selftest import cases, families
-from convdispatch.tools.selftest.run import named, run
-from convdispatch.tools.selftest.targets import VARIABLE, compiling_for, runnable
 
 SHARES = 112
 """Each target computes what is known to be hostile and one of so many shares of the rest; ``--full``: all of them."""
@@ -122,29 +126,37 @@ def test_a_wrong_kernel_is_found(device, queue, monkeypatch, family, written, mu
 
 
 def test_a_question_without_an_answer_is_wrong_and_named(device, monkeypatch):
-    from convdispatch.tools.selftest import run as module
-
-    monkeypatch.setattr(module, "CASE_S", 0.0)  # no answer comes in no time
+    monkeypatch.setattr(selftest, "CASE_S", 0.0)  # no answer comes in no time
     looks = [{"family": "look", "options": {"itemsize": 4}, "width": width} for width in (3, 5)]
-    result = run(runtime.address(device), looks)
+    with finding_this():
+        result = run(runtime.address(device), looks)
     assert [sentence.split(":")[0] for sentence in result.wrong] == [named(case) for case in looks]
     assert "it gave no answer" in result.wrong[0]
 
 
-def test_doctor_tests_the_device(device):
-    done = CliRunner().invoke(main, ["doctor", "--self-test", "3", "--device", runtime.device_info(device).vendor])
+def test_doctor_computes_with_the_device(device):
+    """Each plugin's cases of the kit, in turn, for so many seconds."""
+    name = runtime.device_info(device).vendor
+    done = CliRunner().invoke(main, ["doctor", "--self-test", "40", "--device", name, "--json"])
     assert done.exit_code == 0, done.output
-    assert "everything right" in done.output
+    ((said),) = json.loads(done.stdout).values()
+    assert said["computed"] > 10
+    assert said["wrong"] == []
 
 
 def test_doctor_says_what_is_wrong(device, monkeypatch):
-    from convdispatch.tools.selftest import run as module
+    """The kit's failures, each with its solver; the exit status is 1."""
 
-    wrong = module.Result(3, 0, ["max_pool width=12: y: 5 of 9 values are wrong"], 7)
-    monkeypatch.setattr(module, "run", lambda *given: wrong)
+    def failing(plugin, level, device, **limits):
+        wrong = [Outcome(f"{plugin}.one", "1x1.fwd", "mb1ic1ih1oc1kh1", "core", "failed", "y is 2, not 1")]
+        return Report({}, {}, level, 1, "", outcomes=wrong, unasked=["3x3.fwd"])
+
+    monkeypatch.setattr("convdispatch.measurement.conformance.verify.verify", failing)
     done = CliRunner().invoke(main, ["doctor", "--self-test", "--device", runtime.device_info(device).vendor])
     assert done.exit_code == 1
-    assert "1 wrong: max_pool width=12: y: 5 of 9 values are wrong (4 computed, 0 refused, 7 not asked" in done.output
+    assert re.search(
+        r"[2-9] wrong: \w+\.one 1x1\.fwd: y is 2, not 1 \(\d+ computed, \d+ cases not asked\)", done.output
+    )
 
 
 def test_a_pooling_has_what_pytorch_gives_at_googlenets_widths(queue):

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import re
+import runpy
 import sys
 import tomllib
 from pathlib import Path
@@ -18,10 +19,10 @@ from paths import ROOT
 import convdispatch as cd
 from convdispatch import inference, runtime
 from convdispatch.api import hookspecs
+from convdispatch.api.settings import SETTINGS
 from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
 from convdispatch.tools.cli import COMMANDS
-from convdispatch.tools.doctor import VARIABLES
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -105,10 +106,21 @@ def test_the_table_of_macros_is_what_kernels_get():
 
 
 def test_every_variable_is_documented():
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "use" / "environment.md").read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(VARIABLES)
+    page = ROOT / "docs" / "use" / "environment.md"
+    written = runpy.run_path(str(ROOT / "docs" / "variables.py"))["written"]
+    assert page.read_text() == written(page.read_text()), "python docs/variables.py writes the table anew"
+    assert all(f"\n| `{name}` |" in page.read_text() for name in SETTINGS)
     source = "".join(p.read_text() for p in (ROOT / "convdispatch").rglob("*.py"))
-    assert set(re.findall(r"\b(CONVDISPATCH_[A-Z_]+)\b", source)) <= set(VARIABLES)
+    assert set(re.findall(r"\b(CONVDISPATCH_[A-Z_]+)\b", source)) <= {*SETTINGS, "CONVDISPATCH_"}
+
+
+def test_every_variable_is_read_in_one_module():
+    """Others ask ``settings``, which checks what is set; what a child is started with may name a variable."""
+    for file in [*(ROOT / "convdispatch").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]:
+        read = re.findall(
+            r"(?:environ(?:\.get|\.setdefault|\.pop)?[(\[]|getenv\()\s*[\"']CONVDISPATCH", file.read_text()
+        )
+        assert not read, f"{file.relative_to(ROOT)} reads a variable: convdispatch/api/settings.py does that"
 
 
 def test_every_command_is_documented():
@@ -146,13 +158,12 @@ def test_every_page_is_linked():
     assert not missed, f"no page links to {', '.join(missed)}"
 
 
-def test_recorded_figures_are_what_their_pages_say(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    import results
+def test_recorded_figures_are_what_their_pages_say():
+    from bench import results
 
     for page, text in results.pages().items():
-        assert page.exists(), f"{page.name}: run python bench/results.py"
-        assert page.read_text() == text, f"{page.name} is not what its data say: run python bench/results.py"
+        assert page.exists(), f"{page.name}: run python -m bench.results"
+        assert page.read_text() == text, f"{page.name} is not what its data say: run python -m bench.results"
     named = {path.name for path in results.pages()}
     assert {path.name for path in (ROOT / "docs" / "results").glob("*.md")} == named
     for source in results.sources():
@@ -175,9 +186,8 @@ def test_figures_stand_in_the_results():
             assert not figure or "at most" in line, f"{page.name} has a figure; docs/results is for them: {line}"
 
 
-def test_a_recorded_table_is_checked(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    import results
+def test_a_recorded_table_is_checked(tmp_path):
+    from bench import results
 
     table = {"title": "t", "machine": "zen5", "date": "d", "command": "c", "columns": ["a", "b"], "rows": [[1, 2]]}
     file = tmp_path / "one.json"
@@ -194,10 +204,10 @@ def test_a_recorded_table_is_checked(tmp_path, monkeypatch):
 
 
 def test_a_script_records_its_table(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "bench")
     import click
-    import results
     from click.testing import CliRunner
+
+    from bench import results
 
     @click.command()
     @results.recording
@@ -206,7 +216,9 @@ def test_a_script_records_its_table(tmp_path, monkeypatch):
 
     monkeypatch.setattr(results, "DATA", tmp_path)
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["bench/layers.py", "--only", "L1", "--record", "new", "--machine=zen5"])
+    monkeypatch.setattr(
+        sys, "argv", [str(ROOT / "bench" / "cases" / "layers.py"), "--only", "L1", "--record", "new", "--machine=zen5"]
+    )
     (tmp_path / "machines.json").write_text('{"zen5": "two cores"}')
     assert CliRunner().invoke(script, []).exit_code == 0
     assert not (tmp_path / "new.json").exists()
@@ -214,7 +226,7 @@ def test_a_script_records_its_table(tmp_path, monkeypatch):
     for _ in range(2):  # the second takes the first's place
         assert CliRunner().invoke(script, ["--record", "new", "--machine", "zen5"]).exit_code == 0
     (table,) = results.read(tmp_path / "new.json")["tables"]
-    assert table["command"] == "python bench/layers.py --only L1"
+    assert table["command"] == "python -m bench layers --only L1"
     page = (tmp_path / "new.md").read_text()
     assert "| L1 | 2 |" in page
     assert "two cores" in page

@@ -1,13 +1,11 @@
-"""bench/fuzz_files.py for a moment: every reader takes its whole file, and some that were changed."""
+"""``python -m bench fuzz_files`` for a moment: every reader takes its whole file, and some that were changed."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 
 import pytest
-from paths import ROOT
 
 from convdispatch import runtime
 from convdispatch.device import rates
@@ -19,11 +17,9 @@ FILES = 15
 
 @pytest.fixture(scope="module")
 def fuzz():
-    place = ROOT / "bench" / "fuzz_files.py"
-    spec = importlib.util.spec_from_file_location("fuzz_files", place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    from bench.cases import fuzz_files
+
+    return fuzz_files
 
 
 READERS = (

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sabotaging import PLUGIN, PROBLEM, check_one_warning
 
 import convdispatch as cd
-from convdispatch.api.errors import plain, words
+from convdispatch.api.fault_text import plain, words
 from convdispatch.measurement.conformance import workers
 from convdispatch.selection.plugins import loader, verdicts
 from convdispatch.tools.cli import main

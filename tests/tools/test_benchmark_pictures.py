@@ -1,121 +1,17 @@
-"""Answers in sentences, the coverage map, plots, and a net as a timeline: on the page and as a Chrome trace."""
+"""Answers in sentences, the roofline, and candidates by time, error and workspace."""
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import replace
 
-import pytest
-from click.testing import CliRunner
 from test_benchmark import example
-from test_benchmark_page import KINDS
-from test_benchmark_page import report as geometries
 
 from convdispatch.tools.benchmark.pages.answers import answers, to_do, worst
-from convdispatch.tools.benchmark.pages.coverage import CHANNELS, PIXELS, coverage_map, shares
-from convdispatch.tools.benchmark.pages.export import write_json
-from convdispatch.tools.benchmark.pages.figures import FAMILIES, colours
 from convdispatch.tools.benchmark.pages.page import packaged, render
-from convdispatch.tools.benchmark.pages.plots import candidates, roofline
-from convdispatch.tools.benchmark.pages.timeline import chart, rows_of, training_events
-from convdispatch.tools.benchmark.summary import lines, nets
-from convdispatch.tools.cli import main
+from convdispatch.tools.benchmark.pages.plots import FAMILIES, candidates, colours, roofline
+from convdispatch.tools.benchmark.summary import lines
 
 FAST = {"float32": {name: {"rate": 1e12, "how": "fast"} for name in ("flops", "bandwidth")}}
-
-# --- coverage ---------------------------------------------------------------------------------------------------------
-
-
-def test_each_geometry_stands_in_the_cell_of_its_sizes():
-    panels = shares(lines(geometries()))
-    assert list(panels) == ["depthwise", "1x1", "3x3", "5x5 and more"]
-    ((place, held),) = panels["1x1"].items()
-    assert PIXELS[place[0]] <= 256 < PIXELS[place[0] + 1], "16 x 16 pixels"
-    assert CHANNELS[place[1]] <= 64 < CHANNELS[place[1] + 1]
-    assert [line.winner for line in held] == ["implicitgemm.pointwise"]
-
-
-def test_a_cell_shows_the_share_and_what_is_not_measured_is_empty():
-    svg = coverage_map(lines(geometries()))
-    cells = re.findall(r'style="fill:var\(--(\w+)\)"/><text[^>]*>(\d+%)</text><title>(.*?)</title>', svg)
-    want = {f"{fraction:.0%}": solver for _, solver, fraction in KINDS.values()}
-    assert {text for _, text, _ in cells} == set(want)
-    assert {text: colour for colour, text, _ in cells} == {
-        "90%": "high",
-        "40%": "middle",
-        "25%": "middle",
-        "10%": "low",
-    }
-    assert all(want[text] in title for _, text, title in cells)
-    empty = svg.count("nothing measured")
-    assert empty == len(KINDS) * ((len(PIXELS) - 1) * (len(CHANNELS) - 1) - 1)
-    assert coverage_map([]) == ""
-
-
-def test_problems_of_one_cell_are_one_mean():
-    report = geometries()
-    first = next(iter(report.measured.values()))
-    other = replace(first, problem=first.problem.replace("ic64", "ic65"))
-    other.best = replace(first.best, median_ms=first.best.median_ms * 9)
-    report.measured[other.problem] = other
-    report.layers.append(replace(report.layers[0], problem=other.problem))
-    ((_, held),) = shares(lines(report))["1x1"].items()
-    assert len(held) == 2
-    assert ">30%</text>" in coverage_map(lines(report)), "of 90 % and of a ninth of it, the geometric mean"
-
-
-# --- the timeline -----------------------------------------------------------------------------------------------------
-
-
-def test_layers_stand_end_to_end_as_often_as_the_net_runs_them():
-    rows = rows_of(lines(example()), ["torch"])
-    assert "torch" not in rows, "it did not run one of the layers, and would seem shorter"
-    assert [(s.layer, s.start_ms, s.ms) for s in rows["fastest"]] == [
-        ("L0", 0.0, 1.0), ("L0", 1.0, 1.0), ("L0", 2.0, 1.0), ("L1", 3.0, 2.0)]  # fmt: skip
-    assert sum(span.ms for span in rows["chosen"]) == 6.5
-    assert {span.what for span in rows["chosen"]} == {"b.one"}
-    assert all(span.what.startswith("bound by ") for span in rows["roofline"])
-
-
-def test_the_picture_has_one_scale_for_all_rows():
-    svg = chart(rows_of(lines(example()), ["torch"]), {"a": "red", "b": "blue"})
-    widths = [float(w) for w in re.findall(r'width="([\d.]+)" height', svg)]
-    assert len(widths) == 12
-    assert widths[3] == pytest.approx(2 * widths[0], rel=0.05)
-    assert widths[4] == pytest.approx(1.5 * widths[0], rel=0.05)
-    assert "5 ms</text>" in svg
-    assert "6.5 ms</text>" in svg
-    assert chart({}, {}) == ""
-
-
-def test_a_trace_is_of_what_was_measured(tmp_path):
-    """Medians laid end to end are no timeline: `bench --trace` says where one is to be had."""
-    write_json(example(), tmp_path / "r.json")
-    done = CliRunner().invoke(
-        main, ["bench", "--render", str(tmp_path / "r.json"), "--trace", str(tmp_path / "t.json")]
-    )
-    assert done.exit_code == 2
-    assert "`convdispatch run MODEL --trace FILE` times a model's run" in " ".join(done.output.split())
-    assert "convdispatch run --trace" in render(example())
-
-
-def test_a_training_steps_trace_is_by_the_devices_clock(tmp_path):
-    events = training_events(
-        "lenet", [("convolution", "forward_ms", 0.0, 2.0), ("convolution", "backward_ms", 2.5, 4.0)]
-    )
-    spans = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
-    assert spans == [("convolution", 1, 0.0, 2000.0), ("convolution", 2, 2500.0, 4000.0)]
-    path = tmp_path / "t.json"
-    done = CliRunner().invoke(main, ["bench", "--net", "lenet", "--train", "--batch", "1", "--trace", str(path)])
-    assert done.exit_code == 0, done.output
-    spans = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
-    assert {"convolution", "linear", "optimiser"} <= {e["name"] for e in spans}
-    starts = [e["ts"] for e in spans]
-    assert starts == sorted(starts)
-    assert starts[0] == 0
-    assert starts[-1] > 0
-
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
@@ -224,17 +120,6 @@ def test_an_algorithm_has_one_colour_on_all_pages():
     assert len(set(many.values())) == 4
     assert len({colours([f"{name}.x"])[name] for name in FAMILIES}) == len(FAMILIES)
     assert all(css.removeprefix("var(").removesuffix(")") + ":" in packaged("page.css") for css in many.values())
-
-
-def test_bars_compare_an_algorithm_with_the_best_of_the_same_layers():
-    """1.45 ms of one layer stood beside a bar of 16.52 ms for all of them."""
-    (net,) = nets(lines(example()), [])
-    for name, (total, layers) in net.algorithms.items():
-        assert net.best_of_same[name] <= total
-        if layers == net.layers:
-            assert net.best_of_same[name] == pytest.approx(net.best_ms)
-    page = render(example())
-    assert "best of the same, ms" in page
 
 
 def test_what_is_unknown_stands_in_the_legend():

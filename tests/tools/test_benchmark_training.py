@@ -12,7 +12,7 @@ from convdispatch.tools.cli import main
 
 @pytest.fixture(scope="module")
 def report():
-    return profile_training("lenet", 4, steps=2, sizes=(4096, 65536))
+    return profile_training("lenet", 4, steps=2)
 
 
 def test_every_kind_is_there(report):
@@ -32,14 +32,9 @@ def test_numbers_hang_together(report):
     assert 0 < report.share_beside_convolution < 1
     assert report.peak_bytes > 4 * 28 * 28 * 4
     assert report.loss[1] < report.loss[0]
-    assert [row.nbytes for row in report.bandwidth] == [4096, 65536]
-    assert all(row.elementwise > 0 and row.copy > 0 for row in report.bandwidth)
 
 
-def test_command_writes_json(tmp_path, monkeypatch):
-    from convdispatch.tools.benchmark import training
-
-    monkeypatch.setattr(training, "SIZES", (4096,))
+def test_command_writes_json(tmp_path):
     path = tmp_path / "train.json"
     arguments = ["bench", "--net", "lenet", "--train", "--batch", "2", "--layout", "nhwc", "--json", str(path)]
     done = CliRunner().invoke(main, arguments)

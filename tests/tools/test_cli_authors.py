@@ -11,7 +11,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from convdispatch.api.errors import words
+from convdispatch.api.fault_text import words
 from convdispatch.api.problem import ConvProblem
 from convdispatch.measurement.conformance.grouping import common, errors_by_dtype
 from convdispatch.measurement.conformance.outcome import Outcome

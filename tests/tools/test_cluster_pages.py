@@ -1,4 +1,4 @@
-"""One page, one JSON and one CSV file of several kinds of device, with the kinds side by side."""
+"""Several kinds of device: one JSON and one CSV file of all, a page a kind; the kit's page has them side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convdispatch.api.errors import InvalidArgument
 from convdispatch.api.problem import ConvProblem
 from convdispatch.measurement.conformance import outcome, page
 from convdispatch.tools.benchmark import report
-from convdispatch.tools.benchmark.pages import device_kinds
+from convdispatch.tools.benchmark.pages.page import render
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, Report, Row
 from convdispatch.tools.cli import main
 
@@ -43,43 +43,7 @@ def bench(name, times):
 
 @pytest.fixture
 def two():
-    return [bench("<One>", {FIRST: 1.0, SECOND: 4.0}), bench("Two", {FIRST: 2.0, SECOND: 3.0})]
-
-
-def table(page, heading):
-    """The cells of the table after a heading, row by row, each with whether it stands out."""
-    text = page.partition(f"<h2>{heading}</h2>")[2].partition("</table>")[0]
-    rows = re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)
-    cells = [re.findall(r'<t[dh](?: class="([^"]*)")?[^>]*>(.*?)</t[dh]>', row, re.DOTALL) for row in rows]
-    return [[(unescape(re.sub("<[^>]+>", "", words)), "least" in css) for css, words in row] for row in cells]
-
-
-def test_every_layer_has_a_column_a_kind_and_the_fastest_stands_out(two):
-    text = device_kinds.render(two)
-    titles, first, second = table(text, "Layers")
-    assert [words for words, _ in titles[3::3]] == ["<One>", "Two"]
-    assert [words for words, _ in first][:3] == ["net", "a", FIRST]
-    assert [(words, stands) for words, stands in first[3:8]] == [
-        ("<One>.x", False), ("1", True), first[5], ("Two.x", False), ("2", False)
-    ]  # fmt: skip
-    assert [stands for _, stands in second] == [False] * 7 + [True, False]
-    assert table(text, "Nets")[1][2:] == [("2 of 2", False), ("6", True), ("7", False)]  # the first layer runs twice
-    assert text.count("<iframe") == 2
-    assert "<One>" not in text.partition("<h2>")[0]  # a name is no markup
-    assert "src=" not in text
-    same = device_kinds.render([bench("<One>", {FIRST: 1.0}), two[0]])
-    assert "&lt;One&gt; (&lt;one&gt;)" in same  # two kinds of one name are told apart by their keys
-    assert 'href="http' not in text
-
-
-def test_what_one_kind_lacks_is_said_and_in_no_sum(two):
-    two[1].measured.pop(SECOND)
-    two[1].interrupted = True
-    text = device_kinds.render(two)
-    assert table(text, "Layers")[2][6] == ("not measured", False)
-    assert [stands for _, stands in table(text, "Layers")[2]] == [False] * 9
-    assert table(text, "Nets")[1][2:] == [("1 of 2", False), ("2", True), ("4", False)]
-    assert "On Two the run was ended early" in text
+    return [bench("One", {FIRST: 1.0, SECOND: 4.0}), bench("Two", {FIRST: 2.0, SECOND: 3.0})]
 
 
 def test_the_files_of_several_kinds_are_one_each_and_are_read_again(two, tmp_path):
@@ -91,15 +55,32 @@ def test_the_files_of_several_kinds_are_one_each_and_are_read_again(two, tmp_pat
     )
     assert done.exit_code == 0, done.output
     assert json.loads(again.read_text()) == json.loads(told.read_text())
-    assert shown.read_text() == device_kinds.render(report.load_all(told))
+    for each in report.load_all(told):
+        assert (tmp_path / f"b-{each.environment['device']['key']}.html").read_text() == render(each)
     with sheet.open(newline="") as file:
         best = [
             (row["device"], row["problem"], row["median_ms"]) for row in csv.DictReader(file) if row["what"] == "best"
         ]
-    assert best == [("<one>", FIRST, "1.0"), ("<one>", SECOND, "4.0"), ("two", FIRST, "2.0"), ("two", SECOND, "3.0")]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.json", "b.csv", "b.html", "b.json"]
+    assert best == [("one", FIRST, "1.0"), ("one", SECOND, "4.0"), ("two", FIRST, "2.0"), ("two", SECOND, "3.0")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "again.json",
+        "b-one.html",
+        "b-two.html",
+        "b.csv",
+        "b.json",
+    ]
     with pytest.raises(InvalidArgument, match="the reports of 2 kinds of device, where one was expected"):
         report.load(told)
+
+
+def table(page, heading):
+    """The words of the cells of the table after a heading, row by row."""
+    text = page.partition(f"<h2>{heading}</h2>")[2].partition("</table>")[0]
+    rows = [
+        re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)
+        for row in re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)
+    ]
+    return [[unescape(re.sub("<[^>]+>", "", words)) for words in row] for row in rows]
 
 
 def verified(name, wide, *more):
@@ -122,7 +103,7 @@ def test_a_plugin_on_several_kinds_says_where_they_differ(tmp_path):
     told.write_text(json.dumps([each.to_json() for each in reports]))
     done = CliRunner().invoke(main, ["verify", "--render", str(told), "--html", str(shown), "--json", str(told)])
     assert done.exit_code == 1, done.output
-    found = [[words for words, _ in row] for row in table(shown.read_text(), "Where the kinds differ")]
+    found = table(shown.read_text(), "Where the kinds differ")
     assert found == [
         ["case", "problem", "solver", "One", "Two"],
         ["wide", SECOND, "a.x", "computed", "failed"],

@@ -14,7 +14,6 @@ from test_benchmark import DEVICE, ENVIRONMENT
 
 from convdispatch.measurement import shapes
 from convdispatch.measurement.peaks import traffic
-from convdispatch.tools.benchmark.pages.compare import compare, write_comparison
 from convdispatch.tools.benchmark.pages.page import render
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row
 
@@ -46,7 +45,7 @@ def wide_report() -> Report:
         layers.append(Layer("efficientnet_b0", entry.name, str(problem), entry.count))
     peers = {"torch": {"version": "2"}, "onnxruntime": {"version": "1"}}
     environment = {**ENVIRONMENT, "device": {**DEVICE, "name": "Card", "title": "Card"}}
-    return Report(layers, environment, {"peers": peers}, ROOFS, found)
+    return Report(layers, environment, {"peers": peers, "command": "convdispatch bench efficientnet_b0"}, ROOFS, found)
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +169,8 @@ def test_error_bars_stand_where_the_intervals_are(page):
 
 def test_dark_and_light_by_the_system_and_by_the_button(page):
     script = """
-        const colours = () => ['body', '.tiles div', 'svg .unknown'].map((e) =>
-          getComputedStyle(document.querySelector(e))[e.startsWith('svg') ? 'fill' : 'backgroundColor']);
+        const colours = () => ['body', '.tiles div', 'pre'].map((e) =>
+          getComputedStyle(document.querySelector(e)).backgroundColor);
         told.first = colours();
         document.getElementById('theme').click(); told.second = colours();
         document.getElementById('theme').click(); told.third = colours();
@@ -202,37 +201,9 @@ def test_pictures_are_drawn(page):
         """
         const box = (e) => { const b = e.getBoundingClientRect(); return [b.width, b.height]; };
         told.boxes = [...document.querySelectorAll('svg')].map(box);
-        told.spans = document.querySelectorAll('svg.timeline rect').length;
-        told.cells = [...document.querySelectorAll('svg .cell text')].map((e) => e.textContent);
+        told.marks = document.querySelectorAll('svg circle').length;
         """,
     )
     assert all(width > 900 and height > 60 for width, height in told["boxes"])
-    report = wide_report()
-    assert told["spans"] == 5 * sum(layer.count for layer in report.layers), "fastest, chosen, two peers, roofline"
-    assert told["cells"]
-    assert all(text.endswith("%") for text in told["cells"])
-
-
-def test_the_page_of_two_runs_sorts_and_is_not_cut(tmp_path):
-    old, new = wide_report(), wide_report()
-    for place, found in enumerate(new.measured.values()):
-        found.best.median_ms *= 0.5 + 0.1 * place
-        found.best.ci_ms = (0.99 * found.best.median_ms, 1.01 * found.best.median_ms)
-    page = tmp_path / "page.html"
-    write_comparison(compare(old, new), page)
-    told = browse(
-        page,
-        """
-        const table = document.querySelector('table.sortable');
-        const place = [...table.querySelectorAll('th')].findIndex((h) => h.textContent === 'old / new');
-        table.querySelectorAll('th')[place].click();
-        told.ratios = [...table.querySelectorAll('tr')].slice(1).map((r) => r.children[place].textContent.trim());
-        told.cut = [...document.querySelectorAll('.scroll')].map((e) => e.scrollWidth - e.clientWidth);
-        told.body = document.documentElement.scrollWidth;
-        """,
-    )
-    ratios = [float(text.rstrip("?")) for text in told["ratios"]]
-    assert len(ratios) == 20
-    assert ratios == sorted(ratios)
-    assert told["cut"] == [0]
-    assert told["body"] <= 1300
+    distinct = len(wide_report().measured)
+    assert told["marks"] == distinct + 2 * distinct * len(SOLVERS), "roofline; each candidate by error and workspace"

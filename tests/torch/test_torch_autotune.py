@@ -128,7 +128,7 @@ def test_a_call_ends_the_child_and_nothing_is_recorded(aside_of, monkeypatch):
     done, children = measured(aside_of, call)
     (child,) = children.values()
     assert (done, child.halted, child.closed) == (False, True, False), "its end takes memory's time: not beside a call"
-    monkeypatch.setattr(autotune, "_spent", autotune.TOTAL_MS)
+    monkeypatch.setattr(autotune, "_spent", 60_000.0)
     assert autotune._measured(aside_of.wanted, children)
     assert (children, child.closed) == ({}, True)
     assert not perfdb().lookup(PROBLEM, aside_of.info)

@@ -1,8 +1,7 @@
-"""bench/first_step.py for a moment: what its processes find is what its rows tell."""
+"""``python -m bench first_step`` for a moment: what its processes find is what its rows tell."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -11,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paths import ROOT  # noqa: E402
 
 import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
 
@@ -19,10 +17,7 @@ import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
 @pytest.fixture
 def script(monkeypatch, tmp_path):
     """The script, of a model of one small layer on the CPU."""
-    place = ROOT / "bench" / "first_step.py"
-    spec = importlib.util.spec_from_file_location("first_step", place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    from bench.cases import first_step as module
 
     def build():
         model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3), torch.nn.Flatten())

@@ -121,7 +121,7 @@ def test_a_kernel_that_asks_for_its_size_is_divided_along_another_axis(here, thr
     out = np.zeros((sizes[1], n), np.float32)
     x, w, y = (recording.allocate(size) for size in (4, 4, out.nbytes))
     launch(recording, (y,))
-    launches = Executable.of(recording, [x, w, y], 2).bind(HostPlace(here, True))
+    launches = Executable.of(recording, [x, w, y], [2]).bind(HostPlace(here, True))
     assert launches.intraop
     for _ in range(2):
         out[:] = np.nan

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from paths import ROOT  # noqa: E402
-
 import convdispatch.torch as ct  # noqa: E402 (torch is asked for first)
+from bench import torch_zoo as zoo  # noqa: E402
 from convdispatch.torch import explaining  # noqa: E402
 from convdispatch.torch.dispatch.routing import settings_in_force  # noqa: E402
 
-_SPEC = importlib.util.spec_from_file_location("torch_zoo", ROOT / "bench" / "torch_zoo.py")
-zoo = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(zoo)
 pytestmark = pytest.mark.usefixtures("counted")
 
 

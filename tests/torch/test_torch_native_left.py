@@ -48,7 +48,7 @@ def answers(stand_in, monkeypatch):  # noqa: F811
     def ask(self, problem, policy, seconds):
         return made.setdefault(problem.direction, Future())
 
-    monkeypatch.setenv(tiers.SWITCH, "ready")
+    monkeypatch.setenv("CONVDISPATCH_TIER", "ready")
     monkeypatch.setattr(tiers, "BURST_S", 0.0)
     monkeypatch.setattr(tiers.PlannerPool, "ask", ask)
     monkeypatch.setattr(tiers, "waits", lambda *_: False)

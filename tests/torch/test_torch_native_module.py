@@ -22,7 +22,7 @@ F = torch.nn.functional
 def test_doctor_says_which_way_calls_go(stand_in, monkeypatch):  # noqa: F811
     monkeypatch.setattr(doctor.cuda_driver, "unavailable", lambda: None)
     assert doctor._native() == "runs, below Python"
-    monkeypatch.setenv(loading.SWITCH, "0")
+    monkeypatch.setenv("CONVDISPATCH_NATIVE", "0")
     loading._loaded.cache_clear()
     loading._opened.cache_clear()
     try:

@@ -1,4 +1,5 @@
-"""Where an executable is launched: ``bind`` makes its launches ready for one kind of memory. A new place is a module here.
+"""Where an executable is launched: ``bind`` makes its launches ready for one kind of memory. A new place is a module
+here.
 
 - ``copies``: host memory on devices that take no pointers: copies in, and one out.
 - ``host``: host memory on a CPU device with system SVM.

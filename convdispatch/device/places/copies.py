@@ -48,15 +48,15 @@ class CopyPlace(NamedTuple):
         queue: cl.CommandQueue,
         addresses: Sequence[Any],
         sizes: Sequence[int | None],
-        output: int | None = None,
+        outputs: Sequence[int] = (),
     ) -> None:
-        """``work(queue, *memory)`` on copies of the operands, then operand ``output`` is copied back; waits."""
+        """``work(queue, *memory)`` on copies of the operands, then those of ``outputs`` are copied back; waits."""
         with _uncaptured():
             copies, given = _Copies(queue), []
             for number, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
                 if size is None or type(address) is not int:
                     given.append(None if size is None else address)
-                elif number == output:
+                elif number in outputs:
                     given.append(copies.write(_bytes_at(address, size), self.keeps))
                 else:
                     given.append(copies.read(_bytes_at(address, size)))
@@ -85,7 +85,7 @@ class CopyLaunches:
         if executable.overlaps(apart):
             return False
         run = self._run
-        self._place.enqueue(lambda queue, *memory: run(queue, memory), queue, addresses, sizes, executable.output)
+        self._place.enqueue(lambda queue, *memory: run(queue, memory), queue, addresses, sizes, executable.outputs)
         return True
 
     def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> None:

@@ -23,10 +23,15 @@ _byte, _enqueue = ctypes.c_ubyte, cl.enqueue_nd_range_kernel
 
 
 class HostPlace(NamedTuple):
-    """Pointers of the host's on a CPU device's queues; ``in_pytorch``: in PyTorch's threads, if these can."""
+    """Pointers of the host's on a CPU device's queues; ``in_pytorch``: in PyTorch's threads, if these can.
+
+    ``keeps_scratch``: each thread keeps its scratch memory from call to call, as a net does, whose launches then have
+    it among the arguments that never change.
+    """
 
     device: cl.Device
     in_pytorch: bool = False
+    keeps_scratch: bool = False
 
     def bind(self, executable: Executable) -> HostLaunches | HostEnqueue:
         """What PyTorch's threads cannot compute in parts, OpenCL's compute."""
@@ -48,7 +53,7 @@ class HostPlace(NamedTuple):
         queue: cl.CommandQueue,
         addresses: Sequence[int],
         sizes: Sequence[int | None],
-        output: int | None = None,
+        outputs: Sequence[int] = (),
     ) -> None:
         """``work(commands, *memory)`` on the operands; waits."""
         commands = host_memory.HostQueue(queue)
@@ -91,18 +96,21 @@ class HostEnqueue:
 class _Own:
     """A thread's kernels with their sizes, the addresses that their arguments were set to, and its last queue."""
 
-    __slots__ = ("addresses", "at_once", "intraop", "kernels", "queue")
+    __slots__ = ("addresses", "at_once", "in_order", "intraop", "kernels", "memory", "queue", "scratch")
 
     def __init__(
         self,
         kernels: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...] | None]],
+        memory: list[tuple[cl.Kernel, int, int, int]],
         intraop: intraop.IntraOpLaunches | None,
+        scratch: Any,
     ) -> None:
-        self.kernels, self.intraop = kernels, intraop
+        self.kernels, self.memory, self.intraop, self.scratch = kernels, memory, intraop, scratch
+        """``memory``: kernel, argument's index, operand's number, bytes into the operand."""
         self.addresses: list[Any] = []
         self.queue: Any = None
-        self.at_once = False
-        """Whether the queue's commands are over when they are given."""
+        self.in_order = self.at_once = False
+        """Whether the queue keeps the commands' order, and whether they are over when they are given."""
 
 
 class HostLaunches:
@@ -111,19 +119,20 @@ class HostLaunches:
     ``intraop``: they run in PyTorch's threads, whatever queue is given.
     """
 
-    __slots__ = ("__weakref__", "_device", "_executable", "_threads", "intraop")
+    __slots__ = ("__weakref__", "_device", "_executable", "_keeps_scratch", "_scratch_size", "_threads", "intraop")
 
     def __init__(self, executable: Executable, place: HostPlace) -> None:
         self._device, self._threads, self._executable = place.device, threading.local(), executable
+        self._keeps_scratch = place.keeps_scratch
+        self._scratch_size = 0 if place.keeps_scratch else executable.scratch_size
         kernels = [launch.kernel for launch in executable.launches]
         self.intraop = place.in_pytorch and not intraop.refusal(place.device, kernels)
 
     def run(self, queue: cl.CommandQueue, addresses: list[int]) -> bool:
         """Launch everything on the operands, and wait; False, before anything is done, for operands that have no
         address or lie over the output."""
-        executable, scratch = self._executable, None
-        if executable.scratch_size:
-            size = executable.scratch_size
+        executable, size, scratch = self._executable, self._scratch_size, None
+        if size:
             if self.intraop and size <= intraop.KEPT:
                 begin = intraop.scratch(self._device, size)
             else:
@@ -142,6 +151,7 @@ class HostLaunches:
             own.addresses = addresses
         if own.queue is not queue:
             own.queue, own.at_once = queue, runtime.is_synchronous(queue)
+            own.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         event = None
         try:
             if own.intraop is not None:
@@ -149,7 +159,8 @@ class HostLaunches:
                 own.intraop.run(addresses)
                 return True
             for kernel, global_size, local_size in own.kernels:
-                event = _enqueue(queue, kernel, global_size, local_size, None, event and [event])
+                wait_for = None if event is None or own.in_order else [event]
+                event = _enqueue(queue, kernel, global_size, local_size, None, wait_for)
             if not own.at_once:
                 event.wait()
         except BaseException as error:
@@ -169,25 +180,35 @@ class HostLaunches:
 
     def _made(self) -> _Own:
         """The calling thread's kernels."""
-        launches = self._executable.launches
+        executable, scratch = self._executable, None
+        launches, operands = executable.launches, len(executable.operands)
         made = [with_numbers(kernel, arguments) for kernel, arguments, _ in launches]
+        memory = [list(launch.memory) for launch in launches]
+        if self._keeps_scratch and executable.scratch_size:
+            scratch = host_memory.lease(self._device, executable.scratch_size)
+            begin = ctypes.addressof(scratch)
+            for own, parts in zip(made, memory, strict=True):
+                for index, number, offset in parts:
+                    if number >= operands:
+                        own.set_arg(index, _at(begin + executable.offsets[number - operands] + offset))
+                parts[:] = [part for part in parts if part[1] < operands]
         kernels = [
             (own, launch.kernel.global_size, launch.kernel.local_size)
             for own, launch in zip(made, launches, strict=True)
         ]
+        places = [(own, *part) for own, parts in zip(made, memory, strict=True) for part in parts]
         if not self.intraop:
-            return _Own(kernels, None)
-        given = [(launch.kernel, own, launch.memory) for own, launch in zip(made, launches, strict=True)]
-        return _Own(kernels, intraop.IntraOpLaunches(self._device, given))
+            return _Own(kernels, places, None, scratch)
+        given = [(launch.kernel, own, parts) for own, launch, parts in zip(made, launches, memory, strict=True)]
+        return _Own(kernels, places, intraop.IntraOpLaunches(self._device, given), scratch)
 
     def _point(self, own: _Own, addresses: list[int]) -> None:
         """Set the arguments that are not as this thread's last call left them."""
         before = own.addresses or [None] * len(addresses)
         own.addresses = []  # until all are set
-        for (kernel, _, _), launch in zip(own.kernels, self._executable.launches, strict=True):
-            for index, operand, offset in launch.memory:
-                if addresses[operand] != before[operand]:
-                    kernel.set_arg(index, _at(addresses[operand] + offset))
+        for kernel, index, operand, offset in own.memory:
+            if addresses[operand] != before[operand]:
+                kernel.set_arg(index, _at(addresses[operand] + offset))
 
 
 def _at(address: int) -> cl.SVM:

@@ -7,7 +7,6 @@ unchanged. A call that has no form runs the graph operator by operator, by ``unf
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from ...api import settings
 from ...api.errors import ConvDispatchError
 from ...api.policy import policy
 from ...calls.framework.fallback import Fallback
@@ -37,7 +37,6 @@ __all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm"]
 
 MAX_FORMS = 8
 """Forms of one graph; the least recently used one is freed for a ninth."""
-CHECK = "CONVDISPATCH_CHECK"
 """Environment variable: "1" compares each form's first result with the graph's own, computed by PyTorch."""
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference (norm) between a form's first result and PyTorch's, under ``CONVDISPATCH_CHECK=1``."""
@@ -233,7 +232,7 @@ class GraphForms:
                 form = Form(net, inference.build(net, *shapes, dtype=dtypes, **more))
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]
-        if os.environ.get(CHECK) == "1":
+        if settings.CHECK.value():
             self._compare(form, inputs, tensors)
         return form
 
@@ -249,8 +248,8 @@ class GraphForms:
             close = torch.allclose(ours, own, rtol=most, equal_nan=True)
             if not difference <= most and not close:
                 raise ConvDispatchError(
-                    f"{CHECK}: a form's result differs from PyTorch's by {difference:.1e} of its norm (at most "
-                    f"{most:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: "
+                    f"CONVDISPATCH_CHECK: a form's result differs from PyTorch's by {difference:.1e} of its norm "
+                    f"(at most {most:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: "
                     "please report it"
                 )
 
