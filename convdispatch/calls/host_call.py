@@ -160,7 +160,7 @@ class HostCall(Call):
 
 def _launch(call: HostCall, place: HostPlace | CopyPlace) -> Callable[..., Any]:
     """``launch`` of a call, which it does not hold: a call that nobody holds is gone at once."""
-    problem, prepared, run, key, packs = call.problem, call.prepared, call.launches.run, call.packed_key, call.packs
+    prepared, run, key, packs = call.prepared, call.launches.run, call.packed_key, call.packs
     sizes = [size if number < BIAS else size or None for number, size in enumerate(call.sizes)]
     written = call.written
 
@@ -197,7 +197,7 @@ def _launch(call: HostCall, place: HostPlace | CopyPlace) -> Callable[..., Any]:
                     raise
 
                 def again(commands: Any, *operands: Any, failed: BaseException = error) -> Any:
-                    return dispatch.run(problem, prepared, commands, *operands, constant=constant, failed=failed)
+                    return dispatch.run(prepared, commands, operands, constant=constant, failed=failed)
 
                 place.enqueue(again, queue, addresses, sizes, (written,))
                 return True

@@ -127,8 +127,8 @@ class QueueCall(Call):
                 residual = brought.copied(residual, out.nbytes)
         given[self.written] = brought.write(out, self._out_strides, keep=self.problem.accumulate)
         promise = operands[1] if type(operands[1]) is Constant else None
-        rest = bias, residual, brought.events or None, promise
-        return brought.finish(dispatch.run(self.problem, self.prepared, queue, *given, *rest))
+        given += [bias, residual]
+        return brought.finish(dispatch.run(self.prepared, queue, given, brought.events or None, promise))
 
     def _zero(self, out: Any, queue: Any) -> Any:
         """The gradient of no images is zero; every other empty result has nothing to write."""
@@ -216,7 +216,7 @@ class QueueCall(Call):
             except BaseException as error:
                 wrong = isinstance(error, AttributeError | TypeError) and isinstance(queue, Commands)
                 failed = prepared.misused(queue, error) if wrong else error
-                event = dispatch.run(problem, prepared, queue, *operands, wait_for=before or None, failed=failed)
+                event = dispatch.run(prepared, queue, operands, before or None, failed=failed)
             if carries:
                 out.events[:] = (event,)
             return out

@@ -105,7 +105,7 @@ class StreamCall(Call):
                 CudaMemory(address, size) if address else None
                 for address, size in zip(addresses, self.sizes, strict=True)
             ]
-            dispatch.run(self.problem, self.prepared, stream, *operands, None, constant)  # type: ignore[arg-type]
+            dispatch.run(self.prepared, stream, operands, None, constant)  # type: ignore[arg-type]
         stream.check()
 
     def given(self, stream: CudaStream, addresses: list[int]) -> bool:

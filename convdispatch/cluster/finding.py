@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..api.device import DeviceInfo
@@ -19,11 +19,10 @@ from ..selection.plugins import verdicts
 from ..selection.records.perfdb import perfdb, scope_of
 from ..selection.records.record import Record, choice_text
 from .agreement import compare, is_checked
-from .connecting import Workers, connected
 from .interrupts import interrupts_wait
 from .measuring import from_json
 from .placing import Task
-from .running import Failed, Run
+from .running import Failed, Run, cluster_run
 from .tasks import measure
 
 AGREE = 0.05
@@ -80,26 +79,30 @@ def find_many(
         "workspace_limit": workspace_limit,
         "memory_limit": memory_limit,
     }
-    with connected(client, security) as found:
-        finding = _Finding(found, Workers(found, devices), limits, again, agree, store, tell)
-        return finding.run(listed, each, start)
+    with cluster_run(client, devices, security=security, tell=tell) as run:
+        return _Finding(run, limits, again, agree, store, tell).run(listed, each, start)
 
 
+@dataclass
 class _Finding:
-    def __init__(
-        self, client: Any, workers: Workers, limits: dict[str, Any], again: bool, agree: float, store: bool, tell: Any
-    ) -> None:
-        self._limits, self._again, self._agree, self._store, self._tell = limits, again, agree, store, tell
-        self._run = Run(client, workers, tell=tell)
-        for words in sorted(workers.other_versions):
-            tell(f"{words}: it gets no tasks")
+    """One call of ``find_many``."""
+
+    _run: Run
+    _limits: dict[str, Any]
+    _again: bool
+    _agree: float
+    _store: bool
+    _tell: Callable[[str], None]
+
+    def run(self, problems: list[ConvProblem], each: Any, start: Any) -> list[Results]:
+        """Search for what is not known, and record it."""
+        for words in sorted(self._run.other_versions):
+            self._tell(f"{words}: it gets no tasks")
         self._kinds = dict(self._run.kinds)
         for kind in self._kinds.values():
             drivers = {offer.info["driver"] for offer in kind.workers.values()}
             if len(drivers) > 1:
-                tell(f"devices of one kind, {kind.key}, have different drivers: {', '.join(sorted(drivers))}")
-
-    def run(self, problems: list[ConvProblem], each: Any, start: Any) -> list[Results]:
+                self._tell(f"devices of one kind, {kind.key}, have different drivers: {', '.join(sorted(drivers))}")
         known_limits = {name: self._limits[name] for name in ("budget_ms", "workspace_limit")}
         found: list[Results] = []
         tasks = [

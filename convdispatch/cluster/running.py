@@ -11,13 +11,13 @@ import contextlib
 import queue
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
 from ..api.errors import ConvDispatchError
-from .connecting import Kind, Workers
+from .connecting import Kind, Workers, connected
 from .placing import DEATHS, Pool, Task
 
 LOOK_S = 2.0
@@ -30,6 +30,19 @@ FETCH_S = 5.0
 
 class Failed(Exception):
     """A task has no answer: the message says why."""
+
+
+@contextlib.contextmanager
+def cluster_run(
+    client: Any,
+    devices: Sequence[str] | str | None = None,
+    *,
+    security: Any = None,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Iterator[Run]:
+    """Inside the block a Run on the workers of a cluster; the arguments are as ``find_many``'s."""
+    with connected(client, security) as found:
+        yield Run(found, Workers(found, devices), tell=tell)
 
 
 @dataclass
@@ -60,6 +73,11 @@ class Run:
         self._absent_since: dict[str, float] = {}
         self._looked = 0.0
         self.kinds: dict[str, Kind] = workers.first()
+
+    @property
+    def other_versions(self) -> set[str]:
+        """Workers of another version of this package, in sentences: they get no tasks."""
+        return self._workers.other_versions
 
     def add(self, *tasks: Task) -> None:
         """Add tasks, also while others run."""

@@ -14,28 +14,6 @@ operands goes to ``geometry``. Needs jax, of which private modules are used: ``p
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from ..api.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from .counting import counters, reset_counters
-    from .explaining import Explained, Layer, explain
-    from .primitive import Enabled, conv_general_dilated, disable, enable
-
-_NAMES = {
-    "counting": ("counters", "reset_counters"),
-    "explaining": ("Explained", "Layer", "explain"),
-    "primitive": ("Enabled", "conv_general_dilated", "disable", "enable"),
-}
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
-
-__all__ = [
-    "Enabled", "Explained", "Layer", "conv_general_dilated", "counters", "disable", "enable", "explain",
-    "reset_counters",
-]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __all__ = lazy_names(globals())

@@ -119,89 +119,100 @@ class ClassifyReport:
         console.print(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What ``classify`` does. Raises InvalidArgument for numbers out of range."""
+
+    top: int = 5
+    """Names for each picture."""
+    layout: str = "nchw"
+    """Of EfficientNet-lite0; a file's is its own."""
+    runs: int = 10
+    """Samples of each layer's time; 0 for no timing."""
+    most_pixels: int = MOST_PIXELS
+    """A picture of more pixels is refused."""
+    mean: Sequence[float] = IMAGENET[0]
+    """What is subtracted from a file's pictures, which are RGB, 0 to 255."""
+    scale: Sequence[float] = IMAGENET[1]
+    """What the rest is divided by."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top <= CLASSES:
+            raise InvalidArgument(f"top must be 1 to {CLASSES}, got {self.top}")
+        if self.runs < 0:
+            raise InvalidArgument(f"runs must be 0 or more, got {self.runs}")
+
+
 def classify(
     paths: Sequence[str | PathLike[str]] = (),
     *,
-    top: int = 5,
-    device: Any = None,
-    layout: str = "nchw",
-    runs: int = 10,
-    most_pixels: int = MOST_PIXELS,
-    report: Callable[[str], None] | None = None,
     model: str | PathLike[str] | None = None,
-    mean: Sequence[float] = IMAGENET[0],
-    scale: Sequence[float] = IMAGENET[1],
+    device: Any = None,
+    report: Callable[[str], None] = lambda words: None,
+    **options: Any,
 ) -> ClassifyReport:
     """Name what is on each picture (two samples when no path is given), then time the net layer by layer.
 
     ``model`` is an ONNX file of ImageNet's thousand classes (or 1001, the first for none of them) to take instead of
-    EfficientNet-lite0; its pictures are RGB, 0 to 255, minus ``mean``, over ``scale``; its layout is the file's, and
-    its layers are those of the inference form. ``top`` names a picture; ``device`` is what ``runtime.find_device``
-    takes; ``runs`` samples a layer, 0 for no timing; ``most_pixels`` of a picture are read; ``report`` is told in words
-    what happens next. Policies in force apply.
+    EfficientNet-lite0; its layers are those of the inference form. ``device`` is what ``runtime.find_device`` takes;
+    ``report`` is told in words what happens next; ``options`` are Options' fields. Policies in force apply.
 
     Raises InvalidArgument for a path that is no readable picture or an extra that is not installed, before anything
     is computed; NoDevice; NoSolver.
     """
-    if not 1 <= top <= CLASSES:
-        raise InvalidArgument(f"top must be 1 to {CLASSES}, got {top}")
-    if runs < 0:
-        raise InvalidArgument(f"runs must be 0 or more, got {runs}")
-    tell = report or (lambda words: None)
-    if model is not None:
-        return _classify_by(
-            model, list(paths) or sample_pictures(), top, device, runs, tell, (mean, scale), most_pixels
-        )
+    chosen = Options(**options)
     files = list(paths) or sample_pictures()
-    inputs = [_input(read_picture(file, SIZE, most_pixels=most_pixels), layout) for file in files]
+    run = _with_efficientnet if model is None else functools.partial(_with_model, model)
+    return run(files, device, report, chosen)
+
+
+def _with_efficientnet(
+    files: Sequence[Any], device: Any, tell: Callable[[str], None], options: Options
+) -> ClassifyReport:
+    inputs = [_input(read_picture(file, SIZE, most_pixels=options.most_pixels), options.layout) for file in files]
     class_names()  # what is not installed is told before anything is computed
     queue = runtime.queue(runtime.find_device(device))
     where = runtime.device_info(queue.device)
     tell("reading the weights")
-    net = EfficientNetLite0.pretrained(layout, queue)
+    net = EfficientNetLite0.pretrained(options.layout, queue)
     tell(f"compiling for {where}")
     pictures = tuple(
-        _picture(file, softmax(net(Tensor.from_numpy(array, queue))).numpy()[0], top)
+        _picture(file, softmax(net(Tensor.from_numpy(array, queue))).numpy()[0], options.top)
         for file, array in zip(files, inputs, strict=True)
     )
-    if not runs:
-        return ClassifyReport(str(where), layout, pictures)
+    if not options.runs:
+        return ClassifyReport(str(where), options.layout, pictures)
     tell("timing the net and each layer")
-    net_ms, layers = time_net(net, Tensor.from_numpy(inputs[0], queue), runs)
-    return ClassifyReport(str(where), layout, pictures, layers, net_ms, runs)
+    net_ms, layers = time_net(net, Tensor.from_numpy(inputs[0], queue), options.runs)
+    return ClassifyReport(str(where), options.layout, pictures, layers, net_ms, options.runs)
 
 
-def _classify_by(
-    model: str | PathLike[str],
-    files: Sequence[str | PathLike[str]],
-    top: int,
-    device: Any,
-    runs: int,
-    tell: Callable[[str], None],
-    normalised: tuple[Sequence[float], Sequence[float]],
-    most_pixels: int,
+def _with_model(
+    model: str | PathLike[str], files: Sequence[Any], device: Any, tell: Callable[[str], None], options: Options
 ) -> ClassifyReport:
     """``classify`` with an ONNX file's net."""
     from ..onnx import load
 
-    class_names()  # what is not installed is told before anything is computed
+    class_names()
     tell("reading the model")
     net = load(model, device=device)
     if len(net.inputs) != 1:
         raise InvalidArgument(f"a net of pictures has one input, {model} has {', '.join(map(str, net.inputs))}")
-    inputs = [scaled_picture(file, net.inputs[0], *normalised, most_pixels=most_pixels) for file in files]
+    scaling = {"mean": options.mean, "scale": options.scale, "most_pixels": options.most_pixels}
+    inputs = [scaled_picture(file, net.inputs[0], **scaling) for file in files]
     where = runtime.device_info(net.queue.device)
     tell(f"compiling for {where}")
     pictures = tuple(
-        _picture(file, _probabilities(net(array), model), top) for file, array in zip(files, inputs, strict=True)
+        _picture(file, _probabilities(net(array), model), options.top)
+        for file, array in zip(files, inputs, strict=True)
     )
     title, built = Path(model).name, net.latest
     layout = built.layout or "as traced" if built is not None else "as traced"
-    if not runs or built is None:
+    if not options.runs or built is None:
         return ClassifyReport(str(where), layout, pictures, model=title)
     tell("timing the net and each layer")
-    net_ms, layers = _time_form(built, runs)
-    return ClassifyReport(str(where), layout, pictures, layers, net_ms, runs, title)
+    net_ms, layers = _time_form(built, options.runs)
+    return ClassifyReport(str(where), layout, pictures, layers, net_ms, options.runs, title)
 
 
 def _picture(file: Any, probabilities: np.ndarray, top: int) -> Picture:

@@ -121,8 +121,7 @@ def _runner(problem: ConvProblem, queue: Any) -> Callable[[], None]:
         prepared.plan.pack(queue, held["w"], weights).wait()
 
     def run() -> None:
-        extras = {"bias": held.get("bias"), "residual": held.get("residual")}
-        prepared.enqueue(queue, held["x"], weights, held["y"], **extras).wait()
+        prepared.enqueue(queue, held["x"], weights, held["y"], held.get("bias"), held.get("residual")).wait()
 
     return run
 

@@ -93,7 +93,6 @@ def profile_training(
     *,
     device: Any = None,
     layout: str = "nchw",
-    classes: int | None = None,
     steps: int = STEPS,
     say: Callable[[str, int], None] = lambda words, advance: None,
 ) -> TrainingReport:
@@ -110,7 +109,7 @@ def profile_training(
     queue = cl.CommandQueue(runtime.context(found), properties=cl.command_queue_properties.PROFILING_ENABLE)
     say(f"{net}: making the net, compiling", 0)
     others = Others()
-    step, loss = _stepper(net, mb, layout, classes, queue)
+    step, loss = _stepper(net, mb, layout, queue)
     before = loss()
     for _ in range(WARM):
         step()
@@ -164,15 +163,15 @@ def disturbances(samples: Sequence[float], load: float | None, info: DeviceInfo)
 
 
 def _stepper(
-    name: str, mb: int, layout: str, classes: int | None, queue: cl.CommandQueue
+    name: str, mb: int, layout: str, queue: cl.CommandQueue
 ) -> tuple[Callable[..., None], Callable[[], float]]:
     """``step(profile=None)`` trains once; ``loss()`` is the present loss on the same batch."""
-    net = catalogue.create(name, classes, layout, queue)
+    net = catalogue.create(name, None, layout, queue)
     size, channels = net.SIZE, net.CHANNELS  # type: ignore[attr-defined]
     random = np.random.default_rng(0)
     shape = (mb, channels, size, size) if layout == "nchw" else (mb, size, size, channels)
     x = Tensor.from_numpy(random.standard_normal(shape, dtype=np.float32), queue)
-    labels = Tensor.from_numpy(random.integers(0, classes or 10, mb).astype(np.int32), queue)
+    labels = Tensor.from_numpy(random.integers(0, 10, mb).astype(np.int32), queue)
     optimizer = SGD(net.parameters(), lr=1e-3, momentum=0.9)
 
     def step(profile: _Profile | None = None) -> None:

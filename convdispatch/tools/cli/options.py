@@ -64,6 +64,10 @@ _CHANGES = (
 )
 
 
+CHANGES = ("direction", "batch", "dtype", "layout", "math", "constant")
+"""The arguments of these options."""
+
+
 def CONFIGURE(command: click.Command) -> click.Command:
     """The options that change problems after they are read."""
     for option in reversed(_CHANGES):
@@ -140,18 +144,10 @@ def records_are_writable() -> None:
         ) from None
 
 
-def configure(
-    entries: Iterable[Entry],
-    direction: str | None = None,
-    batch: int | None = None,
-    dtype: str | None = None,
-    layout: str | None = None,
-    math: str | None = None,
-    constant: bool | None = None,
-) -> list[Entry]:
-    """The entries with these fields changed, one for each direction; equal ones merged, their counts added."""
-    changes = {"mb": batch, "dtype": dtype, "layout": layout, "math": math, "constant_weights": constant}
-    given = {name: value for name, value in changes.items() if value is not None}
+def configure(entries: Iterable[Entry], direction: str | None = None, **changes: Any) -> list[Entry]:
+    """The entries with CHANGES made where they are not None, one for each direction; equal ones are merged."""
+    fields = {"batch": "mb", "constant": "constant_weights"}
+    given = {fields.get(name, name): value for name, value in changes.items() if value is not None}
     merged: dict[ConvProblem, Entry] = {}
     for entry in entries:
         ways = [entry.problem.direction] if direction is None else direction.split(",")
