@@ -10,7 +10,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,6 @@ from .model_file import IMAGENET, scaled_picture
 
 if TYPE_CHECKING:
     import pyopencl as cl
-    from rich.console import Console
 
 _SAMPLE_MS = 2.0
 """A short layer is repeated until one sample takes about this long, so that the clock and the waiting cost little."""
@@ -85,38 +84,11 @@ class ClassifyReport:
     runs: int = 0
     model: str = "EfficientNet-lite0"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        layers = [
-            {
-                "layer": layer.name,
-                "problem": str(layer.problem),
-                "solver": layer.solver,
-                "source": layer.source,
-                "ms": layer.ms,
-                "gflops": layer.gflops,
-            }
-            for layer in self.layers
-        ]
-        return {
-            "model": self.model,
-            "device": self.device,
-            "layout": self.layout,
-            "pictures": [asdict(picture) for picture in self.pictures],
-            "layers": layers,
-            "net_ms": self.net_ms,
-            "runs": self.runs,
-        }
-
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
         for picture in self.pictures:
             yield picture_table(picture)
         if self.layers:
             yield layer_table(self)
-
-    def show(self, console: Console) -> None:
-        """Print the tables."""
-        console.print(self)
 
 
 @dataclass(frozen=True, kw_only=True)
