@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..api.device import DeviceInfo
@@ -19,11 +19,10 @@ from ..selection.plugins import verdicts
 from ..selection.records.perfdb import perfdb, scope_of
 from ..selection.records.record import Record, choice_text
 from .agreement import compare, is_checked
-from .connecting import Workers, connected
 from .interrupts import interrupts_wait
 from .measuring import from_json
 from .placing import Task
-from .running import Failed, Run
+from .running import Failed, Run, cluster_run
 from .tasks import measure
 
 AGREE = 0.05
@@ -60,7 +59,7 @@ def find_many(
     devices of a kind; where these disagree, both records are in doubt and say why.
 
     ``start`` hears, once, of how many searches there are, how many are known already, and on how many devices; ``each``
-    of every search as it ends; ``tell`` of what went wrong: unsteady workers, problems that could not be searched.
+    of every search as it ends; ``tell`` of what went wrong, such as problems that could not be searched.
 
     Raises InvalidArgument, NoDevice where no worker offers a device that is asked for, ConvDispatchError where no
     scheduler can be used or it goes away, and Frozen inside ``frozen()``.
@@ -80,28 +79,30 @@ def find_many(
         "workspace_limit": workspace_limit,
         "memory_limit": memory_limit,
     }
-    with connected(client, security) as found:
-        finding = _Finding(found, Workers(found, devices), limits, again, agree, store, tell)
-        return finding.run(listed, each, start)
+    with cluster_run(client, devices, security=security, tell=tell) as run:
+        return _Finding(run, limits, again, agree, store, tell).run(listed, each, start)
 
 
+@dataclass
 class _Finding:
-    def __init__(
-        self, client: Any, workers: Workers, limits: dict[str, Any], again: bool, agree: float, store: bool, tell: Any
-    ) -> None:
-        self._limits, self._again, self._agree, self._store, self._tell = limits, again, agree, store, tell
-        compile_s = (limits["budget_ms"] or 10_000.0) / 1e3
-        self._run = Run(client, workers, compile_s=compile_s, tell=tell)
-        for words in sorted(workers.other_versions):
-            tell(f"{words}: it gets no tasks")
+    """One call of ``find_many``."""
+
+    _run: Run
+    _limits: dict[str, Any]
+    _again: bool
+    _agree: float
+    _store: bool
+    _tell: Callable[[str], None]
+
+    def run(self, problems: list[ConvProblem], each: Any, start: Any) -> list[Results]:
+        """Search for what is not known, and record it."""
+        for words in sorted(self._run.other_versions):
+            self._tell(f"{words}: it gets no tasks")
         self._kinds = dict(self._run.kinds)
-        self._unsteady: dict[str, str] = {}
         for kind in self._kinds.values():
             drivers = {offer.info["driver"] for offer in kind.workers.values()}
             if len(drivers) > 1:
-                tell(f"devices of one kind, {kind.key}, have different drivers: {', '.join(sorted(drivers))}")
-
-    def run(self, problems: list[ConvProblem], each: Any, start: Any) -> list[Results]:
+                self._tell(f"devices of one kind, {kind.key}, have different drivers: {', '.join(sorted(drivers))}")
         known_limits = {name: self._limits[name] for name in ("budget_ms", "workspace_limit")}
         found: list[Results] = []
         tasks = [
@@ -114,7 +115,7 @@ class _Finding:
         start(len(tasks), known, sum(len(kind.workers) for kind in self._kinds.values()))
         self._run.add(*tasks)
         for task, answer in self._run.answers():
-            with interrupts_wait():  # what is recorded has been told of
+            with interrupts_wait():  # so that each recorded search is also reported
                 results = self._heard(task, answer)
                 if results is not None:
                     found.append(results)
@@ -124,7 +125,7 @@ class _Finding:
     def _task(self, problem: ConvProblem, key: str, **more: Any) -> Task:
         text = str(problem)
         limits = self._limits | {"incumbent": self._incumbent(problem, self._kinds[key].device)}
-        return Task(text, key, measure, (text, limits, self._again), compiles=text, **more)
+        return Task(text, key, measure, (text, limits, self._again), **more)
 
     def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What runs on such a device by what is known here; the worker's own first where no plugin here serves it."""
@@ -135,15 +136,12 @@ class _Finding:
         return choice_text(first.solver.name, first.config)
 
     def _heard(self, task: Task, answer: Any) -> Results | None:
-        """Record what a search found; None for a second search, and for one that failed, which is said."""
+        """Record what a search found. None for a check on a second device, and for a failure."""
         if isinstance(answer, Failed) or "failure" in answer:
             why = answer if isinstance(answer, Failed) else f"{answer['failure']} (on {answer['place']})"
             self._tell(f"{task.words} was not measured on {task.kind}: {why}")
             return None
-        place, unsteady = answer["place"], answer["unsteady"]
-        if unsteady and place not in self._unsteady:
-            self._tell(f"{place}: {unsteady}")
-            self._unsteady[place] = unsteady
+        place = answer["place"]
         records = [replace(Record.from_json(each), worker=place) for each in answer["records"]]
         results = from_json(answer["results"])
         results.device, results.worker = self._kinds[task.kind].device, place

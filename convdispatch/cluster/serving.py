@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..api.errors import ConvDispatchError
-from .offers import Offer
+from .offers import QUEUED, Offer
 from .requirements import distributed, hint, why
 
 LOOPBACK = "127.0.0.1"
@@ -48,7 +48,8 @@ def serve(
     loop = asyncio.new_event_loop()  # asyncio.run would wait for threads in which Dask watches its processes
     asyncio.set_event_loop(loop)
     try:
-        loop.run_until_complete(_serve(package, address, offers, host, port, security, ready))
+        own = {"host": host, "port": port} if address is None else None
+        loop.run_until_complete(_serve(package, address, own, offers, security, ready))
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         if address is None:
             raise ConvDispatchError(f"no scheduler can listen on {host}:{port}: {why(error)}") from error
@@ -58,18 +59,18 @@ def serve(
 
 
 async def _serve(
-    package: Any, address: str | None, offers: Sequence[Offer], host: str, port: int, security: Any, ready: Any
+    package: Any, address: str | None, own: dict[str, Any] | None, offers: Sequence[Offer], security: Any, ready: Any
 ) -> None:
+    """Workers at a scheduler's address, or at a scheduler of our own on a host and port."""
     stop = asyncio.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        if address is None:
+        if own is not None:
             protocol = "tls" if security is not None else "tcp"
-            scheduler = package.Scheduler(
-                host=host, port=port, protocol=protocol, security=security, dashboard_address=f"{LOOPBACK}:0"
-            )
+            more = {"protocol": protocol, "security": security, "dashboard_address": f"{LOOPBACK}:0"}
+            scheduler = package.Scheduler(**own, **more)
             stack.push_async_callback(_within, scheduler.close)
             await scheduler
             address = scheduler.address
@@ -110,7 +111,7 @@ def _nanny(package: Any, address: str, offer: Offer, security: Any) -> Any:
     return package.Nanny(
         address,
         host=host,
-        nthreads=2 if offer.compilers else 1,
+        nthreads=QUEUED if offer.compilers else 1,
         resources=offer.resources,
         name=f"{offer.place}#{os.getpid()}",
         memory_limit=0,

@@ -26,59 +26,9 @@ Names are imported when first used: PyTorch's door wants one kernel of pooling, 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from ..api.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from ..tape import Tape
-    from ..tensor import Parameter
-    from . import functional
-    from .autocasting import autocast
-    from .capturing import Captured, capture
-    from .layers import (
-        LRN,
-        Activation,
-        AdaptiveAvgPool2d,
-        AvgPool2d,
-        BatchNorm2d,
-        Conv2d,
-        ConvTranspose2d,
-        Dropout,
-        Flatten,
-        Linear,
-        MaxPool2d,
-        ReLU,
-    )
-    from .loss_scaling import LossScaler
-    from .modules import Module, Sequential, observe
-    from .optim import SGD, Adam, Optimizer
-    from .saving import load_tensors, save_tensors
-
-_NAMES = {
-    "..tape": "Tape",
-    "..tensor": "Parameter",
-    ".autocasting": "autocast",
-    ".capturing": "Captured capture",
-    ".layers": "LRN Activation AdaptiveAvgPool2d AvgPool2d BatchNorm2d Conv2d ConvTranspose2d Dropout Flatten Linear "
-    "MaxPool2d ReLU",
-    ".loss_scaling": "LossScaler",
-    ".modules": "Module Sequential observe",
-    ".optim": "SGD Adam Optimizer",
-    ".saving": "load_tensors save_tensors",
-}
-"""What each module has for users; it is imported when one of its names is first asked for."""
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-__all__ = ["functional", *_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "functional":
-        return importlib.import_module(".functional", __name__)
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name], __name__), name)
-    return value
+__getattr__, __all__ = lazy_names(globals())
 
 
 def __dir__() -> list[str]:

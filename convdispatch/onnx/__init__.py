@@ -22,38 +22,6 @@ form of the net is cached for each set of input shapes. A new operator goes to a
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from ..api.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from .backend import Backend
-    from .binding import IOBinding, OrtValue
-    from .model import OnnxNet, load
-    from .session import InferenceSession, ModelMetadata, NodeArg
-    from .session_options import (
-        ExecutionMode,
-        GraphOptimizationLevel,
-        RunOptions,
-        SessionOptions,
-        get_available_providers,
-        get_device,
-    )
-
-_NAMES = {
-    "backend": "Backend",
-    "binding": "IOBinding OrtValue",
-    "model": "OnnxNet load",
-    "session": "InferenceSession ModelMetadata NodeArg",
-    "session_options": "ExecutionMode GraphOptimizationLevel RunOptions SessionOptions "
-    "get_available_providers get_device",
-}
-"""What each module has for callers; it is imported when one of its names is asked for."""
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-__all__ = [*_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __all__ = lazy_names(globals())

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import small_net
 
 from convdispatch import inference
 from convdispatch.api import policy
+from convdispatch.device.programs import template_cache
+from convdispatch.device.runtime import device_info
 from convdispatch.inference import choice_cache, form_benchmark
+from convdispatch.selection import decision_store
 from convdispatch.selection.plugins.loader import plugins
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """An empty store of decisions."""
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
+    decision_store.forget()
+    yield tmp_path
+    decision_store.forget()
+
+
+def files(folder):
+    decision_store.forget()
+    return folder.glob(f"*{decision_store.SUFFIX}")
 
 
 @pytest.fixture
@@ -24,10 +43,9 @@ def picture(mb):
 
 
 @pytest.mark.usefixtures("all_forms")
-def test_a_choice_that_is_recalled_builds_one_form(net, tmp_path, monkeypatch):
+def test_a_choice_that_is_recalled_builds_one_form(net, folder, monkeypatch):
     """For the same net, device and records; a file that is damaged, and a policy in force, time all forms again."""
 
-    monkeypatch.setattr(choice_cache, "_file", lambda key: tmp_path / key)
     monkeypatch.setattr(form_benchmark, "_alone", lambda form, n: [1.0 if form.layout == "nhwc" else 2.0] * n)
     monkeypatch.setattr(form_benchmark, "_in_a_row", form_benchmark._alone)
     x = picture(1)
@@ -41,21 +59,21 @@ def test_a_choice_that_is_recalled_builds_one_form(net, tmp_path, monkeypatch):
     assert len(inference.build(net, x.shape, recall=True, for_="throughput").tried) >= 2
     with policy(deterministic=True):
         assert len(inference.build(net, x.shape, recall=True).tried) >= 2
-    for text in (
+    for value in (
         '{"layout": "sideways", "queues": 1, "votes": 2}',
         '{"layout": "nhwc", "queues": 1.5, "votes": 2}',
         "[",
     ):
-        for file in tmp_path.iterdir():
-            file.write_text(text)
+        for file in files(folder):
+            keys = [json.loads(line)[1] for line in file.read_text().splitlines() if line.startswith('["forms"')]
+            file.write_text("".join(f'["forms", "{key}", {value}]\n' for key in keys))
         assert len(inference.build(net, x.shape, recall=True).tried) >= 2
 
 
 @pytest.mark.usefixtures("all_forms")
-def test_what_was_measured_under_load_does_not_stay(net, tmp_path, monkeypatch):
+def test_what_was_measured_under_load_does_not_stay(net, folder, monkeypatch):
     """One noisy measurement settles nothing, two that agree do for a while, two that differ do not; a calm one does."""
 
-    monkeypatch.setattr(choice_cache, "_file", lambda key: tmp_path / key)
     ms = {"nchw": [1.0, 9.0, 9.0], "nhwc": [2.0, 9.0, 9.0]}
     monkeypatch.setattr(form_benchmark, "_alone", lambda form, n: ms[form.layout])
     shape = (1, 3, 13, 13)
@@ -70,19 +88,18 @@ def test_what_was_measured_under_load_does_not_stay(net, tmp_path, monkeypatch):
     assert [built() for _ in range(2)] == [("nhwc", True)] * 2
     assert built() == ("nhwc", False)
     ms["nchw"], ms["nhwc"] = [1.0] * 3, [2.0] * 3
-    for file in tmp_path.iterdir():
+    for file in files(folder):
         file.unlink()
     assert [built() for _ in range(20)] == [("nchw", True)] + [("nchw", False)] * 19
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 3000, "{}", "[1]", '{"layout": [], "queues": 1}', '{"layout": null, "queues": 1e9}']
+    "value", [{}, {"layout": [], "queues": 1}, {"layout": None, "queues": 1e9}, {"sideways": 1}, {"queues": "1"}], ids=str
 )
-def test_a_damaged_file_is_none(tmp_path, monkeypatch, text):
-    """The first one ended the building of a net with RecursionError."""
-    monkeypatch.setattr(choice_cache, "_file", lambda key: tmp_path / key)
-    (tmp_path / "key").write_text(text)
-    assert choice_cache.load("key") is None
+def test_a_damaged_entry_is_none(queue, value):
+    key = device_info(queue.device), "key"
+    decision_store.decision_store(key[0]).put("forms", "key", value)
+    assert choice_cache.load(key) is None
 
 
 @pytest.mark.usefixtures("all_forms")
@@ -90,7 +107,6 @@ def test_a_damaged_file_is_none(tmp_path, monkeypatch, text):
 def test_a_form_that_is_much_faster_than_when_it_was_judged_is_judged_anew(net, tmp_path, monkeypatch, took_ms, anew):
     """Steady work of others slows all measurements alike, so that they agree and look calm."""
 
-    monkeypatch.setattr(choice_cache, "_file", lambda key: tmp_path / key)
     monkeypatch.setattr(form_benchmark, "_alone", lambda form, n: [1.0] * n)
     x = picture(1)
     assert len(inference.build(net, x.shape, recall=True).tried) >= 2
@@ -108,22 +124,22 @@ def test_a_form_that_is_much_faster_than_when_it_was_judged_is_judged_anew(net, 
 @pytest.mark.usefixtures("all_forms")
 def test_a_choice_ends_with_the_kernels_that_it_was_made_for(net, tmp_path, monkeypatch):
 
-    monkeypatch.setattr(choice_cache, "_file", lambda key: tmp_path / key)
     monkeypatch.setattr(form_benchmark, "_alone", lambda form, n: [1.0] * n)
     module = plugins().manager.get_plugin("im2col")
     kernel = tmp_path / "im2col" / "a.cl"
     kernel.parent.mkdir()
     kernel.write_text("kernel")
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "im2col" / "__init__.py"))
+    monkeypatch.setattr(module, "__path__", [str(tmp_path / "im2col")])
 
     def forms():
-        choice_cache._own_texts.cache_clear()
+        template_cache.stamp.cache_clear()
+        decision_store.forget()
         return len(inference.build(net, (1, 3, 13, 13), recall=True).tried)
 
     assert [forms() > 1, forms() > 1] == [True, False]
     kernel.write_text("another kernel")
     assert [forms() > 1, forms() > 1] == [True, False]
-    choice_cache._own_texts.cache_clear()
+    template_cache.stamp.cache_clear()
 
 
 @pytest.mark.parametrize(

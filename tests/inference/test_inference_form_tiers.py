@@ -47,7 +47,7 @@ class World:
         monkeypatch.setattr(form_tiers, "verdict_of", verdict)
         monkeypatch.setattr(form_tiers, "LEAST", 1)
         monkeypatch.setattr(form_tiers, "compilers", lambda device: 2)
-        monkeypatch.setattr(choice_cache, "_file", lambda key: tmp_path / key)
+        monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
         monkeypatch.setattr(choice_cache, "store", lambda key, *choice: self.kept.append(choice[:2]))
         monkeypatch.delenv("CONVDISPATCH_TIER", raising=False)
 

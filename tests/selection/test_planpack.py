@@ -22,7 +22,7 @@ from convdispatch import constant, conv, frozen, inference, load_pack
 from convdispatch.api import ConvDispatchWarning, Frozen, InvalidArgument
 from convdispatch.device.cache import artifact_store
 from convdispatch.device.programs import binary_cache, kernels
-from convdispatch.selection import dispatch, planpack
+from convdispatch.selection import decision_store, dispatch, planpack
 from convdispatch.selection.planpack import decisions, reading
 from convdispatch.selection.planpack import format as form
 
@@ -75,7 +75,7 @@ def bring_up(queue):
 def test_a_pack_compiles_nothing_and_works_frozen(queue, made, compiled, monkeypatch):
     path, expected, gathered = made
     assert all(gathered.tables[table] for table in artifact_store.TABLES)
-    monkeypatch.setattr(dispatch, "Choices", lambda *given: pytest.fail("solvers are not ranked"))
+    monkeypatch.setattr(decision_store, "choices", lambda *given: pytest.fail("solvers are not ranked"))
     monkeypatch.setattr(kernels, "_template", lambda *given: pytest.fail("nothing is rendered"))
     net = small_net.net(queue)
     packed = []

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import convdispatch as cd
+from convdispatch.selection import decision_store
 from convdispatch.tools.cli import main
 
 
@@ -34,7 +37,7 @@ def run(*words):
 
 def test_folders_are_listed_with_their_sizes(places):
     found = json.loads(run("--json").stdout)
-    assert {"kernels", "cache", "pyopencl", "pytools", "records", "rates", "plugins"} == found.keys()
+    assert {"decisions", "kernels", "cache", "pyopencl", "pytools", "records", "rates", "plugins"} == found.keys()
     for name in ("kernels", "records", "rates", "plugins"):
         assert (found[name]["path"], found[name]["bytes"]) == (str(places / name), 3 << 20)
     text = run().output
@@ -56,3 +59,17 @@ def test_doctor_names_them(places):
     report = json.loads(CliRunner().invoke(main, ["doctor", "--no-probe", "--json"]).stdout)
     assert report["folders"]["records"] == str(places / "records")
     assert str(places / "kernels") in CliRunner().invoke(main, ["doctor", "--no-probe"]).output
+
+
+def test_decisions_are_listed_and_cleared_alone(places, monkeypatch, queue):
+    decision_store.forget()
+    cd.conv(np.ones((1, 3, 9, 11), np.float32), np.ones((4, 3, 3, 3), np.float32), queue=queue)
+    problem = "fwd_f32_mb1ic3ih9iw11oc4kh3kw3"
+    text = run("--decisions").output
+    assert problem in text
+    (tables,) = json.loads(run("--decisions", "--json").stdout).values()
+    assert tables["decisions"][problem]["solver"] in text
+    run("--clear", "decisions")
+    assert json.loads(run("--decisions", "--json").stdout) == {}
+    assert (places / "kernels" / "deep" / "file").exists()
+    decision_store.forget()

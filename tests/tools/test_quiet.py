@@ -195,7 +195,7 @@ def test_who_cannot_tell_does_not_wait():
     assert wait_quiet(60, 4, load=lambda: None, clock=lambda: 0.0, sleep=pytest.fail) == 0
 
 
-def test_the_seconds_are_for_the_whole_run(monkeypatch):
+def test_the_seconds_are_for_the_whole_run(device, monkeypatch):
     asked = []
 
     def wait(most, processors, say):
@@ -203,11 +203,12 @@ def test_the_seconds_are_for_the_whole_run(monkeypatch):
         return 4.0
 
     monkeypatch.setattr(run, "wait_quiet", wait)
-    patience = run._Patience(10.0, 2)
+    layers = [Entry(text, ConvProblem.parse(text), 1) for text in ("mb1ic1ih4oc1kh1", "mb1ic1ih5oc1kh1")]
+    whole = run._Run({"net": layers}, device, run.Options(wait_quiet_s=10.0))
     for _ in range(5):
-        patience.wait(lambda words, advance: None)
+        whole._wait_quiet(lambda words, advance: None, 2)
     assert asked == [10.0, 6.0, 2.0]
-    assert patience.waited_s == 12.0
+    assert whole._waited_s == 12.0
 
 
 def test_the_command_takes_the_seconds(monkeypatch):

@@ -246,7 +246,9 @@ def test_why_a_net_stays_in_the_devices_own_threads(here, queue, monkeypatch):
 def test_forms_are_timed_in_the_threads_in_which_they_run(here, queue, runs, tmp_path, monkeypatch):
     """A choice that was made there is no choice for the device's own, nor for another number of threads."""
     asked = []
-    monkeypatch.setattr(choice_cache, "_file", lambda key: asked.append(key) or tmp_path / key)
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path))
+    load = choice_cache.load
+    monkeypatch.setattr(choice_cache, "load", lambda key: asked.append(key) or load(key))
     make, shapes = NETS["pools"]
     net = make(queue).eval()
     for each in ("own", "pytorch"):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch")
 import convdispatch.torch as ct  # noqa: E402
 from convdispatch import policy  # noqa: E402
-from convdispatch.calls.framework import tiers  # noqa: E402
 from convdispatch.calls.planner_pool import pool as pools  # noqa: E402
 from convdispatch.device import runtime  # noqa: E402
 from convdispatch.device.cache import artifact_store  # noqa: E402
 from convdispatch.selection import dispatch, solver_query  # noqa: E402
-from convdispatch.selection.choice import lockfile  # noqa: E402
+from convdispatch.selection.choice import lockfile, ranking  # noqa: E402
 from convdispatch.selection.choice.ranking import rank  # noqa: E402
 from convdispatch.selection.plugins.loader import plugins  # noqa: E402
+from convdispatch.torch import ranks  # noqa: E402
 
 F = torch.nn.functional
 
@@ -35,7 +37,7 @@ def nothing_kept(monkeypatch, folder):
 
 
 def forget_choices(folder) -> None:
-    for each in folder.glob("*.choices"):
+    for each in folder.glob("*.decisions"):
         each.unlink()
 
 
@@ -96,7 +98,8 @@ def test_the_next_process_runs_the_same_and_ranks_nothing(asked, planned, monkey
     another_process(monkeypatch)
     asked.clear()
     planned.clear()
-    monkeypatch.setattr(dispatch, "Choices", lambda *given: pytest.fail("solvers are ranked"))
+    monkeypatch.setattr(ranking, "rank", lambda *given: pytest.fail("solvers are ranked"))
+    monkeypatch.setattr(ranking, "_foremost", lambda *given: pytest.fail("solvers are ranked"))
     assert step() == results
     assert chosen(planned) == first
     assert not asked
@@ -109,15 +112,6 @@ def test_what_is_promised_more_is_ranked(asked, monkeypatch, how):
     asked.clear()
     with policy(**how):
         step()
-    assert asked
-
-
-def test_ranks_of_one_training_rank(asked, monkeypatch):
-    step()
-    another_process(monkeypatch)
-    asked.clear()
-    monkeypatch.setattr(tiers, "_promised", lambda chosen, framework: True)
-    step()
     assert asked
 
 
@@ -169,3 +163,22 @@ def test_what_a_lock_file_fixes_comes_first_and_is_not_kept(planned, monkeypatch
             assert found.solver.name == name
         another_process(monkeypatch)
         assert chosen([call(planned)]) == chosen([usual])
+
+
+def test_what_ranks_agreed_on_comes_first_and_is_not_kept(planned, monkeypatch):
+    usual = call(planned)
+    name, config = last_choice(usual)
+    another_process(monkeypatch)
+
+    class OfAnotherRank:
+        def compare_set(self, key, before, mine):
+            assert json.loads(mine)[0] == usual.solver.name
+            return json.dumps([name, config])
+
+    with monkeypatch.context() as together:
+        together.setattr(lockfile, "_agreed", {})
+        together.setattr(ranks, "many", lambda: True)
+        together.setattr(ranks, "meet", OfAnotherRank)
+        assert call(planned).solver.name == name
+    another_process(monkeypatch)
+    assert chosen([call(planned)]) == chosen([usual])

@@ -19,8 +19,6 @@ from ..search.trialdata import numpy_dtype
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["FINITE", "NAN", "ZERO", "Fault", "Guarded", "Tray", "holds"]
-
 NAN, FINITE, ZERO = 0x7FC1, 0x4640, 0x0000
 """16 bits, repeated: a NaN that no arithmetic makes; a moderate number; and zero, in every dtype."""
 GUARD = 4096
@@ -144,10 +142,8 @@ class Tray:
         if self._packed is not None:
             given["w"] = self._packed.memory
         scratch = self.workspace.memory if self.workspace else None
-        extras = {"bias": given.get("bias"), "residual": given.get("residual")}
-        return enqueue_plan(
-            self.problem, self.plan, queue, given["x"], given["w"], given["y"], scratch, wait_for, **extras
-        )
+        operands = [given.get(name) for name in ("x", "w", "y", "bias", "residual")]
+        return enqueue_plan(self.problem, self.plan, queue, operands, scratch, wait_for)
 
     def result(self, queue: cl.CommandQueue) -> np.ndarray:
         """The output's values. Raises Fault for a guard or an input that changed."""

@@ -17,8 +17,6 @@ from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from .covering import Array, Row, cover, pairs_of
 
-__all__ = ["SEED", "Block", "blocks", "covered", "describe", "problem_of"]
-
 SEED = 2026
 FORMS: dict[str, dict[str, Sequence[int]]] = {
     "dense": {"ic": (1, 3, 16, 17), "oc": (1, 5, 16, 19)},

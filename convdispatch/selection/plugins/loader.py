@@ -148,9 +148,14 @@ def reload() -> Plugins:
 
 
 def _entry_points(group: str) -> Iterator[_Found]:
+    known: dict[int, tuple[str, str]] = {}  # a distribution parses its metadata anew for its name and for its version
     for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda e: (e.name, e.value)):
-        distribution = entry.dist
-        name, version = (distribution.name, distribution.version) if distribution else ("?", "")
+        name, version = "?", ""
+        if entry.dist is not None:
+            if id(entry.dist) not in known:
+                metadata = entry.dist.metadata
+                known[id(entry.dist)] = metadata["Name"], metadata["Version"]
+            name, version = known[id(entry.dist)]
         places = functools.partial(_places, entry.value.partition(":")[0].partition(".")[0])
         yield _Found(entry.name, f"{name} {version}".strip(), version, entry.load, places, name == "convdispatch")
 

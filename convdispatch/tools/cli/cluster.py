@@ -64,16 +64,7 @@ def security_of(options: dict[str, Any]) -> Any:
 @_NAME
 @TLS
 @click.option("--json", "as_json", is_flag=True, help="Print the address and what is offered as one line of JSON.")
-def cluster(
-    local: bool,
-    host: str,
-    port: int,
-    devices: tuple[str, ...],
-    compilers: int | None,
-    name: str,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def cluster(local: bool, host: str, port: int, devices: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Start a Dask scheduler, print its address, and serve until Ctrl-C.
 
     Dask takes Python's pickles: whoever reaches the scheduler runs code as you on every worker. It listens on this
@@ -85,7 +76,7 @@ def cluster(
     if devices and not local:
         raise click.UsageError("--device names what --local offers")
     security = security_of(options)
-    offers = offers_here(devices, compilers, name) if local else []
+    offers = offers_here(devices, options["compilers"], options["name"]) if local else []
     if host not in ("127.0.0.1", "localhost", "::1") and security is None:
         stderr().print(f"whoever reaches {host}:{port} can run code as you here and on every worker: use --tls-*")
 

@@ -11,11 +11,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....api.errors import ConvDispatchError, InvalidArgument, NoSolver
+from ....api.errors import ConvDispatchError, InvalidArgument
 from ....api.policy import current_policy, policy
 from ....api.problem import ConvProblem
 from ....api.results import Result, Results
@@ -31,8 +31,7 @@ from ....selection import dispatch
 from ....selection.choice import ranking
 from ....selection.derivation import named
 from ....selection.plugins.loader import plugins
-from ....selection.records.perfdb import perfdb
-from ....selection.records.record import Record, choice_text
+from ....selection.records.record import choice_text
 from ....selection.records.timing import Timing
 from ....selection.solver_query import query
 from ..quiet import Others
@@ -53,36 +52,28 @@ LEAST_MS = 2.0
 class Session:
     """What stays the same from problem to problem: device, solvers, peers, budget (milliseconds a problem).
 
-    ``watch`` is told by name of each candidate and peer before it first runs.
+    ``watch`` is told by name of each candidate and peer before it first runs; ``limits`` are those that every rerun
+    must have too: ``solver``, ``search``, ``budget_ms``, ``every_solver``.
     """
 
     def __init__(
         self,
         device: cl.Device,
         *,
-        solver: str | None = None,
         peers: Sequence[Peer] = (),
-        search: bool = True,
-        budget_ms: float = 3000.0,
-        every_solver: bool = False,
         record: bool = False,
         watch: Callable[[str], None] = lambda name: None,
+        **limits: Any,
     ) -> None:
         self.device, self.info = device, runtime.device_info(device)
-        self.solver, self.peers = solver, list(peers)
-        self.search, self.budget_ms, self.every_solver, self.record = search, budget_ms, every_solver, record
-        self._watch, self._without = watch, {}
-        self.settings = {
-            "solver": solver,
-            "search": search,
-            "budget_ms": budget_ms,
-            "every_solver": every_solver,
-            "peers": {peer.name: dict(peer.settings) for peer in peers},
-            "plugins": plugin_texts(self.info),
-        }
+        self._peers, self._record, self._watch = list(peers), record, watch
+        self._limits = {"solver": None, "search": True, "budget_ms": 3000.0, "every_solver": False} | limits
+        self._without: dict[str, str] = {}
+        of_peers = {peer.name: dict(peer.settings) for peer in peers}
+        self.settings = {**self._limits, "peers": of_peers, "plugins": plugin_texts(self.info)}
 
     def measure(self, problem: ConvProblem, without: Mapping[str, str] | None = None) -> Measured:
-        """All there is to know of a problem. A failure stands in the answer; it ends nothing.
+        """Measure a problem. A failure is a field of the result and ends nothing.
 
         The candidates and peers that ``without`` names do not run, for the reasons that it gives.
         """
@@ -90,7 +81,7 @@ class Session:
         found = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
         others = Others()
         try:
-            with policy(solver=self.solver):
+            with policy(solver=self._limits["solver"]):
                 self._measure(problem, found)
         except (ConvDispatchError, MemoryError) as error:
             found.failure = str(error)
@@ -100,19 +91,19 @@ class Session:
     def _measure(self, problem: ConvProblem, found: Measured) -> None:
         first = ranking.rank(problem, self.info)[0]
         found.chosen = Choice(first.solver.name, dict(first.config), placeless(first.source))
-        if self.search:
+        if self._limits["search"]:
             search = Search(
                 problem,
                 self.device,
                 current_policy(),
-                budget_ms=self.budget_ms,
-                every_solver=self.every_solver,
+                budget_ms=self._limits["budget_ms"],
+                every_solver=self._limits["every_solver"],
                 watch=self._watch,
                 without=self._without,
-                isolate=False,  # all of this runs in a child, or was asked not to
+                isolate=False,  # the whole session runs in a child, or --no-isolate was given
             )
             results = search.run()
-            if self.record:
+            if self._record:
                 search.record(results)
             if results.lost:
                 raise ConvDispatchError(f"{results.lost} left a device that nothing runs on")
@@ -126,7 +117,7 @@ class Session:
 
     def _interleave(self, problem: ConvProblem, found: Measured) -> None:
         ours = [c for c in (found.best, found.chosen) if c is not None]
-        if found.best and found.best.median_ms and len({_key(c) for c in ours}) < 2 and not self.peers:
+        if found.best and found.best.median_ms and len({_key(c) for c in ours}) < 2 and not self._peers:
             found.chosen = replace(found.best, source=found.chosen.source)
             return
         import pyopencl as cl
@@ -140,7 +131,7 @@ class Session:
                 with contextlib.suppress(Exception):  # a choice that fails has no time, and its row says why
                     rivals[_key(choice)] = self._candidate(harness, problem, choice)
         copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, found.traffic)))
-        for peer in self.peers:
+        for peer in self._peers:
             if peer.name in self._without:
                 found.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
             else:
@@ -149,7 +140,7 @@ class Session:
         self._watch("")
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
-        rounds = max(ROUNDS[0], min(ROUNDS[1], int(self.budget_ms / max(whole, 1e-3))))
+        rounds = max(ROUNDS[0], min(ROUNDS[1], int(self._limits["budget_ms"] / max(whole, 1e-3))))
         outcomes = interleaved(list(rivals.values()), rounds=rounds)
         for choice in ours:
             _put(choice, outcomes.get(_key(choice)))
@@ -175,89 +166,6 @@ class Session:
             sample = _settled(sample)
         return Candidate(_key(choice), sample, max(LEAST_MS, choice.median_ms or checked.run_ms))
 
-    def choices(self, problems: Sequence[str], known: Sequence[Measured]) -> dict[str, Choice]:
-        """What dispatch chooses for each problem when only ``known`` is on record; none where every solver refuses."""
-        with knowing(self.device, known):
-            first = {problem: self._first(ConvProblem.parse(problem)) for problem in problems}
-        return {problem: choice for problem, choice in first.items() if choice is not None}
-
-    def _first(self, problem: ConvProblem) -> Choice | None:
-        with policy(solver=self.solver):
-            try:
-                first = ranking.rank(problem, self.info)[0]
-            except NoSolver:
-                return None
-        return Choice(first.solver.name, dict(first.config), placeless(first.source))
-
-    def cost(self, found: Measured, choice: Choice) -> float | None:
-        """Time of a choice over the best time, 1 at least; None when it cannot be timed."""
-        if _key(choice) == _key(found.best):
-            return 1.0
-        if found.chosen and _key(choice) == _key(found.chosen) and found.regret:
-            return found.regret
-        self._without = {}
-        best = replace(found.best)
-        again = Measured(found.problem, found.flops, found.traffic, chosen=choice, best=best, rows=found.rows)
-        peers, self.peers = self.peers, []
-        try:
-            self._interleave(found.parsed, again)
-        except (ConvDispatchError, MemoryError):
-            return None
-        finally:
-            self.peers = peers
-        return again.regret
-
-
-@contextlib.contextmanager
-def knowing(device: cl.Device, measured: Sequence[Measured]) -> Iterator[None]:
-    """Inside the block dispatch knows these measurements of the device and nothing else, neither the user's nor what
-    is shipped; afterwards all is as before, and no file is left."""
-    import tempfile
-    from pathlib import Path
-
-    db = perfdb()
-    before = db.folders
-    with tempfile.TemporaryDirectory() as folder:
-        db.folders = {"bench": Path(folder)}
-        db.refresh()
-        try:
-            records = [r for found in measured for r in _records(found, device)]
-            if records:
-                db.record(*records)
-            yield
-        finally:
-            db.folders = before
-            db.refresh()
-
-
-def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
-    from ....selection.choice.provenance import current
-    from ....selection.records.record import device_key, now
-
-    info = runtime.device_info(device)
-    rows = [row for row in found.rows if row.median_ms is not None and row.status in ("measured", "cut")]
-    listed = {_key(row) for row in rows}
-    # Where the budget ended the search early, benchmarking alone has timed what was chosen.
-    rows += [c for c in (found.best,) if c is not None and c.median_ms and _key(c) not in listed]
-    for row in rows:
-        yield Record(
-            problem=found.problem,
-            device=device_key(info),
-            solver=row.solver,
-            config=row.config,
-            median_ms=row.median_ms,
-            ci_ms=row.ci_ms or (row.p20_ms, row.p80_ms),
-            benchmarked=getattr(row, "benchmarked", True),
-            screening_ms=getattr(row, "screening_ms", None),
-            p20_ms=row.p20_ms,
-            p80_ms=row.p80_ms,
-            count=row.count,
-            error=max((e for e in (row.error, row.error_scaled) if e is not None), default=None),
-            workspace=row.workspace or 0,
-            provenance=current(row.solver, info),
-            created=now(),
-        )
-
 
 # --- benchmarking -----------------------------------------------------------------------------------------------------
 
@@ -282,7 +190,7 @@ def _add(
             once = _timed(variant, 1)
             once()
             expected_ms = once()
-        except Exception as error:  # the peer's own failure, said in its place
+        except Exception as error:  # the peer's own failure stands in its row
             entered.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         else:
             repeat = max(1, min(200, int(np.ceil(LEAST_MS / max(expected_ms, 1e-3)))))
@@ -319,7 +227,7 @@ def _settled(sample: Callable[[], float]) -> Callable[[], float]:
 
 
 def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:
-    """Put benchmarking's timing into the answer; without one, what ``find`` measured stands."""
+    """Write benchmarking's timing into the result; without one, what ``find`` measured remains."""
     if outcome is None or outcome.timing is None:
         if isinstance(target, PeerTime):
             target.reason = outcome.reason if outcome else "not benchmarked"
@@ -331,21 +239,7 @@ def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:
 
 def _best(results: Results) -> Choice | None:
     winner = results.winner
-    if winner is None:
-        return None
-    return Choice(
-        winner.solver,
-        dict(winner.config),
-        results.verdict,
-        winner.median_ms,
-        winner.p20,
-        winner.p80,
-        winner.count,
-        winner.errors.get("normal", winner.error),
-        winner.workspace,
-        winner.ci,
-        winner.errors.get("scaled"),
-    )
+    return None if winner is None else Choice(source=results.verdict, **_figures(winner))
 
 
 def _key(choice: Choice | Row) -> str:
@@ -353,21 +247,13 @@ def _key(choice: Choice | Row) -> str:
 
 
 def _row(result: Result) -> Row:
-    return Row(
-        result.solver,
-        dict(result.config),
-        result.status,
-        result.reason,
-        result.median_ms,
-        result.p20,
-        result.p80,
-        result.count,
-        result.errors.get("normal", result.error),
-        result.workspace,
-        result.compile_ms,
-        result.deterministic,
-        result.ci,
-        result.benchmarked,
-        result.screening_ms,
-        result.errors.get("scaled"),
-    )
+    names = ("status", "reason", "compile_ms", "deterministic", "benchmarked", "screening_ms")
+    return Row(**{name: getattr(result, name) for name in names}, **_figures(result))
+
+
+def _figures(result: Result) -> dict[str, Any]:
+    """What a Row and a Choice have in common."""
+    figures = {"solver": result.solver, "config": dict(result.config), "workspace": result.workspace}
+    figures |= {"median_ms": result.median_ms, "p20_ms": result.p20, "p80_ms": result.p80, "count": result.count}
+    errors = {"error": result.errors.get("normal", result.error), "error_scaled": result.errors.get("scaled")}
+    return figures | {"ci_ms": result.ci} | errors
