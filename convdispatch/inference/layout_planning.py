@@ -44,7 +44,7 @@ class Costs:
 def plan(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> frozenset[Node] | None:
     """The operations to turn for the least predicted time; None where no mixture is worth it, or times are unknown.
 
-    ``cost`` answers a convolution's seconds, NaN where nobody knows.
+    ``cost`` returns a convolution's seconds, NaN where they are not known.
     """
     costs = costs_of(graph, device, cost)
     times = list(costs.nodes.values())
