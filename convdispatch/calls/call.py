@@ -10,6 +10,7 @@ from ..api.errors import InvalidArgument, MemoryLimit
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..measurement import first_sight
+from ..selection import dispatch
 from ..selection.prepared import operand_sizes
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Call:
     """The executable, bound to its place; None while there is nothing to launch."""
     prepared: Any = None
     """The plan; None while there is none, or nothing to compute."""
+    solver = "none: nothing to compute"
+    """The name of what runs."""
     packed_key: Any = None
     """The key under which constant weights hold the address of the form packed for this call."""
     again: Any = None
@@ -56,10 +59,10 @@ class Call:
         self.out_shape = problem.out_shape
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
 
-    @property
-    def solver(self) -> str:
-        """What runs."""
-        return "none: nothing to compute" if self.prepared is None else str(self.prepared.solver.name)
+    def prepare(self, context: cl.Context) -> None:
+        """Choose the plan, or find it. Raises as ``dispatch.prepare``."""
+        self.prepared = dispatch.prepare(self.problem, context)
+        self.solver = str(self.prepared.solver.name)
 
     @property
     def packs(self) -> bool:

@@ -51,7 +51,8 @@ class QueueCall(Call):
         self._out_strides, self._out_bytes = self.strides[self.written], self.sizes[self.written]
         self._bias_strides = (4 if problem.quantized else problem.itemsize,)
         self.make = maker_of(kind, self.out_shape, self._out_strides, self.dtype)
-        self.prepared = None if self.empty else dispatch.prepare(problem, self.context)
+        if not self.empty:
+            self.prepare(self.context)
         self.known: Any = None
         """The queue that was last seen to be of the context, and that the plan takes as it is."""
         self._note_queue(queue)

@@ -61,9 +61,8 @@ class StreamCall(Call):
         if self.empty:
             return
         with stream.current(), for_streams():
-            self.prepared = dispatch.prepare(problem, stream.context)
+            self.prepare(stream.context)
             self.packed_key = next(_numbers)
-            self.name = self.solver
             try:
                 self.launches = loaded_launches(self.prepared, stream)
             except Unlaunchable as error:
@@ -96,7 +95,7 @@ class StreamCall(Call):
         Who calls keeps their memory until this returns. Raises Unlaunchable where weights cannot be packed, before
         anything else ran, and as ``dispatch.run``.
         """
-        stream.noted(self.name)
+        stream.noted(self.solver)
         given = [*addresses]
         if constant is not None and self.packs and self.launches is not None:
             given[W] = self.packed(constant, stream, given[W])
@@ -110,7 +109,7 @@ class StreamCall(Call):
 
     def given(self, stream: CudaStream, addresses: list[int]) -> bool:
         """Whether the launches were given on the operands' addresses; none was where memory or a context is lacking."""
-        stream.place.recent.append(self.name)
+        stream.place.recent.append(self.solver)
         if not launched(self.launches, stream, addresses):
             return False
         if BLOCKED:
@@ -136,7 +135,7 @@ class StreamCall(Call):
     def program(self, launcher: Any) -> Any:
         """See Call."""
         if self.native is None:
-            made = self.launches.program(launcher, self.name, self.arrays.shape, self.arrays.strides)
+            made = self.launches.program(launcher, self.solver, self.arrays.shape, self.arrays.strides)
             self.native = made or False
         return self.native or None
 
