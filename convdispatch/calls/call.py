@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..api.errors import InvalidArgument, MemoryLimit
@@ -73,6 +73,12 @@ class Call:
     def zeroes(self) -> bool:
         """Whether a result of no images is to be filled: the gradient of no images is zero."""
         return self.problem.direction == "bwd_weights" and not self.problem.accumulate
+
+    def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
+        """What makes the call again that was just made twice with ``given``: x, w, y, bias, residual and queue; None
+        where there is nothing quicker than to look it up. ``library`` is that of its arrays, None for NumPy's and
+        OpenCL's."""
+        return None
 
     def program(self, launcher: Any) -> Any:
         """The launches as the native call path takes them, made once; None for what that does not take."""

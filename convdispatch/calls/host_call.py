@@ -29,6 +29,7 @@ from ..selection.single_thread import prefers_one_thread
 from .arrays.host_arrays import HostArrays
 from .arrays.operands import check_written, native
 from .call import Call, raise_no_room
+from .guarded_replay import replay_on_host
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -156,6 +157,11 @@ class HostCall(Call):
         view = self.arrays.view(out)
         self.check_out(tuple(view.shape), view.dtype.newbyteorder("=").name, self.arrays.dtype.name)
         check_written(view)
+
+    def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
+        """See Call; of other libraries PyTorch's arrays alone are checked so quickly."""
+        alike = library is None or (library.records_gradients and type(given[self.other]) is not Constant)
+        return replay_on_host(self, given, options, shape) if self.fast_path is not None and alike else None
 
     def program(self, launcher: Any) -> Any:
         """See Call."""

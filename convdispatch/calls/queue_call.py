@@ -22,6 +22,7 @@ from ..selection.prepared import Constant
 from .arrays.operands import Operands, contiguous_strides, overlaps
 from .arrays.results import maker_of
 from .call import Call, refuse_shared
+from .guarded_replay import replay_on_queue
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -80,6 +81,11 @@ class QueueCall(Call):
         if self.count is not None:
             self.count(self.solver)
         return done
+
+    def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
+        """See Call."""
+        plain = self.fast_path is not None and all(each is None for each in given[3:])
+        return replay_on_queue(self, given[:3], options, shape) if plain else None
 
     def generally(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
         """The call on any arrays of the context."""
