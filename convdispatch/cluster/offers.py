@@ -61,7 +61,7 @@ class Offer:
         return json.dumps(asdict(self))
 
 
-def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machine: str = "") -> list[Offer]:
+def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = None, machine: str = "") -> list[Offer]:
     """The devices of this machine that work and that ``choices`` name, all but simulators where nothing is named.
 
     ``compilers`` is the number of processors a GPU to compile on while it is measured; for a CPU none, whose processors
@@ -101,7 +101,7 @@ def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machi
     return offers
 
 
-def offer_of(dask_worker: Any = None) -> dict[str, Any] | None:
+def offer_of_worker(dask_worker: Any = None) -> dict[str, Any] | None:
     """What the worker that runs this offers; None where it is another's worker."""
     offer = getattr(dask_worker, "convdispatch_offer", None)
     return None if offer is None else asdict(offer)

@@ -34,12 +34,12 @@ def load_now(stat: Path = STAT, sleep: Callable[[float], None] = time.sleep) -> 
 
     Not the load average, which still remembers, a minute later, what has ended.
     """
-    others = Others(stat, lambda: 0.0)
+    others = OtherProcesses(stat, lambda: 0.0)
     sleep(LOOK_S)
     return others.load()
 
 
-class Others:
+class OtherProcesses:
     """Counts from now on what other processes do: all that the processors were busy with but this process's own time.
 
     ``own`` answers seconds of processor time that this process has used.

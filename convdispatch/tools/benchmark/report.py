@@ -206,7 +206,7 @@ class Report:
             raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error
 
 
-def placeless(words: str) -> str:
+def without_folders(words: str) -> str:
     """A text without the folders of this machine, because reports are published."""
     return re.sub(r"(?:/[^/\s]+)+/(?=[^/\s])", "", words)
 

@@ -83,7 +83,7 @@ def BUDGET(default_ms: float) -> Callable[[Command], Command]:
 
 
 def search_limits(given_ms: float | None, default_ms: float) -> dict[str, Any]:
-    """The limits of a search. A budget that is given is hard; the default one is exceeded until each solver has a time."""
+    """The limits of a search. A given budget is hard; the default one is exceeded until each solver has a time."""
     return {"budget_ms": default_ms if given_ms is None else given_ms, "every_solver": given_ms is None}
 
 

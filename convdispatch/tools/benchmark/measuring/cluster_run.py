@@ -32,7 +32,7 @@ def _entry(name: str, problem: str, count: int) -> Entry:
     return parse_entries(f"{problem} layer *{count}")[0]._replace(name=name)
 
 
-def bench_many(
+def benchmark_by_workers(
     nets: Mapping[str, Sequence[Entry]],
     cluster: Run,
     *,

@@ -34,8 +34,8 @@ from ....selection.plugins.loader import plugins
 from ....selection.records.record import choice_text
 from ....selection.records.timing import Timing
 from ....selection.solver_query import query
-from ..quiet import Others
-from ..report import Choice, Measured, PeerTime, Row, placeless
+from ..quiet import OtherProcesses
+from ..report import Choice, Measured, PeerTime, Row, without_folders
 from .environment import plugin_texts
 from .peers import Peer, Unable, Variant
 
@@ -79,7 +79,7 @@ class Session:
         """
         self._without = dict(without or {})
         found = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
-        others = Others()
+        others = OtherProcesses()
         try:
             with policy(solver=self._limits["solver"]):
                 self._measure(problem, found)
@@ -90,7 +90,7 @@ class Session:
 
     def _measure(self, problem: ConvProblem, found: Measured) -> None:
         first = ranking.rank(problem, self.info)[0]
-        found.chosen = Choice(first.solver.name, dict(first.config), placeless(first.source))
+        found.chosen = Choice(first.solver.name, dict(first.config), without_folders(first.source))
         if self._limits["search"]:
             search = Search(
                 problem,
@@ -136,17 +136,17 @@ class Session:
                 found.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
             else:
                 self._watch(peer.name)
-                found.peers += _add(peer, problem, harness, copies, rivals, self.info.type == "cpu")
+                found.peers += _add_peer(peer, problem, harness, copies, rivals, self.info.type == "cpu")
         self._watch("")
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
         rounds = max(ROUNDS[0], min(ROUNDS[1], int(self._limits["budget_ms"] / max(whole, 1e-3))))
         outcomes = interleaved(list(rivals.values()), rounds=rounds)
         for choice in ours:
-            _put(choice, outcomes.get(_key(choice)))
+            _store_timing(choice, outcomes.get(_key(choice)))
         for entered in found.peers:
             if not entered.reason:
-                _put(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
+                _store_timing(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
         chosen_ms = found.chosen.median_ms if found.chosen else None
         if chosen_ms and chosen_ms < ((found.best and found.best.median_ms) or np.inf):
             found.best = replace(found.chosen, source="fastest in benchmarking")
@@ -163,14 +163,14 @@ class Session:
         choice.workspace = prepared.workspace_size
         sample = harness.sampler(prepared, choice.median_ms or checked.run_ms, LEAST_MS)
         if self.info.type == "cpu":
-            sample = _settled(sample)
+            sample = _after_warm_up(sample)
         return Candidate(_key(choice), sample, max(LEAST_MS, choice.median_ms or checked.run_ms))
 
 
 # --- benchmarking -----------------------------------------------------------------------------------------------------
 
 
-def _add(
+def _add_peer(
     peer: Peer, problem: ConvProblem, harness: Harness, copies: int, rivals: dict[str, Candidate], settle: bool
 ) -> Iterator[PeerTime]:
     """Add a peer's variants to the rivals, each with its error; one that cannot run says why."""
@@ -181,7 +181,7 @@ def _add(
         return
     at = reference.positions(problem)
     expected = reference.sample(problem, at, **operands_of(problem, harness.host))
-    scaled = _scaled_errors(peer, problem, harness.scaled)
+    scaled = _errors_on_scaled_data(peer, problem, harness.scaled)
     for variant in variants:
         entered = PeerTime(peer.name, variant.name)
         try:
@@ -195,13 +195,13 @@ def _add(
         else:
             repeat = max(1, min(200, int(np.ceil(LEAST_MS / max(expected_ms, 1e-3)))))
             sample = _timed(variant, repeat)
-            sample = _settled(sample) if settle else sample
+            sample = _after_warm_up(sample) if settle else sample
             name = f"{peer.name} {variant.name}"
             rivals[name] = Candidate(name, sample, max(LEAST_MS, expected_ms))
         yield entered
 
 
-def _scaled_errors(peer: Peer, problem: ConvProblem, scaled: Scaled) -> dict[str, float]:
+def _errors_on_scaled_data(peer: Peer, problem: ConvProblem, scaled: Scaled) -> dict[str, float]:
     """A peer's errors on data of differing scales, by variant; none where it fails, as its run on normal data says."""
     at = scaled.at.ravel()
     try:
@@ -216,7 +216,7 @@ def _timed(variant: Variant, repeat: int) -> Callable[[], float]:
     return lambda: sample() / repeat
 
 
-def _settled(sample: Callable[[], float]) -> Callable[[], float]:
+def _after_warm_up(sample: Callable[[], float]) -> Callable[[], float]:
     def warmed_up() -> float:
         start = time.perf_counter()
         while (time.perf_counter() - start) * 1e3 < SETTLE_MS:
@@ -226,7 +226,7 @@ def _settled(sample: Callable[[], float]) -> Callable[[], float]:
     return warmed_up
 
 
-def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:
+def _store_timing(target: Choice | PeerTime, outcome: Outcome | None) -> None:
     """Write benchmarking's timing into the result; without one, what ``find`` measured remains."""
     if outcome is None or outcome.timing is None:
         if isinstance(target, PeerTime):
