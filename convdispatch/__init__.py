@@ -1,7 +1,28 @@
 """convdispatch: one ``conv`` call, many engines, chosen at run time by device and geometry.
 
 The names of ``__all__`` are what callers need; each, modules included, is imported when first used, so that ``import
-convdispatch`` is fast and opens no device. What plugins need as well is in ``convdispatch.api``.
+convdispatch`` is fast and opens no device. Zones import downward only, in the order of this list from its end. A new
+thing goes into the lowest zone that has what it needs; CONTRIBUTING.md has a table.
+
+- ``api``: the header: all that a caller or a plugin may import, and the environment variables.
+- ``device``: where commands run: vendors, queues, programs, memory, CUDA, recordings, the matrix product.
+- ``selection``: plugins, ranking, evidence, lock files, explanation, derived solvers.
+- ``measurement``: find, timing, the float64 reference, tables and dialects of problems, the conformance kit.
+- ``calls``: ``conv`` and its relatives at work: arguments, arrays, the call cache.
+- ``cluster``: many devices on many machines, by Dask.
+- ``elementwise``: tensors, and kernels from formulas.
+- ``tape``: what was computed, in order, so that gradients can be computed backwards.
+- ``tensor``: Tensor and Parameter, under the name by which users import them.
+- ``runtime``: devices, queues and memory, as users call them.
+- ``conformance``: the conformance kit's public address for pytest.
+- ``nn``: layers, their functions and optimisers.
+- ``models``: well-known nets.
+- ``inference``: nets that are only run: graphs become fused recordings.
+- ``train``: a training loop over pictures.
+- ``onnx``: model files as nets, and ONNX's own interface.
+- ``torch``: PyTorch's convolutions and compiled graphs on these engines.
+- ``jax``: JAX's convolutions on these engines.
+- ``tools``: the command line and what stands behind it.
 """
 
 from __future__ import annotations

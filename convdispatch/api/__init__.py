@@ -2,8 +2,29 @@
 
 Callers: ``conv`` and its relatives, ``constant``, ``policy``, ``frozen``, ``explain``, ``ConvProblem``, the errors.
 Plugins: ``Solver``, ``Declared``, ``Plan``, ``DeviceInfo``, ``hookimpl``, ``KernelPlan``, ``StepPlan``, and the shared
-kernel text and matrix product that plans are made of. ``convdispatch.api.cuda`` has what plugins over CUDA's libraries
-need.
+kernel text (the ``.cl`` files here) and matrix product that plans are made of. Declarations alone: a new exported name
+goes into ``__init__.pyi``, a new word of a problem into ``problem``, a new variable into ``settings``.
+
+- ``problem``: ConvProblem, one convolution's geometry, validated, as a value.
+- ``literals``: the words that options take, as types.
+- ``dtypes``: the element types and how OpenCL C stores and sums them.
+- ``activations``: the table of activations, and their words in each language.
+- ``quantization``: scales and zero points of a quantized convolution, and the table that its kernels read.
+- ``quantized``: what of a problem quantized convolutions have.
+- ``geometry``: every direction as one gather of taps, in phases.
+- ``device``: DeviceInfo, what a solver may ask about a device.
+- ``rates``: how fast a device multiplies, moves and launches.
+- ``cpu``: what kernels for CPUs ask of a device.
+- ``cuda``: the header's part for plugins over CUDA's libraries.
+- ``hookspecs``: the two hooks.
+- ``solver``: Solver and Plan, the two things that a plugin writes.
+- ``declared``: solvers that are imported when a device that they serve is first seen.
+- ``policy``: ``policy(...)`` and ``frozen()``.
+- ``results``: what a search found.
+- ``errors``: the exceptions that a caller meets, and the one warning.
+- ``fault_text``: somebody else's exceptions and texts, in words that fit a sentence.
+- ``settings``: the environment variables.
+- ``lazy``: names of a package that load when first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether two devices of a kind say the same: records of one choice whose intervals lie apart are in doubt, both."""
+"""Whether two devices of a kind measure the same: records of one choice whose intervals do not overlap are in doubt."""
 
 from __future__ import annotations
 

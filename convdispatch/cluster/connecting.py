@@ -67,7 +67,7 @@ def _uncollected() -> Iterator[None]:
 
 
 class Workers:
-    """The workers of a client that offer devices; ``look`` sees who came and who went."""
+    """The workers of a client that offer devices; ``look`` notices new workers and those that are gone."""
 
     def __init__(self, client: Any, devices: Sequence[str] | str | None = None) -> None:
         self._client = client
@@ -76,7 +76,7 @@ class Workers:
         self.other_versions: set[str] = set()
 
     def look(self) -> dict[str, Kind]:
-        """The kinds of device that are offered now and asked for, by key."""
+        """The kinds of device that workers offer now and that were requested, by key."""
         from .. import __version__
 
         there = list(self._client.scheduler_info(n_workers=-1)["workers"])
@@ -96,7 +96,7 @@ class Workers:
         return kinds
 
     def first(self) -> dict[str, Kind]:
-        """What ``look`` answers. Raises NoDevice where that is nothing."""
+        """The kinds of device, as ``look`` returns them. Raises NoDevice where there are none."""
         kinds = self.look()
         if not kinds:
             others = sorted({offer.key for offer in self._offers.values() if offer is not None})

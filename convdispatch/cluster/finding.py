@@ -115,7 +115,7 @@ class _Finding:
         start(len(tasks), known, sum(len(kind.workers) for kind in self._kinds.values()))
         self._run.add(*tasks)
         for task, answer in self._run.answers():
-            with interrupts_wait():  # what is recorded has been told of
+            with interrupts_wait():  # so that each recorded search is also reported
                 results = self._heard(task, answer)
                 if results is not None:
                     found.append(results)
@@ -136,7 +136,7 @@ class _Finding:
         return choice_text(first.solver.name, first.config)
 
     def _heard(self, task: Task, answer: Any) -> Results | None:
-        """Record what a search found; None for a second search, and for one that failed, which is said."""
+        """Record what a search found. None for a check on a second device, and for a failure."""
         if isinstance(answer, Failed) or "failure" in answer:
             why = answer if isinstance(answer, Failed) else f"{answer['failure']} (on {answer['place']})"
             self._tell(f"{task.words} was not measured on {task.kind}: {why}")

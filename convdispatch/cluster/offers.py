@@ -20,7 +20,7 @@ from ..api.errors import NoDevice
 QUEUED = 2
 """Tasks that a worker has at most: the one that measures, and the next."""
 COMPILERS = 3
-"""Most processors a device that compile while it is measured: what a search of some seconds uses up."""
+"""The most processors per GPU that compile while it is measured: a search of some seconds needs no more."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Offer:
     """One device that a worker offers. In JSON values, for it travels from process to process."""
 
     key: str
-    """The kind of device."""
+    """The key of the kind of device."""
     address: str
-    """By which ``find_device`` finds it on its machine."""
+    """The text by which ``find_device`` finds the device on its machine."""
     place: str
-    """Machine and address, in one word: no two devices have the same."""
+    """Machine and address in one word, which no other device has."""
     info: dict[str, Any]
     """DeviceInfo's fields."""
     compilers: int

@@ -360,9 +360,10 @@ def forget(problem: ConvProblem | None = None) -> None:
     _look_anew()
 
 
-def on_forget(callback: Any) -> None:
-    """Call ``callback()`` whenever plans are dropped; for caches that hold a Prepared."""
+def on_forget(callback: Any) -> Any:
+    """Call ``callback()`` whenever plans are dropped; for caches that hold a Prepared. Returns it."""
     _forgetters.append(callback)
+    return callback
 
 
 @on_ban

@@ -10,7 +10,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,6 @@ from .model_file import IMAGENET, scaled_picture
 
 if TYPE_CHECKING:
     import pyopencl as cl
-    from rich.console import Console
 
 _SAMPLE_MS = 2.0
 """A short layer is repeated until one sample takes about this long, so that the clock and the waiting cost little."""
@@ -85,38 +84,11 @@ class ClassifyReport:
     runs: int = 0
     model: str = "EfficientNet-lite0"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        layers = [
-            {
-                "layer": layer.name,
-                "problem": str(layer.problem),
-                "solver": layer.solver,
-                "source": layer.source,
-                "ms": layer.ms,
-                "gflops": layer.gflops,
-            }
-            for layer in self.layers
-        ]
-        return {
-            "model": self.model,
-            "device": self.device,
-            "layout": self.layout,
-            "pictures": [asdict(picture) for picture in self.pictures],
-            "layers": layers,
-            "net_ms": self.net_ms,
-            "runs": self.runs,
-        }
-
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
         for picture in self.pictures:
             yield picture_table(picture)
         if self.layers:
             yield layer_table(self)
-
-    def show(self, console: Console) -> None:
-        """Print the tables."""
-        console.print(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +98,7 @@ class Options:
     top: int = 5
     """Names for each picture."""
     layout: str = "nchw"
-    """Of EfficientNet-lite0; a file's is its own."""
+    """The layout of EfficientNet-lite0; a model file has its own."""
     runs: int = 10
     """Samples of each layer's time; 0 for no timing."""
     most_pixels: int = MOST_PIXELS
@@ -170,7 +142,7 @@ def _with_efficientnet(
     files: Sequence[Any], device: Any, tell: Callable[[str], None], options: Options
 ) -> ClassifyReport:
     inputs = [_input(read_picture(file, SIZE, most_pixels=options.most_pixels), options.layout) for file in files]
-    class_names()  # what is not installed is told before anything is computed
+    class_names()  # raises for an extra that is not installed, before anything is computed
     queue = runtime.queue(runtime.find_device(device))
     where = runtime.device_info(queue.device)
     tell("reading the weights")
@@ -222,7 +194,7 @@ def _picture(file: Any, probabilities: np.ndarray, top: int) -> Picture:
 
 
 def _probabilities(result: Any, model: Any) -> np.ndarray:
-    """Of ImageNet's classes, from a net's logits or probabilities. Raises InvalidArgument for other results."""
+    """Probabilities of ImageNet's classes from a net's result. Raises InvalidArgument for another number of classes."""
     first = result[0] if isinstance(result, tuple) else result
     values = np.ravel(first[:1]).astype(np.float64)
     if values.size not in (CLASSES, CLASSES + 1):

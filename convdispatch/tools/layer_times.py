@@ -86,7 +86,7 @@ def covered(graph: Any, steps: Mapping[str, str]) -> dict[str, frozenset[str]]:
 
 
 def _end(name: str, makers: Mapping[str, Any], named: Mapping[str, str]) -> str | None:
-    """The result that a step's name is made of; None for one that is of no node."""
+    """The node's result after which a step is named; None for a step that is of no node."""
     name = name.removeprefix("fused ")
     while True:
         if name in makers or name in named:

@@ -21,7 +21,7 @@ from ..calls.planner_pool import progress_line
 from ..device.programs import compile_pool
 from . import ranks
 from .dispatch import engine, routing
-from .eager.planning import FallbackCall
+from .eager.planning import LeftToPyTorch
 from .geometry import Geometry
 from .requirements import lacking
 from .settings import DEFAULT
@@ -75,7 +75,7 @@ def _outcome(task: Callable[[], Any]) -> str | None:
         call = task()
     except (ConvDispatchError, Fallback) as error:
         return str(error).splitlines()[0]
-    return call.reason if isinstance(call, FallbackCall) else None
+    return call.reason if isinstance(call, LeftToPyTorch) else None
 
 
 @contextlib.contextmanager

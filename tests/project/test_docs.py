@@ -280,7 +280,7 @@ def test_the_table_of_new_things_is_true():
         assert (ROOT / path).exists() or "NAME" in path, path
     for name, path in [
         ("convdispatch_solvers", "plugins/im2col/__init__.py"),
-        ("def rejects", "plugins/nvidia/direct/solver.py"),
+        ("def rejects", "plugins/winograd/gpu/solver.py"),
         ("errata", "registry.yaml"),
         ("def refusal", "convdispatch/selection/choice/ranking.py"),
         ("_WRITERS", "convdispatch/measurement/grammar/__init__.py"),

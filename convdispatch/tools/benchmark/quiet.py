@@ -24,7 +24,7 @@ CEILING = 0.15
 SCATTER = 0.25
 """So wide an interval of a median, as a share of it, says that the repeats were disturbed."""
 SHARE = 0.25
-"""With more than this share of disturbed layers the run counts as disturbed."""
+"""A run with more than this share of disturbed layers counts as disturbed."""
 STAT = Path("/proc/stat")
 LOOK_S = 0.3
 

@@ -1,4 +1,28 @@
-"""The ``convdispatch`` command: each subcommand parses its options and calls one function elsewhere."""
+"""The ``convdispatch`` command: each subcommand reads its options and calls one function elsewhere.
+
+A new subcommand is a function in a module here, named in ``COMMANDS``; options that several share go into ``options``.
+
+- ``options``: options and arguments that several commands share.
+- ``output``: standard output for the command alone; what plugins and drivers print goes to standard error.
+- ``interrupts``: Ctrl-C and SIGTERM end a command soon and in one line.
+- ``inspect``: ``info``, ``doctor``, ``explain``.
+- ``search``: ``find``.
+- ``bench``: ``bench``.
+- ``verify``: ``verify``.
+- ``run``: ``classify``.
+- ``model``: ``run``.
+- ``first``: ``trace``, ``pack``.
+- ``train``: ``train``.
+- ``replay``: ``replay``.
+- ``translate``: ``translate``.
+- ``kernel``: ``kernel``.
+- ``database``: ``db``.
+- ``config``: ``config``.
+- ``calibrate``: ``calibrate``.
+- ``fit``: ``fit-cost``.
+- ``new_plugin``: ``new-plugin``.
+- ``cluster``: ``cluster``, ``worker``, and the options of commands that use one.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +62,7 @@ COMMANDS = {
     "verify": ".verify",
     "worker": ".cluster",
 }
-"""Where each subcommand lives; a module is imported when its command is asked for."""
+"""The module of each subcommand, which is imported when the subcommand runs."""
 
 
 class _Group(Group):

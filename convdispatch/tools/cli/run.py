@@ -27,7 +27,7 @@ def classify(paths: tuple[Path, ...], mean: str | None, scale: str | None, **opt
 
     options |= {name: _colours(name, text) for name, text in (("mean", mean), ("scale", scale)) if text is not None}
     given = {name: value for name, value in options.items() if value is not None}
-    run(list(paths), **given).show(stdout())
+    stdout().print(run(list(paths), **given))
 
 
 def _colours(name: str, text: str) -> tuple[float, ...]:

@@ -54,11 +54,11 @@ class Options:
     timeout_s: float | None = None
     """Seconds of silence after which a candidate in a child process hangs."""
     within_s: float | None = None
-    """Most seconds of it all, with ``isolate``."""
+    """The most seconds that the whole run takes; needs ``isolate``."""
     jobs: int = 0
     """Processes that compile what will be tried first."""
     wait_quiet_s: float = 0.0
-    """Most seconds in all that the run waits, before and between problems, until other work has ended."""
+    """The most seconds in sum that the run waits, before and between problems, for other work to end."""
 
     @property
     def session(self) -> dict[str, Any]:

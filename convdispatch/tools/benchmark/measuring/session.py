@@ -72,7 +72,7 @@ class Session:
         self.settings = {**self._limits, "peers": of_peers, "plugins": plugin_texts(self.info)}
 
     def measure(self, problem: ConvProblem, without: Mapping[str, str] | None = None) -> Measured:
-        """All there is to know of a problem. A failure stands in the answer; it ends nothing.
+        """Measure a problem. A failure is a field of the result and ends nothing.
 
         The candidates and peers that ``without`` names do not run, for the reasons that it gives.
         """
@@ -99,7 +99,7 @@ class Session:
                 every_solver=self._limits["every_solver"],
                 watch=self._watch,
                 without=self._without,
-                isolate=False,  # all of this runs in a child, or was asked not to
+                isolate=False,  # the whole session runs in a child, or --no-isolate was given
             )
             results = search.run()
             if self._record:
@@ -189,7 +189,7 @@ def _add(
             once = _timed(variant, 1)
             once()
             expected_ms = once()
-        except Exception as error:  # the peer's own failure, said in its place
+        except Exception as error:  # the peer's own failure stands in its row
             entered.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         else:
             repeat = max(1, min(200, int(np.ceil(LEAST_MS / max(expected_ms, 1e-3)))))
@@ -226,7 +226,7 @@ def _settled(sample: Callable[[], float]) -> Callable[[], float]:
 
 
 def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:
-    """Put benchmarking's timing into the answer; without one, what ``find`` measured stands."""
+    """Write benchmarking's timing into the result; without one, what ``find`` measured remains."""
     if outcome is None or outcome.timing is None:
         if isinstance(target, PeerTime):
             target.reason = outcome.reason if outcome else "not benchmarked"

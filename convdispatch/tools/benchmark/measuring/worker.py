@@ -47,7 +47,7 @@ class Worker:
             raise ConvDispatchError(f"the ceilings could not be measured: {died}") from died
 
     def measure(self, problem: ConvProblem, say: Callable[[str], None] = lambda words: None) -> Measured:
-        """All there is to know of a problem; ``say`` is told what is tried."""
+        """Measure a problem; ``say`` is called with the name of each candidate."""
         began, without = time.monotonic(), dict[str, str]()
 
         def ask(died: dict[str, str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ..report import EVIDENCE, Report
 from ..summary import Line, gaps, geomean, known, lines
 
 REGRET = 1.05
-"""From here on a choice costs enough to be told."""
+"""A choice whose time is at least so many times the best is mentioned."""
 REFUSALS = 3
 ELSEWHERE = re.compile(r"\b(GPUs?|CPUs?|nvidia|intel|amd|device)\b", re.IGNORECASE)
 """A refusal that speaks of the device, which no geometry mends."""
