@@ -22,7 +22,6 @@ from ....api.results import Result, Results
 from ....device import runtime
 from ....measurement import reference
 from ....measurement.measure import Candidate, Outcome, interleaved, timed
-from ....measurement.peaks import traffic
 from ....measurement.search import Search
 from ....measurement.search.scaled_data import Scaled
 from ....measurement.search.trial import Harness
@@ -78,7 +77,7 @@ class Session:
         The candidates and peers that ``without`` names do not run, for the reasons that it gives.
         """
         self._without = dict(without or {})
-        found = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
+        found = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
         others = OtherProcesses()
         try:
             with policy(solver=self._limits["solver"]):

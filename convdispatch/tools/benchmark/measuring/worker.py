@@ -16,7 +16,6 @@ from ....api.errors import ConvDispatchError
 from ....api.problem import ConvProblem
 from ....device.child import answer, questions
 from ....measurement.farm import Died, NotStarted, OutOfTime, RestartingChild, outlive
-from ....measurement.peaks import traffic
 from ..report import Measured, without_folders
 
 __all__ = ["OutOfTime", "Worker"]
@@ -60,7 +59,7 @@ class Worker:
         except (Died, ConvDispatchError) as error:
             reason = without_folders(str(error))
         said = f"{len(without)} candidates took their process with them: {', '.join(without)}; " if without else ""
-        lost = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
+        lost = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
         lost.failure, lost.spent_ms = f"{said}the last process: {reason}", (time.monotonic() - began) * 1e3
         return lost
 
