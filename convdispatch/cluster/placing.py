@@ -22,14 +22,14 @@ class Task:
     """One task: ``work(*arguments)`` on a device of a kind."""
 
     words: str
-    """What it is, for messages."""
+    """The task's name in messages."""
     kind: str
     work: Callable[..., Any]
     arguments: tuple[Any, ...]
     places: Collection[str] | None = None
-    """The devices that may run it; None for all of the kind."""
+    """The devices that may run the task; None for all of the kind."""
     about: Any = None
-    """For the caller."""
+    """Any value of the caller's."""
     deaths: int = 0
 
     def may_run(self, offer: Offer) -> bool:
@@ -68,7 +68,7 @@ class Pool:
         self._waiting.appendleft(task)
 
     def steps(self) -> Iterator[tuple[Task, str]]:
-        """Each task to be given out now, with its worker; it counts as given."""
+        """Each task to submit now, with its worker; the task counts as that worker's from then on."""
         loads = Counter(self._working.values())
         for depth in range(QUEUED):
             for worker in sorted((one for one in self.workers if loads[one] <= depth), key=loads.__getitem__):

@@ -1,4 +1,4 @@
-"""Dask's distributed, asked for where it is needed."""
+"""Dask's package ``distributed``, imported when it is first needed, and its certificates."""
 
 from __future__ import annotations
 

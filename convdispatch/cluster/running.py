@@ -114,7 +114,7 @@ class Run:
                     if flight is not None:
                         ended.append(flight)
                         self._pools[flight.task.kind].ended(flight.task)
-                self._submit()  # before the answers are fetched, which may take a while
+                self._submit()  # before the answers are fetched, which may take seconds
                 yield from self._answers(ended)
         finally:
             futures = [flight.future for flight in self._flying.values()]

@@ -20,7 +20,7 @@ START_S = 180.0
 
 
 def examine(address: str, say: Callable[[str], None], own: list[list[Any]], **given: Any) -> dict[str, Any]:
-    """In the worker's child: the report of some cases."""
+    """Verify some cases; runs in the worker's child process."""
     entries = [parse_entries(f"{problem} {name} *{count}")[0] for name, problem, count in own]
     report = verify(device=address, own=entries, report=lambda case, found, total: say(case.name), **given)
     return report.to_json()
@@ -47,7 +47,7 @@ def verify_many(
     names, kinds = list(cases), sorted(run.kinds)
     unasked = {key: dict.fromkeys(names) for key in kinds}
     reports: dict[str, Report] = {}
-    # A case is given to every solver in turn, each within the limit.
+    # Every solver computes each case in turn, each within the limit.
     target, silent_s = f"{__name__}:examine", START_S + 20 * limit
     tasks = []
     for part in (names[at : at + PART] for at in range(0, len(names), PART)):

@@ -1,6 +1,27 @@
 """The thin framework, everything of a net that is not convolution: layers, losses, tape, optimisers, checkpoints.
 
+``functional`` has the operations of tensors, ``layers`` the modules that call them with parameters of their own. A new
+operation goes to a module of its own, with its kernel beside it, and into ``functional``; a new layer into ``layers``.
 Names are imported when first used: PyTorch's door wants one kernel of pooling, not all of this, in its first step.
+
+- ``activations``: activations by name.
+- ``attention``: scaled dot-product attention.
+- ``autocasting``: mixed precision.
+- ``capturing``: functions whose kernels are recorded once and replayed.
+- ``channel_sums``: a bias' gradient with channels last.
+- ``convolution``: convolutions, transposed convolutions and linear maps on the tape.
+- ``dropout``: dropout.
+- ``functional``: all operations, by the names that users import.
+- ``layers``: layers with parameters.
+- ``loss_scaling``: scales for float16 gradients.
+- ``losses``: softmax, cross-entropy, mean squares.
+- ``matrix``: products of matrices.
+- ``modules``: parts of a net, their names and values.
+- ``normalization``: norms by batch, by group, by neighbours.
+- ``optim``: optimisers.
+- ``pooling``: pooling.
+- ``quantized``: operations on integers of 8 bits.
+- ``saving``: safetensors files.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from .ready import make_ready
 
 
 class _Forms:
-    """The forms that were chosen, for the second making."""
+    """The forms that were chosen, for the second build."""
 
     def __init__(self, gathered: artifact_store.Gathered) -> None:
         self.name, self.identity, self._forms = "the first making", gathered.identity, gathered.tables["forms"]
@@ -55,6 +55,6 @@ def make_pack(
 
 
 def _forget() -> None:
-    """Drop plans and programs, so that those that are used are made, and noted, again."""
+    """Drop plans and programs, so that those that are used are built, and noted, again."""
     dispatch.forget()
     kernels.forget()

@@ -78,7 +78,7 @@ class Progress:
         return max(each - now, 0.0) + max(each, now / (ended + 1)) * (left - 1)
 
     def line(self, title: str) -> str:
-        """All of it in one line."""
+        """Title, counts, times and words in one line."""
         return f"{title}: {self.done} of {self.total}, {duration(self.elapsed_s)}, {self.remains}: {self.words}"
 
     @property

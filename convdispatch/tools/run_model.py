@@ -19,7 +19,7 @@ from .peer_process import PeerProcess
 
 _ROUNDS = 5
 _PAUSE_S = 0.05
-"""For the other engine's threads, which look for work for a while after a run."""
+"""Pause before each engine's turn: the other engine's threads spin for a while after a run."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ CEILING = 0.15
 SCATTER = 0.25
 """So wide an interval of a median, as a share of it, says that the repeats were disturbed."""
 SHARE = 0.25
-"""With more than this share of disturbed layers the run counts as disturbed."""
+"""A run with more than this share of disturbed layers counts as disturbed."""
 STAT = Path("/proc/stat")
 LOOK_S = 0.3
 
@@ -34,12 +34,12 @@ def load_now(stat: Path = STAT, sleep: Callable[[float], None] = time.sleep) -> 
 
     Not the load average, which still remembers, a minute later, what has ended.
     """
-    others = Others(stat, lambda: 0.0)
+    others = OtherProcesses(stat, lambda: 0.0)
     sleep(LOOK_S)
     return others.load()
 
 
-class Others:
+class OtherProcesses:
     """Counts from now on what other processes do: all that the processors were busy with but this process's own time.
 
     ``own`` answers seconds of processor time that this process has used.

@@ -24,7 +24,7 @@ from ...nn import SGD, Tape
 from ...nn.functional import cross_entropy
 from ...selection.text_table import Column, Table, columns
 from ...tensor import Tensor
-from .quiet import LOAD, SCATTER, Others, busy
+from .quiet import LOAD, SCATTER, OtherProcesses, busy
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -45,7 +45,7 @@ class Kind:
 
     @property
     def ms(self) -> float:
-        """Both directions."""
+        """Milliseconds forward and backward."""
         return self.forward_ms + self.backward_ms
 
 
@@ -61,9 +61,9 @@ class TrainingReport:
     step_ms: float
     """Median of whole steps, waited for at their end."""
     kinds: list[Kind]
-    """By falling time; the optimiser is one of them."""
+    """The kinds of operation by falling time; the optimiser is one of them."""
     peak_bytes: int
-    """Most memory that the pools held, activations, gradients and workspaces, beside parameters."""
+    """The most bytes that the pools held beside parameters: activations, gradients and workspaces."""
     loss: tuple[float, float]
     """Before the first and after the last step, on the same batch: it must have fallen."""
     busy: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ class TrainingReport:
         return sum(kind.ms for kind in self.kinds if kind.name not in CONVOLUTIONS) / total if total else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as JSON values."""
         names = ("images_per_second", "share_beside_convolution")
         return asdict(self) | {name: getattr(self, name) for name in names}
 
@@ -107,7 +107,7 @@ def profile_training(
     found = runtime.find_device(device)
     queue = cl.CommandQueue(runtime.context(found), properties=cl.command_queue_properties.PROFILING_ENABLE)
     say(f"{net}: making the net, compiling", 0)
-    others = Others()
+    others = OtherProcesses()
     step, loss = _stepper(net, mb, layout, queue)
     before = loss()
     for _ in range(WARM):
@@ -222,7 +222,7 @@ class _Profile:
 
 
 class _ProfiledTape(Tape):
-    """A tape whose notes are timed, each under the name of the operation that made it."""
+    """A tape that times each backward function under the name of its operation."""
 
     def __init__(self, profile: _Profile) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from .output import echo
 TEMPLATE = "acme"
 """The template's own name, which the files have in place of the new one."""
 PLACES = Path(__file__).parent.parent / "vendor_plugin", Path(__file__).parents[3] / "examples" / "vendor_plugin"
-"""Where the template lies: in a wheel, and in a checkout."""
+"""The template's folder in a wheel, and in a checkout."""
 
 
 @click.command("new-plugin")

@@ -83,7 +83,7 @@ def BUDGET(default_ms: float) -> Callable[[Command], Command]:
 
 
 def search_limits(given_ms: float | None, default_ms: float) -> dict[str, Any]:
-    """The limits of a search: a budget that was given is hard, the default one leaves no solver unmeasured."""
+    """The limits of a search. A given budget is hard; the default one is exceeded until each solver has a time."""
     return {"budget_ms": default_ms if given_ms is None else given_ms, "every_solver": given_ms is None}
 
 
@@ -112,7 +112,7 @@ def command_line() -> str:
 
 
 def processes(jobs: int | None, device: DeviceInfo) -> int:
-    """What --jobs asks for; by default all processors for a GPU, whose compilers leave the device alone, up to 16."""
+    """The value of --jobs; by default all processors for a GPU, whose compilers do not use the device, up to 16."""
     return jobs if jobs is not None else 0 if device.type == "cpu" else min(16, os.cpu_count() or 1)
 
 
@@ -130,7 +130,7 @@ def solvers_are_named(pattern: str | None) -> None:
 
 
 def records_are_writable() -> None:
-    """Raise a usage error where the records of a measurement could not be kept."""
+    """Raise a usage error where the records of a measurement could not be written."""
     from ...selection.records.perfdb import perfdb
 
     folder = perfdb().folders["user"]

@@ -60,7 +60,7 @@ def _within(callback: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return callback(*arguments, **options)
             except ConvDispatchError as error:
-                if options.get("as_json"):  # who reads JSON is told in JSON, too
+                if options.get("as_json"):  # a program that reads JSON gets the error as JSON, too
                     echo(json.dumps({"error": str(error)}))
                 raise
 

@@ -109,7 +109,7 @@ def _run(plugin: str, level: str, **options: Any) -> Any:
 
 
 def _run_there(plugin: str, level: str, cluster: str, security: Any, **options: Any) -> tuple[list[Any], bool]:
-    """By a cluster's workers: a report a kind of device, and whether nothing went wrong on the way."""
+    """Verify by a cluster's workers: a report a kind of device, and whether no part of the run failed."""
     from ...cluster.running import cluster_run
     from ...cluster.verifying import verify_many
 

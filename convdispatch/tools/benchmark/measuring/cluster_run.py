@@ -20,7 +20,7 @@ RACE_S = 10.0
 
 
 def measure(address: str, say: Callable[[str], None], nets: dict[str, list[list[Any]]], **options: Any) -> Any:
-    """In the worker's child: the report of some layers, each measured in a child of its own."""
+    """Measure some layers, each in a child process of its own; runs in the worker's child."""
     from .run import run
 
     parsed = {net: [_entry(*each) for each in entries] for net, entries in nets.items()}
@@ -32,7 +32,7 @@ def _entry(name: str, problem: str, count: int) -> Entry:
     return parse_entries(f"{problem} layer *{count}")[0]._replace(name=name)
 
 
-def bench_many(
+def benchmark_by_workers(
     nets: Mapping[str, Sequence[Entry]],
     cluster: Run,
     *,

@@ -22,7 +22,6 @@ from ....api.results import Result, Results
 from ....device import runtime
 from ....measurement import reference
 from ....measurement.measure import Candidate, Outcome, interleaved, timed
-from ....measurement.peaks import traffic
 from ....measurement.search import Search
 from ....measurement.search.scaled_data import Scaled
 from ....measurement.search.trial import Harness
@@ -34,8 +33,8 @@ from ....selection.plugins.loader import plugins
 from ....selection.records.record import choice_text
 from ....selection.records.timing import Timing
 from ....selection.solver_query import query
-from ..quiet import Others
-from ..report import Choice, Measured, PeerTime, Row, placeless
+from ..quiet import OtherProcesses
+from ..report import Choice, Measured, PeerTime, Row, without_folders
 from .environment import plugin_texts
 from .peers import Peer, Unable, Variant
 
@@ -73,13 +72,13 @@ class Session:
         self.settings = {**self._limits, "peers": of_peers, "plugins": plugin_texts(self.info)}
 
     def measure(self, problem: ConvProblem, without: Mapping[str, str] | None = None) -> Measured:
-        """All there is to know of a problem. A failure stands in the answer; it ends nothing.
+        """Measure a problem. A failure is a field of the result and ends nothing.
 
         The candidates and peers that ``without`` names do not run, for the reasons that it gives.
         """
         self._without = dict(without or {})
-        found = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
-        others = Others()
+        found = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
+        others = OtherProcesses()
         try:
             with policy(solver=self._limits["solver"]):
                 self._measure(problem, found)
@@ -90,7 +89,7 @@ class Session:
 
     def _measure(self, problem: ConvProblem, found: Measured) -> None:
         first = ranking.rank(problem, self.info)[0]
-        found.chosen = Choice(first.solver.name, dict(first.config), placeless(first.source))
+        found.chosen = Choice(first.solver.name, dict(first.config), without_folders(first.source))
         if self._limits["search"]:
             search = Search(
                 problem,
@@ -100,7 +99,7 @@ class Session:
                 every_solver=self._limits["every_solver"],
                 watch=self._watch,
                 without=self._without,
-                isolate=False,  # all of this runs in a child, or was asked not to
+                isolate=False,  # the whole session runs in a child, or --no-isolate was given
             )
             results = search.run()
             if self._record:
@@ -136,17 +135,17 @@ class Session:
                 found.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
             else:
                 self._watch(peer.name)
-                found.peers += _add(peer, problem, harness, copies, rivals, self.info.type == "cpu")
+                found.peers += _add_peer(peer, problem, harness, copies, rivals, self.info.type == "cpu")
         self._watch("")
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
         rounds = max(ROUNDS[0], min(ROUNDS[1], int(self._limits["budget_ms"] / max(whole, 1e-3))))
         outcomes = interleaved(list(rivals.values()), rounds=rounds)
         for choice in ours:
-            _put(choice, outcomes.get(_key(choice)))
+            _store_timing(choice, outcomes.get(_key(choice)))
         for entered in found.peers:
             if not entered.reason:
-                _put(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
+                _store_timing(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
         chosen_ms = found.chosen.median_ms if found.chosen else None
         if chosen_ms and chosen_ms < ((found.best and found.best.median_ms) or np.inf):
             found.best = replace(found.chosen, source="fastest in benchmarking")
@@ -163,14 +162,14 @@ class Session:
         choice.workspace = prepared.workspace_size
         sample = harness.sampler(prepared, choice.median_ms or checked.run_ms, LEAST_MS)
         if self.info.type == "cpu":
-            sample = _settled(sample)
+            sample = _after_warm_up(sample)
         return Candidate(_key(choice), sample, max(LEAST_MS, choice.median_ms or checked.run_ms))
 
 
 # --- benchmarking -----------------------------------------------------------------------------------------------------
 
 
-def _add(
+def _add_peer(
     peer: Peer, problem: ConvProblem, harness: Harness, copies: int, rivals: dict[str, Candidate], settle: bool
 ) -> Iterator[PeerTime]:
     """Add a peer's variants to the rivals, each with its error; one that cannot run says why."""
@@ -181,7 +180,7 @@ def _add(
         return
     at = reference.positions(problem)
     expected = reference.sample(problem, at, **operands_of(problem, harness.host))
-    scaled = _scaled_errors(peer, problem, harness.scaled)
+    scaled = _errors_on_scaled_data(peer, problem, harness.scaled)
     for variant in variants:
         entered = PeerTime(peer.name, variant.name)
         try:
@@ -190,18 +189,18 @@ def _add(
             once = _timed(variant, 1)
             once()
             expected_ms = once()
-        except Exception as error:  # the peer's own failure, said in its place
+        except Exception as error:  # the peer's own failure stands in its row
             entered.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         else:
             repeat = max(1, min(200, int(np.ceil(LEAST_MS / max(expected_ms, 1e-3)))))
             sample = _timed(variant, repeat)
-            sample = _settled(sample) if settle else sample
+            sample = _after_warm_up(sample) if settle else sample
             name = f"{peer.name} {variant.name}"
             rivals[name] = Candidate(name, sample, max(LEAST_MS, expected_ms))
         yield entered
 
 
-def _scaled_errors(peer: Peer, problem: ConvProblem, scaled: Scaled) -> dict[str, float]:
+def _errors_on_scaled_data(peer: Peer, problem: ConvProblem, scaled: Scaled) -> dict[str, float]:
     """A peer's errors on data of differing scales, by variant; none where it fails, as its run on normal data says."""
     at = scaled.at.ravel()
     try:
@@ -216,7 +215,7 @@ def _timed(variant: Variant, repeat: int) -> Callable[[], float]:
     return lambda: sample() / repeat
 
 
-def _settled(sample: Callable[[], float]) -> Callable[[], float]:
+def _after_warm_up(sample: Callable[[], float]) -> Callable[[], float]:
     def warmed_up() -> float:
         start = time.perf_counter()
         while (time.perf_counter() - start) * 1e3 < SETTLE_MS:
@@ -226,8 +225,8 @@ def _settled(sample: Callable[[], float]) -> Callable[[], float]:
     return warmed_up
 
 
-def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:
-    """Put benchmarking's timing into the answer; without one, what ``find`` measured stands."""
+def _store_timing(target: Choice | PeerTime, outcome: Outcome | None) -> None:
+    """Write benchmarking's timing into the result; without one, what ``find`` measured remains."""
     if outcome is None or outcome.timing is None:
         if isinstance(target, PeerTime):
             target.reason = outcome.reason if outcome else "not benchmarked"

@@ -48,7 +48,7 @@ class Peer:
 def _tensors(
     problem: ConvProblem, host: Mapping[str, np.ndarray], kind: torch.memory_format, place: torch.device, copies: int
 ) -> list[dict[str, torch.Tensor]]:
-    """``copies`` sets of x, w, y and bias; the written one is made up, for its shape alone counts."""
+    """``copies`` sets of x, w, y and bias; the values of the tensor that is written do not matter."""
     plain = problem.replace(layout="nchw")
     made = {}
     for name in ("x", "w", "y", "bias"):

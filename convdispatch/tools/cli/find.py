@@ -113,7 +113,7 @@ def find(
 
 
 def _calibrate(device: Any, console: Any) -> None:
-    """Once a device; where nothing can be kept the estimates stand, which only order the search."""
+    """Measure a device's rates, once; where they cannot be stored, estimates order the search."""
     from ...measurement.calibration import Unsteady, calibrate
 
     try:
@@ -172,7 +172,7 @@ def _search(
 
 
 def _search_there(problems: list[ConvProblem], client: str, quiet: bool, **options: Any) -> list[Any]:
-    """By a cluster's workers; what was measured until an interrupt is kept and answered."""
+    """Search by a cluster's workers; returns what was measured until an interrupt."""
     from ...cluster.finding import find_many
 
     console, found = stderr(), list[Any]()
