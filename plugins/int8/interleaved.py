@@ -7,16 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import (
-    Areas,
-    ConvProblem,
-    DeviceInfo,
-    Solver,
-    StepPlan,
-    define,
-    kernel_text,
-    rates,
-)
+from convdispatch.api import Areas, ConvProblem, DeviceInfo, Solver, StepPlan, define, kernel_text, rates
 from convdispatch.api.cpu import PAGE, uneven
 
 from .interleaved_code import Product, depthwise_columns, interleave

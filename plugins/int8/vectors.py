@@ -6,15 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import (
-    ConvProblem,
-    DeviceInfo,
-    Solver,
-    StepPlan,
-    define,
-    kernel_text,
-    rates,
-)
+from convdispatch.api import ConvProblem, DeviceInfo, Solver, StepPlan, define, kernel_text, rates
 from convdispatch.api.cpu import PAGE, cdiv, uneven
 
 from .band import Band
