@@ -139,11 +139,6 @@ class Measured:
         best = self.best and (self.best.solver, self.best.config)
         return next((row.median_ms for row in self.rows if (row.solver, row.config) == best), None)
 
-    @property
-    def scale(self) -> float:
-        """The best's time in the last benchmarking over its time in the search; 1 where one of them is not known."""
-        return self.best_ms / self.searched_ms if self.best_ms and self.searched_ms else 1.0
-
     def peer(self, name: str) -> PeerTime | None:
         """A peer's fastest variant."""
         timed = [time for time in self.peers if time.peer == name and time.median_ms]
