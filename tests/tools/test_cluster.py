@@ -69,11 +69,6 @@ def records(tmp_path, monkeypatch):
         yield written
 
 
-def without_noise(told):
-    """What was told but that times scatter, which is true of a machine where other work runs, and this may be one."""
-    return [words for words in told if "times are unsteady" not in words]
-
-
 def client_of(farm):
     return distributed.Client(farm.address, set_as_default=False)
 
@@ -83,7 +78,7 @@ def test_problems_are_measured_once_on_one_device_at_a_time_and_recorded_with_wh
     with client_of(farm) as client:
         found = find_many(PROBLEMS[:4], client=client, budget_ms=300, agree=0, tell=told.append)
         assert find_many(PROBLEMS[:4], client=client, budget_ms=300, agree=0, tell=told.append) == []  # goes on
-    assert without_noise(told) == []
+    assert told == []
     assert {str(results.problem) for results in found} == {str(ConvProblem.parse(text)) for text in PROBLEMS[:4]}
     info = runtime.device_info(runtime.find_device("intel"))
     assert all(results.device == info and results.winner.solver == "paced" for results in found)
@@ -130,7 +125,7 @@ def test_two_devices_of_a_kind_that_disagree_put_both_records_in_doubt(farm, rec
         doubted = [record for record in records() if record.doubt]
         assert {record.worker.partition("/")[0] for record in doubted} == {"one", "two"}
         assert all("disagree" in r.doubt and "on one/" in r.doubt and "on two/" in r.doubt for r in doubted)
-        (doubts,) = without_noise(told)
+        (doubts,) = told
         assert "both records are in doubt" in doubts
         # What is in doubt is measured again.
         assert len(find_many(PROBLEMS[:1], client=client, budget_ms=300, agree=0, tell=told.append)) == 1
@@ -158,7 +153,7 @@ def test_a_worker_that_is_killed_costs_its_task_alone(farm, records):
     assert sorted(record.problem for record in records()) == wanted
     begun = len(farm.log.read_text().splitlines()) - before
     assert begun <= len(PROBLEMS) + 2  # what the dead worker was at, and what it had answered but not yet handed over
-    assert [words for words in without_noise(told) if "waiting" not in words] == []
+    assert [words for words in told if "waiting" not in words] == []
 
 
 def test_an_interrupt_keeps_what_is_done_and_the_next_run_goes_on(farm, records, plugin):

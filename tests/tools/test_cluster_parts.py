@@ -14,9 +14,8 @@ import pytest
 
 from convdispatch import find_many
 from convdispatch.api.errors import ConvDispatchError, InvalidArgument
-from convdispatch.cluster import agreement, exclusive, offers
+from convdispatch.cluster import agreement, children, exclusive, offers
 from convdispatch.cluster.requirements import security
-from convdispatch.cluster.steadiness import Steadiness
 from convdispatch.device import runtime
 from convdispatch.selection.records.record import Provenance, Record, stale
 
@@ -63,17 +62,6 @@ def test_the_share_that_is_checked_is_the_same_every_time():
     assert [agreement.is_checked(names[0], share) for share in (0, 1)] == [False, True]
 
 
-def test_an_unsteady_device_is_told():
-    def records(scatter):
-        return [{"benchmarked": True, "median_ms": 2.0, "ci_ms": [2.0 - scatter, 2.0 + scatter]}]
-
-    steady = Steadiness()
-    assert [steady.hear(records(s)) for s in (0.01, 0.3, 0.3)] == ["", "", ""]
-    assert "in 3 of its last 4 searches" in steady.hear(records(0.5))
-    assert steady.hear([{"benchmarked": False, "median_ms": 1.0, "ci_ms": [0.1, 9.0]}])  # screening says nothing new
-    assert [bool(steady.hear(records(0.01))) for _ in range(3)] == [True, True, False]
-
-
 def test_one_at_a_time_on_one_piece_of_silicon():
     text = (
         "import sys; from convdispatch.cluster.exclusive import exclusive\n"
@@ -96,6 +84,49 @@ def test_one_at_a_time_on_one_piece_of_silicon():
         assert entered.is_set()
 
 
+def test_a_worker_compiles_for_the_next_problem_while_it_measures_one(monkeypatch):
+    """Two searches at a time: their compiling may overlap the other's measuring, the measuring of two never."""
+    log, compiled = [], threading.Event()
+
+    class Measurer:
+        def __init__(self, module, setup):
+            pass
+
+        def start(self):
+            return {}
+
+        def answer(self, request, silent_s):
+            log.append(("measuring", request["problem"]))
+            if request["problem"] == "first":
+                assert compiled.wait(60), "the second problem is compiled for meanwhile"
+            log.append(("measured", request["problem"]))
+            return {"problem": request["problem"]}
+
+    def compile_one(child, problem, place):
+        if problem == "second":
+            compiled.set()
+        return True, True
+
+    monkeypatch.setattr(children, "RestartingChild", Measurer)
+    monkeypatch.setattr(children, "compiler", lambda setup: Measurer("", setup))
+    monkeypatch.setattr(children, "compile_one", compile_one)
+    offer = offers.Offer("kind", "0:0", "m/0:0", {"type": "gpu", "platform": "a test's"}, 2, (), "1")
+    both, found = children.Children(offer), {}
+
+    def search(problem):
+        found[problem] = both.search(problem, {"budget_ms": 100}, False)
+
+    threads = [threading.Thread(target=search, args=(problem,)) for problem in ("first", "second")]
+    threads[0].start()
+    while not log:
+        threads[0].join(0.01)
+    threads[1].start()
+    for thread in threads:
+        thread.join(120)
+    assert found == {problem: {"problem": problem} for problem in ("first", "second")}
+    assert log == [(what, problem) for problem in ("first", "second") for what in ("measuring", "measured")]
+
+
 def test_offers(device):
     (offer,) = offers.offers_here(["intel"], machine="m")
     info = runtime.device_info(runtime.find_device("intel"))
@@ -104,7 +135,7 @@ def test_offers(device):
     assert offer.resources == {offer.key: 1}  # a CPU's processors measure
     assert (offer.silicon, offer.compilers) == ("cpu", 0)
     gpu = replace(offer, compilers=3, info={**offer.info, "type": "gpu"})
-    assert gpu.resources == {offer.key: 1, f"compile {offer.key}": 1}
+    assert gpu.resources == {offer.key: 2}  # one measures, the next compiles
     assert gpu.silicon != "cpu"
     assert "oclgrind" not in {each.info["vendor"] for each in offers.offers_here()}
 
