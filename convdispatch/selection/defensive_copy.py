@@ -96,8 +96,16 @@ def copied(value: Any) -> Any:
         vars(made).update(vars(value))  # what was derived from it once, too
         return made
     if isinstance(value, Mapping):
-        return dict(value) if all(type(each) in _PLAIN for each in value.values()) else copy.deepcopy(dict(value))
+        return {key: _copied_value(each) for key, each in value.items()}
     return value
+
+
+def _copied_value(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is dict:
+        return {key: _copied_value(each) for key, each in value.items()}
+    return copy.deepcopy(value)
 
 
 def changed(handed: Any, values: Mapping[str, Any]) -> str:

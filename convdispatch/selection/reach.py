@@ -45,6 +45,7 @@ class Cut:
     """Whether any tap meets the input; if none does, every sum is zero, and the sizes are 1."""
 
 
+@functools.lru_cache(maxsize=1024)
 def out_of_reach(problem: ConvProblem) -> str | None:
     """Why no kernel is given the problem as it is, or None."""
     for axis in problem.axes:

@@ -84,9 +84,9 @@ class SolverAnswers:
             self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _reason)
-            self.refused = computes_dtype(solver, problem)
-            if "reduced" not in vars(solver).get("chain", ()):
-                self.refused = self.refused or out_of_reach(problem)
+            self.refused = self.elsewhere or computes_dtype(solver, problem)
+            if self.refused is None and "reduced" not in vars(solver).get("chain", ()):
+                self.refused = out_of_reach(problem)
             self.refused = self.refused or self._answer("rejects", _reason)
             if self.refused is None:
                 self.configs = self._answer("configs", _configs)

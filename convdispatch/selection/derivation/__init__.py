@@ -5,6 +5,6 @@ rotated weights. See docs/design/adr/0006-derivation.md.
 """
 
 from .rewriting import REWRITINGS, Rewritten
-from .solver import Derived, derived, named
+from .solver import Derived, derived, may_beat, named
 
-__all__ = ["REWRITINGS", "Derived", "Rewritten", "derived", "named"]
+__all__ = ["REWRITINGS", "Derived", "Rewritten", "derived", "may_beat", "named"]

@@ -52,6 +52,11 @@ class Rewritten:
         """Bytes that the copies read and write, over all parts."""
         return self.parts * self.inner.itemsize * sum(copy.moved for copy in (*self.copies, *self.back))
 
+    @property
+    def launches(self) -> int:
+        """Launches of the copies, and of the inner convolutions beyond the first."""
+        return self.parts * (len(self.copies) + len(self.back)) + self.parts - 1
+
 
 def flat(problem: ConvProblem) -> Rewritten | str:
     """1-D as 2-D of height 1: the memory is the same."""

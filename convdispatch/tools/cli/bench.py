@@ -45,7 +45,6 @@ STEP_S = 1.0
 @click.option("--find/--no-find", "search", default=True, help="Measure every solver, or only the immediate choice.")
 @BUDGET(BUDGET_MS)
 @click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
-@click.option("--regret", is_flag=True, help="What the choice costs without records, and with half of the list known.")
 @click.option("--resume", type=OUTPUT, default=None, help="A journal to go on with and append to.")
 @click.option("--isolate/--no-isolate", default=True, help="Measure in a child process, which may die or hang.")
 @click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds of silence after which one hangs.")
@@ -89,7 +88,6 @@ def bench(
     search: bool,
     given_ms: float | None,
     record: bool,
-    regret: bool,
     resume: Path | None,
     isolate: bool,
     timeout_s: float | None,
@@ -143,10 +141,9 @@ def bench(
         "wait_quiet_s": wait_quiet_s,
     }
     if cluster is not None and render is None:
-        if record or regret or resume or within_s is not None or not isolate:
+        if record or resume or within_s is not None or not isolate:
             raise click.UsageError(
-                "--record, --regret, --resume, --within and --no-isolate are for one device here; "
-                "`find --cluster` records"
+                "--record, --resume, --within and --no-isolate are for one device here; `find --cluster` records"
             )
         reports = _there(_nets(names, files, changes), cluster, device, security, **options)
         if reports:
@@ -160,7 +157,6 @@ def bench(
             device,
             **options,
             record=record,
-            regret=regret,
             resume=resume,
             console=stderr(),
             isolate=isolate,

@@ -229,20 +229,6 @@ ${legend()}
 <p>None.</p>
 % endif
 
-% if report.regret:
-<h2>How good is a choice that nobody measured?</h2>
-<p>Regret is the time of the library's choice over the best time that searching found; both ran in the same rounds. First without
-any record, then with one half of the list measured and the other asked, and the other way round.</p>
-<table>
-<tr><th>what was known</th><th class="n">geometric mean</th><th class="n">worst</th><th>worst problem</th><th class="n">problems</th></tr>
-% for key, words in (("immediate", "nothing"), ("neighbours", "the other half of the list")):
-% if key in report.regret:
-<tr><td>${words}</td><td class="n">${number(report.regret[key]["geomean"], 4)}</td><td class="n">${number(report.regret[key]["worst"])}</td><td><code>${report.regret[key]["worst_problem"] or ""}</code></td><td class="n">${report.regret[key]["count"]}</td></tr>
-% endif
-% endfor
-</table>
-% endif
-
 % if faults or failures:
 <h2>What went wrong</h2>
 <table>
