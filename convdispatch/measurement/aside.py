@@ -16,8 +16,6 @@ from ..device.child import answer, ends_with_parent, questions
 from ..selection.plugins.loader import plugins
 from ..selection.records.record import LEAST_SAMPLES, choice_text
 
-__all__ = ["BETTER", "MODULE", "disturbance", "worth"]
-
 MODULE = __name__
 BETTER = 1.05
 """So many times faster than what runs now a candidate must be to replace it: times of one queue are not another's."""

@@ -73,7 +73,7 @@ def find(
     results = search.run()
     if store:
         search.record(results)
-        results.runs = afterwards(results, replace(policy, workspace_limit=search.workspace_limit))
+        results.runs = afterwards(results, replace(policy, workspace_limit=search.options.workspace_limit))
     return results
 
 

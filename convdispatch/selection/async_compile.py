@@ -17,6 +17,7 @@ from ..api.problem import ConvProblem
 from ..device import background, runtime
 from ..device.commands.interface import thread
 from ..device.programs.kernels import Programs, without_numbers
+from .choice.ranking import Candidate
 from .generic_solver import GenericSolver, generic_s
 from .prepared import Prepared
 
@@ -67,7 +68,7 @@ def ready_first(
 
 def _meanwhile(context: cl.Context, problem: ConvProblem) -> Prepared:
     plan = _GENERAL.plan(context, problem, {})
-    return Prepared(context, problem, problem, _GENERAL, {}, plan, "until the chosen plan is compiled")
+    return Prepared(context, problem, problem, Candidate(_GENERAL, {}, "until the chosen plan is compiled"), plan)
 
 
 def _make(compiling: Future[Prepared], key: Any, make: Callable[[], Prepared], arrived: Callable[[], Any]) -> None:

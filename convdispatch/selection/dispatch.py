@@ -159,7 +159,7 @@ def _planned_first(
             continue
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
-            made = with_room(context.devices[0], functools.partial(plan, candidate.source, candidate.math))
+            made = with_room(context.devices[0], functools.partial(plan, candidate))
             decisions.note(made, context.devices[0], policy, thread.compiled - compiled)
             return made
         except (Frozen, PlanFailed):
@@ -202,16 +202,17 @@ def make(
     problem: ConvProblem,
     context: cl.Context,
     policy: Policy | None = None,
-    source: str = "",
-    math: str = "",
+    candidate: Candidate | None = None,
 ) -> Prepared:
-    """One solver's plan for one configuration, with the generic epilogue where the solver lacks it; not kept.
+    """One solver's plan for one configuration, with the generic epilogue where the solver lacks it; not cached.
 
-    ``math``: what the configuration was offered for, where that is known; else the solver is asked.
+    ``candidate`` is what the two were chosen as, if they were: it gives the plan's source, and perhaps the math that
+    the configuration was offered for, for which the solver is asked otherwise.
     Raises what the solver raises, and PluginError if the plan breaks the contract or the workspace limit.
     """
+    candidate = candidate or Candidate(solver, config, "")
     seen = visible_problem(solver, problem)
-    shown = planned_as(solver, problem, seen, context, config, math)
+    shown = planned_as(candidate, problem, seen, context)
     with phase("plan"):
         plan = checked_plan(solver, guarded(f"{solver.name}.plan()", ask, solver, "plan", context, shown, config))
     size = plan.workspace_size
@@ -219,7 +220,7 @@ def make(
     if limit is not None and size > limit:
         raise PluginError(f"{solver.name} needs {size} bytes of workspace, the limit is {limit}")
     must_have_room(problem, runtime.device_info(context.devices[0]), solver.name, size)
-    return Prepared(context, problem, seen, solver, config, plan, source, shown.math)
+    return Prepared(context, problem, seen, replace(candidate, math=shown.math), plan)
 
 
 def quarantine(
@@ -251,28 +252,24 @@ def forbid_fallback(
 
 
 def run(
-    problem: ConvProblem,
     prepared: Prepared,
     queue: cl.CommandQueue,
-    x: Any,
-    w: Any,
-    y: Any,
-    bias: Any = None,
-    residual: Any = None,
+    operands: Sequence[Any],
     wait_for: Any = None,
     constant: Constant | None = None,
     failed: BaseException | None = None,
 ) -> cl.Event:
     """Enqueue a prepared convolution; if that fails, quarantine its solver and run the next candidate.
 
-    ``constant`` is the promise behind ``w``, where the caller gave one: it keeps the packed forms. A device that is
-    full gets back what waits in pools, and the same plan one more try. There is no second try where commands were
-    enqueued and the result's memory is read too (``accumulate``). ``failed`` is how the plan's executable ended for a
-    caller that ran it itself.
+    ``operands`` are the memory of x, w, y, bias and residual. ``constant`` is the promise behind w, where the caller
+    gave one: it caches the packed forms. A device that is full gets back what waits in pools, and the same plan one
+    more try. There is no second try where commands were enqueued and the result's memory is read too
+    (``accumulate``). ``failed`` is how the plan's executable ended for a caller that ran it itself.
 
     Raises PlanFailed, MemoryLimit.
     """
-    room = False
+    problem, room = prepared.problem, False
+    x, w, y, bias, residual = (*operands, None, None)[:5]
     while True:
         before: int | None = None
         try:
@@ -286,7 +283,7 @@ def run(
                 after = wait_for if packed is None else [*(wait_for or ()), packed]
             before = thread.given
             with unpacked_weights(w) if prepared.layered else _NO_LAYERS:
-                event = prepared.enqueue(queue, x, weights, y, bias, residual, after)
+                event = prepared.enqueue(queue, x, weights, y, bias, residual, wait_for=after)
             if not hasattr(event, "wait"):
                 raise no_event(prepared, event)
             break
@@ -363,9 +360,10 @@ def forget(problem: ConvProblem | None = None) -> None:
     _look_anew()
 
 
-def on_forget(callback: Any) -> None:
-    """Call ``callback()`` whenever plans are dropped; for caches that hold a Prepared."""
+def on_forget(callback: Any) -> Any:
+    """Call ``callback()`` whenever plans are dropped; for caches that hold a Prepared. Returns it."""
     _forgetters.append(callback)
+    return callback
 
 
 @on_ban

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import reprlib
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..api.errors import PluginError
 from ..api.problem import ConvProblem
-from ..api.solver import Plan, Solver
+from ..api.solver import Plan
 from ..device import runtime
 from ..device.commands.interface import Commands, thread
 from ..device.commands.queues import OpenCLQueue, commands_of
@@ -22,6 +22,7 @@ from ..device.executable import OUTPUTS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import KernelPlan, Launch, build, kernel_text
+from .choice.ranking import Candidate
 from .choice.set_aside import NoWorkspace
 from .constants import Constant, constant
 from .layer_chain import enqueue_plan, run_layered
@@ -41,15 +42,14 @@ class Prepared:
         context: cl.Context,
         problem: ConvProblem,
         seen: ConvProblem,
-        solver: Solver,
-        config: Mapping[str, Any],
+        candidate: Candidate,
         plan: Plan,
-        source: str = "",
-        math: str = "",
     ) -> None:
+        """``seen`` is what of the problem the plan computes; the epilogue's other parts are added here."""
+        solver, config = candidate.solver, candidate.config
         self.context, self.problem, self.solver, self.config = context, problem, solver, config
-        self.plan, self.source = plan, source
-        self.math = math or seen.math
+        self.plan, self.source = plan, candidate.source
+        self.math = candidate.math or seen.math
         """What the solver planned it in: the problem's own, or more accurate."""
         self.workspace_size = plan.workspace_size
         self._executable: Executable | None = None
@@ -96,34 +96,25 @@ class Prepared:
         """The solver adds the residual itself, element by element, so that it may be the output's own memory."""
         return self._seen.residual
 
-    def enqueue(
-        self,
-        queue: cl.CommandQueue,
-        x: cl.MemoryObject,
-        w: cl.MemoryObject,
-        y: cl.MemoryObject,
-        bias: cl.MemoryObject | None = None,
-        residual: cl.MemoryObject | None = None,
-        wait_for: Sequence[cl.Event] | None = None,
-    ) -> cl.Event:
-        """Enqueue convolution and epilogue; never waits. ``w`` is the packed form where ``packed_size`` is not 0."""
+    def enqueue(self, queue: cl.CommandQueue, *operands: Any, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
+        """Enqueue convolution and epilogue; never waits. ``operands`` are the memory of x, w, y, bias and residual, of
+        which the last two may be left out; w is the packed form where ``packed_size`` is not 0."""
         if thread.capturing is None and not isinstance(queue, Commands):
-            return self._enqueue(queue, x, w, y, bias, residual, wait_for)
+            return self._enqueue(queue, operands, wait_for)
         commands = commands_of(queue)
         if type(commands) is Recording:
-            return self.executable(commands.queue).place(commands, (x, w, y, bias, residual))
-        return self._give(commands, x, w, y, bias, residual, wait_for)
+            return self.executable(commands.queue).place(commands, (*operands, None, None)[:5])
+        return self._give(commands, operands, wait_for)
 
-    def _give(self, commands: Commands, *operands: Any) -> Any:
-        """Let the plan enqueue on ``commands``; ``operands`` end with what to wait for."""
+    def _give(self, commands: Commands, operands: Sequence[Any], wait_for: Any = None) -> Any:
+        """Let the plan enqueue on ``commands``."""
         if type(commands) is OpenCLQueue:
-            return self._enqueue(commands.queue, *operands)
+            return self._enqueue(commands.queue, operands, wait_for)
         if self.recordable or (commands.kind == "cuda" and self.streams):
             try:
-                return self._enqueue(commands, *operands)
+                return self._enqueue(commands, operands, wait_for)
             except (AttributeError, TypeError) as error:
                 raise self.misused(commands, error) from error
-        *operands, wait_for = operands
         return commands.call(self._enqueue_own, operands, self.solver.name, wait_for)
 
     def _slots(self) -> list[Slot | None]:
@@ -137,7 +128,7 @@ class Prepared:
         """Its commands on ``slots`` for x, w, y, bias and residual. Raises PluginError for a plan that answers no
         event."""
         recording = Recording(queue)
-        self._enqueue_checked(recording, *(slots or self._slots()))
+        self._enqueue_checked(recording, slots or self._slots())
         return recording
 
     def executable(self, queue: cl.CommandQueue) -> Executable:
@@ -147,8 +138,9 @@ class Prepared:
             outputs, slots = [OUTPUTS[self.problem.direction]], self._slots()
             owner, found = weakref.ref(self), None
 
-            def enqueue(queue: Any, *operands: Any) -> Any:  # for who holds the plan: no executable keeps it alive
-                return owner()._enqueue_checked(queue, *operands)  # type: ignore[union-attr]
+            # For who holds the plan: no executable keeps it alive.
+            def enqueue(queue: Any, *operands: Any, wait_for: Any = None) -> Any:
+                return owner()._enqueue_checked(queue, operands, wait_for)  # type: ignore[union-attr]
 
             if self.recordable:
                 try:
@@ -162,8 +154,8 @@ class Prepared:
             self._executable = found
         return self._executable
 
-    def _enqueue_checked(self, queue: Any, *operands: Any) -> Any:
-        event = self._give(commands_of(queue), *operands, *(None,) * (6 - len(operands)))
+    def _enqueue_checked(self, queue: Any, operands: Sequence[Any], wait_for: Any = None) -> Any:
+        event = self._give(commands_of(queue), operands, wait_for)
         if not hasattr(event, "wait"):
             raise no_event(self, event)
         return event
@@ -179,17 +171,16 @@ class Prepared:
         """A plan of its own means, which a replay may hand a CUDA stream. Raises Unlaunchable."""
         if not self.streams and isinstance(queue, Commands):
             raise Unlaunchable(f"{self.solver.name} enqueues by its own means, on OpenCL's queues")
-        return self._enqueue(queue, *operands, wait_for=wait_for)
+        return self._enqueue(queue, operands, wait_for)
 
-    def _enqueue(
-        self, queue: Any, x: Any, w: Any, y: Any, bias: Any = None, residual: Any = None, wait_for: Any = None
-    ) -> Any:
+    def _enqueue(self, queue: Any, operands: Sequence[Any], wait_for: Any = None) -> Any:
         scratch = self._scratch(queue) if self.workspace_size else None
         if self.bare:
-            return self.plan.enqueue(queue, x, w, y, scratch, wait_for)
+            return self.plan.enqueue(queue, *operands[:3], scratch, wait_for)
+        operands = (*operands, None, None)[:5]
         if self._epilogue is not None:
-            return self._epilogue(self, queue, x, w, y, scratch, bias, residual, wait_for)
-        return self._enqueue_plan(queue, x, w, y, scratch, bias, residual, wait_for)
+            return self._epilogue(self, queue, operands, scratch, wait_for)
+        return self._enqueue_plan(queue, operands, scratch, wait_for)
 
     def _scratch(self, queue: Any) -> Any:
         """Memory for the workspace. Raises NoWorkspace where there is none."""
@@ -202,22 +193,12 @@ class Prepared:
                 ) from error
             raise
 
-    def _enqueue_plan(
-        self, queue: Any, x: Any, w: Any, y: Any, scratch: Any, bias: Any, residual: Any, wait_for: Any
-    ) -> cl.Event:
+    def _enqueue_plan(self, queue: Any, operands: Sequence[Any], scratch: Any, wait_for: Any) -> cl.Event:
         if self.layered:
-            return run_layered(
-                self._seen,
-                self.solver,
-                self.plan,
-                queue,
-                (x, w, y),
-                workspace=scratch,
-                wait_for=wait_for,
-                bias=bias,
-                residual=residual,
-            )
-        return enqueue_plan(self._seen, self.plan, queue, x, w, y, scratch, wait_for, bias, residual)
+            *first, bias, residual = operands
+            more = {"workspace": scratch, "wait_for": wait_for, "bias": bias, "residual": residual}
+            return run_layered(self._seen, self.solver, self.plan, queue, tuple(first), **more)
+        return enqueue_plan(self._seen, self.plan, queue, operands, scratch, wait_for)
 
 
 def let_go(gone: Sequence[Prepared]) -> None:
@@ -269,25 +250,16 @@ class _Epilogue:
         program = build(context, text + kernel_text(__package__, "epilogue.cl"))
         names = ("out", "fresh", "bias", "residual")
         self._launch = Launch(program, "epilogue", (max(1, -(-size // chunk)),), None, arguments, names=names)
-        self._written, self._bytes = problem.written, size * problem.itemsize
+        self._written, self._bytes = "xwy".index(problem.written), size * problem.itemsize
 
     def __call__(
-        self,
-        prepared: Prepared,
-        queue: Any,
-        x: Any,
-        w: Any,
-        y: Any,
-        scratch: Any,
-        bias: Any,
-        residual: Any,
-        wait_for: Any,
+        self, prepared: Prepared, queue: Any, operands: Sequence[Any], scratch: Any, wait_for: Any
     ) -> cl.Event:
-        operands = {"x": x, "w": w, "y": y}
-        out = operands[self._written]
+        *_, bias, residual = given = list(operands)
+        out = given[self._written]
         if self.accumulates:
-            operands[self._written] = runtime.allocate(queue, self._bytes)
-        event = prepared._enqueue_plan(queue, *operands.values(), scratch, bias, residual, wait_for)
+            given[self._written] = runtime.allocate(queue, self._bytes)
+        event = prepared._enqueue_plan(queue, given, scratch, wait_for)
         if not hasattr(event, "wait"):  # before this pass waits for it
             raise no_event(prepared, event)
-        return self._launch(queue, (out, operands[self._written], bias, residual), [event])
+        return self._launch(queue, (out, given[self._written], bias, residual), [event])

@@ -228,18 +228,17 @@ def admits(problem: ConvProblem, math_: str) -> bool:
     return math_ == problem.math or (problem.dtype == "float32" and math_ in FLOORS.get(problem.math, ()))
 
 
-def planned_as(
-    solver: Solver, problem: ConvProblem, seen: ConvProblem, context: Any, config: Mapping[str, Any], math_: str = ""
-) -> ConvProblem:
-    """The problem for which the solver's ``plan`` is asked, where it sees ``seen`` of ``problem``; see ``FLOORS``.
+def planned_as(candidate: Any, problem: ConvProblem, seen: ConvProblem, context: Any) -> ConvProblem:
+    """The problem for which a candidate's ``plan`` is asked, where its solver sees ``seen`` of ``problem``.
 
-    ``math_`` is the math that the configuration was offered for, where that is known: then nobody is asked.
+    It has the math that the configuration was offered for (``FLOORS``); where the candidate does not say it, the solver
+    is asked.
     """
-    if math_:
-        return _with_math(seen, math_)
+    if candidate.math:
+        return _with_math(seen, candidate.math)
     if seen.math not in FLOORS:
         return seen
-    return query(solver, problem, device_info(context.devices[0])).shown(config)
+    return query(candidate.solver, problem, device_info(context.devices[0])).shown(candidate.config)
 
 
 def forget() -> None:

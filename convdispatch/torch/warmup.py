@@ -24,7 +24,7 @@ from ..device.programs import compile_pool
 from ..inference import form_tiers
 from . import ranks
 from .dispatch import engine, routing
-from .eager.planning import FallbackCall
+from .eager.planning import LeftToPyTorch
 from .geometry import Geometry
 from .requirements import lacking
 from .settings import DEFAULT
@@ -92,7 +92,7 @@ def _outcome(task: Callable[[], Any]) -> str | None:
         call = task()
     except (ConvDispatchError, Fallback) as error:
         return str(error).splitlines()[0]
-    return call.reason if isinstance(call, FallbackCall) else None
+    return call.reason if isinstance(call, LeftToPyTorch) else None
 
 
 @contextlib.contextmanager

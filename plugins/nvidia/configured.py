@@ -9,8 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 
-MOST_BYTES = 1 << 48
-"""Of a problem's tensors: their numbers are 64 bits in arrays."""
+MAX_BYTES = 1 << 48
+"""Bytes of a problem's tensors, at most: sizes are int64 in arrays of tiles."""
+CLOCK = 1.7e9
+"""Cycles a second of the H200 and the H100 that cost models were fitted on."""
 
 
 class Configured:
@@ -33,7 +35,7 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def first_fault(tiling: Any, faults: Iterable[tuple[Any, str]]) -> str | None:
-    """The words of the first thing that is wrong, with ``{tiling...}`` filled in; None where nothing is."""
+    """The words of the first violated constraint, with ``{tiling...}`` filled in; None where none is violated."""
     return next((words.format(tiling=tiling) for wrong, words in faults if wrong), None)
 
 

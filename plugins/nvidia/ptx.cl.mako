@@ -10,7 +10,7 @@
 ## defines. The stand-ins of ``mma`` exchange through ``scratch``, which ``SCRATCH`` declares.
 ##
 ## Lines that begin with //@ are for sm_90a: OpenCL's compiler stops at sm_90 and takes them as comments; the host strips
-## the mark from the compiled PTX (hopper.py).
+## the mark from the compiled PTX (instructions.py).
 ##
 ## Source: NVIDIA, Parallel Thread Execution ISA, the sections of the instructions' names.
 #define LOCAL_BASE(memory) ((uint)(ulong)(memory))

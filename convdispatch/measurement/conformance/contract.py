@@ -17,8 +17,6 @@ from ...selection.derivation import Derived
 from ...selection.visible_problem import computes_dtype, visible_problem
 from .memory import Fault
 
-__all__ = ["answer", "configurations", "statements"]
-
 CHEAP_S = 0.05
 """Most processor time of one ``rejects``: dispatch asks every solver, for every new problem."""
 

@@ -20,8 +20,6 @@ from .outcome import Outcome, Report
 from .session import Kit, find_plugin
 from .workers import run
 
-__all__ = ["TIMEOUT_S", "select", "verify"]
-
 TIMEOUT_S = 120.0
 """Longest time of one case with one solver; its compilations are the most of it."""
 

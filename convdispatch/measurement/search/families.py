@@ -37,7 +37,10 @@ bfloat16 1e16 and 1e-16, as processors' products of bfloat16 take subnormal sums
 _READ = {"fwd": ("x", "w"), "bwd_data": ("y", "w"), "bwd_weights": ("x", "y")}
 _SUMMED = {"fwd": "ic", "bwd_data": "oc", "bwd_weights": "mb"}
 _OUTPUTS = {"fwd": ("w", "oc"), "bwd_data": ("w", "ic"), "bwd_weights": ("y", "oc")}
-_FLOOR, _OUTLIER_FLOOR = 1e-6, 2e-5
+_FLOOR = 1e-6
+"""Relative error of a plane that float32 data may always have."""
+_OUTLIER_FLOOR = 2e-5
+"""The same beside one outlier."""
 
 
 def families(direction: str) -> tuple[str, ...]:

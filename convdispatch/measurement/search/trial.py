@@ -246,14 +246,12 @@ class Harness:
     def _enqueue(
         self, prepared: Prepared, problem: ConvProblem, whole: bool, given: Mapping[str, Any], out: Any, scratch: Any
     ) -> cl.Event:
-        operands = {name: given.get(name) for name in ("x", "w", "y")} | {problem.written: out}
-        bias, residual = given.get("bias"), given.get("residual")
+        held = {**given, problem.written: out}
+        operands = [held.get(name) for name in ("x", "w", "y", "bias", "residual")]
         if whole:
-            return prepared.enqueue(self.queue, **operands, bias=bias, residual=residual)
+            return prepared.enqueue(self.queue, *operands)
         workspace = None if scratch is None else scratch.memory
-        return enqueue_plan(
-            problem, prepared.plan, self.queue, *operands.values(), workspace, bias=bias, residual=residual
-        )
+        return enqueue_plan(problem, prepared.plan, self.queue, operands, workspace)
 
     def _packed(self, prepared: Prepared, w: Any = None) -> _Held | None:
         if not prepared.packed_size:

@@ -35,8 +35,10 @@ IMPORT_S = 60.0
 _KINDS = {"imports": dict, "trusted": dict, "solvers": dict, "answers": dict}
 _TEXTS = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
 _CHILD = "import sys; from convdispatch.selection.plugins.loader import load_alone; load_alone(sys.argv[1])"
-_MOST_SURVIVED, _TOGETHER = 2000, 64
-"""Problems that are kept of a plugin, the latest; and so many are written at once, for to ask again costs little."""
+_MOST_SURVIVED = 2000
+"""Problems that are remembered of a plugin: the latest."""
+_TOGETHER = 64
+"""Problems that are written at once, because to ask again costs little."""
 _lock = threading.RLock()
 _known: dict[Path, dict[str, Any]] = {}
 _fresh: dict[tuple[Path, str, str], list[str]] = {}

@@ -17,7 +17,10 @@ from ...api.device import DeviceInfo
 
 LEAST_SAMPLES = 6
 """Samples below which there is no interval of 95 %."""
-_LONGEST_KEY, _LONGEST_TEXT = 120, 10_000
+_LONGEST_KEY = 120
+"""Characters of a device's key, which names a folder."""
+_LONGEST_TEXT = 10_000
+"""Characters of a record's text."""
 _PROCESSOR = re.compile(r"-f\d+m\d+(?:-[a-z0-9-]*)?$")
 SCHEMA = 1
 """Raised when an older convdispatch could misread a record; newer ones keep reading the older."""

@@ -22,7 +22,7 @@ import numpy as np
 from convdispatch.api import ConvProblem
 
 from ..configured import fitting, many
-from ..hopper import LOCAL_LIMIT
+from ..instructions import LOCAL_LIMIT
 from ..pace import COPY
 from .tiling import DirectTile, DirectTiling
 
@@ -122,7 +122,7 @@ def _copied(tiling: DirectTiling, number: int) -> Any:
     """Bytes of an operand's slice, in times of those that are copied 16 at once from whole lines."""
     operand = tiling.operands[number]
     rows = np.where(tiling.tile.bk == 16, _HALF_ROWS, 1) if operand.along_k else 1
-    return tiling.extent(number) * tiling.tile.bk * 4 * _NARROW[operand.width] * rows
+    return tiling.extent[number] * tiling.tile.bk * 4 * _NARROW[operand.width] * rows
 
 
 def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
@@ -140,10 +140,10 @@ def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
     return np.where(added > 0, total + (launch + added * _SUMMED / (_MEMORY * copy)), total)
 
 
-def seconds(problem: ConvProblem, tile: DirectTile, units: int, copy: float = COPY) -> float:
+def seconds(tiling: DirectTiling, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
-    row = np.array([[getattr(tile, name) for name in _NUMBERS]], np.int64)
-    return float(_seconds(DirectTiling(problem, _tiles_of(tile, row)), units, copy)[0])
+    row = np.array([[getattr(tiling.tile, name) for name in _NUMBERS]], np.int64)
+    return float(_seconds(DirectTiling(tiling.problem, _tiles_of(tiling.tile, row)), units, copy)[0])
 
 
 def _tiles_of(tile: DirectTile, numbers: np.ndarray) -> DirectTile:

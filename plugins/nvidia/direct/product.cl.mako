@@ -34,7 +34,7 @@
 
 // Element (row, k) of a tile in local memory.
 % for number in (0, 1):
-#define ${"AB"[number]}_TILE(row, k) ${f"(row) * {tiling.pitch(number)} + (k)" if tiling.operands[number].along_k else f"(k) * {tiling.pitch(number)} + (row)"}
+#define ${"AB"[number]}_TILE(row, k) ${f"(row) * {tiling.pitch[number]} + (k)" if tiling.operands[number].along_k else f"(k) * {tiling.pitch[number]} + (row)"}
 % endfor
 ${epilogue.functions()}\
 #define INDEX ${tiling.index}
@@ -73,7 +73,7 @@ ${pipeline.fetch(f"(slice + {distance})", "next_at")}\
     }
     copies_commit();
     next_at = next_at == ${(t.stages - 1) * stage_bytes} ? 0 : next_at + ${stage_bytes};
-    local const float *a_tile = (local const float *)(memory + stage_at), *b_tile = a_tile + ${tiling.floats(0)};
+    local const float *a_tile = (local const float *)(memory + stage_at), *b_tile = a_tile + ${tiling.floats[0]};
 ${mainloop.multiply()}\
 ${accumulation.flush()}\
     stage_at = stage_at == ${(t.stages - 1) * stage_bytes} ? 0 : stage_at + ${stage_bytes};

@@ -8,12 +8,9 @@ import math
 
 from convdispatch.api import ConvProblem
 
-from ..hopper import LOCAL_LIMIT
+from ..instructions import LOCAL_LIMIT
 from ..pace import COPY, read_share
-from .engines import tiling_of
-from .tiling import Int8Tile, Int8Tiling
-
-__all__ = ["choices", "seconds"]
+from .tiling import Int8Tile, Int8Tiling, tiling_of
 
 _CLOCK = 1.7e9
 # Fitted to 323 tiles of ResNet-50's layers in CUDA graphs on an H200: 0.15 root mean square of the logarithm; the first
@@ -51,7 +48,7 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     t, p = tiling.tile, tiling.problem
     resident, groups = tiling.resident, tiling.work_groups
     copied = tiling.copied * (_HALF_ROWS if t.engine in _STAYING and t.bk == 64 else 1.0)
-    work = max(t.bm * t.bn * tiling.depth / _MACS[t.engine], copied / _COPIED)  # of a tile
+    work = max(t.bm * t.bn * tiling.row_bytes / _MACS[t.engine], copied / _COPIED)  # of a tile
     added = min(_ADDED, resident * t.items / 64)  # few warps wait for what they add
     leaving = t.bm * t.bn / (added if p.residual and p.out_itemsize == 1 else _WRITTEN)
 

@@ -61,7 +61,7 @@ ${staying.barriers(sources + t.stages)}\
     if (lane == 0) {
 ${staying.maps(0)}\
       uint turn = 0;
-      for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+      for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
         for (int block = 0; block < ${tiling.blocks}; ++block, ++turn) {
           const uint slot = turn % ${sources}, full = bars + 16 * slot;
@@ -75,7 +75,7 @@ ${copy_source(f"{tiling.sources_at} + slot * {tiling.source_bytes}", "full")}\
     if (lane == 0) {
 ${staying.maps(1)}\
       uint at = 0, bar = bars + ${16 * sources}, parity = 1;
-      for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+      for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
         for (int block = 0; block < ${tiling.blocks}; ++block)
           for (int step_of = 0; step_of < ${steps}; ++step_of) {
@@ -90,7 +90,7 @@ ${staying.advance(tiling.stage_bytes, t.stages, sources)}\
   } else {
 ${staying.multiplying()}\
     uint at = 0, bar = bars + ${16 * sources}, parity = 0, turn = 0;
-    for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+    for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${staying.numbers(f"warps_meet({t.items})")}\
       uint last = 0, source = 0;
@@ -127,7 +127,7 @@ ${results.leave()}\
   const uint at = 0;
   global const uchar *MAP_A = x, *MAP_B = w;
 ${staying.multiplying()}\
-  for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+  for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${staying.numbers("barrier(CLK_LOCAL_MEM_FENCE)")}\
     int add = 0;

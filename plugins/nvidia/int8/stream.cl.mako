@@ -48,7 +48,7 @@ ${staying.barriers(t.stages)}\
     if (lane == 0) {
 ${staying.maps(0)}\
       uint parity = 1;
-      for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+      for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${start_of()}\
         for (int slice = 0; slice < ${tiling.slices}; ++slice) {
@@ -63,7 +63,7 @@ ${staying.advance(stage_bytes, t.stages, 0)}\
   } else {
 ${staying.multiplying()}\
     uint parity = 0;
-    for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+    for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${staying.numbers(f"warps_meet({t.items})")}\
       uint last = 0;
@@ -90,7 +90,7 @@ ${results.leave()}\
   const uint at = 0, full = 0;
   global const uchar *MAP_A = x, *MAP_B = w;
 ${staying.multiplying()}\
-  for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+  for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${start_of()}\
 ${staying.numbers("barrier(CLK_LOCAL_MEM_FENCE)")}\

@@ -26,10 +26,9 @@ from convdispatch.api import ConvProblem
 from ..configured import fitting, many
 from ..formats import FORMATS, formats
 from ..geometry import product_geometry, window
-from ..hopper import LOCAL_LIMIT
+from ..instructions import LOCAL_LIMIT
 from ..pace import COPY, read_share
-from .tile import Tile
-from .tiling import Tiling
+from .tiling import Tile, Tiling
 
 _CLOCK = 1.7e9
 _MACS = {"wgmma": 2530, "mma": 1340}  # multiply-adds a cycle of a busy multiprocessor, were columns endless

@@ -17,10 +17,9 @@ from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem
 
-from ..hopper import LOCAL_LIMIT
+from ..instructions import LOCAL_LIMIT
 from ..pace import COPY, read_share
-from .fold import folded, folds
-from .gather import gathered, gathers
+from .rewriting import folded, folds, gathered, gathers
 from .tiling import TmaTile, TmaTiling
 
 _CLOCK = 1.7e9

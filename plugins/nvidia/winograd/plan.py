@@ -13,8 +13,8 @@ from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, ker
 
 from .. import SHARED
 from ..instructions import Instructions
-from ..packed.launch import ProductLaunch
-from .tiling import Points, margin
+from ..packed.plan import ProductLaunch
+from .tiling import Points, PointsTile, margin
 
 _TILES, _CHANNELS = 8, 32
 """A work group of the transform of tiles, which has 256 work items."""
@@ -24,7 +24,7 @@ class WinogradPlan(StepPlan):
     """A Plan. ``emulate`` builds plain C (tests)."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
-        points = self._points = Points.of(problem, config)
+        points = self._points = Points(problem, PointsTile.of(config))
         self.tiling, self._where, self._emulate = points.tiling, points.layout, emulate
         self._context, self._passes, self._products = context, Passes(context, points.work), self._product(context)
         steps, packers = self._data() if self.tiling.data else (self._gradient(), [])

@@ -65,7 +65,7 @@ def test_direct_tiles_are_rated_together_as_alone(text, math):
         for row in _rows(numbers):
             tile = direct._tile(plain, tuple(numbers[row].tolist()))
             assert DirectTiling(problem, tile).misfit is None
-            assert direct.seconds(problem, tile, UNITS) == pytest.approx(float(together[row]), rel=1e-12)
+            assert direct.seconds(DirectTiling(problem, tile), UNITS) == pytest.approx(float(together[row]), rel=1e-12)
 
 
 def test_tiles_that_do_not_fit_are_told_apart_in_arrays():
