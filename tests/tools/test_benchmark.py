@@ -221,9 +221,9 @@ def test_a_busy_machine_is_said():
 
 
 def test_sources_name_no_folder():
-    assert session.placeless("/home/me/registry.yaml:11") == "registry.yaml:11"
-    assert session.placeless("measured 1.2 ms, user record") == "measured 1.2 ms, user record"
-    assert session.placeless("lock file /a/b.lock") == "lock file b.lock"
+    assert session.without_folders("/home/me/registry.yaml:11") == "registry.yaml:11"
+    assert session.without_folders("measured 1.2 ms, user record") == "measured 1.2 ms, user record"
+    assert session.without_folders("lock file /a/b.lock") == "lock file b.lock"
 
 
 @pytest.mark.parametrize("search", [True, False])

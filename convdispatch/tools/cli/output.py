@@ -92,7 +92,9 @@ def reserved() -> Iterator[None]:
     """Inside the block ``ours()`` is standard output, and ``sys.stdout`` and descriptor 1 are standard error."""
     before = sys.stdout
     stream, real = before, None
-    with contextlib.suppress(Exception):  # no file, as in tests, or a closed one: what Python prints is parted alone
+    with contextlib.suppress(
+        Exception
+    ):  # standard output is no file (in tests) or closed: only what Python prints is redirected
         if before.fileno() == 1 and sys.stderr.fileno() == 2:
             before.flush()
             real = os.dup(1)
