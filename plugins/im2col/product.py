@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import (
-    OPERANDS,
     Areas,
     Axis,
     ConvProblem,
@@ -23,7 +22,6 @@ from convdispatch.api import (
     GemmSpec,
     Matrix,
     Product,
-    Step,
     StepPlan,
     gemm_configs,
     gemm_cost,
@@ -152,13 +150,6 @@ class WindowProduct:
             # Before the product's choice is known, a stand-in for the lowering tells the form.
             lowering = getattr(self, "lowering", None) or Lowering(window, self.config["form"], 1, count)
             b = lowering.matrix
-        epilogue = Epilogue(
-            bias="m" if problem.bias else None,
-            bias_batch_stride=bias,
-            residual=problem.residual,
-            activation=problem.activation,
-            accumulate=problem.accumulate,
-        )
         return GemmSpec(
             m=window.group_targets,
             n=n,
@@ -168,7 +159,7 @@ class WindowProduct:
             a=a,
             b=b,
             c=c,
-            epilogue=epilogue,
+            epilogue=Epilogue.of(problem, bias),
             a_packed=self.packs_weights,
             b_packed=self.config["form"] == "panel",
             alignment=self._alignment,
@@ -226,7 +217,7 @@ class WindowProduct:
         weights, weights_offset = "w", 0
         if self.packs_weights and not self.problem.constant_weights:
             weights, weights_offset = "workspace", packed // window.accumulator_size
-            steps.append(lambda queue, o, wait_for: first.pack_a(queue, o[1], o[3], wait_for, 0, weights_offset))
+            steps.append(first.packing(weights_offset))
         lowerings: Any = itertools.repeat(None, self.chunks.count)
         if self.lowering is not None:
             lowerings = self.lowering.launches(context, self.cpu, source, self.chunks)
@@ -246,10 +237,9 @@ class WindowProduct:
         if not (self.packs_weights and self.problem.constant_weights):
             return StepPlan(workspace_size, steps)
         layout = packed_layout(first.spec, self.gemm, "a")
-        first.compile_packer("a")
         key = f"im2col {self.problem.layout} {self.problem.dtype} {self.problem.w_shape} g{window.groups} "
         key += f"{self.config['method']} width {layout.width}"
-        return StepPlan(workspace_size, steps, layout.size, [_packer(first)], key)
+        return StepPlan(workspace_size, steps, layout.size, [first.packing()], key)
 
 
 def _over_images(matrix: Matrix, window: PatchWindow, channels: int) -> Matrix:
@@ -257,9 +247,3 @@ def _over_images(matrix: Matrix, window: PatchWindow, channels: int) -> Matrix:
     return dataclasses.replace(
         matrix, col=Axis(1), batch=Axis(matrix.batch.stride, window.groups, channels * window.pixels)
     )
-
-
-def _packer(plan: GemmPlan) -> Step:
-    """The weights, A of ``plan``, into their packed form."""
-    w, packed = OPERANDS.index("w"), OPERANDS.index("workspace")
-    return lambda queue, operands, wait_for=None: plan.pack_a(queue, operands[w], operands[packed], wait_for)

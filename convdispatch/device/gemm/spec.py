@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...api.activations import parse_activation
 from ...api.dtypes import DTYPES
 from ...api.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ...api.problem import ConvProblem
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,12 @@ class Epilogue:
             parse_activation(self.activation)
             if self.accumulate:
                 raise InvalidArgument("accumulate adds the plain result to C: it takes no activation")
+
+    @classmethod
+    def of(cls, problem: ConvProblem, bias_batch: Axis) -> Epilogue:
+        """A convolution's, with a bias for each row of C; ``bias_batch`` is the batch axis of the bias."""
+        bias = "m" if problem.bias else None
+        return cls(bias, bias_batch, problem.residual, problem.activation, problem.accumulate)
 
     @property
     def bias_batch(self) -> Axis:

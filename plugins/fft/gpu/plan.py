@@ -240,8 +240,7 @@ class _Kernels:
         values = layout.tile._asdict() | {"m": m, "n": n, "k": k, "accumulate": accumulate}
         values |= {"m_pitch": layout.chunks[0], "n_pitch": n}
         values |= {"conjugate": layout.problem.direction != "bwd_data"}
-        file = "product3.cl.mako" if layout.tile.three else "product.cl.mako"
-        return build(self._context, self._macros + kernel_text(__package__, file, **values))
+        return build(self._context, self._macros + kernel_text(__package__, "product.cl.mako", **values))
 
     def analyse(self, other: bool, place: int, row: int, slot: int) -> Launch:
         """Transform a part of the left operand (``other``) or the right one to byte ``place``."""
@@ -257,14 +256,8 @@ class _Kernels:
         items = layout.tile.items
         groups = -(-layout.result_rows // layout.tile.bm) * -(-layout.chunks[1] // layout.tile.bn)
         groups *= layout.transform.frequencies * layout.problem.g
-        arguments = [
-            home,
-            np.int64(left // 16),
-            "workspace",
-            np.int64(right // 16),
-            "workspace",
-            np.int64(result // 16),
-        ]
+        arguments = [home, np.int64(left // 16), "workspace", np.int64(right // 16)]
+        arguments += ["workspace", np.int64(result // 16)]
         program = self._product(accumulate)
         return Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)
 

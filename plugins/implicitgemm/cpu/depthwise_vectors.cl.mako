@@ -8,10 +8,6 @@
 // ITEMS     work items; PLANES are dealt to them in runs
 // XP, YP    elements of a plane of the source, of the target; WG: of a kernel; G channels
 #include <convdispatch/first_lanes.cl>
-#define AS_(type) as_##type
-#define AS(type) AS_(type)
-#define AS_V AS(V)
-#define AS_KEPT AS(KEPT)
 
 % for tile, function in tiles.items():
 inline void ${function}(global const REAL *restrict xs, const ACC *ks, OUT_PARAMS, long p, ACC b) {

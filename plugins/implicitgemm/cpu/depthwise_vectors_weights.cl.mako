@@ -9,10 +9,6 @@
 // XP, YP    elements of a plane of x, of dy; TAPS of a kernel
 // ADD       1: dw keeps what it held
 #include <convdispatch/lanes.cl>
-#define AS_(type) as_##type
-#define AS(type) AS_(type)
-#define AS_V AS(V)
-#define AS_KEPT AS(KEPT)
 <%
 def joined(vectors):
     """Statements, and the name of one vector whose lane i is the sum over the lanes of vectors[i]; None is 0."""

@@ -1,37 +1,36 @@
-"""Depthwise weights' gradients in NCHW from registers: see ``places``."""
+"""Weights' gradients of depthwise layers in NCHW computed from registers (see ``places``)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from convdispatch.api import (
-    DTYPES,
-    OPERANDS,
-    ConvProblem,
-    Launch,
-    StepPlan,
-    build,
-    define,
-    kernel_text,
-    storage_macros,
-)
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan
+from convdispatch.api.cpu import Balance, uneven
 
-from .passes import passes
-from .places import cover, moved, name, runs_of, tiles_of
+from .kernel import Kernel
+from .passes import forward_pass
+from .places import cover, lanes_in, moved, name, runs_of, tiles_of
+
+# The cost model counts operations of the peak, fitted on times of drawn layers.
+LAUNCH_OPS = 4.8e6  # the launch
+LANE_OPS = 1.8  # an operation of a lane, whether a place fills it or not
+ELEMENT_OPS = 12.0  # an element of x or dy
+STRIDED_OPS = 27.0  # an element of x that is read with a stride
+RESULT_OPS = 450.0  # an element of dw
 
 
-class VectorSums:
-    """One configuration, worked out without compiling; needs no memory."""
+class VectorSums(Kernel):
+    """One configuration; it needs no workspace."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self.problem, self.config = problem, config
-        self.p = passes(problem.replace(direction="fwd", accumulate=False))[0]
+        super().__init__(problem, config, forward_pass(problem))
         self.items = min(self.p.groups, config["items"])
 
     def _tiles(self) -> tuple[dict[Any, str], list[Any]]:
-        """Functions, and (taps, runs of calls) of as many rows of taps at a time as registers have room for."""
-        p, lanes, tiles = self.p, self.config["lanes"], {}
+        """Functions by tile, and (taps, runs of calls) of as many rows of taps at a time as registers have room for."""
+        p, lanes, tiles = self.p, self.lanes, {}
         height, width = p.places[1:]
         some = max(1, self.config["sums"] // p.taps[2])
         some = -(-p.taps[1] // -(-p.taps[1] // some))
@@ -39,33 +38,35 @@ class VectorSums:
         for first in range(0, p.taps[1], some):
             taps, calls = range(first, min(first + some, p.taps[1])), []
             for row, column, tile in tiles_of(p, lanes, self.config["rows"], True, taps):
-                base, windows = row * width + column, []
-                gradients = tuple(
-                    cover(
-                        tuple(s.at + lane if s.first <= lane < s.used else None for lane in range(lanes)),
-                        windows, -base, height * width - lanes - base,
-                    )
-                    for s in tile.stores
-                )  # fmt: skip
-                key = tile, tuple(windows), gradients
+                base, windows, gradients = row * width + column, [], []
+                for store in tile.stores:
+                    used = range(store.first, store.used)
+                    offsets = tuple(store.at + lane if lane in used else None for lane in range(lanes))
+                    gradients.append(cover(offsets, windows, -base, height * width - lanes - base))
+                key = tile, tuple(windows), tuple(gradients)
                 calls.append((row, column, tiles.setdefault(key, f"tile_{len(tiles)}")))
             parts.append(([ty * p.taps[2] + tx for ty in taps for tx in range(p.taps[2])], runs_of(calls)))
         return tiles, parts
 
     def text(self) -> str:
-        """The program."""
-        p, lanes = self.p, self.config["lanes"]
+        p = self.p
         tiles, parts = self._tiles()
-        text = storage_macros(p.dtype) + define(V=f"{DTYPES[p.dtype].accumulator}{lanes}", LANES=lanes, G=p.groups)
-        text += define(KEPT=f"{'long' if p.dtype == 'float64' else 'int'}{lanes}", ITEMS=self.items, IMAGES=p.images)
-        text += define(XP=p.source[1] * p.source[2], YP=p.places[1] * p.places[2], TAPS=p.volume)
-        text += define(ADD=int(self.problem.accumulate))
-        return text + kernel_text(
-            __package__, "depthwise_vectors_weights.cl.mako", tiles=tiles, parts=parts, taps_all=p.volume, lanes=lanes,
-            down=p.step[1] * p.source[2], across=p.step[2], width=p.places[2], moved=moved, name=name,
-        )  # fmt: skip
+        added = int(self.problem.accumulate)
+        text = self.macros(G=p.groups, ITEMS=self.items, TAPS=p.volume, ADD=added, **p.planes())
+        values = {"tiles": tiles, "parts": parts, "taps_all": p.volume, "lanes": self.lanes}
+        values |= {"down": p.step[1] * p.source[2], "across": p.step[2], "width": p.places[2]}
+        files = ("masks.cl", "depthwise_vectors_weights.cl.mako")
+        return text + self.rendered(files, moved=moved, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
-        launch = Launch(build(context, self.text()), "gradient", (self.items, 1, 1), (1, 1, 1), "x y w", names=OPERANDS)
-        return StepPlan(0, [launch])
+        """One launch."""
+        return StepPlan(0, [self.launch(context, "gradient", [self.items], ["x", "y", "w"])])
+
+    def cost(self, balance: Balance, device: DeviceInfo) -> float:
+        """The launch, the lanes of all tiles, and the elements of x, dy and dw."""
+        problem = self.problem
+        x, y, w = (math.prod(getattr(problem, f"{name}_shape")) for name in "xyw")
+        work = LANE_OPS * 2 * lanes_in(self.p, self.lanes) * problem.kh * problem.kw
+        work *= uneven(problem.g, device)
+        moved = (ELEMENT_OPS if problem.sw == 1 else STRIDED_OPS) * x + ELEMENT_OPS * y
+        return LAUNCH_OPS * balance.launch + work + moved + RESULT_OPS * w

@@ -15,8 +15,6 @@
 % if ahead:
 #define AHEAD(p) __builtin_prefetch((const void *)(size_t)(p))
 % endif
-#define AS_(type) as_##type
-#define AS(type) AS_(type)
 #if NHWC
 #define AT(n, p) ((long)(p) * (N * GROUPS) + (n))
 #else
@@ -36,7 +34,7 @@ def added(names):
         names, size = names[::2], size // 2
     return lines
 def kept(value):
-    return f"AS(V)(AS(KEPT)({value}) & (KEPT)({', '.join('0' if lane < lanes - rest else '-1' for lane in range(lanes))}))" if rest else value
+    return f"AS_V(AS_KEPT({value}) & (KEPT)({', '.join('0' if lane < lanes - rest else '-1' for lane in range(lanes))}))" if rest else value
 %>
 % if not in_place:
 % if nhwc:

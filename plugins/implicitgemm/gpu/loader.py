@@ -1,4 +1,4 @@
-"""Loader: which work item of a group loads which elements of a slice, and how many at a time."""
+"""Loader: which elements of a slice each work item of a group loads, and how many at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Loader:
-    """How a group's items cover a BK x BX slice that is read from a tensor: who loads what, in which vectors.
+    """How the work items of a group cover a BK x BX slice of a tensor, and in which vectors they load it.
 
     Of the items, ``kf`` neighbours lie along k, then ``xl`` along x, the rest along k again; each loads ``vk``
     (``vx``) neighbouring elements at a time. ``pad`` elements follow each row of the slice in local memory.
@@ -72,13 +72,13 @@ class Loader:
 
 
 def across(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
-    """Neighbouring items along x: x is what lies side by side in memory."""
+    """Neighbouring work items along x, for tensors in which x is contiguous."""
     vx = 4 if wide else 1
     return Loader(letter, bx, bk, items, 1, min(items, bx // vx), vx, 1)
 
 
 def along(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
-    """Neighbouring items along k, few enough that a warp's writes fall into different banks of local memory."""
+    """Neighbouring work items along k, few enough that a warp's writes go to different banks of local memory."""
     vk = 4 if wide and bk % 4 == 0 else 1
     units = bk // vk
     kf = math.gcd(units, 2 if vk == 4 else 8)

@@ -1,4 +1,4 @@
-"""Tile: how a work group's tile is shaped and how the product is cut; a configuration as a value."""
+"""Tile: a configuration of the tiled product as a value: the shape of a work group's tile, and how sums are split."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ class Tile:
         return cls(**config)
 
     def config(self) -> dict[str, Any]:
-        """As a configuration: what differs from the defaults, and the tile itself."""
+        """The configuration: the fields that differ from their defaults."""
         fields = [(field.name, field.default) for field in dataclasses.fields(self)]
         return {name: value for name, plain in fields if (value := getattr(self, name)) != plain}

@@ -98,7 +98,7 @@ class PointsLayout:
         return self.tile_marks if letter == "A" and self.tile_marks else scales.marks_at(scales.named(letter))
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class PointsWork(Work):
     """Winograd's own numbers, for the inverse transform, where the products lie as ``layout`` says."""
 

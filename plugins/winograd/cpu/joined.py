@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import OPERANDS, Areas, Launch, Step, StepPlan, build, define
+from convdispatch.api import Areas, Step, StepPlan, define
 from convdispatch.api.cpu import PAGE
+from convdispatch.api.cpu import cdiv as ceil
 
-from .data import SPREAD, DataKernel, ceil, pitch
+from .data import DataKernel
+from .kernel import pitch
 
-_WEIGHTS = 340 << 10
+BLOCK_WEIGHTS_BYTES = 340 << 10
 """Bytes of the transformed weights of a block of target channels that a work item holds."""
 
 
@@ -19,15 +21,15 @@ class JoinedKernel(DataKernel):
     """Products and inverse transform by blocks of target channels, each with its weights' transform.
 
     A work item goes through the source channels in parts: it transforms a part's weights for its block, adds the part's
-    products to the block of M, and after the last one transforms M back. U and M lie in the second-level cache, V in
-    the third; of weights r^2 elements a pair of channels come from memory, for alpha^2 written and read otherwise.
+    products to the block of M, and after the last one transforms M back. U and M are in the second-level cache, V is in
+    the third; r^2 weights a pair of channels come from memory, instead of alpha^2 that are written and read.
     """
 
     def _areas(self, rows: int) -> None:
         case = self.case
         self.within, self.mt = 1, self.nvl
         self.packed_blocks, self.packed_size = self.blocks, 0
-        fitting = _WEIGHTS // (case.products * self.nvl * case.size) // case.lanes * case.lanes
+        fitting = BLOCK_WEIGHTS_BYTES // (case.products * self.nvl * case.size) // case.lanes * case.lanes
         self.vt = min(max(case.lanes, fitting), case.summed, ceil(case.c, case.lanes) * case.lanes)
         self.ue = pitch(self.vt * self.nvl, case.size)
         self.ve, self.me = pitch(rows * self.vt, case.size), pitch(rows * self.nvl, case.size)
@@ -54,20 +56,15 @@ class JoinedKernel(DataKernel):
 
     def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
         """The convolution; the weights themselves are operand ``weights``."""
-        program, case, p = build(context, self.text), self.case, self.case.problem
-        source, target = ("y", "x") if case.rotated else ("x", "y")
-        extras = [name for name in ("bias", "residual") if getattr(p, name)]
-        steps: list[Step] = []
-        for g in range(p.g):
+        case, steps = self.case, []
+        for g in range(case.problem.g):
             for first in range(0, case.strips, self.s):
                 here, place = min(self.s, case.strips - first), [np.int32(first), np.int32(g)]
-                sizes = (here, ceil(case.c, SPREAD), 1)
-                arguments = [source, "workspace", *place]
-                steps.append(Launch(program, "spread", sizes, (1, 1, 1), arguments, names=OPERANDS))
-                arguments = [weights, "workspace", target, *extras, *place, np.int32(here)]
-                steps.append(Launch(program, "products", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS))
+                steps.append(self.spread_launch(context, here, place))
+                arguments = [weights, "workspace", self.target, *self.extras, *place, np.int32(here)]
+                steps.append(self.launch(context, "products", [self.items], arguments))
         return steps
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
+        """No packing: weights are transformed where they are used."""
         return StepPlan(self.workspace_size, self.steps(context, "w", 0))

@@ -23,7 +23,7 @@ def slots(total): return range(-(-total // items))
 def test(s, total): return f"tid + {s * items} < {total}" if (s + 1) * items > total else ""
 def guard(s, total): return f"if ({test(s, total)}) " if test(s, total) else ""
 ragged = weights.k % bk
-data = f.data
+data = f.work.source
 half = points * bk * tn
 %>\
 typedef ACC4 __attribute__((aligned(${4 * f.accsize}))) quad;

@@ -1,4 +1,4 @@
-"""From a problem and a tile size to what the kernels geometry: tensors, tiles, and the transforms along each axis.
+"""From a problem and a tile size to what the kernels read: tensors, tiles, and the transforms along each axis.
 
 Forward, and the data gradient as the same over dy with the kernel flipped:
 
@@ -25,90 +25,39 @@ from ..transforms import Matrix, Transform, in_range, transform
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class TileGeometry:
     """One problem in tiles of ``m`` along each axis on which the kernel has more than one tap."""
 
     problem: ConvProblem
     m: int
 
-    @property
-    def weights(self) -> bool:
+    def __post_init__(self) -> None:
+        p, m = self.problem, self.m
+        self.weights = p.direction == "bwd_weights"
         """Whether the weights' gradient is computed."""
-        return self.problem.direction == "bwd_weights"
-
-    @property
-    def nhwc(self) -> bool:
-        """Whether channels come last."""
-        return self.problem.layout == "nhwc"
-
-    @property
-    def groups(self) -> int:
-        """Groups of channels."""
-        return self.problem.g
-
-    @property
-    def images(self) -> int:
-        """Images."""
-        return self.problem.mb
-
-    @property
-    def x(self) -> TensorLayout:
-        """The input."""
-        return TensorLayout(self.problem.ic, (self.problem.ih, self.problem.iw), self.nhwc)
-
-    @property
-    def y(self) -> TensorLayout:
+        self.nhwc, self.groups, self.images = p.layout == "nhwc", p.g, p.mb
+        flipped = p.direction == "bwd_data"
+        x = TensorLayout(p.ic, (p.ih, p.iw), self.nhwc)
+        self.y = y = TensorLayout(p.oc, (p.oh, p.ow), self.nhwc)
         """The output."""
-        return TensorLayout(self.problem.oc, (self.problem.oh, self.problem.ow), self.nhwc)
-
-    @property
-    def source(self) -> TensorLayout:
-        """What tiles are read from: x, for the data gradient dy."""
-        return self.y if self.problem.direction == "bwd_data" else self.x
-
-    @property
-    def target(self) -> TensorLayout:
-        """The tensor whose places the tiles cover: written, or dy of the weights' gradient."""
-        return self.x if self.problem.direction == "bwd_data" else self.y
-
-    @property
-    def taps(self) -> Pair:
-        """The kernel's taps."""
-        return (self.problem.kh, self.problem.kw)
-
-    @property
-    def tile(self) -> Pair:
+        self.source, self.target = (y, x) if flipped else (x, y)
+        """The tensor that tiles are read from, and the one whose places they cover: written, or dy of the weights'
+        gradient."""
+        self.taps = p.kh, p.kw
+        self.tile = tuple(m if taps > 1 else 1 for taps in self.taps)
         """Places of a tile."""
-        return tuple(self.m if taps > 1 else 1 for taps in self.taps)
-
-    @property
-    def alpha(self) -> Pair:
+        self.alpha = tuple(size + taps - 1 for size, taps in zip(self.tile, self.taps, strict=True))
         """Elements of a transformed tile."""
-        return tuple(m + r - 1 for m, r in zip(self.tile, self.taps, strict=True))
-
-    @property
-    def points(self) -> int:
+        self.points = math.prod(self.alpha)
         """Products: elements of a transformed tile."""
-        return math.prod(self.alpha)
-
-    @property
-    def origin(self) -> Pair:
+        pads = zip((p.ph, p.pw), self.taps, strict=True)
+        self.origin = tuple(pad - (taps - 1) if flipped else -pad for pad, taps in pads)
         """Where the first tile reads."""
-        pads = (self.problem.ph, self.problem.pw)
-        if self.problem.direction != "bwd_data":
-            return tuple(-p for p in pads)
-        return tuple(p - (k - 1) for p, k in zip(pads, self.taps, strict=True))
-
-    @property
-    def counts(self) -> Pair:
+        self.counts = tuple(-(-size // tile) for size, tile in zip(self.target.size, self.tile, strict=True))
         """Tiles of an image along each axis."""
-        return tuple(-(-size // m) for size, m in zip(self.target.size, self.tile, strict=True))
-
-    @property
-    def tiles(self) -> int:
+        self.tiles = self.images * math.prod(self.counts)
         """Tiles of all images."""
-        return self.images * math.prod(self.counts)
 
     @functools.cached_property
     def transforms(self) -> tuple[Transform, Transform]:
@@ -120,9 +69,3 @@ class TileGeometry:
     def matrices(self, name: str) -> tuple[Matrix, Matrix]:
         """``bt``, ``g`` or ``at`` along h and w."""
         return tuple(getattr(each, name) for each in self.transforms)
-
-    @property
-    def multiplications(self) -> float:
-        """Multiply-adds of the products a multiply-add of the direct sum, tiles at the edges counted whole."""
-        direct = self.images * self.target.pixels * math.prod(self.taps)
-        return self.points * self.tiles / max(1, direct)
