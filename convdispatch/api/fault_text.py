@@ -22,7 +22,7 @@ _LIBRARIES = {
     "jax",
     *sys.stdlib_module_names,
 }
-"""Packages whose frames are no plugin's."""
+"""Packages that are no plugin: a plugin's own frame is the last one of another package."""
 
 
 def words(error: BaseException) -> str:

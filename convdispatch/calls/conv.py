@@ -12,30 +12,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from ..api.errors import InvalidArgument
 from ..api.literals import Activation, Array, Layout, Math, Padding, Pads, Steps
-from ..api.policy import current_policy
 from ..api.quantization import Quantization
 from ..device import runtime
-from ..selection.prepared import Constant, constant
-from .arguments import described_problem, sizes_of, transposed_shape
+from ..selection.prepared import constant
+from .arguments import sizes_of, transposed_shape
 from .arrays.accepted import brought, shape_of
-from .arrays.array_library import Library
-from .arrays.known_libraries import BARE, Torch, library_of
-from .bound_call import PLACES, Call, view_of
-from .call_cache import CALLS, LAST, cached_call
-from .cuda_call import CudaCall, one_library
-from .guarded_replay import replay_on_host, replay_on_queue, replay_on_stream
+from .arrays.known_libraries import BARE, library_of
+from .call import PLACES, Call
+from .call_cache import CALLS, LAST, cached_call, key_of
+from .described_call import Request, described_call
 from .output_padding import extended
-from .quantized import quantized_conv
+from .quantized import table_for
 
 __all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
 
 _LAST_FORWARD = LAST["fwd"]
-_READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
-_WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
 
 
 def conv(
@@ -73,23 +65,18 @@ def conv(
     exactly what ONNX's QLinearConv defines (docs/use/quantization.md). Forward only.
     Raises InvalidArgument or InvalidProblem before anything is written, NoSolver when every solver refuses.
     """
-    if quantization is not None:
-        return quantized_conv(
-            x, w, bias, quantization, stride=stride, padding=padding, dilation=dilation, groups=groups,
-            activation=activation, residual=residual, layout=layout, math=math, out=out, queue=queue,
-            accumulate=accumulate,
-        )  # fmt: skip
     operands = x, w, out
     options = (stride, padding, dilation, groups, activation, layout, math, accumulate)
     last = _LAST_FORWARD.get(id(w))
-    if last is not None and (again := last.again) is not None:  # as _call has it: a call of it would cost a tenth
+    # As _call has it: a call of that would cost a tenth.
+    if last is not None and quantization is None and (again := last[1].again) is not None:
         if bias is residual is queue is None:
             done = again("fwd", operands, options, None)
         else:
-            done = again("fwd", operands, options, None, bias, residual, queue) if last.host else None
+            done = again("fwd", operands, options, None, bias, residual, queue) if last[1].host else None
         if done is not None:
             return done
-    return _looked_up("fwd", operands, bias, residual, queue, options)
+    return _looked_up("fwd", operands, bias, residual, queue, options, quantization=quantization)
 
 
 def conv_backward_data(
@@ -203,11 +190,11 @@ def _call(
     names: tuple[str, str, str] = ("x", "w", "y"),
 ) -> Any:
     last = LAST[direction].get(id(operands[PLACES[direction][1]]))
-    if last is not None and (again := last.again) is not None:
+    if last is not None and (again := last[1].again) is not None:
         if bias is residual is queue is None:
             done = again(direction, operands, options, shape)
         else:
-            done = again(direction, operands, options, shape, bias, residual, queue) if last.host else None
+            done = again(direction, operands, options, shape, bias, residual, queue) if last[1].host else None
         if done is not None:
             return done
     return _looked_up(direction, operands, bias, residual, queue, options, shape, names)
@@ -222,155 +209,48 @@ def _looked_up(
     options: tuple[Any, ...],
     shape: tuple[int, ...] | None = None,
     names: tuple[str, str, str] = ("x", "w", "y"),
+    quantization: Quantization | None = None,
 ) -> Any:
     """As ``_call``, by all that decides the call."""
     first, second, written = PLACES[direction]
-    read, other = operands[first], operands[second]
+    lead, other = operands[first], operands[second]
+    last: Any = None
+    call: Any = None
     runtime.refuse_forked()
-    library = library_of(kind := type(read))
-    if library is not None and library is not BARE:
-        return _call_library_arrays(library, direction, operands, bias, residual, queue, options, shape, names)
+    library = library_of(type(lead))
+    library = None if library is BARE else library
+    devices = None if library is None else library.places((*operands, bias, residual))
     try:
-        dtype, beside = read.dtype, other.dtype
-        key: Any = (
-            direction,
-            read.shape,
-            other.shape,
-            shape,
-            dtype,
-            beside is dtype or beside,  # no None: NumPy's float64 equals it
-            options,
-            kind,
-            type(other),
-            type(operands[written]),
-            queue if queue is not None or kind is np.ndarray else getattr(read, "queue", None),
-            None if bias is None else (bias.shape, bias.dtype, type(bias)),
-            None if residual is None else (residual.shape, residual.dtype, type(residual)),
-            current_policy(),
-        )
-        last = LAST[direction].get(id(other))
+        key = key_of(direction, operands, bias, residual, queue, options, shape, quantization, devices)
+        last = LAST[direction].get(id(other), (None, None))[1]
         call = cached_call(direction, key, other)
     except TypeError:  # a list among the options, or something that is no array
-        changed = tuple(map(_hashable, options))
+        changed, key = tuple(map(_hashable, options)), None  # type: ignore[assignment]
         if changed != options:
-            return _looked_up(direction, operands, bias, residual, queue, changed, shape, names)
-        key = call = last = None
+            return _looked_up(direction, operands, bias, residual, queue, changed, shape, names, quantization)
     except AttributeError:
-        key = call = last = None
+        key = None  # type: ignore[assignment]
     if call is None:
-        done = _brought(direction, operands, bias, residual, queue, options, shape, names)
-        if done is not None:
-            return done
+        alike = brought((*operands, bias, residual), lead, written)
+        if alike is not None:  # some were of another kind than the leading operand
+            x, w, y, bias, residual = alike
+            rest = queue, options, shape, names, quantization
+            result = _looked_up(direction, (x, w, y), bias, residual, *rest)
+            return result if operands[written] is None else operands[written]
+        request = Request(direction, operands, bias, residual, queue, options, shape, names, quantization)
 
-        def describe_call() -> Call:
-            return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
+        def describe() -> Call:
+            return described_call(request, library, devices)
 
-        call = describe_call() if key is None else CALLS.make(key, describe_call)
-    if last is not None and last is call and call.again is None and call.fast_path:
-        if call.host:
-            given = (*operands, bias, residual, queue)
-            call.again = replay_on_host(call, call.fast_path, given, options, shape)
-        elif bias is residual is queue is None:
-            call.again = replay_on_queue(call, operands, options, shape)
+        call = describe() if key is None else CALLS.make(key, describe)
+    if quantization is not None:
+        bias = table_for(quantization, call.problem, bias, options[4], library)
+    elif last is call and call.again is None:
+        call.again = call.replay(library, (*operands, bias, residual, queue), options, shape)
     x, w, y = operands
-    return call(x, w, y, bias, residual, queue)
-
-
-def _brought(direction: str, operands: tuple[Any, Any, Any], bias: Any, residual: Any, *rest: Any) -> Any:
-    """The call's result where an operand had to be brought to the leading one's kind first; else None."""
-    lead, _, written = PLACES[direction]
-    given = brought((*operands, bias, residual), operands[lead], written)
-    if given is None:
-        return None
-    result, out = _call(direction, given[:3], *given[3:], *rest), operands[written]
-    return result if out is None else out
+    return call(x, w, y, bias, None, residual, queue)
 
 
 def _hashable(option: Any) -> Any:
     """An option's lists as tuples, so that a call with lists is found again too."""
     return tuple(map(_hashable, option)) if type(option) in (list, tuple) else option
-
-
-def _call_library_arrays(
-    library: Library,
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    queue: Any,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...] | None,
-    names: tuple[str, str, str],
-) -> Any:
-    """As ``_call`` for arrays of another library."""
-    (read, other), written = _READ[direction], _WRITTEN[direction]
-    lead, second, given = operands[read], operands[other], (*operands, bias, residual)
-    looked = library.places(given)
-    key = None
-    try:
-        dtype, beside = lead.dtype, second.dtype
-        key = (
-            direction, lead.shape, second.shape, shape, dtype, beside is dtype or beside, options, looked,
-            library, queue,
-            None if bias is None else (bias.shape, bias.dtype),
-            None if residual is None else (residual.shape, residual.dtype), current_policy(),
-        )  # fmt: skip
-        last = LAST[direction].get(id(second))
-        call = cached_call(direction, key, second)
-    except (TypeError, AttributeError):  # a list among the options, or something that is no array
-        key = call = last = None
-    if call is None:
-        done = _brought(direction, operands, bias, residual, queue, options, shape, names)
-        if done is not None:
-            return done
-    if looked[read] is None:
-        if call is None:
-
-            def on_host() -> Call:
-                kind, places = type(lead), looked[: len(given)]
-                if any(each is not None and type(each) is not kind for each in given) or any(
-                    place is not None for place in places
-                ):
-                    one_library(library, direction, given, places, names)
-
-                x, w, y, *rest = (view_of(library, each) for each in given)
-                made = _describe_call(direction, (x, w, y), *rest, queue, options, shape, names)
-                made.adopt(library, lead)
-                return made
-
-            call = on_host() if key is None else CALLS.make(key, on_host)
-        warm = last is not None and last is call and call.again is None and call.fast_path
-        if warm and type(library) is Torch and type(second) is not Constant:
-            call.again = replay_on_host(call, call.fast_path, (*given, queue), options, shape)
-        return call(*given, queue)
-    if call is None:
-        if queue is not None:
-            raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")
-
-        def describe_call() -> CudaCall:
-            roles, dtype = one_library(library, direction, given, looked[: len(given)], names)
-            problem = described_problem(direction, operands, bias, residual, dtype, options, shape, names)
-            return CudaCall(problem, library, looked[read], written, roles, library.stream(lead, looked[read]))
-
-        call = describe_call() if key is None else CALLS.make(key, describe_call)
-    if last is not None and last is call and call.again is None and call.plain and type(library) is Torch:
-        call.again = replay_on_stream(call, library, operands, options, shape)
-    return call(*given)
-
-
-def _describe_call(
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    queue: Any,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...] | None,
-    names: tuple[str, str, str],
-) -> Call:
-    for place, (array, name) in enumerate(zip(operands, names, strict=True)):
-        if place != _WRITTEN[direction]:
-            shape_of(array, "dy" if name == "y" and direction != "fwd" else name)
-    kind = Call.kind_of(operands, bias, residual, direction, names)
-    problem = described_problem(direction, operands, bias, residual, kind.dtype, options, shape, names)
-    return Call(problem, kind, bias, residual, queue, operands, names)

@@ -18,7 +18,7 @@ from .tensor import Tensor
 _calls = Programs(family=without_numbers)
 
 
-class _Call:
+class _BoundFormula:
     """One formula over operands of known shapes, strides and types: everything that can be decided beforehand."""
 
     __slots__ = ("dtype", "formula", "places", "prepared", "scalars", "shape", "written")
@@ -75,12 +75,14 @@ class _Call:
         return out
 
 
-def compute(expression: str, named: dict[str, Any], out: Tensor | None = None, dtype: Any = None) -> tuple[_Call, Any]:
+def compute(
+    expression: str, named: dict[str, Any], out: Tensor | None = None, dtype: Any = None
+) -> tuple[_BoundFormula, Any]:
     """What ``apply`` computes, of a text over named operands, without a note on a tape: (what was decided, result)."""
     key = forms([expression, dtype], named, out)
     call = _calls.get(key)
     if call is None:
-        call = _calls.make(key, lambda: _Call(expression, named, out, dtype))
+        call = _calls.make(key, lambda: _BoundFormula(expression, named, out, dtype))
     return call, call(named, out)
 
 

@@ -119,15 +119,41 @@ class Graph:
                 count[ref.value] = count.get(ref.value, 0) + 1
         return count
 
-    def substitute(self, old: Value, new: Value) -> None:
-        """Let every view of ``old`` be the same view of ``new``."""
-
-        def change(operand: Any) -> Any:
-            return replace(operand, value=new) if isinstance(operand, Ref) and operand.value is old else operand
-
+    def change(self, change: Callable[[Any], Any]) -> None:
+        """Replace every operand of the nodes, and of the output, by what ``change`` returns for it."""
         for node in self.nodes:
             node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
         self.output = map_operands(change, self.output)
+
+    def take_in(self, producer: Node, node: Node, **options: Any) -> Node:
+        """One operation in the place of ``node``, whose value it makes: the producer's, with ``options`` more."""
+        fused = Node(producer.function, (), {**producer.kwargs, **options}, sources=producer.sources + node.sources)
+        value = node.result.value
+        value.node, value.shape = fused, producer.result.value.shape
+        fused.result = value.whole
+        self.nodes[self.nodes.index(node)] = fused
+        self.nodes.remove(producer)
+        return fused
+
+    def summands(self, node: Node) -> list[Ref]:
+        """The two flat views whose sum an element-wise node is, that of the later operation first; else none."""
+        given = {name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")}
+        text = str(node.kwargs.get("expression", "+".join(given))).replace(" ", "")
+        sides = list(given.values())
+        if len(sides) != 2 or set(text.split("+")) != set(given):
+            return []
+        if not all(isinstance(side, Ref) and side.is_flat and side.shape == node.result.shape for side in sides):
+            return []
+        order = {each: place for place, each in enumerate(self.nodes)}
+        return sorted(sides, key=lambda side: order.get(side.value.node, -1), reverse=True)
+
+    def substitute(self, old: Value, new: Value) -> None:
+        """Let every view of ``old`` be the same view of ``new``."""
+        self.change(
+            lambda operand: (
+                replace(operand, value=new) if isinstance(operand, Ref) and operand.value is old else operand
+            )
+        )
 
     def move(self, queue: Any) -> None:
         """Copy the tensors (weights) that lie in another context than ``queue``'s to its device."""
@@ -141,9 +167,7 @@ class Graph:
                 moved[id(operand)] = Tensor.from_numpy(operand.numpy(), queue)
             return moved[id(operand)]
 
-        for node in self.nodes:
-            node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
-        self.output = map_operands(change, self.output)
+        self.change(change)
 
     def prune(self) -> None:
         """Drop the nodes whose results nobody uses."""

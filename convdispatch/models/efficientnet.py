@@ -124,15 +124,12 @@ def folded_weights(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     Raises InvalidArgument naming an array that the checkpoint lacks.
     """
     values: dict[str, np.ndarray] = {}
-    for name, conv, norm in _folds():
-        try:
+    try:
+        for name, conv, norm in _folds():
             statistics = (state[f"{norm}.{part}"] for part in ("weight", "bias", "running_mean", "running_var"))
             values[f"{name}.weight"], values[f"{name}.bias"] = fold_batch_norm(
                 state[f"{conv}.weight"], *statistics, epsilon=_EPSILON
             )
-        except KeyError as error:
-            raise InvalidArgument(f"the checkpoint is no EfficientNet-lite0: it lacks {error}") from None
-    try:
         values["classifier.weight"] = state["_fc.weight"][:, :, None, None]
         values["classifier.bias"] = state["_fc.bias"]
     except KeyError as error:

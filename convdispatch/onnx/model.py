@@ -12,6 +12,7 @@ import numpy as np
 from .. import inference, runtime
 from ..api.errors import InvalidArgument
 from ..device.programs.kernels import Programs
+from ..elementwise.codegen.elements import numpy_dtype
 from ..tensor import Tensor
 from . import operators  # noqa: F401 (enters the operators)
 from .arrays import Caller
@@ -337,11 +338,7 @@ def _check_opset(opsets: Mapping[str, int]) -> None:
 
 
 def _float_type(dtype: Any) -> np.dtype:
-    if isinstance(dtype, str) and dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    found = np.dtype(dtype)
+    found = numpy_dtype(dtype)
     if found.name not in ("float16", "bfloat16", "float32", "float64"):
         raise InvalidArgument(f"dtype must be float16, bfloat16, float32 or float64, got {found.name}")
     return found

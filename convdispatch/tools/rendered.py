@@ -42,7 +42,7 @@ DESCRIBED = {
 
 
 class _Context:
-    """Stands for a context, so that nothing that is kept by a real one is made of text alone."""
+    """A stand-in for a context, so that no cache of a real context gets entries that are text alone."""
 
     def __init__(self, device: Any) -> None:
         self.devices = [device]
@@ -84,7 +84,7 @@ def rendered(
 
 
 def _place(device: str | None, described: str | None) -> tuple[DeviceInfo, Any]:
-    """What solvers are told, and a context of it."""
+    """A device's description and a stand-in for its context."""
     if described is None:
         found = runtime.find_device(device)
         return runtime.device_info(found), _Context(found)

@@ -1,4 +1,5 @@
-"""prepare: what a model's first step would choose, compile and load is made ready before, on all processors.
+"""prepare and ready: what calls would choose, compile and load is made ready before, on all processors; what is under
+way in the background is waited for.
 
 Ranks of one training best call it before the first step: CUDA loads a program when the device is idle, and a device on
 which a collective is under way waits for the other ranks.
@@ -16,12 +17,14 @@ import torch
 
 from ..api.errors import ConvDispatchError
 from ..api.policy import policy
+from ..calls.framework import autotune, tiers
 from ..calls.framework.fallback import Fallback
 from ..calls.planner_pool import progress_line
 from ..device.programs import compile_pool
+from ..inference import form_tiers
 from . import ranks
 from .dispatch import engine, routing
-from .eager.planning import FallbackCall
+from .eager.planning import LeftToPyTorch
 from .geometry import Geometry
 from .requirements import lacking
 from .settings import DEFAULT
@@ -62,6 +65,20 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
     return {"ours": len(tasks) - left, "left": left, "reasons": reasons, "seconds": took}
 
 
+def ready(timeout: float = 600.0) -> dict[str, int]:
+    """Wait for what earlier calls left to the background, so that later calls run what stays.
+
+    Returns how many of each were waited for: "kernels" that were being compiled, of problems that PyTorch computes
+    meanwhile; "forms" of compiled graphs whose layouts were being built and timed; "measurements" of autotune, at most
+    ``timeout`` seconds.
+    """
+    found = {"kernels": tiers.pending(), "forms": 0, "measurements": autotune.pending()}
+    tiers.drain()
+    found["forms"] = form_tiers.settle_all()
+    autotune.drain(timeout)
+    return found
+
+
 def _counted(task: Callable[[], Any], done: list[int]) -> None:
     try:
         task()
@@ -75,7 +92,7 @@ def _outcome(task: Callable[[], Any]) -> str | None:
         call = task()
     except (ConvDispatchError, Fallback) as error:
         return str(error).splitlines()[0]
-    return call.reason if isinstance(call, FallbackCall) else None
+    return call.reason if isinstance(call, LeftToPyTorch) else None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from convdispatch.api import Areas, ConvDispatchError, ConvProblem
 
 from .errata import reads_scratch
 from .library import library
-from .native import Call, Script, apart, mixes_buffers, wholes
+from .native import Invocation, Script, apart, mixes_buffers, wholes
 from .primitive import Convolution, Descriptor, described, shared
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ class _Work:
         self.run(self._lib.make("primitive_create", descriptor), {_FROM: origin, _TO: destination})
         self._lib.call("primitive_desc_destroy", descriptor)
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[Invocation]:
         """All of it as calls: first each memory learns its address, then the primitives run."""
         place, execute = (self._lib.address(name) for name in ("memory_set_data_handle", "primitive_execute"))
-        calls = [Call(place, memory.value, operand, offset=offset) for memory, operand, offset in self._places]
+        calls = [Invocation(place, memory.value, operand, offset=offset) for memory, operand, offset in self._places]
         return calls + [
-            Call(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
+            Invocation(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
             for primitive, pairs in self._primitives
         ]
 

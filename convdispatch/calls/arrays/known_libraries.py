@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...api.errors import InvalidArgument
-from ...device.cuda.stream import CudaStream, place_of
 from ...device.cuda_driver import CudaError
-from .array_api import Exchange
 from .array_library import Library
+
+if TYPE_CHECKING:
+    from ...device.cuda.stream import CudaStream
 
 _known: dict[type, Library | None] = {}
 BARE = Library()
@@ -35,6 +36,7 @@ class Torch(Library):
     """PyTorch's tensors; workspaces come from its caching allocator."""
 
     name = "torch.Tensor"
+    records_gradients = True
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -92,7 +94,7 @@ class Torch(Library):
         found = self.streams.get((number, raw))
         if found is None:
             allocate = functools.partial(self._allocate, self.torch.device("cuda", number))
-            found = self.streams[number, raw] = CudaStream(place_of(number), raw, allocate)
+            found = self.streams[number, raw] = _stream(number, raw, allocate)
         return found
 
     def is_current(self, stream: CudaStream) -> bool:
@@ -178,9 +180,7 @@ class CuPy(Library):
         """See Library."""
         cuda = self.cupy.cuda
         with cuda.Device(number):
-            return CudaStream(
-                place_of(number), cuda.get_current_stream().ptr, functools.partial(self._allocate, number)
-            )
+            return _stream(number, cuda.get_current_stream().ptr, functools.partial(self._allocate, number))
 
     def _allocate(self, number: int, size: int) -> tuple[int, Any]:
         with self.cupy.cuda.Device(number):
@@ -233,7 +233,7 @@ class Numba(Library):
     def stream(self, array: Any, number: int) -> CudaStream:
         """See Library."""
         handle = getattr(array.stream, "handle", 0) or 0
-        return CudaStream(place_of(number), int(getattr(handle, "value", handle) or 0))
+        return _stream(number, int(getattr(handle, "value", handle) or 0))
 
     def compact(self, array: Any) -> Any:
         """See Library."""
@@ -276,8 +276,18 @@ def _find(kind: type) -> Library | None:
     if names & {"numba", "numba_cuda"} and hasattr(kind, "__cuda_array_interface__"):
         return Numba(sys.modules["numba.cuda"])
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
-        return Exchange(kind) if hasattr(kind, "__array_namespace__") else BARE
+        if not hasattr(kind, "__array_namespace__"):
+            return BARE
+        from .array_api import Exchange
+
+        return Exchange(kind)
     return None
+
+
+def _stream(number: int, handle: int, allocate: Any = None) -> CudaStream:
+    from ...device.cuda.stream import CudaStream, place_of
+
+    return CudaStream(place_of(number), handle, allocate)
 
 
 @functools.lru_cache(maxsize=1)

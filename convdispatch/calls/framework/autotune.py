@@ -105,6 +105,11 @@ def consider(
             _thread.start()
 
 
+def pending() -> int:
+    """Problems that wait to be measured, or are."""
+    return _busy
+
+
 def drain(timeout: float) -> bool:
     """Wait until everything that was asked for is measured; False after ``timeout`` seconds."""
     end = time.monotonic() + timeout
@@ -273,7 +278,7 @@ def _take(wanted: _Wanted, info: Any, chosen: Policy, said: dict[str, Any]) -> N
             return
         context = runtime.context(wanted.device)
         with _out_of_captures():
-            made = dispatch.make(first.solver, first.config, wanted.problem, context, chosen, first.source)
+            made = dispatch.make(first.solver, first.config, wanted.problem, context, chosen, first)
             _made.append((time.monotonic(), wanted.problem, context, wanted.policy, made))
 
 

@@ -21,8 +21,6 @@ from .packing import disagreement, packing_plans
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["CHECKS", "LONG", "Examination"]
-
 CHECKS = {
     "words": "refused in words: one line, the same each time, in little time; a proper name and epilogue",
     "configurations": "tuning choices: at least one, JSON, the same each time; cost a number",

@@ -19,10 +19,11 @@ from ..search.trialdata import numpy_dtype
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["FINITE", "NAN", "ZERO", "Fault", "Guarded", "Tray", "holds"]
-
-NAN, FINITE, ZERO = 0x7FC1, 0x4640, 0x0000
-"""16 bits, repeated: a NaN that no arithmetic makes; a moderate number; and zero, in every dtype."""
+NAN = 0x7FC1
+"""16 bits that, repeated, are a NaN in every dtype, and one that no arithmetic makes."""
+FINITE = 0x4640
+"""16 bits that, repeated, are a moderate number in every dtype."""
+ZERO = 0x0000
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
 
@@ -144,10 +145,8 @@ class Tray:
         if self._packed is not None:
             given["w"] = self._packed.memory
         scratch = self.workspace.memory if self.workspace else None
-        extras = {"bias": given.get("bias"), "residual": given.get("residual")}
-        return enqueue_plan(
-            self.problem, self.plan, queue, given["x"], given["w"], given["y"], scratch, wait_for, **extras
-        )
+        operands = [given.get(name) for name in ("x", "w", "y", "bias", "residual")]
+        return enqueue_plan(self.problem, self.plan, queue, operands, scratch, wait_for)
 
     def result(self, queue: cl.CommandQueue) -> np.ndarray:
         """The output's values. Raises Fault for a guard or an input that changed."""

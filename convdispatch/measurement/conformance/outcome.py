@@ -14,8 +14,6 @@ from ...device import declared, jsontext, plainfile
 from .levels import VERSION, held
 from .space import covered
 
-__all__ = ["SCHEMA", "Outcome", "Report", "load", "load_all"]
-
 SCHEMA = 2
 THIN = 0.1
 """A pass with less than this share of the cases computed says so."""

@@ -20,8 +20,6 @@ from .outcome import Outcome, Report
 from .session import Kit, find_plugin
 from .workers import run
 
-__all__ = ["TIMEOUT_S", "select", "verify"]
-
 TIMEOUT_S = 120.0
 """Longest time of one case with one solver; its compilations are the most of it."""
 
@@ -96,7 +94,7 @@ def verify(
 
 
 def _here(kit: Kit, batch: list[Case], heard: Callable[[Case, list[Outcome]], bool], until: float | None) -> list[str]:
-    """Run the cases in this process; answers the names of those that were not reported."""
+    """Run the cases in this process; returns the names of those that were not reported."""
     left = [one.name for one in batch]
     try:
         for one in batch:

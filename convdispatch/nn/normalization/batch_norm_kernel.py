@@ -58,25 +58,21 @@ def takes(x: Tensor, axis: int, vectors: Sequence[Tensor], residual: Tensor | No
 
 def normalise(
     x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    running_mean: Tensor,
-    running_variance: Tensor,
+    vectors: Sequence[Tensor],
     residual: Tensor | None,
-    momentum: float,
-    epsilon: float,
+    numbers: tuple[float, float],
     relu: bool,
     tape: Tape | None,
 ) -> Tensor:
-    """Batch norm with operands that ``takes`` takes; recorded on ``tape``."""
+    """Batch norm with operands that ``takes`` takes, recorded on ``tape``; ``numbers`` are momentum and epsilon."""
+    scale, shift, *_ = vectors
     mb, channels = x.shape[:2]
     keep = relu and tape is not None and tape.tracks(residual)
     form = _Form(mb, channels, math.prod(x.shape[2:]), relu, residual is not None, keep, False, False)
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     stats = runtime.allocate(x.queue, 3 * channels * 4)
     tensors = [x] if residual is None else [x, residual]
-    operands = [*_place(x), *_place(scale), *_place(shift), *_place(running_mean), *_place(running_variance)]
-    operands += [np.float32(momentum), np.float32(epsilon)]
+    operands = [*(part for tensor in (x, *vectors) for part in _place(tensor)), *map(np.float32, numbers)]
     more = [] if residual is None else _place(residual)
     _run(form, x.queue, _place(x), operands, [*more, stats, y.base_data], tensors)
     if tape is None or not tape.tracks(x):

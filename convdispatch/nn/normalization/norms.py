@@ -86,7 +86,7 @@ def batch_norm(
     tape = current_tape()
     vectors = (scale, shift, running_mean, running_variance)
     if takes(x, axis, vectors, residual, tape):
-        return normalise(x, *vectors, residual, momentum, epsilon, bool(activation), tape)
+        return normalise(x, vectors, residual, (momentum, epsilon), bool(activation), tape)
     with paused():
         axes = tuple(a for a in range(x.ndim) if a != axis)
         # One value of each channel, seen as all of its values.

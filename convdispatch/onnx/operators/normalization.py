@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,15 @@ def _batch(call: Call) -> Any:
     vectors = [v if v.ndim == 1 else functional.view(v, (v.size,)) for v in vectors]
     epsilon = float(call.get("epsilon", 1e-5))
     if call.get("training_mode", 0):
-        return _by_the_batch(call, x, *vectors, epsilon)
+        return _by_the_batch(call, x, vectors, epsilon)
     return functional.batch_norm(x, *vectors, training=False, epsilon=epsilon)
 
 
-def _by_the_batch(call: Call, x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, variance: Tensor, e: float) -> Any:
+def _by_the_batch(call: Call, x: Tensor, vectors: Sequence[Tensor], epsilon: float) -> Any:
     """As in training: by the batch's own statistics, which the running ones move towards."""
     axes, wide = tuple(a for a in range(x.ndim) if a != 1), (-1, *[1] * (x.ndim - 2))
-    y = functional.standardize(x, axes, e, functional.view(scale, wide), functional.view(shift, wide))
+    scale, shift, mean, variance = vectors
+    y = functional.standardize(x, axes, epsilon, functional.view(scale, wide), functional.view(shift, wide))
     m = reduce("mean", "x", axes, x=x)
     v = reduce("mean", "square(x - m)", axes, x=x, m=functional.view(m, wide))
     momentum = float(call.get("momentum", 0.9))

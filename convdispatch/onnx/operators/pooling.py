@@ -10,7 +10,7 @@ from ...elementwise import apply, reduce
 from ...nn import functional
 from ...tensor import Tensor
 from ..call import Call, operator
-from .geometry import pads_of
+from .geometry import windows_of
 
 _WHOLE = {
     "GlobalAveragePool": ("mean", "x"),
@@ -22,10 +22,8 @@ _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}
 @operator(*_KINDS)
 def _pool(call: Call) -> Any:
     x, kind = call.tensor(0), _KINDS[call.node.op_type]
-    space, kernel = x.shape[2:], list(call.get("kernel_shape"))
-    strides = list(call.get("strides", [1] * len(kernel)))
-    dilations = list(call.get("dilations", [1] * len(kernel)))
-    pads = pads_of(call, space, kernel, strides, dilations)
+    windows = windows_of(call, x.shape[2:], call.get("kernel_shape"))
+    (_, kernel, strides, dilations), pads = windows, windows.pads(call)
     ceil = bool(call.get("ceil_mode", 0)) and call.get("auto_pad", "NOTSET") == "NOTSET"
     options: dict[str, Any] = {}
     if kind == "average":
@@ -38,7 +36,6 @@ def _pool(call: Call) -> Any:
         if x.dtype.itemsize > 2:
             raise call.refuse(f"pools {x.dtype.name}, which is not here")
         dtype, x = x.dtype, x.astype(np.float32)
-    pads = [(int(near), int(far)) for near, far in pads]
     reach = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
     if any(p > r for pair, r in zip(pads, reach, strict=True) for p in pair):
         raise call.refuse(f"pads {pads}, more than its windows of {kernel} reach")

@@ -22,7 +22,7 @@ from ...device.cuda_driver import NO_CONTEXT, CudaError
 from ...device.executable import Executable
 from ...device.places.stream import StreamPlace
 from .cuda_stream import CAPTURED, stream_of
-from .planning import FallbackCall
+from .planning import LeftToPyTorch
 
 _ALIGNMENT = 16
 """Bytes that kernels read at once, at most."""
@@ -51,7 +51,7 @@ class Launched:
             except (BuildFailed, Unlaunchable) as error:
                 raise Fallback(f"{name} cannot run on a CUDA stream: {str(error).splitlines()[0]}") from None
         assert launches is not None, "kernels beside convolutions are launches alone"
-        self.launches, self.context = launches, stream.place.cuda.context.value
+        self.launches = launches
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Raises Fallback for memory that begins elsewhere than at a multiple of 16 bytes."""
@@ -79,11 +79,11 @@ class Launched:
 
 def launched(
     name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Any]
-) -> Launched | FallbackCall:
+) -> Launched | LeftToPyTorch:
     """As ``Launched``; where each such call is PyTorch's, what says so. Raises Fallback for this one call."""
     try:
         return Launched(name, like, sizes, enqueue)
     except Fallback as left:
         if not left.lasting:
             raise
-        return FallbackCall(str(left))
+        return LeftToPyTorch(str(left))

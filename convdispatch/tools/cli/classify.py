@@ -20,26 +20,14 @@ from .options import DEVICE, stdout
 @click.option("--mean", metavar="R,G,B", default=None, help="Of its pictures, of 255. Default: ImageNet's.")
 @click.option("--scale", metavar="R,G,B", default=None, help="What the rest is divided by. Default: ImageNet's.")
 @DEVICE
-def classify(
-    paths: tuple[Path, ...],
-    top: int,
-    runs: int,
-    most_pixels: int | None,
-    layout: str | None,
-    model: Path | None,
-    mean: str | None,
-    scale: str | None,
-    device: str | None,
-) -> None:
+def classify(paths: tuple[Path, ...], mean: str | None, scale: str | None, **options: Any) -> None:
     """Name what the pictures at PATHS show (default: scikit-image's), with EfficientNet-lite0 or --model; time each
     layer."""
     from ..classify import classify as run
 
-    options: dict[str, Any] = {} if layout is None else {"layout": layout}
-    options |= {} if model is None else {"model": model}
     options |= {name: _colours(name, text) for name, text in (("mean", mean), ("scale", scale)) if text is not None}
-    options |= {} if most_pixels is None else {"most_pixels": most_pixels}
-    run(list(paths), top=top, runs=runs, device=device, **options).show(stdout())
+    given = {name: value for name, value in options.items() if value is not None}
+    stdout().print(run(list(paths), **given))
 
 
 def _colours(name: str, text: str) -> tuple[float, ...]:

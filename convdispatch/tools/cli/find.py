@@ -19,6 +19,7 @@ from .cluster import CLUSTER, security_of
 from .options import (
     AS_JSON,
     BUDGET,
+    CHANGES,
     CONFIGURE,
     DEVICE,
     JOBS,
@@ -67,30 +68,17 @@ BEST = 5
 @DEVICE
 @AS_JSON
 def find(
-    names: tuple[str, ...],
-    files: tuple[Path, ...],
-    lock: Path | None,
-    check: bool,
-    device: str | None,
-    as_json: bool,
-    again: bool,
-    verbose: bool,
-    given_ms: float | None,
-    workspace_limit: int | None,
-    memory_limit: int | None,
-    isolate: bool | None,
-    jobs: int | None,
-    cluster: str | None,
-    agree: float,
-    **changes: Any,
+    names: tuple[str, ...], files: tuple[Path, ...], device: str | None, lock: Path | None, **options: Any
 ) -> None:
     """Measure the solvers for problems or whole nets and record the results, so that later calls choose by them.
 
     What is known and not in doubt is skipped, so an interrupted search goes on where it was. With --cluster the workers
     of a Dask scheduler measure, on every kind of device that they offer, or those that --device names.
     """
-    security = security_of(changes)
-    entries = configure(read_entries(names, files, changes.get("batch"), changes.get("layout")), **changes)
+    security, as_json = security_of(options), options.pop("as_json")
+    changes = {name: options.pop(name) for name in CHANGES}
+    check, verbose, cluster, agree = (options.pop(name) for name in ("check", "verbose", "cluster", "agree"))
+    entries = configure(read_entries(names, files, changes["batch"], changes["layout"]), **changes)
     problems = list(dict.fromkeys(entry.problem for entry in entries if entry.problem.mb))
     if check:
         _check(problems, device, lock)
@@ -98,15 +86,14 @@ def find(
     if lock is not None:
         OUTPUT.convert(lock, None, click.get_current_context())
     records_are_writable()
-    limits = search_limits(given_ms, BUDGET_MS)
-    limits |= {"workspace_limit": workspace_limit, "memory_limit": memory_limit}
-    if cluster is not None:
-        if lock is not None:
-            raise click.UsageError("--lock writes one device's decisions: run it there, where the records are known")
-        more = {"client": cluster, "devices": device, "again": again, "agree": agree, "security": security}
-        found = _search_there(problems, quiet=as_json, **more, **limits)
+    options |= search_limits(options.pop("given_ms"), BUDGET_MS)
+    if cluster is None:
+        found = _search(problems, device, quiet=as_json, **options)
+    elif lock is not None:
+        raise click.UsageError("--lock writes one device's decisions: run it there, where the records are known")
     else:
-        found = _search(problems, device, again, jobs, quiet=as_json, isolate=isolate, **limits)
+        limits = {name: value for name, value in options.items() if name not in ("jobs", "isolate")}
+        found = _search_there(problems, cluster, as_json, devices=device, agree=agree, security=security, **limits)
     if as_json:
         echo(json.dumps([_to_dict(results) for results in found], indent=1))
     else:
@@ -116,7 +103,7 @@ def find(
     if unmeasured:
         raise click.ClickException(
             f"nothing could be measured, and nothing is recorded, for {', '.join(unmeasured)}: -v says what became of "
-            f"each candidate, and --budget gives more than {limits['budget_ms']:g} ms"
+            f"each candidate, and --budget gives more than {options['budget_ms']:g} ms"
         )
     if lock is not None:
         from ...selection.choice.lockfile import write
@@ -126,7 +113,7 @@ def find(
 
 
 def _calibrate(device: Any, console: Any) -> None:
-    """Once a device; where nothing can be kept the estimates stand, which only order the search."""
+    """Measure a device's rates, once; where they cannot be stored, estimates order the search."""
     from ...measurement.calibration import Unsteady, calibrate
 
     try:
@@ -161,7 +148,7 @@ def _search(
             new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
             known = len(problems) - len(new)
             step.resize(len(new))
-            if new and not rates(info).measured and not switched_off() and info.vendor != "oclgrind":  # a simulator's
+            if new and not rates(info).measured and not switched_off() and info.vendor != "oclgrind":
                 step("calibrating", 0)
                 _calibrate(chosen, console)
             if (compilers := processes(jobs, info)) and new:
@@ -185,7 +172,7 @@ def _search(
 
 
 def _search_there(problems: list[ConvProblem], client: str, quiet: bool, **options: Any) -> list[Any]:
-    """By a cluster's workers; what was measured until an interrupt is kept and answered."""
+    """Search by a cluster's workers; returns what was measured until an interrupt."""
     from ...cluster.finding import find_many
 
     console, found = stderr(), list[Any]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,15 +37,7 @@ def trace(what: str, batch: int | None, device: str | None, as_json: bool) -> No
 @click.option("--training", is_flag=True, help="With the backward, of a script's model.")
 @click.option("--autocast", type=click.Choice(["float16", "bfloat16"]), default=None, help="Of a script's model.")
 @DEVICE
-def pack(
-    what: str,
-    output: Path,
-    batch: int | None,
-    all_weights: bool,
-    training: bool,
-    autocast: str | None,
-    device: str | None,
-) -> None:
+def pack(what: str, output: Path, device: str | None, **options: Any) -> None:
     """Write decisions, configurations, compiled kernels and packed constant weights for a device into one file.
 
     A SCRIPT is net.py:build, whose function build() answers (model, inputs) of PyTorch, on the device they run on.
@@ -53,4 +46,4 @@ def pack(
     """
     from ..packing import make_pack
 
-    echo(make_pack(what, output, device, batch, all_weights, training, autocast))
+    echo(make_pack(what, output, device, **options))

@@ -24,21 +24,7 @@ from .options import DEVICE, JOBS, OUTPUT, command_line, processes, stderr, stdo
 @click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs.")
 @JOBS
 @DEVICE
-def run(
-    model: Path,
-    inputs: tuple[str, ...],
-    batch: int | None,
-    profile: bool,
-    html_path: Path | None,
-    trace_path: Path | None,
-    against: str | None,
-    output: Path | None,
-    math: str,
-    dtype: str | None,
-    runs: int,
-    jobs: int | None,
-    device: str | None,
-) -> None:
+def run(model: Path, inputs: tuple[str, ...], output: Path | None, profile: bool, **options: Any) -> None:
     """Run the ONNX file MODEL: what goes in, what comes out, how long it takes.
 
     Pictures are cut square, scaled to the input's size and normalised as ImageNet's are.
@@ -47,20 +33,19 @@ def run(
 
     from ..run_model import run_model
 
-    report, net = run_model(
-        model, inputs, batch=batch, against=against, device=device, math=math, dtype=dtype, runs=runs
-    )
+    html_path, trace_path, jobs = (options.pop(name) for name in ("html_path", "trace_path", "jobs"))
+    report, net = run_model(model, inputs, **options)
     stdout().print(report)
     if output is not None:
         np.savez(output, **report.outputs)
     if trace_path is not None:
-        from ..benchmark.pages.timeline import write_measured_trace
+        from ..benchmark.pages.timeline import write_trace
 
         if net.latest is None:
             raise click.ClickException("nothing is computed, so there is no timeline: every output is a constant")
-        write_measured_trace(net.latest, model.stem, report.device, trace_path)
+        write_trace(net.latest, model.stem, report.device, trace_path)
     if profile or html_path is not None:
-        _profile(model, net, against, device, jobs, html_path)
+        _profile(model, net, options["against"], options["device"], jobs, html_path)
 
 
 def _profile(
