@@ -26,7 +26,7 @@ from .running import Failed, Run, cluster_run
 from .tasks import measure
 
 AGREE = 0.05
-"""Share of the problems that is measured on two devices of a kind, where there are two."""
+"""The share of problems that is measured on a second device of the kind, where there is one."""
 
 
 def _warn(words: str) -> None:
@@ -128,7 +128,7 @@ class _ClusterSearch:
         return Task(text, key, measure, (text, limits, self._again), **more)
 
     def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What runs on such a device by what is known here; the worker's own first where no plugin here serves it."""
+        """What runs on such a device by this machine's records; None where no plugin here serves it."""
         try:
             first = rank(problem, device, Policy(workspace_limit=self._limits["workspace_limit"]))[0]
         except ConvDispatchError:

@@ -199,7 +199,7 @@ def _probabilities(result: Any, model: Any) -> np.ndarray:
     values = np.ravel(first[:1]).astype(np.float64)
     if values.size not in (CLASSES, CLASSES + 1):
         raise InvalidArgument(f"{model} answers {values.size} numbers a picture, expected ImageNet's {CLASSES} classes")
-    if values.min() < 0 or abs(values.sum() - 1) > 1e-2:  # logits
+    if values.min() < 0 or abs(values.sum() - 1) > 1e-2:  # the result is logits
         values = np.exp(values - values.max())
         values /= values.sum()
     return values[-CLASSES:]

@@ -76,7 +76,7 @@ def _examined(probe: bool, again: bool) -> Report:
     if again:
         vendor_trial.forget()
     if try_each(again):
-        plugins.cache_clear()  # they are loaded below, where warnings are not wanted
+        plugins.cache_clear()  # ``_plugins`` loads them again, without warnings
     vendors = [asdict(vendor) for vendor in icd.vendors()]
     devices = [_device(number, device, probe) for number, device in enumerate(runtime.devices())]
     default, default_problem = _default()
@@ -208,7 +208,7 @@ def _plugins() -> list[Any]:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report says the same, with the mend
+        warnings.simplefilter("ignore")  # the report has the same texts, with what to do
         loaded = plugins()
         return [_with_unavailable_reason(loaded, entry) for entry in loaded.report]
 

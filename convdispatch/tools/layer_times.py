@@ -25,7 +25,7 @@ _ADDED = re.compile(r"(_nchwc|_nhwc|_bn|_mul|_token_\d+)$")
 
 @dataclass(frozen=True)
 class Step:
-    """What a library ran: its operator or solver, its milliseconds, and the results of the file's nodes it made."""
+    """What a library ran: operator or solver, milliseconds, and the results of the file's nodes that it computed."""
 
     what: str
     ms: float
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def ms(self) -> tuple[float, float]:
-        """Milliseconds here, and there."""
+        """Milliseconds of this package, and of the other library."""
         return sum(step.ms for step in self.ours), sum(step.ms for step in self.theirs)
 
 

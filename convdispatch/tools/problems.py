@@ -60,7 +60,7 @@ def _is_file(name: Path | str) -> bool:
     """Whether a file has the name, which may be any text."""
     try:
         return Path(name).is_file()
-    except (OSError, ValueError):  # longer than a name may be, or with a NUL
+    except (OSError, ValueError):  # the text is longer than a file's name may be, or has a NUL
         return False
 
 

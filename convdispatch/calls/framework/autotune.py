@@ -103,6 +103,11 @@ def consider(
             _thread.start()
 
 
+def pending() -> int:
+    """Problems that wait to be measured, or are."""
+    return _busy
+
+
 def drain(timeout: float) -> bool:
     """Wait until everything that was asked for is measured; False after ``timeout`` seconds."""
     end = time.monotonic() + timeout

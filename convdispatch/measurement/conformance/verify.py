@@ -94,7 +94,7 @@ def verify(
 
 
 def _here(kit: Kit, batch: list[Case], heard: Callable[[Case, list[Outcome]], bool], until: float | None) -> list[str]:
-    """Run the cases in this process; answers the names of those that were not reported."""
+    """Run the cases in this process; returns the names of those that were not reported."""
     left = [one.name for one in batch]
     try:
         for one in batch:

@@ -135,7 +135,7 @@ class Measured:
 
     @property
     def searched_ms(self) -> float | None:
-        """What the best took in the search, which the other candidates' times there compare with."""
+        """The best candidate's time in the search; other candidates' times of the search compare with it."""
         best = self.best and (self.best.solver, self.best.config)
         return next((row.median_ms for row in self.rows if (row.solver, row.config) == best), None)
 
@@ -199,7 +199,7 @@ class Report:
             raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
             measured = {text: Measured.from_json(found) for text, found in values["measured"].items()}
-            known = {name: value for name, value in values.items() if name != "regret"}  # of older reports
+            known = {name: value for name, value in values.items() if name != "regret"}  # a field of older reports
             report = declared.made(cls, {**known, "measured": {}})
             return replace(report, measured=measured)
         except (KeyError, TypeError, AttributeError, ValueError) as error:

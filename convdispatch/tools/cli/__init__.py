@@ -88,7 +88,7 @@ class _Group(Group):
                 traceback.print_exception(error)
             raise click.ClickException(str(error)) from error
         except OSError as error:
-            if error.filename is None:  # no file's: a pipe that was closed, a process that did not start
+            if error.filename is None:  # an error that is not about a file: a closed pipe, a process that did not start
                 raise
             raise click.ClickException(f"{error.filename}: {error.strerror or error}") from error
         except KeyboardInterrupt:

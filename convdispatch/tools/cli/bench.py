@@ -121,7 +121,7 @@ def bench(
 
 
 def _here(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> Any:
-    """The report of one device of this machine; what is measured so far stands in the JSON file meanwhile."""
+    """The report of one device of this machine; the JSON file is written after each problem."""
     from ...device import runtime
     from ..benchmark.measuring.run import run
     from ..benchmark.pages.export import write_json

@@ -25,8 +25,8 @@ Command = TypeVar("Command", bound="Callable[..., Any] | click.Command")
 
 
 class OutputFile(click.Path):
-    """A file that the command will write. It is tried as the options are read: what took minutes to measure is not lost
-    to a folder that is not there."""
+    """A file that the command will write. The path is tried as the options are read, so that a missing folder does
+    not lose what took minutes to measure."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)

@@ -38,7 +38,7 @@ class Options:
     against: Sequence[str] = ()
     """Names of peers."""
     solver: str | None = None
-    """A glob; only these solvers."""
+    """A glob of solvers' names; None for all."""
     search: bool = True
     """Whether every solver is measured, or only the immediate choice."""
     budget_ms: float = 3000.0
@@ -167,7 +167,7 @@ def _measure_again(session: Any, report: Report, step: Callable[[str, int], None
     """Measure the ceilings once more: on a machine that peer_modules use they differ from those at the beginning."""
     for dtype, roof in report.roofs.items():
         step(f"ceilings of the device once more, {dtype}", 0)
-        with contextlib.suppress(ConvDispatchError, OutOfTime):  # what was measured stands; nothing is known of its end
+        with contextlib.suppress(ConvDispatchError, OutOfTime):  # the first measurement stands
             again = session.roof(dtype)
             rates = {name: (peak, again.get(name)) for name, peak in roof.items()}
             both = {name: pair for name, pair in rates.items() if all(isinstance(peak, dict) for peak in pair)}

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 ROUNDS = (5, 21)
-"""Least and most rounds of benchmarking; as many as take the search's budget, between these."""
+"""The least and the most rounds of benchmarking; between them, as many as fit into the search's budget."""
 SETTLE_MS = 15.0
-"""A rival runs unseen for so long before each sample, on a CPU."""
+"""On a CPU each rival runs untimed for so long before each sample, until other rivals' threads have ended."""
 LEAST_MS = 2.0
 
 
@@ -127,7 +127,7 @@ class Session:
         for choice in ours:
             if _key(choice) not in rivals and _key(choice) not in self._without:
                 self._watch(_key(choice))
-                with contextlib.suppress(Exception):  # a choice that fails has no time, and its row says why
+                with contextlib.suppress(Exception):  # a choice that fails has no time; its row has the reason
                     rivals[_key(choice)] = self._candidate(harness, problem, choice)
         copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, found.traffic)))
         for peer in self._peers:
@@ -154,7 +154,8 @@ class Session:
 
     def _candidate(self, harness: Harness, problem: ConvProblem, choice: Choice) -> Candidate:
         solver = named(choice.solver, plugins().solvers)
-        if not query(solver, problem, self.info).offers(choice.config):  # a journal's, for instance
+        # The choice may come from a journal of another version.
+        if not query(solver, problem, self.info).offers(choice.config):
             raise InvalidArgument(f"{choice.solver} does not offer {dict(choice.config)} for {problem}")
         prepared = dispatch.make(solver, choice.config, problem, harness.queue.context)
         checked = harness.verify(prepared)

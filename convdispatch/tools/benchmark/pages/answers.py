@@ -13,14 +13,14 @@ from ..report import EVIDENCE, Report
 from ..summary import Line, gaps, geomean, known, lines
 
 REGRET = 1.05
-"""A choice whose time is at least so many times the best is mentioned."""
+"""A choice is mentioned when its time is at least this many times the best."""
 REFUSALS = 3
 ELSEWHERE = re.compile(r"\b(GPUs?|CPUs?|nvidia|intel|amd|device)\b", re.IGNORECASE)
 """A refusal that speaks of the device, which no geometry mends."""
 
 
 def answers(report: Report) -> list[tuple[str, str]]:
-    """Question and answer; empty where nothing has a time."""
+    """Pairs of question and answer; empty where no layer has a time."""
     timed = [line for line in lines(report) if line.ms]
     if not timed:
         return []
