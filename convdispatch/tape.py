@@ -88,7 +88,7 @@ class Tape:
         return tensor
 
     def tracks(self, tensor: Any) -> bool:
-        """A gradient is wanted for ``tensor``: a Parameter, watched, or computed from one of these on this tape."""
+        """Whether ``tensor`` needs a gradient: a Parameter, a watched tensor, or computed from these on this tape."""
         return tensor is not None and (tensor.mark > self._first or type(tensor) is Parameter)
 
     def record(self, results: Tensor | Sequence[Tensor], inputs: Sequence[Tensor | None], backward: Backward) -> None:

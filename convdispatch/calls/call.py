@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..api.errors import InvalidArgument, MemoryLimit
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..measurement import first_sight
+from ..selection import dispatch
 from ..selection.prepared import operand_sizes
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Call:
     """The executable, bound to its place; None while there is nothing to launch."""
     prepared: Any = None
     """The plan; None while there is none, or nothing to compute."""
+    solver = "none: nothing to compute"
+    """The name of what runs."""
     packed_key: Any = None
     """The key under which constant weights hold the address of the form packed for this call."""
     again: Any = None
@@ -56,10 +59,10 @@ class Call:
         self.out_shape = problem.out_shape
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
 
-    @property
-    def solver(self) -> str:
-        """What runs."""
-        return "none: nothing to compute" if self.prepared is None else str(self.prepared.solver.name)
+    def prepare(self, context: cl.Context) -> None:
+        """Choose the plan, or find it. Raises as ``dispatch.prepare``."""
+        self.prepared = dispatch.prepare(self.problem, context)
+        self.solver = str(self.prepared.solver.name)
 
     @property
     def packs(self) -> bool:
@@ -70,6 +73,12 @@ class Call:
     def zeroes(self) -> bool:
         """Whether a result of no images is to be filled: the gradient of no images is zero."""
         return self.problem.direction == "bwd_weights" and not self.problem.accumulate
+
+    def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
+        """What makes the call again that was just made twice with ``given``: x, w, y, bias, residual and queue; None
+        where there is nothing quicker than to look it up. ``library`` is that of its arrays, None for NumPy's and
+        OpenCL's."""
+        return None
 
     def program(self, launcher: Any) -> Any:
         """The launches as the native call path takes them, made once; None for what that does not take."""

@@ -22,11 +22,8 @@ from .arrays.known_libraries import BARE, library_of
 from .call import PLACES, Call
 from .call_cache import CALLS, LAST, cached_call, key_of
 from .described_call import Request, described_call
-from .guarded_replay import replay_of
 from .output_padding import extended
 from .quantized import table_for
-
-__all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
 
 _LAST_FORWARD = LAST["fwd"]
 
@@ -247,7 +244,7 @@ def _looked_up(
     if quantization is not None:
         bias = table_for(quantization, call.problem, bias, options[4], library)
     elif last is call and call.again is None:
-        call.again = replay_of(call, library, (*operands, bias, residual, queue), options, shape)
+        call.again = call.replay(library, (*operands, bias, residual, queue), options, shape)
     x, w, y = operands
     return call(x, w, y, bias, None, residual, queue)
 

@@ -20,12 +20,10 @@ from .arrays.array_library import Library
 from .arrays.host_arrays import LibraryArrays, NumPyArrays
 from .arrays.known_libraries import library_of
 from .arrays.operands import check_written
-from .arrays.stream_arrays import StreamArrays
 from .call import PLACES, Call
 from .host_call import HostCall
 from .quantized import checked_problem, table_of
 from .queue_call import QueueCall, checked_queue
-from .stream_call import StreamCall, refuse_capture
 
 
 class Request(NamedTuple):
@@ -72,10 +70,11 @@ def described_call(request: Request, library: Library | None, devices: Sequence[
     )
 
 
-def _stream_call(
-    request: Request, library: Library, lead: Any, number: int, devices: Sequence[Any]
-) -> StreamCall:
+def _stream_call(request: Request, library: Library, lead: Any, number: int, devices: Sequence[Any]) -> Call:
     """For a library's arrays on a CUDA device."""
+    from .arrays.stream_arrays import StreamArrays
+    from .stream_call import StreamCall, refuse_capture
+
     if request.queue is not None:
         raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")
     if request.quantization is not None:

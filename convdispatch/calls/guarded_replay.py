@@ -1,4 +1,4 @@
-"""The same call once more: checked piece by piece, with no key to make or to look up.
+"""The same call once more: checked piece by piece, with no key to make or to look up. On CUDA the native path does it.
 
 What a warm call costs is asking its arrays what they are; here each is asked once. Where anything is not as it was the
 last time the answer is None, and the call is looked up by all that decides it.
@@ -15,61 +15,17 @@ import numpy as np
 from ..api.policy import current_policy
 from ..device import runtime
 from ..device.commands.interface import thread
-from ..device.cuda.stream import BLOCKED
-from ..device.native import loading
 from ..selection.prepared import Constant
-from .arrays.known_libraries import Torch
-from .call import Call, raise_no_room
-from .host_call import HostCall
-from .queue_call import QueueCall
-from .stream_call import StreamCall
-
-
-def replay_of(call: Call, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-    """What makes a call again that was just made twice with ``given``: x, w, y, bias, residual and queue; None where
-    there is nothing quicker than to look it up. ``library`` is that of its arrays, None for NumPy's and OpenCL's."""
-    operands, beside = given[:3], any(each is not None for each in given[3:])
-    if isinstance(call, HostCall):
-        promised = type(given[call.other]) is Constant
-        if call.fast_path is not None and (library is None or (type(library) is Torch and not promised)):
-            return replay_on_host(call, given, options, shape)
-    elif isinstance(call, QueueCall):
-        if call.fast_path is not None and not beside:
-            return replay_on_queue(call, operands, options, shape)
-    elif isinstance(call, StreamCall):
-        plain = call.launches is not None and not (beside or call.problem.constant_weights)
-        if plain and type(library) is Torch:
-            return replay_on_stream(call, library, operands, options, shape)
-    return None
-
-
-def replay_on_stream(
-    call: StreamCall, library: Torch, operands: Sequence[Any], options: tuple[Any, ...], shape: Any
-) -> Callable[..., Any] | None:
-    """``again(direction, operands, options, shape)`` for PyTorch's CUDA tensors, by the native call path; the result, or
-    None. ``options`` and ``shape`` are the call's other arguments.
-
-    None where there is no such path, or it takes no such call: then each call is looked up.
-    """
-    launcher = None if BLOCKED else loading.launcher()
-    if launcher is None or call.launches is None:
-        return None
-    policy, kind, program = current_policy(), library.torch.Tensor, call.program(launcher)
-    if program is None:
-        return None
-    given = tuple(None if place == call.written else each for place, each in enumerate(operands))
-    try:
-        return launcher.replay(  # type: ignore[no-any-return]
-            program, call.problem.direction, options, shape, policy, policy.frozen, kind, given
-        )
-    except RuntimeError:  # PyTorch's objects are other than the path takes them to be
-        return None
+from .call import raise_no_room
 
 
 def replay_on_queue(
-    call: QueueCall, operands: Sequence[Any], options: tuple[Any, ...], shape: Any
+    call: Any, operands: Sequence[Any], options: tuple[Any, ...], shape: Any
 ) -> Callable[..., Any]:
-    """As ``replay_on_stream`` for arrays on OpenCL's queues, by the call's short way."""
+    """``again(direction, operands, options, shape)`` for the call that was just made with these; the result, or None.
+
+    ``options`` and ``shape`` are the call's other arguments; it had no bias, residual and queue.
+    """
     direction, (first, second, written), fast_path = call.problem.direction, call.places, call.fast_path
     lead, other = operands[first], operands[second]
     lead_kind, other_kind, out_kind = type(lead), type(other), type(operands[written])
@@ -118,7 +74,7 @@ def replay_on_queue(
 
 
 def replay_on_host(
-    call: HostCall, given: Sequence[Any], options: tuple[Any, ...], shape: Any
+    call: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any
 ) -> Callable[..., Any]:
     """The same for arrays in host memory; ``given`` are x, w, y, bias, residual and queue, of which it takes the others
     too. Holds no call."""

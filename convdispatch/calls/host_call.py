@@ -29,6 +29,7 @@ from ..selection.single_thread import prefers_one_thread
 from .arrays.host_arrays import HostArrays
 from .arrays.operands import check_written, native
 from .call import Call, raise_no_room
+from .guarded_replay import replay_on_host
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -55,7 +56,8 @@ class HostCall(Call):
         super().__init__(problem, context.devices[0], count)
         self.context, self.arrays = context, arrays
         pointers = has_system_svm(self.device)
-        self.prepared = None if self.empty else dispatch.prepare(problem, context)
+        if not self.empty:
+            self.prepare(context)
         alone = pointers and self.prepared is not None and prefers_one_thread(self.prepared)
         self.ask = host_queue(self.device, alone)
         """Returns the calling thread's queue, where the caller names none."""
@@ -69,9 +71,18 @@ class HostCall(Call):
         place: Any = HostPlace(self.device, in_pytorch) if pointers else CopyPlace(context, problem.accumulate)
         executable = self.prepared.executable(runtime.queue(self.device))
         self.launches, self.packed_key = executable.bind(place), next(_numbers)
-        self.launch, self.overlaps = _launch(self, place), executable.overlaps
+        self.overlaps = executable.overlaps
+        run, recover = _run_and_recover(self, place)
+
+        def launch(addresses: list[int], queue: Any, constant: Constant | None = None) -> Any:
+            try:
+                return run(queue, addresses, constant)
+            except BaseException as error:
+                return recover(error, addresses, queue, constant)
+
+        self.launch = launch
         if arrays is not None:
-            self.fast_path = _fast_path(self)
+            self.fast_path = _fast_path(self, run, recover)
 
     def __call__(
         self,
@@ -90,7 +101,7 @@ class HostCall(Call):
         queue = queue or self.ask()
         try:
             if self.fast_path is not None:
-                lead, other, out = (operands[place] for place in self.places)
+                lead, other, out = operands[self.lead], operands[self.other], operands[self.written]
                 done = self.fast_path(lead, other, out, queue, bias, constant, residual)
             if done is None:
                 done = self.generally(operands, bias, constant, residual, queue)
@@ -147,8 +158,12 @@ class HostCall(Call):
         self.check_out(tuple(view.shape), view.dtype.newbyteorder("=").name, self.arrays.dtype.name)
         check_written(view)
 
+    def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
+        """See Call; of other libraries PyTorch's arrays alone are checked so quickly."""
+        alike = library is None or (library.records_gradients and type(given[self.other]) is not Constant)
+        return replay_on_host(self, given, options, shape) if self.fast_path is not None and alike else None
+
     def program(self, launcher: Any) -> Any:
-        """See Call."""
         if self.native is None:
             laid = self.arrays.shape, self.arrays.strides
             made = None if self.arrays.strides is None else self.launches.program(launcher, self.solver, *laid)
@@ -158,9 +173,10 @@ class HostCall(Call):
         return self.native or None
 
 
-def _launch(call: HostCall, place: HostPlace | CopyPlace) -> Callable[..., Any]:
-    """``launch`` of a call, which it does not hold: a call that nobody holds is gone at once."""
-    prepared, run, key, packs = call.prepared, call.launches.run, call.packed_key, call.packs
+def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Callable[..., Any], Callable[..., bool]]:
+    """``run(queue, addresses, constant)``, which returns what ``launch`` does, and ``recover(error, addresses, queue,
+    constant)`` for what it raised: another solver's plan. They hold no call: one that nobody holds is gone at once."""
+    prepared, launched, key = call.prepared, call.launches.run, call.packed_key
     sizes = [size if number < BIAS else size or None for number, size in enumerate(call.sizes)]
     written = call.written
 
@@ -175,47 +191,42 @@ def _launch(call: HostCall, place: HostPlace | CopyPlace) -> Callable[..., Any]:
         place.enqueue(work, queue, [address], [sizes[W]])
         return promise.addresses[key]
 
-    def launch(addresses: list[int], queue: Any, constant: Constant | None = None) -> Any:
-        given = addresses
+    def run_packed(queue: Any, addresses: list[int], constant: Constant) -> Any:
+        packed = constant.addresses.get(key)  # held here: another thread may let go of it
+        if packed is None:
+            if not addresses[W]:
+                return False
+            packed = pack(constant, queue, addresses[W])
+        given = [*addresses]
+        given[W] = place.operand(packed)
+        if not prepared.layered:
+            return launched(queue, given)
+        with unpacked_weights(place.memory(queue, addresses[W], sizes[W]) if addresses[W] else None):
+            return launched(queue, given)
+
+    def recover(error: BaseException, addresses: list[int], queue: Any, constant: Constant | None) -> bool:
         try:
-            try:
-                if packs:
-                    packed = constant.addresses.get(key)  # type: ignore[union-attr]  # held: others may let go of it
-                    if packed is None:
-                        if not addresses[W]:
-                            return False
-                        packed = pack(constant, queue, addresses[W])  # type: ignore[arg-type]
-                    given = [*addresses]
-                    given[W] = place.operand(packed)
-                    if prepared.layered:
-                        weights = place.memory(queue, addresses[W], sizes[W]) if addresses[W] else None
-                        with unpacked_weights(weights):
-                            return run(queue, given)
-                return run(queue, given)
-            except BaseException as error:
-                if not addresses[W]:
-                    raise
+            if not addresses[W]:
+                raise error
 
-                def again(commands: Any, *operands: Any, failed: BaseException = error) -> Any:
-                    return dispatch.run(prepared, commands, operands, constant=constant, failed=failed)
+            def again(commands: Any, *operands: Any) -> Any:
+                return dispatch.run(prepared, commands, operands, constant=constant, failed=error)
 
-                place.enqueue(again, queue, addresses, sizes, (written,))
-                return True
+            place.enqueue(again, queue, addresses, sizes, (written,))
+            return True
         except BaseException:
             queue.finish()  # no command may use the host's memory any longer
             raise
 
-    return launch
+    return run_packed if call.packs else lambda queue, addresses, constant: launched(queue, addresses), recover
 
 
-def _fast_path(call: HostCall) -> Callable[..., Any]:
+def _fast_path(call: HostCall, run: Callable[..., Any], recover: Callable[..., bool]) -> Callable[..., Any]:
     """``path(lead, other, out, queue, bias, constant, residual)`` of a call, which it does not hold."""
     arrays: HostArrays = call.arrays
-    address, of_bias, output, allocate = (
-        *(arrays.input_address, arrays.bias_address),
-        *(arrays.output_address, arrays.allocate),
-    )
-    launch, (lead_place, other_place, out_place) = call.launch, call.places
+    address, of_bias = arrays.input_address, arrays.bias_address
+    output, allocate = arrays.output_address, arrays.allocate
+    packs, launched, (lead_place, other_place, out_place) = call.packs, call.launches.run, call.places
 
     def fast_path(
         lead: Any, other: Any, out: Any, queue: Any, bias: Any = None, constant: Any = None, residual: Any = None
@@ -231,7 +242,12 @@ def _fast_path(call: HostCall) -> Callable[..., Any]:
             addresses[3] = of_bias(bias)
         if residual is not None:
             addresses[4] = address(residual)
-        return out if launch(addresses, queue, constant) else None
+        try:
+            if packs:
+                return out if run(queue, addresses, constant) else None
+            return out if launched(queue, addresses) else None
+        except BaseException as error:
+            return out if recover(error, addresses, queue, constant) else None
 
     return fast_path
 

@@ -22,6 +22,7 @@ from ..selection.prepared import Constant
 from .arrays.operands import Operands, contiguous_strides, overlaps
 from .arrays.results import maker_of
 from .call import Call, refuse_shared
+from .guarded_replay import replay_on_queue
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -51,7 +52,8 @@ class QueueCall(Call):
         self._out_strides, self._out_bytes = self.strides[self.written], self.sizes[self.written]
         self._bias_strides = (4 if problem.quantized else problem.itemsize,)
         self.make = maker_of(kind, self.out_shape, self._out_strides, self.dtype)
-        self.prepared = None if self.empty else dispatch.prepare(problem, self.context)
+        if not self.empty:
+            self.prepare(self.context)
         self.known: Any = None
         """The queue that was last seen to be of the context, and that the plan takes as it is."""
         self._note_queue(queue)
@@ -79,6 +81,10 @@ class QueueCall(Call):
         if self.count is not None:
             self.count(self.solver)
         return done
+
+    def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
+        plain = self.fast_path is not None and all(each is None for each in given[3:])
+        return replay_on_queue(self, given[:3], options, shape) if plain else None
 
     def generally(self, operands: list[Any], bias: Any, residual: Any, queue: Any) -> Any:
         """The call on any arrays of the context."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import ConvDispatchError, ConvDispatchWarning
+from ..api.policy import current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.cuda.ptx import Unlaunchable
@@ -22,6 +23,7 @@ from ..device.cuda.stream import BLOCKED, CudaMemory, CudaStream
 from ..device.cuda_driver import NO_CONTEXT, CudaError
 from ..device.executable import BIAS, RESIDUAL, W
 from ..device.memory.allocator import out_of_memory
+from ..device.native import loading
 from ..device.places.stream import StreamLaunches, StreamPlace
 from ..device.programs.ptx_program import for_streams
 from ..selection import dispatch
@@ -61,9 +63,8 @@ class StreamCall(Call):
         if self.empty:
             return
         with stream.current(), for_streams():
-            self.prepared = dispatch.prepare(problem, stream.context)
+            self.prepare(stream.context)
             self.packed_key = next(_numbers)
-            self.name = self.solver
             try:
                 self.launches = loaded_launches(self.prepared, stream)
             except Unlaunchable as error:
@@ -96,7 +97,7 @@ class StreamCall(Call):
         Who calls keeps their memory until this returns. Raises Unlaunchable where weights cannot be packed, before
         anything else ran, and as ``dispatch.run``.
         """
-        stream.noted(self.name)
+        stream.noted(self.solver)
         given = [*addresses]
         if constant is not None and self.packs and self.launches is not None:
             given[W] = self.packed(constant, stream, given[W])
@@ -110,7 +111,7 @@ class StreamCall(Call):
 
     def given(self, stream: CudaStream, addresses: list[int]) -> bool:
         """Whether the launches were given on the operands' addresses; none was where memory or a context is lacking."""
-        stream.place.recent.append(self.name)
+        stream.place.recent.append(self.solver)
         if not launched(self.launches, stream, addresses):
             return False
         if BLOCKED:
@@ -133,10 +134,23 @@ class StreamCall(Call):
             with stream.current():
                 self.packed(constant, stream, self.arrays.memory(w, stream, self.sizes[W]).address)
 
+    def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
+        """See Call: for PyTorch's tensors by the native call path, where there is one and it takes such a call."""
+        plain = not self.problem.constant_weights and all(each is None for each in given[3:])
+        launcher = None if BLOCKED or not (plain and library.records_gradients) else loading.launcher()
+        program = None if launcher is None or self.launches is None else self.program(launcher)
+        if program is None:
+            return None
+        policy, kind = current_policy(), library.torch.Tensor
+        like = tuple(None if place == self.written else each for place, each in enumerate(given[:3]))
+        try:
+            return launcher.replay(program, self.problem.direction, options, shape, policy, policy.frozen, kind, like)
+        except RuntimeError:  # PyTorch's objects are other than the path takes them to be
+            return None
+
     def program(self, launcher: Any) -> Any:
-        """See Call."""
         if self.native is None:
-            made = self.launches.program(launcher, self.name, self.arrays.shape, self.arrays.strides)
+            made = self.launches.program(launcher, self.solver, self.arrays.shape, self.arrays.strides)
             self.native = made or False
         return self.native or None
 

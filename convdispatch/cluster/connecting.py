@@ -11,7 +11,7 @@ from typing import Any
 
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchError, NoDevice
-from .offers import Offer, offer_of
+from .offers import Offer, offer_of_worker
 from .requirements import distributed, hint, why
 from .serving import local_cluster
 
@@ -43,7 +43,7 @@ def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(local_cluster()) if client is None else str(client)
         try:
-            with _uncollected():
+            with _without_garbage_collection():
                 made = package.Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             said = f"no scheduler can be used at {address} ({why(error)}); {hint(address, security)}"
@@ -53,7 +53,7 @@ def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """No garbage is collected inside the block, but before it: the end of an earlier client that could not connect
     takes the lock that the start of the next one holds, and a collection within that start would wait for ever."""
     gc.collect()
@@ -82,7 +82,7 @@ class Workers:
         there = list(self._client.scheduler_info(n_workers=-1)["workers"])
         new = [address for address in there if address not in self._offers]
         if new:
-            said = self._client.run(offer_of, workers=new, on_error="ignore")
+            said = self._client.run(offer_of_worker, workers=new, on_error="ignore")
             self._offers |= {a: Offer(**{**v, "cores": tuple(v["cores"])}) if v else None for a, v in said.items()}
         self._offers = {address: offer for address, offer in self._offers.items() if address in set(there)}
         kinds: dict[str, Kind] = {}

@@ -18,15 +18,15 @@ from ..selection.choice.ranking import rank
 from ..selection.plugins import verdicts
 from ..selection.records.perfdb import perfdb, scope_of
 from ..selection.records.record import Record, choice_text
-from .agreement import compare, is_checked
-from .interrupts import interrupts_wait
+from .agreement import compare, is_measured_twice
+from .interrupts import interrupts_deferred
 from .measuring import from_json
 from .placing import Task
 from .running import Failed, Run, cluster_run
 from .tasks import measure
 
 AGREE = 0.05
-"""Share of the problems that is measured on two devices of a kind, where there are two."""
+"""The share of problems that is measured on a second device of the kind, where there is one."""
 
 
 def _warn(words: str) -> None:
@@ -80,11 +80,11 @@ def find_many(
         "memory_limit": memory_limit,
     }
     with cluster_run(client, devices, security=security, tell=tell) as run:
-        return _Finding(run, limits, again, agree, store, tell).run(listed, each, start)
+        return _ClusterSearch(run, limits, again, agree, store, tell).run(listed, each, start)
 
 
 @dataclass
-class _Finding:
+class _ClusterSearch:
     """One call of ``find_many``."""
 
     _run: Run
@@ -115,8 +115,8 @@ class _Finding:
         start(len(tasks), known, sum(len(kind.workers) for kind in self._kinds.values()))
         self._run.add(*tasks)
         for task, answer in self._run.answers():
-            with interrupts_wait():  # so that each recorded search is also reported
-                results = self._heard(task, answer)
+            with interrupts_deferred():  # so that each recorded search is also reported
+                results = self._record_answer(task, answer)
                 if results is not None:
                     found.append(results)
                     each(results)
@@ -128,14 +128,14 @@ class _Finding:
         return Task(text, key, measure, (text, limits, self._again), **more)
 
     def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What runs on such a device by what is known here; the worker's own first where no plugin here serves it."""
+        """What runs on such a device by this machine's records; None where no plugin here serves it."""
         try:
             first = rank(problem, device, Policy(workspace_limit=self._limits["workspace_limit"]))[0]
         except ConvDispatchError:
             return None
         return choice_text(first.solver.name, first.config)
 
-    def _heard(self, task: Task, answer: Any) -> Results | None:
+    def _record_answer(self, task: Task, answer: Any) -> Results | None:
         """Record what a search found. None for a check on a second device, and for a failure."""
         if isinstance(answer, Failed) or "failure" in answer:
             why = answer if isinstance(answer, Failed) else f"{answer['failure']} (on {answer['place']})"
@@ -148,16 +148,16 @@ class _Finding:
         if self._store:
             self._record(results.problem, results.device, records, answer["unsound"])
         if task.about is not None:
-            self._agree_on(task.words, task.about, records)
+            self._compare_devices(task.words, task.about, records)
             return None
         kind = self._run.kinds.get(task.kind)
         others = kind.places - {place} if kind is not None else set()
-        if others and records and self._is_checked(task.words):
+        if others and records and self._is_measured_twice(task.words):
             self._run.add(self._task(results.problem, task.kind, places=others, about=records))
         return results
 
-    def _is_checked(self, problem: str) -> bool:
-        return self._agree > 0 and is_checked(problem, self._agree)
+    def _is_measured_twice(self, problem: str) -> bool:
+        return self._agree > 0 and is_measured_twice(problem, self._agree)
 
     def _record(
         self, problem: ConvProblem, device: DeviceInfo, records: list[Record], unsound: dict[str, list[str]]
@@ -168,7 +168,7 @@ class _Finding:
             perfdb().record(*records)
             dispatch.forget(problem)
 
-    def _agree_on(self, words: str, first: list[Record], second: list[Record]) -> None:
+    def _compare_devices(self, words: str, first: list[Record], second: list[Record]) -> None:
         doubted = [record for side in compare(first, second) for record in side]
         if not doubted:
             return

@@ -61,7 +61,7 @@ class Offer:
         return json.dumps(asdict(self))
 
 
-def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machine: str = "") -> list[Offer]:
+def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = None, machine: str = "") -> list[Offer]:
     """The devices of this machine that work and that ``choices`` name, all but simulators where nothing is named.
 
     ``compilers`` is the number of processors a GPU to compile on while it is measured; for a CPU none, whose processors
@@ -76,12 +76,12 @@ def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machi
     else:
         found = [d for d in runtime.devices() if runtime.device_info(d).vendor != "oclgrind" and not runtime.probe(d)]
     if not found:
-        runtime.default_device()  # says what is wrong with those there are
+        runtime.default_device()  # raises NoDevice with what is wrong with each device
         raise NoDevice("only a simulator works here, which is offered where --device names it")
     machine = machine or platform.node() or "localhost"
     gpus = sum(runtime.device_info(device).type != "cpu" for device in found)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    free = cores[gpus:]  # each GPU's measuring process keeps one to itself
+    free = cores[gpus:]  # each GPU's measuring process has a core of its own
     offers = []
     for device in found:
         info = runtime.device_info(device)
@@ -101,7 +101,7 @@ def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machi
     return offers
 
 
-def offer_of(dask_worker: Any = None) -> dict[str, Any] | None:
+def offer_of_worker(dask_worker: Any = None) -> dict[str, Any] | None:
     """What the worker that runs this offers; None where it is another's worker."""
     offer = getattr(dask_worker, "convdispatch_offer", None)
     return None if offer is None else asdict(offer)

@@ -14,7 +14,7 @@ from typing import Any
 from .offers import QUEUED, Offer
 
 DEATHS = 4
-"""A task is given up when so many workers have died while they had it."""
+"""A task fails when this many workers have died while they worked on it."""
 
 
 @dataclass(eq=False)
@@ -54,16 +54,16 @@ class Pool:
         return [*self._working, *self._waiting]
 
     def add(self, task: Task) -> None:
-        """Add a task, which comes last."""
+        """Append a task to the queue."""
         self._waiting.append(task)
 
     def ended(self, task: Task) -> None:
-        """Remove a task that has an answer, or that is given up."""
+        """Remove a task that has an answer or has failed."""
         if self._working.pop(task, None) is None and task in self._waiting:
             self._waiting.remove(task)
 
     def again(self, task: Task) -> None:
-        """Take a task back from a worker that is gone: it comes first."""
+        """Put a task of a worker that is gone at the head of the queue."""
         self.ended(task)
         self._waiting.appendleft(task)
 

@@ -21,15 +21,15 @@ from .connecting import Kind, Workers, connected
 from .placing import DEATHS, Pool, Task
 
 LOOK_S = 2.0
-"""Seconds between two looks at which workers are there."""
+"""Seconds between two queries for the scheduler's workers."""
 GONE_S = 120.0
-"""Seconds for which no worker may offer a kind of device before its tasks are given up."""
+"""Tasks fail when no worker has offered their kind of device for so many seconds."""
 FETCH_S = 5.0
 """Seconds after which an answer that does not arrive is fetched anew: its worker may be gone meanwhile."""
 
 
 class Failed(Exception):
-    """A task has no answer: the message says why."""
+    """Why a task has no answer."""
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ class Run:
             futures = [flight.future for flight in self._flying.values()]
             self._flying.clear()
             if futures:
-                with contextlib.suppress(Exception):  # a scheduler that is gone holds none of them
+                with contextlib.suppress(Exception):  # the scheduler may be gone
                     self._client.cancel(futures, force=True)
 
     def _just_ended(self) -> list[Any]:
@@ -133,7 +133,7 @@ class Run:
         return ended
 
     def _answers(self, flights: list[_Flight]) -> Iterator[tuple[Task, Any]]:
-        """The answers of tasks that ended. A task whose answer is lost is done again."""
+        """The answers of tasks that ended. A task whose answer is lost is repeated."""
         good = [flight for flight in flights if flight.future.status == "finished"]
         made = dict(zip((flight.future.key for flight in good), self._fetched([flight.future for flight in good])))
         if len(made) < len(good):
@@ -176,7 +176,7 @@ class Run:
             yield task, Failed(f"each of the {task.deaths} workers that took it died")
 
     def _look(self) -> Iterator[tuple[Task, Failed]]:
-        """Look at which workers are there; the tasks that no worker is left for have Failed for an answer."""
+        """Query which workers there are. Yields Failed for each task that no worker is left for."""
         try:
             self.kinds = self._workers.look()
         except (OSError, TimeoutError) as error:

@@ -43,7 +43,7 @@ def serve(
     ``ready`` is told the scheduler's address once all have registered. Ends by SIGINT, SIGTERM, or when all workers
     have ended. Raises ConvDispatchError where a port is taken or no scheduler answers.
     """
-    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")  # for the workers' processes
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")  # the workers' processes inherit the variable
     package = distributed()
     loop = asyncio.new_event_loop()  # asyncio.run would wait for threads in which Dask watches its processes
     asyncio.set_event_loop(loop)
@@ -106,7 +106,7 @@ async def _ended(nanny: Any) -> None:
 def _nanny(package: Any, address: str, offer: Offer, security: Any) -> Any:
     scheduler = urlsplit(address).hostname or LOOPBACK
     local = scheduler in (LOOPBACK, "localhost", "::1")
-    # Not on all interfaces: on the one by which the scheduler is reached.
+    # A worker listens on the interface by which it reaches the scheduler, not on all.
     host = LOOPBACK if local else package.utils.get_ip(scheduler, urlsplit(address).port or 8786)
     return package.Nanny(
         address,

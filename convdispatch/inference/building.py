@@ -146,7 +146,7 @@ def build(
             if key is not None:
                 choice_cache.store(key, form.layout, form.queues, verdict, known)
 
-        best.watch = Tiers(others, keep)
+        best.watch = Tiers(best, others, keep)
     return best
 
 

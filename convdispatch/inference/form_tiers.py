@@ -11,6 +11,7 @@ import contextvars
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,17 +60,20 @@ def tiered(
 
 
 class Tiers:
-    """Builds the other forms of a net in a thread, then times its calls in turns over all; see ``InferenceNet.watch``.
+    """Builds the other forms of ``net`` in a thread, then times its calls in turns over all; see
+    ``InferenceNet.watch``.
 
     ``build`` returns the others; ``keep`` is called with the form that stays and the verdict.
     """
 
     def __init__(
         self,
+        net: InferenceNet,
         build: Callable[[], Sequence[InferenceNet]],
         keep: Callable[[InferenceNet, Verdict], Any],
     ) -> None:
         self._build, self._keep = build, keep
+        _undecided.add(net)
         self._others: Sequence[InferenceNet] | None = None
         """None until they are built; none where that failed."""
         self._lock, self._turn = threading.Lock(), 0
@@ -131,3 +135,24 @@ class Tiers:
         """The form that ``net`` is now stays."""
         if net.watch is self:
             net.watch = None
+            _undecided.discard(net)
+
+
+_undecided: weakref.WeakSet[InferenceNet] = weakref.WeakSet()
+"""Nets whose forms are being built or timed."""
+
+
+def settle(net: InferenceNet) -> bool:
+    """Wait until the fastest form of a net is known, by calls on zeros; whether that was open."""
+    if not isinstance(net.watch, Tiers):
+        return False
+    net.watch.thread.join()
+    given = [np.zeros(x.shape, x.dtype) for x in net._lowered.inputs]  # who asks for ``net.inputs`` holds the form
+    while isinstance(net.watch, Tiers):
+        net(*given)
+    return True
+
+
+def settle_all() -> int:
+    """``settle`` for all nets of this process; how many were open."""
+    return sum(map(settle, list(_undecided)))

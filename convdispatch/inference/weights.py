@@ -73,6 +73,7 @@ class Weights:
         return memory
 
     def settle(self) -> None:
-        """Wait until all are packed: replays have no event to wait for."""
+        """Wait until all are packed and copied: replays have no event to wait for, and may run on no queue at all."""
         while self._packing:
             self._packing.pop()[0].wait()
+        self._queue.finish()

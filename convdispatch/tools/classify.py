@@ -139,41 +139,41 @@ def classify(
 
 
 def _with_efficientnet(
-    files: Sequence[Any], device: Any, tell: Callable[[str], None], options: Options
+    files: Sequence[Any], device: Any, report: Callable[[str], None], options: Options
 ) -> ClassifyReport:
     inputs = [_input(read_picture(file, SIZE, most_pixels=options.most_pixels), options.layout) for file in files]
     class_names()  # raises for an extra that is not installed, before anything is computed
     queue = runtime.queue(runtime.find_device(device))
     where = runtime.device_info(queue.device)
-    tell("reading the weights")
+    report("reading the weights")
     net = EfficientNetLite0.pretrained(options.layout, queue)
-    tell(f"compiling for {where}")
+    report(f"compiling for {where}")
     pictures = tuple(
         _picture(file, softmax(net(Tensor.from_numpy(array, queue))).numpy()[0], options.top)
         for file, array in zip(files, inputs, strict=True)
     )
     if not options.runs:
         return ClassifyReport(str(where), options.layout, pictures)
-    tell("timing the net and each layer")
+    report("timing the net and each layer")
     net_ms, layers = time_net(net, Tensor.from_numpy(inputs[0], queue), options.runs)
     return ClassifyReport(str(where), options.layout, pictures, layers, net_ms, options.runs)
 
 
 def _with_model(
-    model: str | PathLike[str], files: Sequence[Any], device: Any, tell: Callable[[str], None], options: Options
+    model: str | PathLike[str], files: Sequence[Any], device: Any, report: Callable[[str], None], options: Options
 ) -> ClassifyReport:
     """``classify`` with an ONNX file's net."""
     from ..onnx import load
 
     class_names()
-    tell("reading the model")
+    report("reading the model")
     net = load(model, device=device)
     if len(net.inputs) != 1:
         raise InvalidArgument(f"a net of pictures has one input, {model} has {', '.join(map(str, net.inputs))}")
     scaling = {"mean": options.mean, "scale": options.scale, "most_pixels": options.most_pixels}
     inputs = [scaled_picture(file, net.inputs[0], **scaling) for file in files]
     where = runtime.device_info(net.queue.device)
-    tell(f"compiling for {where}")
+    report(f"compiling for {where}")
     pictures = tuple(
         _picture(file, _probabilities(net(array), model), options.top)
         for file, array in zip(files, inputs, strict=True)
@@ -182,7 +182,7 @@ def _with_model(
     layout = built.layout or "as traced" if built is not None else "as traced"
     if not options.runs or built is None:
         return ClassifyReport(str(where), layout, pictures, model=title)
-    tell("timing the net and each layer")
+    report("timing the net and each layer")
     net_ms, layers = _time_form(built, options.runs)
     return ClassifyReport(str(where), layout, pictures, layers, net_ms, options.runs, title)
 
@@ -199,7 +199,7 @@ def _probabilities(result: Any, model: Any) -> np.ndarray:
     values = np.ravel(first[:1]).astype(np.float64)
     if values.size not in (CLASSES, CLASSES + 1):
         raise InvalidArgument(f"{model} answers {values.size} numbers a picture, expected ImageNet's {CLASSES} classes")
-    if values.min() < 0 or abs(values.sum() - 1) > 1e-2:  # logits
+    if values.min() < 0 or abs(values.sum() - 1) > 1e-2:  # the result is logits
         values = np.exp(values - values.max())
         values /= values.sum()
     return values[-CLASSES:]
@@ -216,7 +216,7 @@ def _time_form(built: InferenceNet, runs: int) -> tuple[float, tuple[LayerTime, 
         x, w = (Tensor.from_numpy(rng.standard_normal(shape).astype(problem.dtype), queue) for shape in shapes)
         bias = Tensor.from_numpy(np.zeros(problem.oc, problem.dtype), queue) if problem.bias else None
         residual = Tensor.from_numpy(np.zeros(problem.y_shape, problem.dtype), queue) if problem.residual else None
-        works.append(functools.partial(_conv_of, problem, x, constant(w), bias, residual))
+        works.append(functools.partial(_convolve, problem, x, constant(w), bias, residual))
     net_ms, *layers_ms = _medians(works, queue, runs)
     return net_ms, tuple(
         LayerTime(f"conv{place}", layer.problem, layer.solver, layer.source, ms)
@@ -224,7 +224,7 @@ def _time_form(built: InferenceNet, runs: int) -> tuple[float, tuple[LayerTime, 
     )
 
 
-def _conv_of(problem: ConvProblem, x: Tensor, w: Any, bias: Any, residual: Any) -> Any:
+def _convolve(problem: ConvProblem, x: Tensor, w: Any, bias: Any, residual: Any) -> Any:
     letters = [[getattr(problem, letter + axis) for axis in problem.axes] for letter in "sd"]
     pads = [(getattr(problem, f"p{axis}"), getattr(problem, f"p{axis}_r")) for axis in problem.axes]
     options = {"groups": problem.g, "activation": problem.activation, "layout": problem.layout, "math": problem.math}

@@ -32,7 +32,7 @@ class Folder:
 
     @property
     def size(self) -> int:
-        """Bytes of the files in it; 0 where it is not there."""
+        """Bytes of the folder's files; 0 where there is no folder."""
         return sum(file.stat().st_size for file in self._meant())
 
     def _meant(self) -> list[Path]:

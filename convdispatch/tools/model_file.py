@@ -45,7 +45,7 @@ def input_shapes(net: Any, batch: int | None, given: Mapping[str, Any] | None = 
     return shapes
 
 
-def entries_of(
+def entries_of_model(
     path: Path | str, *, batch: int | None = None, layout: str | None = None, device: Any = None
 ) -> list[Entry]:
     """The convolutions of a model as it runs, with what is fused into them, named in order; equal ones are counted.

@@ -44,7 +44,7 @@ class PeerProcess:
             raise
 
     def times(self, runs: int) -> list[float]:
-        """Milliseconds of so many runs, after one unseen; this process stands still meanwhile."""
+        """Milliseconds of each of ``runs`` runs, after one that is not timed; this process waits meanwhile."""
         self._child.say({"runs": runs})
         return self._heard()["ms"]  # type: ignore[no-any-return]
 
@@ -85,7 +85,7 @@ def _serve() -> None:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         feeds = {each.name: feeds[each.name] for each in session.get_inputs()}
         np.savez(Path(arrays).parent / _RESULTS, *session.run(None, feeds), allow_pickle=False)
-    except Exception as error:  # its own exception types are not public
+    except Exception as error:  # onnxruntime's exception types are not public
         answer({"failed": f"onnxruntime cannot run {path} so: {str(error).splitlines()[0]}"})
         return
     answer({})

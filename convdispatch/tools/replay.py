@@ -91,7 +91,7 @@ def replay(
             try:
                 run = _runner(ConvProblem.parse(text), queue)
                 with settings.changed({settings.TRACE.name: os.devnull}):
-                    run()  # the first one compiles, loads and warms
+                    run()  # the first call compiles, loads and warms up
                 for _ in range(min(count, most)):
                     run()
             except (ConvDispatchError, MemoryError, cl.Error) as error:

@@ -138,7 +138,7 @@ def _layers(path: Path | str, net: Any, feeds: Mapping[str, np.ndarray], runs: i
 
 
 def _threads(net: Any) -> int:
-    """A CPU device's; 0, as many as there are, where the net runs elsewhere."""
+    """Compute units of a CPU device; 0, which is as many threads as there are cores, for another device."""
     device = net.queue.device
     return int(device.max_compute_units) if device.type & 2 else 0
 

@@ -30,7 +30,7 @@ with collection_put_off():  # PyTorch is asked for first
     )
     from .graph.conversion import convert
     from .graph.report import Fusion, fusion
-    from .warmup import prepare
+    from .warmup import prepare, ready
 
 if TYPE_CHECKING:
     from .device.register import register_device
@@ -51,6 +51,7 @@ __all__ = [
     "explain",
     "fusion",
     "prepare",
+    "ready",
     "register_device",
     "report",
     "reset_counters",

@@ -1,4 +1,5 @@
-"""prepare: what a model's first step would choose, compile and load is made ready before, on all processors.
+"""prepare and ready: what calls would choose, compile and load is made ready before, on all processors; what is under
+way in the background is waited for.
 
 Ranks of one training best call it before the first step: CUDA loads a program when the device is idle, and a device on
 which a collective is under way waits for the other ranks.
@@ -16,9 +17,11 @@ import torch
 
 from ..api.errors import ConvDispatchError
 from ..api.policy import policy
+from ..calls.framework import autotune, tiers
 from ..calls.framework.fallback import Fallback
 from ..calls.planner_pool import progress_line
 from ..device.programs import compile_pool
+from ..inference import form_tiers
 from . import ranks
 from .dispatch import engine, routing
 from .eager.planning import LeftToPyTorch
@@ -60,6 +63,20 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
     left = sum(reasons.values())
     took = time.perf_counter() - begin
     return {"ours": len(tasks) - left, "left": left, "reasons": reasons, "seconds": took}
+
+
+def ready(timeout: float = 600.0) -> dict[str, int]:
+    """Wait for what earlier calls left to the background, so that later calls run what stays.
+
+    Returns how many of each were waited for: "kernels" that were being compiled, of problems that PyTorch computes
+    meanwhile; "forms" of compiled graphs whose layouts were being built and timed; "measurements" of autotune, at most
+    ``timeout`` seconds.
+    """
+    found = {"kernels": tiers.pending(), "forms": 0, "measurements": autotune.pending()}
+    tiers.drain()
+    found["forms"] = form_tiers.settle_all()
+    autotune.drain(timeout)
+    return found
 
 
 def _counted(task: Callable[[], Any], done: list[int]) -> None:

@@ -15,7 +15,7 @@ from convdispatch.measurement.shapes import Entry
 from convdispatch.tools.benchmark import quiet
 from convdispatch.tools.benchmark.measuring import run
 from convdispatch.tools.benchmark.pages.page import render
-from convdispatch.tools.benchmark.quiet import Others, busy, load_now, signs, wait_quiet
+from convdispatch.tools.benchmark.quiet import OtherProcesses, busy, load_now, signs, wait_quiet
 from convdispatch.tools.benchmark.report import Report
 from convdispatch.tools.benchmark.training import TrainingReport, disturbances, show_training
 from convdispatch.tools.cli.bench import bench
@@ -149,7 +149,7 @@ def test_a_run_watches_itself(device, monkeypatch):
     waited = []
     monkeypatch.setattr(run._Here, "roof", roof)
     monkeypatch.setattr(run, "wait_quiet", lambda most, processors, say: waited.append(most) or 1.0)
-    monkeypatch.setattr(quiet.Others, "load", lambda self: 0.125)
+    monkeypatch.setattr(quiet.OtherProcesses, "load", lambda self: 0.125)
     entries = [Entry(text, ConvProblem.parse(text), 1) for text in ("mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1")]
     report = run.run({"tiny": entries}, device, search=False, wait_quiet_s=60.0)
     assert report.again == {"float32": {"flops": 0.5e11, "bandwidth": 0.5e11}}
@@ -237,7 +237,7 @@ def test_others_are_all_but_this_process(tmp_path, monkeypatch):
     monkeypatch.setattr(quiet.os, "cpu_count", lambda: 4)
     file, own = tmp_path / "stat", [1.0]
     stat(file, 100, 300)
-    others = Others(file, lambda: own[0])
+    others = OtherProcesses(file, lambda: own[0])
     assert others.load() is None, "no time has passed"
     stat(file, 130, 310)
     own[0] = 11.0

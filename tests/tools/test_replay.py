@@ -36,7 +36,7 @@ def there(tmp_path):
 
 @pytest.fixture
 def calm(monkeypatch):
-    monkeypatch.setattr(quiet.Others, "load", lambda self: 0.0)
+    monkeypatch.setattr(quiet.OtherProcesses, "load", lambda self: 0.0)
 
 
 def replay(*words):
@@ -141,7 +141,7 @@ def test_what_cannot_run_here_is_said(device, there, calm, tmp_path):
 
 
 def test_a_busy_machine_withholds_the_ratio(device, there, monkeypatch):
-    monkeypatch.setattr(quiet.Others, "load", lambda self: 64.0)
+    monkeypatch.setattr(quiet.OtherProcesses, "load", lambda self: 64.0)
     done = replay(there, "--most", 1)
     assert "Other work was running: a load of 64 by others" in done.output
     assert "there over here: withheld, the machine is busy" in done.output

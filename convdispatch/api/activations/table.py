@@ -56,7 +56,7 @@ class Activation:
     gradient: str
     """Formula of ``dy`` and ``x``: the result's gradient times the slope. 0 at corners, as in PyTorch."""
     from_result: str | None = None
-    """Formula of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not tell the slope."""
+    """Formula of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not tell it."""
     least: float | None = None
     """The first number below which the result does not tell its side, so that ``from_result`` does not hold."""
     exact: bool = False

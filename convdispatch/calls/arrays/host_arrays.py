@@ -48,32 +48,32 @@ class NumPyArrays:
 
     def __init__(self, problem: ConvProblem, device: cl.Device, dtype: np.dtype, size: int, swapped: bool) -> None:
         """``dtype`` and ``size`` in bytes are the result's."""
-        self.shape, self.dtype, self._size, self._device = problem.out_shape, dtype, size, device
-        self.strides = None
+        self.shape, self.dtype, self.strides = problem.out_shape, dtype, None
+        shape = problem.out_shape
         self.input_address: Any = _nowhere if swapped else address
         self.bias_address: Any = _table_address if problem.quantized else self.input_address
+        empty = host_memory.empty
 
-    def output_address(self, array: Any) -> int:
-        """See HostArrays."""
-        fits = array.shape == self.shape and array.dtype == self.dtype and array.flags.writeable
-        return address(array) if fits else 0
+        def output_address(array: Any) -> int:
+            fits = array.shape == shape and array.dtype == dtype and array.flags.writeable
+            return address(array) if fits else 0
 
-    def allocate(self) -> tuple[Any, int]:
-        """See HostArrays."""
-        made = host_memory.empty(self._device, self.shape, self.dtype, self._size)
-        return made, address(made)
+        def allocate() -> tuple[Any, int]:
+            made = empty(device, shape, dtype, size)
+            return made, address(made)
+
+        # Functions, not methods: a warm call has no time for their attributes.
+        self.output_address: Any = output_address
+        self.allocate: Any = allocate
 
     def compact(self, array: Any) -> tuple[Any, int]:
-        """See HostArrays."""
         copy = native(self.view(array))
         return copy, address(copy)
 
     def view(self, array: Any) -> np.ndarray:
-        """See HostArrays."""
         return array
 
     def finished(self, made: Any, lead: Any) -> Any:
-        """See HostArrays."""
         return made
 
 
@@ -84,33 +84,35 @@ class LibraryArrays(NumPyArrays):
         super().__init__(*given)
         self._their_dtype = None if self.bias_address is _table_address else like.dtype
         self._library, self._by_views = library, library.host_address(like) is None
-        self._like = None if self._by_views else like[:0]
         if self._by_views:
             self.input_address = _nowhere
         elif self.input_address is not _nowhere:
             self.input_address = library.host_address
         if self.bias_address is not _table_address:
             self.bias_address = self.input_address
+        shape, name, their_dtype, at = self.shape, self.dtype.name, self._their_dtype, self.input_address
 
-    def output_address(self, array: Any) -> int:
-        """See HostArrays."""
-        if self._their_dtype is None:  # a quantized call, whose result is of another dtype than its operands
-            fits = self._library.dtype(array) == self.dtype.name
-        else:
-            fits = array.dtype == self._their_dtype
-        return self.input_address(array) if fits and array.shape == self.shape else 0
+        def output_address(array: Any) -> int:
+            if their_dtype is None:  # a quantized call, whose result is of another dtype than its operands
+                fits = library.dtype(array) == name
+            else:
+                fits = array.dtype == their_dtype
+            return at(array) if fits and array.shape == shape else 0
 
-    def allocate(self) -> tuple[Any, int]:
-        """See HostArrays."""
-        made, at = super().allocate()
-        return made if self._by_views else self._library.from_host(made, self._like), at
+        self.output_address = output_address
+        if not self._by_views:
+            own, like = self.allocate, like[:0]
+
+            def allocate() -> tuple[Any, int]:
+                made, begin = own()
+                return library.from_host(made, like), begin
+
+            self.allocate = allocate
 
     def view(self, array: Any) -> np.ndarray:
-        """See HostArrays."""
         return array if isinstance(array, np.ndarray) else self._library.host(array)
 
     def finished(self, made: Any, lead: Any) -> Any:
-        """See HostArrays."""
         return self._library.from_host(made, lead) if self._by_views else made
 
 

@@ -6,9 +6,8 @@ when a run returns.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +50,8 @@ class CopyPlace(NamedTuple):
         outputs: Sequence[int] = (),
     ) -> None:
         """``work(queue, *memory)`` on copies of the operands, then those of ``outputs`` are copied back; waits."""
-        with _uncaptured():
+        capturing, thread.capturing = thread.capturing, None  # no capture takes commands on host memory: they run now
+        try:
             copies, given = _Copies(queue), []
             for number, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
                 if size is None or type(address) is not int:
@@ -61,9 +61,10 @@ class CopyPlace(NamedTuple):
                 else:
                     given.append(copies.read(_bytes_at(address, size)))
             if copies.events:
-                queue.flush()
                 cl.wait_for_events(copies.events)
             copies.finish(work(queue, *given))
+        finally:
+            thread.capturing = capturing
 
 
 class CopyLaunches:
@@ -100,17 +101,17 @@ class _Copies:
         self._on_host = _shares_memory(queue.device)
         self._after: list[Callable[[Any], Any]] = []
 
-    def read(self, array: np.ndarray) -> cl.MemoryObject:
-        """A buffer with the array's values, to be read alone."""
+    def read(self, array: Any) -> cl.MemoryObject:
+        """A buffer with the values of bytes of the host's, to be read alone."""
         if self._on_host:
             flags = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
             return cl.Buffer(self.queue.context, flags, hostbuf=array)
-        memory = runtime.allocate(self.queue, array.nbytes)
-        self.events.append(cl.enqueue_copy(self.queue, memory, array, is_blocking=False))
+        memory = runtime.allocate(self.queue, len(array))
+        self.events.append(cl.enqueue_copy(self.queue, memory, np.frombuffer(array, np.uint8), is_blocking=False))
         return memory
 
-    def write(self, array: np.ndarray, keep: bool) -> cl.MemoryObject:
-        """A buffer whose values ``finish`` brings to the array; with ``keep`` it holds the array's present ones."""
+    def write(self, array: Any, keep: bool) -> cl.MemoryObject:
+        """A buffer whose values ``finish`` copies to bytes of the host's; with ``keep`` it holds their present ones."""
         queue = self.queue
         if self._on_host:
             flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
@@ -118,16 +119,17 @@ class _Copies:
 
             def mapped(event: Any) -> None:
                 # Mapping is what makes a USE_HOST_PTR buffer's values visible to the host.
-                read = cl.map_flags.READ
-                view, _ = cl.enqueue_map_buffer(queue, memory, read, 0, array.shape, array.dtype, wait_for=[event])
+                view, _ = cl.enqueue_map_buffer(
+                    queue, memory, cl.map_flags.READ, 0, (len(array),), np.uint8, wait_for=[event]
+                )
                 view.base.release(queue)
 
             self._after.append(mapped)
             return memory
-        memory = runtime.allocate(queue, array.nbytes)
+        memory, whole = runtime.allocate(queue, len(array)), np.frombuffer(array, np.uint8)
         if keep:
-            self.events.append(cl.enqueue_copy(queue, memory, array, is_blocking=False))
-        self._after.append(lambda event: cl.enqueue_copy(queue, array, memory, wait_for=[event]))
+            self.events.append(cl.enqueue_copy(queue, memory, whole, is_blocking=False))
+        self._after.append(lambda event: cl.enqueue_copy(queue, whole, memory, wait_for=[event]))
         return memory
 
     def finish(self, event: Any) -> None:
@@ -144,15 +146,5 @@ def _shares_memory(device: cl.Device) -> bool:
     return bool(runtime.device_info(device).type == "cpu")
 
 
-@contextlib.contextmanager
-def _uncaptured() -> Iterator[None]:
-    """No capture takes commands on host memory: they run now."""
-    capturing, thread.capturing = thread.capturing, None
-    try:
-        yield
-    finally:
-        thread.capturing = capturing
-
-
-def _bytes_at(address: int, size: int) -> np.ndarray:
-    return np.frombuffer((ctypes.c_ubyte * max(size, 1)).from_address(address), np.uint8)
+def _bytes_at(address: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
+    return (ctypes.c_ubyte * max(size, 1)).from_address(address)

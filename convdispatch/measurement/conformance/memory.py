@@ -19,8 +19,11 @@ from ..search.trialdata import numpy_dtype
 if TYPE_CHECKING:
     import pyopencl as cl
 
-NAN, FINITE, ZERO = 0x7FC1, 0x4640, 0x0000
-"""16 bits, repeated: a NaN that no arithmetic makes; a moderate number; and zero, in every dtype."""
+NAN = 0x7FC1
+"""16 bits that, repeated, are a NaN in every dtype, and one that no arithmetic makes."""
+FINITE = 0x4640
+"""16 bits that, repeated, are a moderate number in every dtype."""
+ZERO = 0x0000
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 
 FORM = 1
-MANIFEST, TEXTS = "manifest.json", "texts.json"
+MANIFEST = "manifest.json"
+TEXTS = "texts.json"
 MEMBER = re.compile(r"(programs|weights)/[0-9]{1,6}\.bin")
 """Members beside the two of JSON."""
 WORD = re.compile(r"[ -~]{1,4096}")

@@ -32,17 +32,17 @@ LOOK_S = 0.3
 def load_now(stat: Path = STAT, sleep: Callable[[float], None] = time.sleep) -> float | None:
     """Processors that are busy now; None where the system does not tell.
 
-    Not the load average, which still remembers, a minute later, what has ended.
+    The load average would still count, a minute later, processes that have ended.
     """
-    others = Others(stat, lambda: 0.0)
+    others = OtherProcesses(stat, lambda: 0.0)
     sleep(LOOK_S)
     return others.load()
 
 
-class Others:
+class OtherProcesses:
     """Counts from now on what other processes do: all that the processors were busy with but this process's own time.
 
-    ``own`` answers seconds of processor time that this process has used.
+    ``own`` returns the seconds of processor time that this process has used.
     """
 
     def __init__(self, stat: Path = STAT, own: Callable[[], float] = time.process_time) -> None:
@@ -101,7 +101,7 @@ def spread(timed: Any) -> float | None:
 
 
 def disturbed(found: Measured, device: Mapping[str, Any]) -> bool:
-    """Whether one problem's own measuring says that other work was running: its load, or the last intervals."""
+    """Whether the load during a problem's measurement, or its intervals, show that other work was running."""
     wide = [s for timed in (found.best, found.chosen, *found.peers) if (s := spread(timed)) is not None]
     return loaded(found.load, device) or (bool(wide) and max(wide) >= SCATTER)
 

@@ -46,7 +46,7 @@ class Line:
 
     @property
     def fastest(self) -> str:
-        """Whose time stands for the layer, however many rivals it had."""
+        """The solver whose time is the layer's, however many rivals it had."""
         return self.measured.best.solver if self.measured.best and self.ms else ""
 
     @property

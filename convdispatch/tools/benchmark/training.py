@@ -24,7 +24,7 @@ from ...nn import SGD, Tape
 from ...nn.functional import cross_entropy
 from ...selection.text_table import Column, Table, columns
 from ...tensor import Tensor
-from .quiet import LOAD, SCATTER, Others, busy
+from .quiet import LOAD, SCATTER, OtherProcesses, busy
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -107,7 +107,7 @@ def profile_training(
     found = runtime.find_device(device)
     queue = cl.CommandQueue(runtime.context(found), properties=cl.command_queue_properties.PROFILING_ENABLE)
     say(f"{net}: making the net, compiling", 0)
-    others = Others()
+    others = OtherProcesses()
     step, loss = _stepper(net, mb, layout, queue)
     before = loss()
     for _ in range(WARM):

@@ -121,7 +121,7 @@ def bench(
 
 
 def _here(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> Any:
-    """The report of one device of this machine; what is measured so far stands in the JSON file meanwhile."""
+    """The report of one device of this machine; the JSON file is written after each problem."""
     from ...device import runtime
     from ..benchmark.measuring.run import run
     from ..benchmark.pages.export import write_json
@@ -137,7 +137,7 @@ def _here(layers: dict[str, Any], device: str | None, json_path: Path | None, op
 def _there(layers: dict[str, Any], cluster: str, device: str | None, security: Any, options: dict[str, Any]) -> Any:
     """A report of each kind of device that a cluster's workers offer."""
     from ...cluster.running import cluster_run
-    from ..benchmark.measuring.cluster_run import bench_many
+    from ..benchmark.measuring.cluster_run import benchmark_by_workers
 
     alone = {name: options.pop(name) for name in ("record", "resume", "within_s", "isolate", "jobs")}
     if alone["record"] or alone["resume"] or alone["within_s"] is not None or not alone["isolate"]:
@@ -152,7 +152,7 @@ def _there(layers: dict[str, Any], cluster: str, device: str | None, security: A
             step(words, done)
 
         with cluster_run(cluster, device, security=security, tell=console.print) as run:
-            return bench_many(layers, run, say=say, **options)
+            return benchmark_by_workers(layers, run, say=say, **options)
 
 
 def _write(reports: list[Any], json: Path | None, csv: Path | None, html: Path | None) -> None:

@@ -71,7 +71,7 @@ def _samples(name: str, device: Any) -> list[Any]:
             continue
         try:
             seen = visible_problem(solver, ConvProblem.parse(record.problem))
-        except InvalidProblem:  # from a version that knew more kinds of problem
+        except InvalidProblem:  # a record of a later version, with a kind of problem that this one does not know
             continue
         cost = solver.cost(seen, device, record.config)
         found.append(Sample(seen, record.median_ms, None if cost is None else 1e3 * cost))

@@ -25,8 +25,8 @@ Command = TypeVar("Command", bound="Callable[..., Any] | click.Command")
 
 
 class OutputFile(click.Path):
-    """A file that the command will write. It is tried as the options are read: what took minutes to measure is not lost
-    to a folder that is not there."""
+    """A file that the command will write. The path is tried as the options are read, so that a missing folder does
+    not lose what took minutes to measure."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -83,7 +83,7 @@ def BUDGET(default_ms: float) -> Callable[[Command], Command]:
 
 
 def search_limits(given_ms: float | None, default_ms: float) -> dict[str, Any]:
-    """The limits of a search. A budget that is given is hard; the default one is exceeded until each solver has a time."""
+    """The limits of a search. A given budget is hard; the default one is exceeded until each solver has a time."""
     return {"budget_ms": default_ms if given_ms is None else given_ms, "every_solver": given_ms is None}
 
 

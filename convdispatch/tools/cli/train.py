@@ -64,7 +64,7 @@ def train(curve: Path | None, as_json: bool, device: str | None, every: int, **o
 
     def tell(done: int, total: int, loss: float) -> None:
         steps.append(done)
-        bar.start()  # at the first step, so that an error before it leaves no bar
+        bar.start()  # an error before the first step leaves no bar on the terminal
         bar.update(task, completed=done, total=total, loss=loss)
 
     try:

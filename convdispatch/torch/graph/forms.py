@@ -27,11 +27,13 @@ from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..geometry import DTYPES, FORMATS
 from ..settings import DEFAULT, math_of, policy_of, switches
-from . import engine_choice, inductor
+from . import inductor
 from .aten_net import AtenNet, Missing
 from .constants import Constants, WeightSets, packed_inputs
+from .engine_choice import MIN_CONVOLUTION_SHARE, Race, convolution_share
 from .quantized import QUANTIZING
 from .specialised import forget_originals, specialised, without_fakes
+from .tuning import is_tuned, tune
 
 __all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm"]
 
@@ -174,37 +176,46 @@ class GraphForms:
         forget_originals()
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         device = tensors[0].device.type
-        wanted, why = self._backend.engine or ("inductor" if device == "cuda" else ""), ""
-        form = None
-        if wanted in ("", "form"):
+        wanted = self._backend.engine or ("inductor" if device == "cuda" else "")
+        race = self._race(inputs, key) if not wanted else None
+        form, why = None, ""
+        if wanted == "form" or (not wanted and (race is None or race.winner != "inductor")):
             made = self._build_form(inputs, tensors, key, dtype)
             form, why = (None, f" ({made})") if isinstance(made, str) else (made, "")
-            if form is not None and (wanted == "form" or not self._may_race(inputs)):
+            if form is not None and (race is None or race.winner == "form"):
                 return form
-        graph = specialised(self._graph, self._is_static, inputs, self._packed)
-        self._forget_reads()
         if wanted != "operators" and inductor.available(device) and self._compiled < MAX_COMPILED:
-            self._compiled += 1
-            with torch.inference_mode(False):
-                run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend.patches)
-            other = OperatorForm(run, f"by inductor, convolutions ours{why}")
-            return other if form is None else (form, other)[engine_choice.faster((form, other), tensors)]
+            other = self._build_by_inductor(inputs, tensors, why)
+            return other if form is None or race is None else race.fastest({"form": form, "inductor": other}, tensors)
         if form is not None:
             return form
-        run = inductor.with_our_operators(graph, tensors[0].device)
+        run = inductor.with_our_operators(self._specialised(inputs), tensors[0].device, self._backend.mode)
         return OperatorForm(run, f"operator by operator, convolutions ours{why}")
 
-    def _may_race(self, inputs: Sequence[Any]) -> bool:
-        """Whether inductor may be faster than a form, and can be tried."""
-        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED:
-            return False
+    def _specialised(self, inputs: Sequence[Any]) -> fx.GraphModule:
+        """The graph for the sizes and weights of a call."""
         graph = specialised(self._graph, self._is_static, inputs, self._packed)
-        self._forget_reads()
-        return engine_choice.convolution_share(graph) < engine_choice.MIN_CONVOLUTION_SHARE
-
-    def _forget_reads(self) -> None:
         if self._constants is not None:
             self._constants.forget_reads()
+        return graph
+
+    def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
+        """The choice between a form and inductor; None where that is no question: inductor cannot be tried, results
+        must repeat from process to process, or convolutions are most of the work."""
+        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].deterministic:
+            return None
+        graph = self._specialised(inputs)
+        return Race(graph) if convolution_share(graph) < MIN_CONVOLUTION_SHARE else None
+
+    def _build_by_inductor(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], why: str) -> OperatorForm:
+        """The graph by inductor: with our convolutions on a GPU and where that was asked for, else as a whole, for on
+        a CPU inductor fuses what follows oneDNN's convolutions, and calls of ours cost the host more."""
+        self._compiled += 1
+        ours = self._backend.engine == "inductor" or not tensors[0].is_cpu
+        graph = self._specialised(inputs)
+        with torch.inference_mode(False):
+            run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend, ours)
+        return OperatorForm(run, f"by inductor{', convolutions ours' if ours else ''}{why}")
 
     def _build_form(
         self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, dtype: torch.dtype
@@ -217,9 +228,7 @@ class GraphForms:
             return "forms run on CPUs"
         try:
             queue = runtime.queue(cpu_device())
-            graph = specialised(self._graph, self._is_static, inputs, self._packed)
-            self._forget_reads()
-            net = AtenNet(graph, queue, math)
+            net = AtenNet(self._specialised(inputs), queue, math)
             net.check(dtype)
             if net.lies_otherwise():
                 net.lie_as(self._unfused(list(inputs)))
@@ -228,6 +237,8 @@ class GraphForms:
                 # Timing chooses the layout, and each process may find another one faster.
                 layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
                 shapes, dtypes = [tuple(x.shape) for x in fed], [DTYPES[x.dtype] for x in fed]
+                if is_tuned(self._backend.mode):
+                    tune(inference.problems(net, *shapes, dtype=dtypes, queue=queue, layout=layout), queue.device)
                 more = {"queue": queue, "layout": layout, "recall": True, "threads": "pytorch"}
                 form = Form(net, inference.build(net, *shapes, dtype=dtypes, **more))
         except (Missing, Fallback, ConvDispatchError) as error:

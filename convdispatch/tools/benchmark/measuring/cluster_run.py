@@ -32,7 +32,7 @@ def _entry(name: str, problem: str, count: int) -> Entry:
     return parse_entries(f"{problem} layer *{count}")[0]._replace(name=name)
 
 
-def bench_many(
+def benchmark_by_workers(
     nets: Mapping[str, Sequence[Entry]],
     cluster: Run,
     *,
@@ -81,7 +81,7 @@ def _merge(reports: dict[str, Report], kind: str, part: Report) -> None:
     whole.layers += part.layers
     whole.measured |= part.measured
     whole.interrupted = whole.interrupted or part.interrupted
-    whole.again.clear()  # each part's end would be compared with another's beginning
+    whole.again.clear()  # the end of one part must not be compared with the beginning of another
     for dtype, roof in part.roofs.items():
         held = whole.roofs.setdefault(dtype, roof)
         for name, peak in roof.items():

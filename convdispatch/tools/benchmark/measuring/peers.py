@@ -37,7 +37,7 @@ class Variant:
 
 
 class Peer(Protocol):
-    """A library to compare with. The constructor takes the device; it raises Unable where the library has no such."""
+    """A library to compare with. The constructor raises Unable where the library does not support the device."""
 
     name: str
     settings: Mapping[str, object]

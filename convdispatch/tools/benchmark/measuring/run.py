@@ -20,7 +20,7 @@ from ....measurement.shapes import Entry
 from ...progress import Progress, progress
 from ..quiet import wait_quiet
 from ..report import Journal, Layer, Measured, Report, load
-from . import peers as others
+from . import peers as peer_modules
 from .environment import environment
 from .session import Session
 from .worker import OutOfTime, Worker
@@ -38,7 +38,7 @@ class Options:
     against: Sequence[str] = ()
     """Names of peers."""
     solver: str | None = None
-    """A glob; only these solvers."""
+    """A glob of solvers' names; None for all."""
     search: bool = True
     """Whether every solver is measured, or only the immediate choice."""
     budget_ms: float = 3000.0
@@ -91,7 +91,7 @@ class _Run:
         entries = [(net, entry) for net, entries in nets.items() for entry in entries if entry.problem.mb]
         if not entries:
             raise InvalidArgument("nothing to measure: no problem has images")
-        others.check(options.against)
+        peer_modules.check(options.against)
         self._layers = [Layer(net, entry.name, str(entry.problem), entry.count) for net, entry in entries]
         self._problems = {str(entry.problem): entry.problem for _, entry in entries}
         self._names = {layer.problem: f"{layer.net} {layer.name}" for layer in self._layers}
@@ -164,10 +164,10 @@ class _Run:
 
 
 def _measure_again(session: Any, report: Report, step: Callable[[str, int], None]) -> None:
-    """Measure the ceilings once more: on a machine that others use they differ from those at the beginning."""
+    """Measure the ceilings once more: on a machine that peer_modules use they differ from those at the beginning."""
     for dtype, roof in report.roofs.items():
         step(f"ceilings of the device once more, {dtype}", 0)
-        with contextlib.suppress(ConvDispatchError, OutOfTime):  # what was measured stands; nothing is known of its end
+        with contextlib.suppress(ConvDispatchError, OutOfTime):  # the first measurement stands
             again = session.roof(dtype)
             rates = {name: (peak, again.get(name)) for name, peak in roof.items()}
             both = {name: pair for name, pair in rates.items() if all(isinstance(peak, dict) for peak in pair)}
@@ -178,7 +178,7 @@ class _Here:
     """A Session in this process, with the methods of a Worker."""
 
     def __init__(self, device: Any, options: Options) -> None:
-        found, self.missing = others.load(options.against, runtime.device_info(device))
+        found, self.missing = peer_modules.load(options.against, runtime.device_info(device))
         self._device, self._session = device, Session(device, peers=found, **options.session)
         self.settings = self._session.settings
 

@@ -22,7 +22,6 @@ from ....api.results import Result, Results
 from ....device import runtime
 from ....measurement import reference
 from ....measurement.measure import Candidate, Outcome, interleaved, timed
-from ....measurement.peaks import traffic
 from ....measurement.search import Search
 from ....measurement.search.scaled_data import Scaled
 from ....measurement.search.trial import Harness
@@ -34,8 +33,8 @@ from ....selection.plugins.loader import plugins
 from ....selection.records.record import choice_text
 from ....selection.records.timing import Timing
 from ....selection.solver_query import query
-from ..quiet import Others
-from ..report import Choice, Measured, PeerTime, Row, placeless
+from ..quiet import OtherProcesses
+from ..report import Choice, Measured, PeerTime, Row, without_folders
 from .environment import plugin_texts
 from .peers import Peer, Unable, Variant
 
@@ -43,9 +42,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 ROUNDS = (5, 21)
-"""Least and most rounds of benchmarking; as many as take the search's budget, between these."""
+"""The least and the most rounds of benchmarking; between them, as many as fit into the search's budget."""
 SETTLE_MS = 15.0
-"""A rival runs unseen for so long before each sample, on a CPU."""
+"""On a CPU each rival runs untimed for so long before each sample, until other rivals' threads have ended."""
 LEAST_MS = 2.0
 
 
@@ -78,8 +77,8 @@ class Session:
         The candidates and peers that ``without`` names do not run, for the reasons that it gives.
         """
         self._without = dict(without or {})
-        found = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
-        others = Others()
+        found = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
+        others = OtherProcesses()
         try:
             with policy(solver=self._limits["solver"]):
                 self._measure(problem, found)
@@ -90,7 +89,7 @@ class Session:
 
     def _measure(self, problem: ConvProblem, found: Measured) -> None:
         first = ranking.rank(problem, self.info)[0]
-        found.chosen = Choice(first.solver.name, dict(first.config), placeless(first.source))
+        found.chosen = Choice(first.solver.name, dict(first.config), without_folders(first.source))
         if self._limits["search"]:
             search = Search(
                 problem,
@@ -128,7 +127,7 @@ class Session:
         for choice in ours:
             if _key(choice) not in rivals and _key(choice) not in self._without:
                 self._watch(_key(choice))
-                with contextlib.suppress(Exception):  # a choice that fails has no time, and its row says why
+                with contextlib.suppress(Exception):  # a choice that fails has no time; its row has the reason
                     rivals[_key(choice)] = self._candidate(harness, problem, choice)
         copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, found.traffic)))
         for peer in self._peers:
@@ -136,17 +135,17 @@ class Session:
                 found.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
             else:
                 self._watch(peer.name)
-                found.peers += _add(peer, problem, harness, copies, rivals, self.info.type == "cpu")
+                found.peers += _add_peer(peer, problem, harness, copies, rivals, self.info.type == "cpu")
         self._watch("")
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
         rounds = max(ROUNDS[0], min(ROUNDS[1], int(self._limits["budget_ms"] / max(whole, 1e-3))))
         outcomes = interleaved(list(rivals.values()), rounds=rounds)
         for choice in ours:
-            _put(choice, outcomes.get(_key(choice)))
+            _store_timing(choice, outcomes.get(_key(choice)))
         for entered in found.peers:
             if not entered.reason:
-                _put(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
+                _store_timing(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
         chosen_ms = found.chosen.median_ms if found.chosen else None
         if chosen_ms and chosen_ms < ((found.best and found.best.median_ms) or np.inf):
             found.best = replace(found.chosen, source="fastest in benchmarking")
@@ -155,7 +154,8 @@ class Session:
 
     def _candidate(self, harness: Harness, problem: ConvProblem, choice: Choice) -> Candidate:
         solver = named(choice.solver, plugins().solvers)
-        if not query(solver, problem, self.info).offers(choice.config):  # a journal's, for instance
+        # The choice may come from a journal of another version.
+        if not query(solver, problem, self.info).offers(choice.config):
             raise InvalidArgument(f"{choice.solver} does not offer {dict(choice.config)} for {problem}")
         prepared = dispatch.make(solver, choice.config, problem, harness.queue.context)
         checked = harness.verify(prepared)
@@ -163,14 +163,14 @@ class Session:
         choice.workspace = prepared.workspace_size
         sample = harness.sampler(prepared, choice.median_ms or checked.run_ms, LEAST_MS)
         if self.info.type == "cpu":
-            sample = _settled(sample)
+            sample = _after_warm_up(sample)
         return Candidate(_key(choice), sample, max(LEAST_MS, choice.median_ms or checked.run_ms))
 
 
 # --- benchmarking -----------------------------------------------------------------------------------------------------
 
 
-def _add(
+def _add_peer(
     peer: Peer, problem: ConvProblem, harness: Harness, copies: int, rivals: dict[str, Candidate], settle: bool
 ) -> Iterator[PeerTime]:
     """Add a peer's variants to the rivals, each with its error; one that cannot run says why."""
@@ -181,7 +181,7 @@ def _add(
         return
     at = reference.positions(problem)
     expected = reference.sample(problem, at, **operands_of(problem, harness.host))
-    scaled = _scaled_errors(peer, problem, harness.scaled)
+    scaled = _errors_on_scaled_data(peer, problem, harness.scaled)
     for variant in variants:
         entered = PeerTime(peer.name, variant.name)
         try:
@@ -195,13 +195,13 @@ def _add(
         else:
             repeat = max(1, min(200, int(np.ceil(LEAST_MS / max(expected_ms, 1e-3)))))
             sample = _timed(variant, repeat)
-            sample = _settled(sample) if settle else sample
+            sample = _after_warm_up(sample) if settle else sample
             name = f"{peer.name} {variant.name}"
             rivals[name] = Candidate(name, sample, max(LEAST_MS, expected_ms))
         yield entered
 
 
-def _scaled_errors(peer: Peer, problem: ConvProblem, scaled: Scaled) -> dict[str, float]:
+def _errors_on_scaled_data(peer: Peer, problem: ConvProblem, scaled: Scaled) -> dict[str, float]:
     """A peer's errors on data of differing scales, by variant; none where it fails, as its run on normal data says."""
     at = scaled.at.ravel()
     try:
@@ -216,7 +216,7 @@ def _timed(variant: Variant, repeat: int) -> Callable[[], float]:
     return lambda: sample() / repeat
 
 
-def _settled(sample: Callable[[], float]) -> Callable[[], float]:
+def _after_warm_up(sample: Callable[[], float]) -> Callable[[], float]:
     def warmed_up() -> float:
         start = time.perf_counter()
         while (time.perf_counter() - start) * 1e3 < SETTLE_MS:
@@ -226,7 +226,7 @@ def _settled(sample: Callable[[], float]) -> Callable[[], float]:
     return warmed_up
 
 
-def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:
+def _store_timing(target: Choice | PeerTime, outcome: Outcome | None) -> None:
     """Write benchmarking's timing into the result; without one, what ``find`` measured remains."""
     if outcome is None or outcome.timing is None:
         if isinstance(target, PeerTime):

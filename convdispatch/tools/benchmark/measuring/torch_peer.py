@@ -66,7 +66,7 @@ def _tensors(
 
 
 def _tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
-    if dtype == "bfloat16":  # NumPy's bfloat16 is ml_dtypes', which torch does not read
+    if dtype == "bfloat16":  # torch does not read the bfloat16 arrays of ml_dtypes
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -114,6 +114,6 @@ def _work(problem: ConvProblem, sets: list[dict[str, torch.Tensor]], place: torc
 
 
 def _allow_tf32(place: torch.device, allowed: bool) -> None:
-    # Only where it matters: torch's own test helpers forbid the flag to be set in their process.
+    # Set on CUDA alone: torch's test helpers forbid setting the flag in their process.
     if place.type == "cuda":
         torch.backends.cudnn.allow_tf32 = allowed

@@ -16,8 +16,7 @@ from ....api.errors import ConvDispatchError
 from ....api.problem import ConvProblem
 from ....device.child import answer, questions
 from ....measurement.farm import Died, NotStarted, OutOfTime, RestartingChild, outlive
-from ....measurement.peaks import traffic
-from ..report import Measured, placeless
+from ..report import Measured, without_folders
 
 __all__ = ["OutOfTime", "Worker"]
 
@@ -52,15 +51,15 @@ class Worker:
         began, without = time.monotonic(), dict[str, str]()
 
         def ask(died: dict[str, str]) -> dict[str, Any]:
-            without.update({name: placeless(reason) for name, reason in died.items()})
+            without.update({name: without_folders(reason) for name, reason in died.items()})
             return self._ask({"ask": "measure", "problem": str(problem), "without": without}, say)
 
         try:
             return Measured.from_json(outlive(ask))
         except (Died, ConvDispatchError) as error:
-            reason = placeless(str(error))
+            reason = without_folders(str(error))
         said = f"{len(without)} candidates took their process with them: {', '.join(without)}; " if without else ""
-        lost = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
+        lost = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
         lost.failure, lost.spent_ms = f"{said}the last process: {reason}", (time.monotonic() - began) * 1e3
         return lost
 
@@ -84,14 +83,14 @@ class Worker:
 def _serve() -> None:
     from ....device import runtime
     from ....measurement.peaks import measure_roof
-    from . import peers as others
+    from . import peers as peer_modules
     from .session import Session
 
     lines = questions()
     setup = next(lines)
     try:
         device = runtime.find_device(setup.pop("device"))
-        found, missing = others.load(setup.pop("peers"), runtime.device_info(device))
+        found, missing = peer_modules.load(setup.pop("peers"), runtime.device_info(device))
         session = Session(device, peers=found, watch=lambda name: answer({"at": name}), **setup)
     except Exception as error:
         answer({"error": str(error)})

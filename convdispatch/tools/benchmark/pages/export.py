@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def write_json(report: Report | Sequence[Report], path: Path) -> None:
-    """The whole report, or a list of several; ``load_all`` reads it. An earlier one stays until this one is there."""
+    """Write the report, or a list of several, for ``load_all``. The file is replaced when the new one is complete."""
     values = report.to_json() if isinstance(report, Report) else [each.to_json() for each in report]
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
@@ -28,7 +28,7 @@ def write_json(report: Report | Sequence[Report], path: Path) -> None:
 
 def write_csv(report: Report | Sequence[Report], path: Path) -> None:
     """``what`` is ``best``, ``chosen``, ``candidate`` or ``peer``; ``timed_in`` is the layer's last ``benchmarking``,
-    the ``search`` before it, or ``screening``: such times of one sort compare. ``device`` is the kind's key."""
+    the ``search`` before it, or ``screening``: only times of one sort compare. ``device`` is the kind's key."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()

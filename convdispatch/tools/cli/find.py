@@ -148,7 +148,7 @@ def _search(
             new = [problem for problem in problems if again or why_find(problem, info, **known_limits)]
             known = len(problems) - len(new)
             step.resize(len(new))
-            if new and not rates(info).measured and not switched_off() and info.vendor != "oclgrind":  # a simulator's
+            if new and not rates(info).measured and not switched_off() and info.vendor != "oclgrind":
                 step("calibrating", 0)
                 _calibrate(chosen, console)
             if (compilers := processes(jobs, info)) and new:

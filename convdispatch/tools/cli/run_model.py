@@ -39,11 +39,11 @@ def run(model: Path, inputs: tuple[str, ...], output: Path | None, profile: bool
     if output is not None:
         np.savez(output, **report.outputs)
     if trace_path is not None:
-        from ..benchmark.pages.timeline import write_measured_trace
+        from ..benchmark.pages.timeline import write_trace
 
         if net.latest is None:
             raise click.ClickException("nothing is computed, so there is no timeline: every output is a constant")
-        write_measured_trace(net.latest, model.stem, report.device, trace_path)
+        write_trace(net.latest, model.stem, report.device, trace_path)
     if profile or html_path is not None:
         _profile(model, net, options["against"], options["device"], jobs, html_path)
 
