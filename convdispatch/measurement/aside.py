@@ -56,7 +56,7 @@ def _serve() -> None:
 
 
 def _searched(device: Any, problem: str, incumbent: str, deterministic: bool, budget_ms: float) -> dict[str, Any]:
-    from .search import Search  # the process that asks imports this module, and searches nothing
+    from .search import Search  # imported here, because the parent imports this module and never searches
 
     with policy(deterministic=deterministic):
         chosen = Policy(deterministic=deterministic)

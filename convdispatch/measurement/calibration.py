@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 UNSTEADY = 1.5
-"""Times that slow samples may take of the quick ones, on a device without other work."""
+"""Time of slow samples over quick ones from which the device counts as busy with other work."""
 
 SHARED = 0.7
 """Of a CPU's processors, or of those that its control group may use, what a process has at least where nobody else

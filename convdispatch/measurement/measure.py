@@ -1,6 +1,6 @@
 """Times rival candidates in interleaved rounds.
 
-Nothing here knows of OpenCL: a candidate is a callable that runs once and answers how long it took, and the clock is
+Nothing here knows of OpenCL: a candidate is a callable that runs once and returns how long it took, and the clock is
 the caller's, so all of it is tested with a clock that lies. Times are milliseconds.
 """
 
@@ -23,7 +23,7 @@ CUT_FACTOR = 3.0
 def timed(
     work: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns, repeat: int = 1
 ) -> Callable[[], float]:
-    """A sample function: runs ``work`` ``repeat`` times and answers milliseconds a run.
+    """A sample function: runs ``work`` ``repeat`` times and returns milliseconds a run.
 
     ``clock`` counts nanoseconds in whole numbers, so that a difference loses nothing. ``work`` returns when it is done.
     """
@@ -39,7 +39,7 @@ def timed(
 
 @dataclass(frozen=True)
 class Candidate:
-    """One rival: a name, and a function that runs it once and answers its milliseconds."""
+    """One rival: a name, and a function that runs it once and returns its milliseconds."""
 
     name: str
     sample: Callable[[], float]
@@ -89,7 +89,7 @@ def interleaved(
     cut_factor: float = 1.05,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> dict[str, Outcome]:
-    """Sample the candidates in interleaved rounds and answer an Outcome for each name.
+    """Sample the candidates in interleaved rounds and return an Outcome for each name.
 
     A round runs each candidate once and begins one place further than the last, so a drift of clock or temperature, or
     the cache that a neighbour leaves, falls on all alike. A candidate is cut when the lower bound of its interval

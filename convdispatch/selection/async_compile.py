@@ -36,7 +36,7 @@ _under_way: dict[Any, Future[Prepared]] = {}
 
 def is_enabled(policy: Policy) -> bool:
     """Whether a call under a policy may compute by another plan meanwhile."""
-    if policy.tier != "ready" or thread.capturing is not None:  # what is recorded stays as it is
+    if policy.tier != "ready" or thread.capturing is not None:  # a recording would keep the general plan
         return False
     return not (policy.frozen or policy.deterministic or policy.solver)
 
@@ -48,7 +48,7 @@ def ready_first(
     make: Callable[[], Prepared],
     arrived: Callable[[], Any],
 ) -> Prepared:
-    """What ``make()`` answers, if that is within ``WAIT_S``; else a plan that is ready, until ``arrived()``.
+    """The plan that ``make()`` returns, if it takes at most ``WAIT_S``; else the general plan, until ``arrived()``.
 
     Raises what ``make`` raises, where the caller still waits for it.
     """
@@ -74,7 +74,7 @@ def _meanwhile(context: cl.Context, problem: ConvProblem) -> Prepared:
 def _make(compiling: Future[Prepared], key: Any, make: Callable[[], Prepared], arrived: Callable[[], Any]) -> None:
     try:
         made = make()
-    except BaseException as error:  # a call that asks later meets it
+    except BaseException as error:  # raised in the call that asks for the plan next
         compiling.set_exception(error)
     else:
         compiling.set_result(made)
@@ -85,5 +85,5 @@ def _make(compiling: Future[Prepared], key: Any, make: Callable[[], Prepared], a
 
 
 def forget() -> None:
-    """Drop what computes meanwhile."""
+    """Drop the general plans."""
     _plans.drop()

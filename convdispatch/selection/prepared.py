@@ -50,11 +50,11 @@ class Prepared:
         self.context, self.problem, self.solver, self.config = context, problem, solver, config
         self.plan, self.source = plan, candidate.source
         self.math = candidate.math or seen.math
-        """What the solver planned it in: the problem's own, or more accurate."""
+        """The math that the plan computes in: the problem's own, or a more accurate one."""
         self.workspace_size = plan.workspace_size
         self._executable: Executable | None = None
         self.grow: Callable[[int], Any] = _uncounted
-        """Counts bytes of packed weights for the plan, where it is held within a bound."""
+        """Adds bytes of packed weights to the plan's entry, where the plan is in a bounded cache."""
         self._packers: weakref.WeakSet[Constant] = weakref.WeakSet()
         self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
         self.pack_key = (context, solver.name, getattr(plan, "pack_key", None) or (seen, repr(sorted(config.items()))))
@@ -62,11 +62,11 @@ class Prepared:
         self._epilogue = None if seen == problem else _Epilogue(context, problem, seen)
         self.layered = bool(plugins().layers)
         self.recordable = getattr(plan, "recordable", True) and not self.layered
-        """Whether the plan gives all its commands by the header's means; layers may do anything."""
+        """Whether the plan gives all its commands by the header's means, so that they can be recorded."""
         self.streams = getattr(plan, "streams", False) and not self.layered
-        """Whether a plan of its own means also takes a CUDA stream for its queue."""
+        """Whether a plan that enqueues by its own means also takes a CUDA stream in the place of a queue."""
         self.bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
-        """Whether ``plan.enqueue(queue, x, w, y, workspace, wait_for)`` is all of it."""
+        """Whether a call is nothing but ``plan.enqueue(queue, x, w, y, workspace, wait_for)``."""
 
     def packed_for(self, constant: Constant) -> None:
         """Weights were packed for this plan: they count as its memory until it goes, or the weights do."""
@@ -75,7 +75,7 @@ class Prepared:
         weakref.finalize(constant, _no_longer_packed, weakref.ref(self)).atexit = False
 
     def let_go(self) -> None:
-        """The plan is not held any more for calls to come: packed weights go with it."""
+        """Release the packed weights of a plan that has left the cache."""
         self.grow = _uncounted
         for weights in list(self._packers):
             weights.release(self.pack_key)
@@ -125,20 +125,20 @@ class Prepared:
         return [Slot(max(size, 1)) if there else None for size, there in zip(sizes, needed, strict=True)]
 
     def recorded(self, queue: cl.CommandQueue, slots: Sequence[Slot | None] = ()) -> Recording:
-        """Its commands on ``slots`` for x, w, y, bias and residual. Raises PluginError for a plan that answers no
+        """Its commands on ``slots`` for x, w, y, bias and residual. Raises PluginError for a plan that returns no
         event."""
         recording = Recording(queue)
         self._enqueue_checked(recording, slots or self._slots())
         return recording
 
     def executable(self, queue: cl.CommandQueue) -> Executable:
-        """It as recorded once; opaque where it cannot be recorded: it is enqueued at each call then, which says what is
-        wrong with it. ``queue`` is any of its context."""
+        """The plan's commands, recorded once. Where they cannot be recorded the executable is opaque: a call enqueues
+        the plan then, and reports what is wrong with it. ``queue`` is any queue of the plan's context."""
         if self._executable is None:
             outputs, slots = [OUTPUTS[self.problem.direction]], self._slots()
             owner, found = weakref.ref(self), None
 
-            # For who holds the plan: no executable keeps it alive.
+            # The executable holds the plan weakly: whoever holds the plan also holds the executable.
             def enqueue(queue: Any, *operands: Any, wait_for: Any = None) -> Any:
                 return owner()._enqueue_checked(queue, operands, wait_for)  # type: ignore[union-attr]
 
@@ -161,7 +161,7 @@ class Prepared:
         return event
 
     def misused(self, commands: Commands, error: AttributeError | TypeError) -> PluginError:
-        """What pyopencl's error of what is no OpenCL queue and no buffer means."""
+        """The error for a plan that gave pyopencl a queue or memory that is not OpenCL's."""
         return PluginError(
             f"{self.solver.name}'s plan gave commands to {type(commands).__name__} that are not the header's "
             f"({error}); a plan that enqueues by its own means says recordable = False"
@@ -202,13 +202,13 @@ class Prepared:
 
 
 def let_go(gone: Sequence[Prepared]) -> None:
-    """Plans are not held any more for calls to come."""
+    """Release what plans that have left the cache hold."""
     for each in gone:
         each.let_go()
 
 
 def _uncounted(nbytes: int) -> None:
-    """Of a plan that is held within no bound."""
+    """Counts nothing, for a plan that is in no bounded cache."""
 
 
 def _no_longer_packed(plan: weakref.ref[Prepared]) -> None:
@@ -227,12 +227,13 @@ def operand_sizes(problem: ConvProblem) -> tuple[int, ...]:
 
 
 def no_event(prepared: Prepared, found: Any) -> PluginError:
-    """For a plan that answers something else than an event."""
+    """The error for a plan whose ``enqueue`` returns something else than an event."""
     return PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(found)}")
 
 
 class _Epilogue:
-    """What the solver does not fuse, as one pass over the written tensor after the convolution."""
+    """One pass over the written tensor, after the convolution, for the parts of the epilogue that its solver does not
+    fuse."""
 
     def __init__(self, context: cl.Context, problem: ConvProblem, seen: ConvProblem) -> None:
         self.accumulates = problem.accumulate and not seen.accumulate
@@ -260,6 +261,6 @@ class _Epilogue:
         if self.accumulates:
             given[self._written] = runtime.allocate(queue, self._bytes)
         event = prepared._enqueue_plan(queue, given, scratch, wait_for)
-        if not hasattr(event, "wait"):  # before this pass waits for it
+        if not hasattr(event, "wait"):  # checked here, because the epilogue waits for this event
             raise no_event(prepared, event)
         return self._launch(queue, (out, given[self._written], bias, residual), [event])

@@ -51,7 +51,7 @@ class VectorsKernel(TilesKernel):
 class VectorWeightsKernel(WeightsKernel):
     """Blocks of 8 source by 32 target channels in vectors."""
 
-    tiles = VectorsKernel
+    forward = VectorsKernel
     most_near = 8
     costs = WeightsCosts(30.3e3, 42e3, 5.6e3, 19.0, 13.0, 2e6, (27.0, 23.0, 12.0), (22.0, 17.0, 15.0), 98.0, 0.7)
     timed = 2.1, 2.1

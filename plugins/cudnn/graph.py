@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from ctypes import c_void_p
 from typing import Any
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, TensorLayout
 
 from .library import CudnnError, Descriptor
 
@@ -54,20 +54,11 @@ class Candidate:
 def tensor_of(problem: ConvProblem, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(sizes, steps in elements) of x, w or y with two or three axes of space, channels second."""
     axes = problem.axes if problem.ndim > 1 else "hw"
-    letter = {"x": "i", "w": "k", "y": "o"}[name]
+    letter, layout = {"x": "i", "w": "k", "y": "o"}[name], TensorLayout.of(problem, name)
     space = tuple(getattr(problem, letter + axis) for axis in axes)
-    if name == "w":
-        sizes: tuple[int, ...] = (problem.oc, problem.ic // problem.g, *space)
-    else:
-        sizes = (problem.mb, problem.ic if name == "x" else problem.oc, *space)
-    order = list(range(len(sizes)))
-    if problem.layout == "nhwc":
-        order = [0, *order[2:], 1]
-    steps, step = [0] * len(sizes), 1
-    for axis in reversed(order):
-        steps[axis] = step
-        step *= sizes[axis]
-    return sizes, tuple(steps)
+    channels = problem.oc if name == "y" else problem.ic // (problem.g if name == "w" else 1)
+    sizes = (problem.oc if name == "w" else problem.mb, channels, *space)
+    return sizes, (layout.image, layout.channel, *layout.axes[-len(axes) :])
 
 
 def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:

@@ -1,10 +1,10 @@
-"""A tile as a configuration's JSON values, and back; and what tiles one by one and many at once share."""
+"""A tile as a configuration's JSON values, and back; and what cost models of one tile or of many at once share."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -57,3 +57,20 @@ def fitting(tiling: Any, count: int) -> np.ndarray:
         if wrong.all():
             break
     return ~wrong
+
+
+def part_counts(room: int, groups: int, most: int) -> list[int]:
+    """Parts of a sum that are worth trying: those that fill a device of ``room`` work groups once, twice and three
+    times, and, where it is not full, a few small ones."""
+    filling = {times * room // groups for times in (1, 2, 3)}
+    small = (2, 3, 4, 6, 8, 12, 16) if groups < 2 * room else ()
+    return sorted(parts for parts in filling.union(small) if 1 < parts <= min(most, 512))
+
+
+def in_waves(tiling: Any, units: int, resident: Any, together: Callable[[Any], Any]) -> Any:
+    """Cycles of all work groups on ``units`` multiprocessors, ``resident`` on each at a time.
+
+    ``together`` returns the cycles of so many work groups on one multiprocessor at once.
+    """
+    whole, rest = np.divmod(tiling.work_groups, units * resident)
+    return whole * together(resident) + np.where(rest > 0, together(-(-rest // units)), 0)

@@ -1,4 +1,4 @@
-"""What a program's kernels call by name: PTX in small functions, or plain C that stands in for it.
+"""What a program's kernels call by name: PTX in small functions, or plain C of tests that stands in for it.
 
 Hopper's ``wgmma`` needs ``.target sm_90a``, which OpenCL's own compiler does not have. So kernel text holds those
 instructions in inline assembly as PTX comments (``//@wgmma...``) with their operands; the driver compiles it for sm_90
@@ -18,6 +18,8 @@ from convdispatch.api import BuildFailed, build, kernel_text
 
 LOCAL_LIMIT = 227 * 1024
 """Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
+PLAIN_C = "plain_c"
+"""The package, of tests, whose kernel text stands in for a GPU's where a plan is made with ``emulate``."""
 MARK = "//@"
 """What hides an instruction from the first compilation."""
 _TARGET = re.compile(r"\.target\s+sm_90\b")
@@ -59,9 +61,9 @@ class Instructions:
     wgmma: Wgmma | None = None
 
     def text(self, emulate: bool = False) -> str:
-        """The functions; with ``emulate`` their stand-ins, for devices without tensor cores (tests)."""
-        file = "emulated.cl.mako" if emulate else "ptx.cl.mako"
-        return kernel_text(__package__, file, type=self.type, groups=self.groups, wgmma=self.wgmma)
+        """The functions; with ``emulate`` their stand-ins in plain C."""
+        package, file = (PLAIN_C, "instructions.cl.mako") if emulate else (__package__, "ptx.cl.mako")
+        return kernel_text(package, file, type=self.type, groups=self.groups, wgmma=self.wgmma)
 
 
 def for_hopper(ptx: str) -> str:

@@ -1,5 +1,5 @@
-## All of this plugin's instructions that OpenCL C has no name for, one small function each. What kernels call of them has
-## stand-ins in plain C: ``emulated.cl.mako``, and for the copy engine ``tma/copies_emulated.cl.mako``.
+## All of this plugin's instructions that OpenCL C has no name for, one small function each. Tests have stand-ins
+## in plain C for what kernels call of them (``tests/support/plain_c``).
 ##
 ## type     what is multiplied: f16, bf16 or tf32; s8 or u8 with s8, whose sums are int32
 ## groups   which of copies, mma, bulk and parts; conversions of numbers are always there

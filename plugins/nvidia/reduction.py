@@ -16,16 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import (
-    OPERANDS,
-    ConvProblem,
-    Launch,
-    build,
-    define,
-    epilogue_macros,
-    kernel_text,
-    storage_macros,
-)
+from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, epilogue_macros, kernel_text, storage_macros
 
 MAX_DIVIDEND = 2**31 - 1
 """Largest number that ``DIVIDED`` divides."""

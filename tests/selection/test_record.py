@@ -20,7 +20,7 @@ from convdispatch.selection.records.record import (
     older_key,
     stale,
 )
-from convdispatch.selection.records.record_files import file_name, file_text, read_records
+from convdispatch.selection.records.record_files import file_text, read_records, text_name
 
 
 def test_the_key_names_the_device_and_not_its_driver():
@@ -40,7 +40,7 @@ def test_a_record_survives_its_text(config, ms, error, deterministic, kernel):
     made = record(
         config=config, ms=ms, error=error, deterministic=deterministic, provenance=Provenance(kernel_hash=kernel)
     )
-    assert read_records(file_name([made]), file_text([made])) == ([made], [])
+    assert read_records(text_name(file_text([made])), file_text([made])) == ([made], [])
 
 
 @given(st.data())
@@ -52,7 +52,7 @@ def test_any_change_of_the_text_is_noticed(data):
     for damaged in (altered, text[:place]):
         if damaged != text:
             with pytest.raises(Damaged):
-                read_records(file_name([made]), damaged)
+                read_records(text_name(file_text([made])), damaged)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_impossible_content_is_damage(change):
     ],
 )
 def test_an_upgrade_makes_a_record_doubtful(db, then, today, words):
-    reason = db.stale(record(provenance=Provenance(**then)), Provenance(**today))
+    reason = stale(record(provenance=Provenance(**then)), Provenance(**today))
     assert (reason is None) if words is None else (words in reason)
 
 

@@ -1,4 +1,4 @@
-"""What a solver answers before anything is compiled: refusals in words, configurations, cost, workspace."""
+"""Checks what a solver returns before anything is compiled: refusals, configurations, cost, workspace."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class _Draw:
         factors = 10.0 ** self._even(letter, -down, 0)
         self._scale(name, letter, factors)
         if letter == "mb" and self.problem.direction == "bwd_weights":
-            return  # images are summed there: no plane is scaled
+            return  # a weights' gradient sums over images, so no plane is scaled
         for extra in ("residual", "initial"):
             self._scale(extra, letter, factors)
         if "bias" in self.made and letter != "mb":
@@ -218,7 +218,7 @@ def plane_positions(problem: ConvProblem, planes: int = 16, each: int = 16, seed
     pixels = int(np.prod(shape)) // (outer * channels)
     random = np.random.default_rng(seed)
     rows = np.concatenate([[0, outer * channels - 1], random.integers(0, outer * channels, planes - 2)])
-    spread = -(-each // pixels)  # so many neighbouring planes have enough elements
+    spread = -(-each // pixels)  # the number of neighbouring planes that have enough elements together
     plane = (rows[:, None] + random.integers(0, spread, (planes, each)) * (1 - 2 * (rows[:, None] > 0))) % (
         outer * channels
     )

@@ -44,19 +44,21 @@ if TYPE_CHECKING:
     from .probing import Prober
 
 LOOKS = 3
-"""Samples of screening."""
+"""Samples that screening takes of each candidate."""
 FINALISTS = 12
+"""Most candidates that are benchmarked."""
 ROUNDS = 25
+"""Rounds of benchmarking."""
 LEAST_TRIAL_S = 10.0
-"""Least seconds that a candidate may take in a child process; twice the budget, where that is more."""
+"""Seconds that a candidate may take in a child process at least; twice the budget where that is longer."""
 FIRST_S = 300.0
 """Seconds that the first candidate may compile, whatever the budget: a cold cache on a busy machine takes long."""
 FIRST_OF_SOLVER_S = 30.0
 """Seconds that each solver's first configuration may compile where ``every_solver`` measures it beyond the budget."""
 NEAR = 1.5
-"""Who took at most this many times the best at screening may be benchmarked."""
+"""A candidate may be benchmarked if it took at most this many times the best one's time at screening."""
 FINAL_SHARE = 0.25
-"""Most of the budget that is kept for benchmarking."""
+"""Most of the budget that is reserved for benchmarking, as a share."""
 LEAST_ROUNDS = LEAST_SAMPLES + 1
 """Rounds that benchmarking must have time for: with less time fewer candidates are."""
 SUSPECT = 20.0
@@ -148,12 +150,12 @@ class Search:
                 for solver, how in answer_trial.trial(plugin, self.problem, self.info).items():
                     found[solver] = f"find: failed: {how}"
                     dispatch.quarantine(self.problem, self.info, solver, found[solver])
-        self.start += time.perf_counter() - began  # its time is its own
+        self.start += time.perf_counter() - began  # the time of children does not count against the budget
         self._patience_ms += (time.perf_counter() - began) * 1e3
         return found
 
     def record(self, results: Results) -> None:
-        """Store every time that the search took, and who was unsound; let the next call choose anew.
+        """Store every time that was measured, and which solvers were unsound; the next call chooses anew.
 
         Raises PluginError where the problem is not the one that was asked any more: nothing is stored then.
         """
@@ -166,7 +168,7 @@ class Search:
             dispatch.forget(self.problem)
 
     def records(self, results: Results) -> list[Record]:
-        """Every time that the search took, with its provenance."""
+        """A record of every candidate that was timed, with its provenance."""
         timed = [result for result in results if result.median_ms is not None]
         found = [record_of(result, results, self.options.workspace_limit, self.options.budget_ms) for result in timed]
         return [replace(record, contest="" if place else self._contest) for place, record in enumerate(found)]
@@ -204,7 +206,9 @@ class Search:
             entry.ends("refused", f"memory: {error}")
         except BadTiming as error:
             entry.ends("failed", str(error))
-        except Exception as error:  # a plugin's or compiler's failure: said in its result, and the search goes on
+        except (
+            Exception
+        ) as error:  # a plugin's or compiler's failure goes into the candidate's result, and the search goes on
             entry.breaks("failed", words(error))
             if runtime.probe.__wrapped__(self.device):
                 self._lost = entry.solver.name
@@ -283,7 +287,7 @@ class Search:
         if small is None or ranking.refusal(entry.solver, small, self.info, self.policy):
             return False
         if not query(entry.solver, small, self.info).offers(entry.config):
-            return False  # a configuration promises nothing for a problem that it was not offered for
+            return False  # the configuration is not offered for the smaller problem, so nothing can be learnt there
         prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
         estimate = self._harness(small).verify(prepared).run_ms * self.problem.flops / small.flops
         if best is not None and estimate > SUSPECT * best:
@@ -313,7 +317,7 @@ class Search:
             RUN_S if self.options.budget_ms is None else min(RUN_S, max(LEAST_TRIAL_S, 2e-3 * self.options.budget_ms))
         )
         status, reason = self._prober.ask(name, entry.config, timeout_s=limit)
-        self.start += time.perf_counter() - began  # its time is its own
+        self.start += time.perf_counter() - began  # the time of children does not count against the budget
         self._patience_ms += (time.perf_counter() - began) * 1e3
         if status != "right":
             entry.breaks(status, reason)
@@ -342,7 +346,7 @@ class Search:
         rivals = []
         for i, entry in enumerate(final):
             if i > 1 and rounds_ms[i] > left:
-                break  # who is left out keeps its screening time
+                break  # a candidate that is left out is reported with its screening time
             try:
                 sample = harness.sampler(entry.prepared, entry.timing.median)
             except (MemoryError, cl.MemoryError):  # beside the faster ones; its screening time stands

@@ -5,8 +5,9 @@ measured as fastest, whom measured neighbours speak for, whom ``registry.yaml`` 
 whose name comes first. What records did not measure may go before what they did (``record_coverage``). A policy's pin
 is a refusal of all others.
 
-A plugin none of whose solvers predict a time (a vendor's library, which is loaded to be asked) comes after all who do,
-unless something names it. So what runs first can be known without it: ``Choices``.
+Two kinds of solvers can seldom be first, and are asked only where they may be (``Choices``): those of a plugin that
+predicts no time (a vendor's library, which is loaded to be asked), and derived ones, which no rule prefers unless it
+names them and which take at least as long as the copies that they make.
 """
 
 from __future__ import annotations

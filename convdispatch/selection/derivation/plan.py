@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Room:
-    """Where the copies and the inner plan's workspace lie in the derived plan's workspace, in bytes."""
+    """Offsets in the derived plan's workspace of the copies and of the inner plan's workspace, in bytes."""
 
     def __init__(self, rewritten: Rewritten, device: DeviceInfo, inner_size: int, packed: bool) -> None:
         areas = Areas(max(128, device.buffer_alignment))

@@ -16,7 +16,7 @@ from typing import Any
 from ...api.device import DeviceInfo
 
 LEAST_SAMPLES = 6
-"""Samples below which there is no interval of 95 %."""
+"""Samples that a confidence interval of 95 % needs."""
 _LONGEST_KEY = 120
 """Characters of a device's key, which names a folder."""
 _LONGEST_TEXT = 10_000
@@ -102,7 +102,7 @@ class Record:
     error: float | None = None
     """Measured relative error (norm, against float64) on sampled outputs."""
     workspace: int = 0
-    """Bytes."""
+    """Bytes of the plan's workspace."""
     deterministic: bool | None = None
     """Whether repeated runs gave the same bits; None when that was not tried."""
     device_name: str = ""
@@ -113,9 +113,9 @@ class Record:
     conditions: str = ""
     """What kept the search from being complete, in words."""
     created: str = ""
-    """UTC, ISO 8601."""
+    """Time of the measurement: UTC, ISO 8601."""
     version: str = ""
-    """Of convdispatch."""
+    """Version of convdispatch."""
     contest: str = ""
     """Who took part in the search, measured or not: ``name:version`` of each solver; in one record of each search."""
     worker: str = ""
@@ -139,12 +139,14 @@ class Record:
 
     @property
     def words(self) -> str:
-        """What the time is: for reports, in a few words."""
+        """How the time was measured, in a few words for reports."""
         return f"{self.median_ms:.4g} ms" + ("" if self.sure else " at screening, not benchmarked")
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, schema included."""
-        values = {name: getattr(self, name) for name in _STORED}  # asdict copies deeply, ten times as long
+        values = {
+            name: getattr(self, name) for name in _STORED
+        }  # dataclasses.asdict copies deeply, which takes ten times as long
         nested = {"config": dict(self.config), "ci_ms": list(self.ci_ms), "provenance": vars(self.provenance).copy()}
         return {"schema": SCHEMA, **values, **nested}
 

@@ -25,8 +25,8 @@ Command = TypeVar("Command", bound="Callable[..., Any] | click.Command")
 
 
 class OutputFile(click.Path):
-    """A file that the command will write. The path is tried as the options are read, so that what took minutes to measure
-    is not lost to a missing folder."""
+    """A file that the command will write. The path is tried as the options are read, so that a missing folder does
+    not lose what took minutes to measure."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)

@@ -23,8 +23,6 @@ from ..settings import DEFAULT, Settings, checked
 from . import engine, native
 from .quick_depthwise import quick_depthwise, quick_depthwise_backward
 
-__all__ = ["TRACED", "Enabled", "disable", "enable", "original", "routed", "settings_in_force"]
-
 TRACED = (
     "torch.jit.trace records PyTorch's own kernels: inside enable() a call of ours would be a constant of the graph"
 )

@@ -260,7 +260,7 @@ class DirectTiling:
         return first_fault(self, self.faults())
 
     def faults(self) -> Iterator[tuple[Any, str]]:
-        """(whether a constraint is violated, which); a later one may be meaningless where an earlier one is violated."""
+        """(whether a constraint is violated, which); what follows a violated one may be meaningless."""
         t = self.tile
         undivided = (t.bm % (t.wm * 16) > 0) | (t.bn % (t.wn * 8) > 0) | (t.bk % t.depth > 0)
         odd = (t.bn & (t.bn - 1) > 0) | (t.items & (t.items - 1) > 0)

@@ -91,7 +91,9 @@ def _sums_seconds(tiling: GroupedSums, units: int, copy: float) -> float:
     )
     copies = -(-(tiling.region.pixels + runs * 16) * 4 // tiling.items)
     turns = -(-runs // tiling.tile.split)
-    issued = warps * (copies * SumsCosts.COPY_INSTRUCTIONS + turns * (12 + columns * (2 + pairs))) / SumsCosts.ISSUE_RATE
+    issued = (
+        warps * (copies * SumsCosts.COPY_INSTRUCTIONS + turns * (12 + columns * (2 + pairs))) / SumsCosts.ISSUE_RATE
+    )
     read = warps * (copies * 8 + turns * SumsCosts.LDMATRIX_CYCLES * (2 + 2 * columns))
     work = math.hypot(issued, read, warps * turns * columns * pairs * SumsCosts.MMA_CYCLES)
     waves, rest = divmod(-(-tiling.work_groups // units), resident)

@@ -44,16 +44,6 @@ ${staying.macros()}\
           }
 % endif
 </%def>\
-% if emulate:
-inline void copy_box4(local uchar *memory, global const uchar *x, uint to, int c, int w, int h, int n) {
-  for (int i = get_local_id(0); i < ${tiling.box_bytes}; i += get_local_size(0)) {
-    const int r = i / ${t.bk}, e = c + i % ${t.bk}, column = w + r % ${tiling.pitch}, row = h + r / ${tiling.pitch};
-    const int real = column >= 0 & column < IW & row >= 0 & row < IH & e < IC;
-    put_swizzled(memory, to, r, i % ${t.bk}, real ? x[((long)(n * IH + row) * IW + column) * IC + e] : 0);
-  }
-}
-#define COPY_BOX4(map, to, c, w, h, n, bar) copy_box4(memory, map, to, 2 * (c), w, h, n)
-% endif
 ${staying.head(2)}\
 % if not emulate:
 ${staying.barriers(sources + t.stages)}\

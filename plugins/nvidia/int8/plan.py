@@ -10,7 +10,7 @@ import numpy as np
 
 from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, build, define, kernel_text
 
-from ..instructions import build_for_hopper
+from ..instructions import PLAIN_C, build_for_hopper
 from ..tma.maps import encoded
 from .tiling import MAX_GROUPS, HaloTiling, Int8Tile, Int8Tiling, StreamTiling, tiling_of
 
@@ -57,6 +57,7 @@ class Int8Plan(StepPlan):
             return text + kernel_text(__package__, "product.cl.mako", tiling=tiling)
         file = "halo.cl.mako" if isinstance(tiling, HaloTiling) else "stream.cl.mako"
         maps = encoded(tiling.maps, self._emulate)
+        text += kernel_text(PLAIN_C, "int8_copies.cl.mako", tiling=tiling) if self._emulate else ""
         return text + kernel_text(__package__, file, tiling=tiling, emulate=self._emulate, encoded=maps)
 
     def pack_text(self) -> str:

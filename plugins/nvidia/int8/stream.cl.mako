@@ -27,19 +27,6 @@ ${staying.macros()}\
         WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + 32 * k}, ${"add" if k == 0 else 1});
 % endfor
 </%def>\
-% if emulate:
-<% box = tiling.source %>\
-inline void copy_im2col(local uchar *memory, global const uchar *x, uint to, int c, int w, int h, int n, int ow, int oh) {
-  for (int i = get_local_id(0); i < ${t.bm * t.bk}; i += get_local_size(0)) {
-    const int r = i / ${t.bk}, e = c + i % ${t.bk};
-    const int place = (w + PW) / SW + ((h + PH) / SH + n * ${box.places[1]}) * ${box.places[0]} + r;
-    const int column = place % ${box.places[0]} * SW - PW + ow, row = place / ${box.places[0]} % ${box.places[1]} * SH - PH + oh, image = place / ${box.places[0] * box.places[1]};
-    const int real = column >= 0 & column < IW & row >= 0 & row < IH & image < MB & e < IC;
-    put_swizzled(memory, to, r, i % ${t.bk}, real ? x[((long)(image * IH + row) * IW + column) * IC + e] : 0);
-  }
-}
-#define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, map, to, 2 * (c), w, h, n, ow, oh)
-% endif
 ${staying.head(1)}\
 % if not emulate:
 ${staying.barriers(t.stages)}\

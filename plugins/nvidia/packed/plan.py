@@ -22,6 +22,7 @@ from ..reduction import divided_by, offset_type, reduction_macros, written
 from ..scales import Scales
 from .tiling import Source, Tile, Tiling
 
+
 class Layout:
     """Byte offsets of packed tensors, scales and parts in the workspace, or in the packed weights' own buffer."""
 

@@ -173,7 +173,7 @@ class Tiling:
         self.weights_bytes = packed * self.n_tiles * self.weight_slice * 2 if data else 0
         icg, taps = p.ic // p.g, math.prod(along(p, "k"))
         inner, tap = (1, icg) if nhwc else (taps, 1)
-        # Elements from weight to weight along oc, ic and taps, and from group to group; along kd, kh, kw, channels last.
+        # Elements from weight to weight along oc, ic, taps and groups; and along kd, kh, kw, channels last.
         self.weight_strides = icg * taps, inner, tap, p.oc // p.g * icg * taps
         self.kernel_axes = p.kh * p.kw * icg, p.kw * icg, icg
         # --- parts of the sums: whether the product leaves float32 sums for ``reduce``
@@ -271,7 +271,7 @@ class Tiling:
         return first_fault(self, self.faults())
 
     def faults(self) -> Iterator[tuple[Any, str]]:
-        """(whether a constraint is violated, which); a later one may be meaningless where an earlier one is violated."""
+        """(whether a constraint is violated, which); what follows a violated one may be meaningless."""
         t = self.tile
         wgmma = t.engine == "wgmma"
         warp_m, warp_n = (64, 8) if wgmma else (16, 16)

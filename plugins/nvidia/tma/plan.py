@@ -8,7 +8,7 @@ from typing import Any
 from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text
 
 from .. import SHARED
-from ..instructions import build_for_hopper
+from ..instructions import PLAIN_C, build_for_hopper
 from ..packed.plan import NvidiaPlan
 from ..packed.tiling import Source, Tiling
 from ..reduction import parts_text, written
@@ -49,8 +49,10 @@ class TmaPlan(NvidiaPlan):
         for file in ("finish.cl",) if tiling.format.tf32 else ("narrow.cl.mako", "finish.cl"):
             text += kernel_text(SHARED, file, tiling=tiling)
         text += parts_text(tiling, tiling.tile.split, tiling.tile.bn // 32) if tiling.tile.fixup else ""
-        text += kernel_text(__package__, "copies_emulated.cl.mako", tiling=tiling) if emulate else ""
-        text += kernel_text(__package__, "exchange.cl.mako", emulate=emulate)
+        if emulate:
+            text += kernel_text(PLAIN_C, "copies.cl.mako", tiling=tiling)
+        else:
+            text += kernel_text(__package__, "exchange.cl")
         maps = encoded(tiling.maps, emulate)
         return text + kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, encoded=maps,
                                   maps_at=layout.maps, maps_each=MAP_BYTES, partial_at=layout.partial)  # fmt: skip

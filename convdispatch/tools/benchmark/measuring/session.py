@@ -154,9 +154,8 @@ class Session:
 
     def _candidate(self, harness: Harness, problem: ConvProblem, choice: Choice) -> Candidate:
         solver = named(choice.solver, plugins().solvers)
-        if not query(solver, problem, self.info).offers(
-            choice.config
-        ):  # the choice may come from a journal of another version
+        # The choice may come from a journal of another version.
+        if not query(solver, problem, self.info).offers(choice.config):
             raise InvalidArgument(f"{choice.solver} does not offer {dict(choice.config)} for {problem}")
         prepared = dispatch.make(solver, choice.config, problem, harness.queue.context)
         checked = harness.verify(prepared)

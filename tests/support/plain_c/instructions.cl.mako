@@ -1,5 +1,5 @@
-## What kernels call of ``ptx.cl.mako`` in plain OpenCL C, for devices without tensor cores (tests); its arguments are
-## explained there. Of the group ``bulk`` nothing is here: kernels without the copy engine have another loop.
+## What kernels call of ``plugins/nvidia/ptx.cl.mako`` in plain OpenCL C, for devices without tensor cores; its arguments
+## are explained there. Of the group ``bulk`` nothing is here: kernels without the copy engine have another loop.
 ##
 ## One warp's lanes exchange what they hold through a scratch area of local memory, and tensor cores' sums are rounded
 ## toward zero, as theirs are; those of integers are exact.

@@ -1,25 +1,5 @@
 // From two columns of each of four groups of eight to the eight columns of group ``lane % 4``; from two columns of each of
 // two groups to four columns of group ``lane % 2``, the upper four for the upper two of four lanes.
-% if emulate:
-inline void four(float *v, local float *quads, float a0, float a1, float b0, float b1) {
-  const int tid = get_local_id(0), lane = tid % 4;
-  local float *mine = quads + tid * 4;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  mine[0] = a0, mine[1] = a1, mine[2] = b0, mine[3] = b1;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  for (int e = 0; e < 4; ++e) v[e] = quads[(tid - lane % 2 + e / 2) * 4 + lane % 2 * 2 + e % 2];
-}
-#define FOUR(v, ...) four(v, quads, __VA_ARGS__)
-inline void eight(float *v, local float *quads, float a0, float a1, float b0, float b1, float c0, float c1, float d0, float d1) {
-  const int tid = get_local_id(0), lane = tid % 4;
-  local float *mine = quads + tid * 8;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  mine[0] = a0, mine[1] = a1, mine[2] = b0, mine[3] = b1, mine[4] = c0, mine[5] = c1, mine[6] = d0, mine[7] = d1;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  for (int e = 0; e < 8; ++e) v[e] = quads[(tid - lane + e / 2) * 8 + lane * 2 + e % 2];
-}
-#define EIGHT(v, ...) eight(v, quads, __VA_ARGS__)
-% else:
 inline void four(float *v, int lane, float a0, float a1, float b0, float b1) {
   const int odd = lane & 1;
   const float s0 = shuffle_xor(odd ? a0 : b0, 1), s1 = shuffle_xor(odd ? a1 : b1, 1);
@@ -41,4 +21,3 @@ inline void eight(float *v, int lane, float a0, float a1, float b0, float b1, fl
   v[4] = high ? far0 : r0, v[5] = high ? far1 : r1, v[6] = high ? far2 : r2, v[7] = high ? far3 : r3;
 }
 #define EIGHT(v, ...) eight(v, lane, __VA_ARGS__)
-% endif
