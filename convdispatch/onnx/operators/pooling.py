@@ -9,7 +9,7 @@ import numpy as np
 from ...elementwise import apply, reduce
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .geometry import windows_of
 
 _WHOLE = {
@@ -20,7 +20,7 @@ _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}
 
 
 @operator(*_KINDS)
-def _pool(call: Call) -> Any:
+def _pool(call: BoundNode) -> Any:
     x, kind = call.tensor(0), _KINDS[call.node.op_type]
     windows = windows_of(call, x.shape[2:], call.get("kernel_shape"))
     (_, kernel, strides, dilations), pads = windows, windows.pads(call)
@@ -51,7 +51,7 @@ def _pool(call: Call) -> Any:
 
 
 @operator(*_WHOLE)
-def _whole(call: Call) -> Tensor:
+def _whole(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     operation, text = _WHOLE[call.node.op_type]
     if operation == "mean" and x.ndim == 4:
@@ -60,7 +60,7 @@ def _whole(call: Call) -> Tensor:
 
 
 @operator("GlobalLpPool")
-def _whole_lp(call: Call) -> Tensor:
+def _whole_lp(call: BoundNode) -> Tensor:
     x, p = call.tensor(0), float(call.get("p", 2))
     sums = reduce("sum", f"abs(x) ** {p}", tuple(range(2, x.ndim)), keepdims=True, x=x)
     return apply(f"s ** {1 / p}", s=sums)  # type: ignore[no-any-return]
