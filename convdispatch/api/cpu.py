@@ -52,6 +52,19 @@ def lanes(device: DeviceInfo, dtype: str = "float32") -> int:
     return wide // 2 if dtype == "float64" else wide
 
 
+def transposed(lanes: int) -> str:
+    """OpenCL statements that transpose ``lanes`` vectors V of as many lanes in registers, from ``t0_<i>`` to
+    ``t<log2 lanes>_<i>``: each stage joins the even, then the odd elements of neighbours."""
+    half, lines = lanes // 2, []
+    for stage in range(1, lanes.bit_length()):
+        for i in range(half):
+            a, b = (f"t{stage - 1}_{2 * i + k}" for k in (0, 1))
+            lines.append(
+                f"const V t{stage}_{i} = (V)({a}.even, {b}.even), t{stage}_{i + half} = (V)({a}.odd, {b}.odd);"
+            )
+    return "\n".join(lines)
+
+
 def uneven(jobs: int, device: DeviceInfo) -> float:
     """How many times longer so many equal work groups take than evenly shared work: 2 for one of them on two cores."""
     rounds = -(-jobs // device.compute_units)

@@ -100,9 +100,8 @@ def policy(
     try:
         yield chosen
     finally:
-        with contextlib.suppress(
-            ValueError
-        ):  # it ends in another context than it began in, where it was never in force
+        # A block that ends in another context than it began in was never in force there.
+        with contextlib.suppress(ValueError):
             _current.reset(token)
 
 

@@ -25,8 +25,6 @@ from .described_call import Request, described_call
 from .output_padding import extended
 from .quantized import table_for
 
-__all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
-
 _LAST_FORWARD = LAST["fwd"]
 
 

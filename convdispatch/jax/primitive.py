@@ -20,8 +20,6 @@ from ..api.errors import InvalidArgument
 from ..calls.framework.enabled import Enabled
 from .lowering import lower
 
-__all__ = ["Enabled", "conv_general_dilated", "conv_p", "disable", "enable", "jax_conv_p", "settings_in_force"]
-
 _PLATFORMS = ("cpu", "cuda")
 _MATHS = (None, "float32", "ieee", "tf32", "fast")
 _NAMES = ("conv_general_dilated", "conv_general_dilated_p")

@@ -91,7 +91,7 @@ class Network:
             result.output(name, found.get(name))
         return result
 
-    # --- what is kept of it -------------------------------------------------------------------------------------------
+    # --- nodes that the outputs need ----------------------------------------------------------------------------------
 
     @functools.cached_property
     def _uses(self) -> Counter[int]:

@@ -1,11 +1,18 @@
-"""The part that all solvers of this plugin share: what a configuration takes is told by an object of its own."""
+"""What all solvers of this plugin share: an object of each configuration knows workspace, time and launches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convdispatch.api import ConvProblem, DeviceInfo, Solver, StepPlan
+from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build
+
+
+def launch(
+    context: Any, text: str, name: str, size: Sequence[int], local: Sequence[int], arguments: Sequence[Any]
+) -> Launch:
+    """A launch of kernel ``name`` of the program ``text``: operands' names and NumPy scalars are its arguments."""
+    return Launch(build(context, text), name, tuple(size), tuple(local), arguments, names=OPERANDS)
 
 
 class KernelSolver(Solver):

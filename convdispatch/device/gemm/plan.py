@@ -62,9 +62,9 @@ class GemmPlan:
     def pack_a(
         self,
         queue: cl.CommandQueue,
-        a: cl.MemoryObject,
-        packed: cl.MemoryObject,
-        wait_for: Sequence[cl.Event] | None = None,
+        a: Any,
+        packed: Any,
+        wait_for: Any = None,
         a_offset: int = 0,
         packed_offset: int = 0,
     ) -> cl.Event:
@@ -74,9 +74,9 @@ class GemmPlan:
     def pack_b(
         self,
         queue: cl.CommandQueue,
-        b: cl.MemoryObject,
-        packed: cl.MemoryObject,
-        wait_for: Sequence[cl.Event] | None = None,
+        b: Any,
+        packed: Any,
+        wait_for: Any = None,
         b_offset: int = 0,
         packed_offset: int = 0,
     ) -> cl.Event:
@@ -150,7 +150,7 @@ class GemmPlan:
 
 
 def workspace_size(spec: GemmSpec, config: Mapping[str, Any]) -> int:
-    """Bytes of workspace that ``GemmPlan(context, spec, config)`` asks for, without compiling it."""
+    """Bytes of workspace that ``GemmPlan(context, spec, config)`` needs, without compiling it."""
     return _workspace_areas(spec, config)[1]
 
 

@@ -1,4 +1,4 @@
-"""What a matrix product is asked to do: operands in memory by element strides, and what follows the sum."""
+"""The specification of a matrix product: operands in memory by element strides, and what follows the sum."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What follows the sum: ``C = activation(A B + bias + residual)``; ``accumulate`` adds what C held before.
+    """What follows the sum: ``C = activation(A B + bias + residual)``; ``accumulate`` adds C's old values.
 
     ``bias`` is ``"m"`` (one value a row of C) or ``"n"`` (one a column); batch z uses the values from
     ``bias_batch_stride`` (elements a batch, or an Axis) on. ``residual`` is addressed as C is.

@@ -34,9 +34,8 @@ def new_plugin(name: str, folder: Path | None) -> None:
         if source.is_file() and source.suffix in (".py", ".cl", ".toml", ".yaml", ".md"):
             target = folder / str(source.relative_to(template)).replace(TEMPLATE, name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            text = re.sub(
-                r"\[([^]]*)\]\(\.\./[^)]*\)", r"\1", source.read_text(encoding="utf-8")
-            )  # links that leave the template's folder become text
+            # Links that leave the template's folder become text.
+            text = re.sub(r"\[([^]]*)\]\(\.\./[^)]*\)", r"\1", source.read_text(encoding="utf-8"))
             text = text.replace(TEMPLATE, name).replace(TEMPLATE.capitalize(), name.capitalize())
             target.write_text(text, encoding="utf-8")
     echo(f"{folder} is written; then: pip install -e {folder} && convdispatch verify {name}")

@@ -25,8 +25,8 @@ Command = TypeVar("Command", bound="Callable[..., Any] | click.Command")
 
 
 class OutputFile(click.Path):
-    """A file that the command will write. The path is tried as the options are read, so that what took minutes to measure
-    is not lost to a missing folder."""
+    """A file that the command will write. The path is tried as the options are read, so that a missing folder does
+    not lose what took minutes to measure."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -147,13 +147,13 @@ def records_are_writable() -> None:
 def configure(entries: Iterable[Entry], direction: str | None = None, **changes: Any) -> list[Entry]:
     """The entries with CHANGES made where they are not None, one for each direction; equal ones are merged."""
     fields = {"batch": "mb", "constant": "constant_weights"}
-    given = {fields.get(name, name): value for name, value in changes.items() if value is not None}
+    fields_changed = {fields.get(name, name): value for name, value in changes.items() if value is not None}
     merged: dict[ConvProblem, Entry] = {}
     for entry in entries:
         ways = [entry.problem.direction] if direction is None else direction.split(",")
         for way in DIRECTIONS if direction == "all" else ways:
             epilogue = {"bias": False, "residual": False, "activation": None} if way == "bwd_weights" else {}
-            problem = entry.problem.replace(**given, **epilogue, direction=way.strip())
-            held = merged.get(problem)
-            merged[problem] = Entry(entry.name, problem, entry.count + (held.count if held else 0))
+            problem = entry.problem.replace(**fields_changed, **epilogue, direction=way.strip())
+            equal = merged.get(problem)
+            merged[problem] = Entry(entry.name, problem, entry.count + (equal.count if equal else 0))
     return list(merged.values())

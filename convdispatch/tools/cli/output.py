@@ -92,9 +92,8 @@ def reserved() -> Iterator[None]:
     """Inside the block ``ours()`` is standard output, and ``sys.stdout`` and descriptor 1 are standard error."""
     before = sys.stdout
     stream, real = before, None
-    with contextlib.suppress(
-        Exception
-    ):  # standard output is no file (in tests) or closed: only what Python prints is redirected
+    # Where standard output is no file (in tests) or closed, only what Python prints is redirected.
+    with contextlib.suppress(Exception):
         if before.fileno() == 1 and sys.stderr.fileno() == 2:
             before.flush()
             real = os.dup(1)

@@ -84,9 +84,7 @@ def with_our_operators(graph: fx.GraphModule, device: torch.device, mode: str | 
     return graph
 
 
-def compiled_frozen(
-    graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backend: Any, ours: bool
-) -> Any:
+def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backend: Any, ours: bool) -> Any:
     """An inference graph whose weights are attributes, by inductor, which packs them too where that pays; with
     ``ours``, its convolutions stay our operators. ``backend`` says mode and patches."""
     from torch._inductor.compile_fx import compile_fx

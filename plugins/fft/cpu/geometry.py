@@ -118,7 +118,7 @@ class Geometry:
         self.spans = tuple(axis.extent for axis in t.axes)
         """Of the kernel."""
         self.steps = tuple(axis.step for axis in t.axes)
-        """Of a tile of dy, or what a tile of the target keeps."""
+        """Of a tile of dy, or of a tile of the target that are written."""
         self.taps = tuple(axis.taps for axis in t.axes)
         """Of the weights' gradient."""
 

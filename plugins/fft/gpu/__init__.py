@@ -2,8 +2,7 @@
 
 A new pass is a template, the code that it prints in ``spectra`` and its launch in ``plan``.
 
-- ``geometry``: the transforms of a problem: which pixels a tile reads and which results it keeps.
-- ``planes``: tensors as matrices of tiles.
+- ``geometry``: the transforms of a problem: which pixels a tile reads and keeps; tensors as matrices of tiles.
 - ``spectra``: the passes between tensors and spectra.
 - ``plan``: a configuration's layout and launches.
 - ``choice``: transforms, products and parts that are offered, and their predicted time.

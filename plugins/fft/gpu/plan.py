@@ -12,8 +12,7 @@ import numpy as np
 
 from convdispatch.api import OPERANDS, Areas, ConvProblem, DeviceInfo, Launch, StepPlan, build, kernel_text
 
-from .geometry import Transform
-from .planes import Planes, planes
+from .geometry import Planes, Transform, planes
 from .spectra import Forward, Inverse, group_items, slot_pitch, slots_of
 
 _PAIR = 8  # bytes of a complex number
@@ -153,12 +152,12 @@ class Layout:
 
     @property
     def packs(self) -> bool:
-        """Whether the weights' spectra are kept."""
+        """Whether the weights' spectra are computed once."""
         return self.problem.constant_weights and self.problem.direction != "bwd_weights"
 
     @property
     def packed_size(self) -> int:
-        """Bytes of the kept spectra: every part of m and k."""
+        """Bytes of the weights' spectra: every part of m and k."""
         return self.sizes[0] * len(self.starts[0]) * len(self.starts[2]) if self.packs else 0
 
     @functools.cached_property

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..transforms import codelet, half
-from .geometry import Span, Transform
-from .planes import Line, Planes
+from .geometry import Line, Planes, Span, Transform
 
 _TYPES = "#define PAIR_(T) T##2\n#define PAIR_OF(T) PAIR_(T)\n#define PAIR PAIR_OF(ACC)"
 

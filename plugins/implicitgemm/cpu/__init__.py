@@ -15,8 +15,7 @@ A new solver is a module with a ``Kernel`` of its configuration and a ``KernelSo
 - ``stem``: forward layers of few source channels, NCHW.
 - ``depthwise``: one channel a group, forward and data gradient.
 - ``depthwise_kernels``: its kernels, which copy bands (NCHW) or read rows (NHWC).
-- ``depthwise_vectors``: its kernel that computes from registers, NCHW.
+- ``depthwise_vectors``: depthwise kernels of all directions that compute from registers, NCHW.
 - ``depthwise_weights``: the weights' gradient of one channel a group.
-- ``depthwise_vectors_weights``: its kernel that computes from registers, NCHW.
 - ``depthwise_transposed``: transposed depthwise layers, NCHW.
 """

@@ -1,7 +1,7 @@
 ## target[image, g, place] = epilogue(sum over tap of w[g, tap] source[image, g, place * step + tap * spread - pad])
 //
 // NCHW, nothing copied or packed: a work item takes planes, and of each a tile of vectors of places at a time. All that
-// a tile reads are vectors at literal offsets from its first place; where a vector's lanes lie otherwise, at a row's ends,
+// a tile reads are vectors at literal offsets from its first place; where a vector needs its lanes in another order, at a row's ends,
 // with a stride or where it holds several rows, they are moved in registers.
 //
 // LANES, V  elements of a vector of sums, its type; KEPT: integers of its size

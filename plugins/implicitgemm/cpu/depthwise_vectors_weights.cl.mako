@@ -7,7 +7,7 @@
 // LANES, V  elements of a vector of sums, its type; KEPT: integers of its size
 // ITEMS     work items; the G channels are dealt to them in runs; IMAGES
 // XP, YP    elements of a plane of x, of dy; TAPS of a kernel
-// ADD       1: dw keeps what it held
+// ADD       1: the sums are added to dw
 #include <convdispatch/lanes.cl>
 <%
 def joined(vectors):

@@ -14,7 +14,7 @@ from convdispatch.api.cpu import lanes as lanes_of
 
 from ..solving import KernelSolver
 from .depthwise_kernels import Bands
-from .depthwise_vectors_weights import VectorSums
+from .depthwise_vectors import VectorSums
 from .kernel import Kernel, unusable
 from .passes import forward_pass
 from .places import fits

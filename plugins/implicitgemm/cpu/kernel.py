@@ -22,7 +22,7 @@ from convdispatch.api import (
     rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, Balance, cdiv
+from convdispatch.api.cpu import PAGE, Balance, cdiv, transposed
 
 from .passes import Pass
 
@@ -77,7 +77,7 @@ class Kernel:
 
     def rendered(self, files: Sequence[str], **values: Any) -> str:
         """The text of kernel files, rendered with the same values."""
-        return "".join(kernel_text(__package__, file, **values) for file in files)
+        return "".join(kernel_text(__package__, file, transposed=transposed, **values) for file in files)
 
     def text(self) -> str:
         """The program's OpenCL text."""

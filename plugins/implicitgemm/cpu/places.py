@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from convdispatch.api import ConvProblem
 
@@ -81,16 +81,24 @@ def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = No
                 before = columns[number - 1] + lanes - column if number else 0
                 if deep > 1 and part[-1] == groups[-1] and len(groups) > 1:
                     before = (groups[-2] + deep - groups[-1]) * width
-                known[key] = _tile(p, lanes, part, deep, column, before, once, taps)
+                known[key] = _tile(_Plane(p, lanes, once, taps), part, deep, column, before)
             found.append((part[0], column, known[key]))
     return found
 
 
-def _tile(
-    p: Pass, lanes: int, rows: list[int], deep: int, column: int, before: int, once: bool, taps: Iterable[int]
-) -> Tile:
+class _Plane(NamedTuple):
+    """What all tiles of a plane share: the pass, lanes of a vector, whether places are stored once, rows of taps."""
+
+    p: Pass
+    lanes: int
+    once: bool
+    taps: Iterable[int]
+
+
+def _tile(plane: _Plane, rows: list[int], deep: int, column: int, before: int) -> Tile:
     """The tile of vectors that begin at each of ``rows`` and hold ``deep`` rows. The first ``before`` lanes of the last
     vector, or of all vectors where each is one row, belong to another tile."""
+    p, lanes, once, taps = plane
     (height, width), (source_h, source_w) = p.places[1:], p.source[1:]
     wide = min(width, lanes)
     used, base, out = deep * wide, rows[0] * p.step[1] * source_w + column * p.step[2], rows[0] * width + column

@@ -117,7 +117,7 @@ def _fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
                 walks.insert(0, ("taps", math.prod(run)))
             for walk, bk in walks:
                 for stages in (2, 1):
-                    # Tiles of 16 rows need every register, and this order keeps the fewest values alive.
+                    # Tiles of 16 rows need every register, and in this order the fewest values are live.
                     order = "rows" if tm * tn > 96 else "parity"
                     tile = Tile(bm, bn, bk, tm, tn, stages=stages, walk=walk, order=order)
                     product = Product(problem, tile)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, StepPlan, build, define, kernel_text, rates
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, define, kernel_text, rates
 
-from ..solving import KernelSolver
+from ..solving import KernelSolver, launch
 from .choice import SECTOR_OPS, SUSTAINED
 from .depthwise_tile import DepthwiseTile, busy, limits, shapes
 from .product import element_index
@@ -42,8 +42,7 @@ class ForwardTile(DepthwiseTile):
         source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
         given = ["w", source, written, *(name for name in ("bias", "residual") if getattr(problem, name))]
         size = self.size(self.blocks * self.deep, self.slabs * self.lanes)
-        local = self.size(self.deep, self.lanes)
-        return StepPlan(0, [Launch(build(context, text), "depthwise", size, local, given, names=OPERANDS)])
+        return StepPlan(0, [launch(context, text, "depthwise", size, self.size(self.deep, self.lanes), given)])
 
     def seconds(self, device: DeviceInfo) -> float:
         """Instructions, memory traffic, and the idle time of too few work items."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, StepPlan, build, define, kernel_text, rates
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, define, kernel_text, rates
 
-from ..solving import KernelSolver
+from ..solving import KernelSolver, launch
 from .depthwise_tile import DepthwiseTile, busy, limits, shapes
 
 MAX_CONFIGS = 24
@@ -67,18 +67,18 @@ class Sums:
     def plan(self, context: Any) -> StepPlan:
         """The sums of the parts, then their sum."""
         tile, problem, macros = self.tile, self.tile.problem, self.tile.problem.macros()
-        first = build(context, macros + kernel_text(__package__, "depthwise_sums.cl.mako", p=tile, s=self, math=math))
+        text = macros + kernel_text(__package__, "depthwise_sums.cl.mako", p=tile, s=self, math=math)
         given = ["y", "x", "workspace" if self.parts > 1 else "w"]
         size, local = tile.size(self.parts * tile.deep, tile.slabs * tile.lanes), tile.size(tile.deep, tile.lanes)
-        steps = [Launch(first, "sums", size, local, given, names=OPERANDS)]
+        steps = [launch(context, text, "sums", size, local, given)]
         if self.parts == 1:
             return StepPlan(0, steps)
         macros += define(CHANNELS=problem.oc, TAPS=tile.geometry.volume, COUNT=self.parts)
         macros += define(ACROSS=FOLD_ACROSS, DEEP=FOLD_DEEP)
-        second = build(context, macros + kernel_text(__package__, "depthwise_fold.cl"))
+        text = macros + kernel_text(__package__, "depthwise_fold.cl")
         items = FOLD_ACROSS * FOLD_DEEP
-        size = (-(-self.size // FOLD_ACROSS) * items,)
-        steps.append(Launch(second, "fold", size, (items,), "workspace w", names=OPERANDS))
+        size = -(-self.size // FOLD_ACROSS) * items
+        steps.append(launch(context, text, "fold", [size], [items], ["workspace", "w"]))
         return StepPlan(self.workspace_size, steps)
 
     def seconds(self, device: DeviceInfo) -> float:

@@ -7,20 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import (
-    OPERANDS,
-    ConvProblem,
-    DeviceInfo,
-    Launch,
-    StepPlan,
-    build,
-    define,
-    geometry_of,
-    kernel_text,
-    rates,
-)
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, define, geometry_of, kernel_text, rates
 
-from ..solving import KernelSolver
+from ..solving import KernelSolver, launch
 from .choice import SUSTAINED
 from .product import element_index
 
@@ -63,12 +52,10 @@ class FilterSums:
         second = define(PARTIAL=0, SIZE=self.out_size, PARTS=self.parts, WEIGHTS=0, INNER=1, CHANNELS=1, TAPS=1)
         second += body + kernel_text(__package__, "reduce.cl")
         wide, size = -(-self.problem.g // self.lanes) * self.items, -(-self.out_size // 128) * 128
-        sums, total = build(context, macros + first), build(context, macros + second)
-        steps = [
-            Launch(sums, "sums", (wide, self.parts), (self.items, 1), "y x workspace", names=OPERANDS),
-            Launch(total, "reduce", (size,), (128,), "workspace w", names=OPERANDS),
-        ]
-        return StepPlan(self.workspace_size, steps)
+        given = ["y", "x", "workspace"]
+        sums = launch(context, macros + first, "sums", [wide, self.parts], [self.items, 1], given)
+        total = launch(context, macros + second, "reduce", [size], [128], ["workspace", "w"])
+        return StepPlan(self.workspace_size, [sums, total])
 
     def seconds(self, device: DeviceInfo) -> float:
         """By instructions: a multiply-add, a load and its guard for each tap and place, and the place's own."""

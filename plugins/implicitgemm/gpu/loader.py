@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Loader:
     """How the work items of a group cover a BK x BX slice of a tensor, and in which vectors they load it.
 
@@ -23,45 +23,19 @@ class Loader:
     vx: int = 1
     vk: int = 1
 
-    @property
-    def kh(self) -> int:
-        """Items along k beyond the neighbouring ones."""
-        return self.items // (self.kf * self.xl)
-
-    @property
-    def k_step(self) -> int:
-        """k's that all items cover at once."""
-        return self.kf * self.kh * self.vk
-
-    @property
-    def x_step(self) -> int:
-        """x's that all items cover at once."""
-        return self.xl * self.vx
-
-    @property
-    def k_slots(self) -> int:
-        """Slots of an item along k."""
-        return self.bk // self.k_step
-
-    @property
-    def x_slots(self) -> int:
-        """Slots of an item along x."""
-        return self.bx // self.x_step
-
-    @property
-    def vec(self) -> bool:
+    def __post_init__(self) -> None:
+        self.kh = self.items // max(1, self.kf * self.xl)
+        """Work items along k beyond the neighbouring ones."""
+        self.k_step, self.x_step = self.kf * self.kh * self.vk, self.xl * self.vx
+        """k's and x's that all work items cover at once."""
+        self.k_slots, self.x_slots = self.bk // max(1, self.k_step), self.bx // max(1, self.x_step)
+        """Slots of a work item along k and x."""
+        self.vec = self.vx == 4 or self.vk == 4
         """Whether four elements are loaded at a time."""
-        return self.vx == 4 or self.vk == 4
-
-    @property
-    def type(self) -> str:
+        self.type = "ACC4" if self.vec else "ACC"
         """OpenCL type of what a slot holds."""
-        return "ACC4" if self.vec else "ACC"
-
-    @property
-    def pitch(self) -> int:
+        self.pitch = self.bx + (4 if self.kf > 1 else 0)
         """Elements from row to row of the slice; 4 more when neighbouring items write one above the other."""
-        return self.bx + (4 if self.kf > 1 else 0)
 
     @property
     def fits(self) -> bool:

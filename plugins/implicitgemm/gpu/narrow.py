@@ -11,12 +11,9 @@ from typing import Any, NamedTuple
 
 from convdispatch.api import (
     MOST_PHASES,
-    OPERANDS,
     ConvProblem,
     DeviceInfo,
-    Launch,
     StepPlan,
-    build,
     define,
     geometry_of,
     kernel_text,
@@ -24,7 +21,7 @@ from convdispatch.api import (
     rates,
 )
 
-from ..solving import KernelSolver
+from ..solving import KernelSolver, launch
 from .choice import SECTOR_OPS, SUSTAINED
 from .product import element_index, weight_strides
 
@@ -133,14 +130,13 @@ class NarrowProduct:
         constant = problem.constant_weights
         text = problem.macros() + define(OUT_INDEX=element_index(math.prod(problem.out_shape)))
         text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "narrow.cl.mako", p=self)
-        program = build(context, text)
         size = -(-self.packed_elements // 128) * 128
-        pack = Launch(program, "pack", (size,), (128,), "w workspace", names=OPERANDS)
+        pack = launch(context, text, "pack", [size], [128], ["w", "workspace"])
         source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
         given = ["w" if constant else "workspace", source, written]
         given += [name for name in ("bias", "residual") if getattr(problem, name)]
         size = -(-self.work_items // self.items) * self.items
-        main = Launch(program, "narrow", (size, len(self.sets)), (self.items, 1), given, names=OPERANDS)
+        main = launch(context, text, "narrow", [size, len(self.sets)], [self.items, 1], given)
         if not constant:
             return StepPlan(self.packed_size, [pack, main])
         key = repr(("narrow", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, define, kernel_text
+from convdispatch.api import ConvProblem, Launch, StepPlan, define, kernel_text
 
+from ..solving import launch
 from .product import Product
 from .text import product_text
 from .tile import Tile
 
 PACKED_ALIGNMENT = 1024
-"""Bytes to which packed weights are rounded: no device asks more of a sub-buffer."""
+"""Bytes to which packed weights are rounded: no device requires more of a sub-buffer."""
 
 
 def packed_bytes(product: Product) -> int:
@@ -47,7 +48,7 @@ class TiledPlan(StepPlan):
                      tile.bm, tile.bk, tile.walk))  # fmt: skip
 
     def _launch(self, text: str, name: str, size: tuple[int, ...], local: tuple[int, ...], given: list[str]) -> Launch:
-        return Launch(build(self._context, self._macros + text), name, size, local, given, names=OPERANDS)
+        return launch(self._context, self._macros + text, name, size, local, given)
 
     def _pack_launch(self) -> Launch:
         product = self._product

@@ -26,9 +26,9 @@ class Tile:
     unroll: int = 0
     """Steps of a slice that are unrolled; 0: all."""
     order: str = "parity"
-    """In which order a step's multiply-adds are written, which the compiler keeps nearly: ``rows`` of the item's tile,
-    rows there and back (``snake``), or a row's even columns before its odd ones (``parity``). Neighbours that share
-    an operand spare the register file a read."""
+    """Order in which a step's multiply-adds are written, which the compiler mostly keeps: ``rows`` of the item's tile,
+    rows there and back (``snake``), or a row's even columns before its odd ones (``parity``). Consecutive multiply-adds
+    that share an operand save a read of the register file."""
 
     @property
     def items(self) -> int:

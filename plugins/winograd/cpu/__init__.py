@@ -4,8 +4,8 @@ A new form of the computation is a kernel class beside ``data`` and a name of ``
 
 - ``case``: a problem in tiles, strips and transforms.
 - ``kernel``: what all kernels share: macros, template values, launches.
-- ``data``: forward and data gradient, in one kernel or in three.
-- ``joined``: the same for few tiles: weights are transformed block by block and never stored.
+- ``data``: forward and data gradient, in one kernel or in three, or for few tiles with weights that are transformed
+  block by block and never stored.
 - ``weights``: the weights' gradient.
 - ``choice``: configurations of a problem, and their predicted cost.
 - ``error``: the measured error of each tile size, and which math modes admit it.

@@ -18,8 +18,7 @@ from convdispatch.api.cpu import cdiv as ceil
 from ..program import program
 from ..transforms import Matrix
 from .case import Case
-from .data import DataKernel, turned
-from .joined import JoinedKernel
+from .data import DataKernel, JoinedKernel, turned
 from .weights import WeightsKernel
 
 FUSED_BYTES = 800 << 10

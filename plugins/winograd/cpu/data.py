@@ -22,6 +22,8 @@ CACHED_BYTES = 256 << 10
 """Bytes of packed weights that a second-level cache holds besides the tiles."""
 FAR, PACKED = 16 << 20, 8 << 20
 """Bytes of packed weights that leave the third-level cache, and of the parts that are packed and used in turn."""
+BLOCK_WEIGHTS_BYTES = 340 << 10
+"""Bytes of the transformed weights of a block of target channels that a work item holds."""
 
 
 def turned(case: Case) -> str:
@@ -75,7 +77,7 @@ class DataKernel(Kernel):
 
     @property
     def fetched(self) -> int:
-        """Cache lines of the weights multiplied next that a register tile's k asks for; 0 where a cache keeps all."""
+        """Cache lines of the next weights that each k of a register tile prefetches; 0 where a cache holds all."""
         if self.packed_size <= CACHED_BYTES:
             return 0
         return ceil(self.nvl * self.case.size, LINE * ceil(self.s * self.case.strip, self.config["mr"]))
@@ -143,7 +145,7 @@ class DataKernel(Kernel):
         return self.launch(context, "pack", sizes, arguments)
 
     def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
-        """The convolution; packed weights lie in operand ``weights`` from byte ``offset`` on."""
+        """The convolution; packed weights are in operand ``weights`` from byte ``offset`` on."""
         case, at = self.case, np.int64(offset // self.case.size)
         if not self.apart:
             arguments = [self.source, weights, at, "workspace", self.target, *self.extras]
@@ -182,3 +184,56 @@ class DataKernel(Kernel):
             return StepPlan(self.slots_size, steps, self.packed_size, [self.packer(context, 0)], key)
         packing = [self.packer(context, self.slots_size)] if self.packed_blocks == self.blocks else []
         return StepPlan(self.workspace_size, [*packing, *self.steps(context, "workspace", self.slots_size)])
+
+
+class JoinedKernel(DataKernel):
+    """Products and inverse transform by blocks of target channels, each with its weights' transform.
+
+    A work item goes through the source channels in parts: it transforms a part's weights for its block, adds the part's
+    products to the block of M, and after the last one transforms M back. U and M are in the second-level cache, V is in
+    the third; r^2 weights a pair of channels come from memory, instead of alpha^2 that are written and read.
+    """
+
+    def _areas(self, rows: int) -> None:
+        case = self.case
+        self.within, self.mt = 1, self.nvl
+        self.packed_blocks, self.packed_size = self.blocks, 0
+        fitting = BLOCK_WEIGHTS_BYTES // (case.products * self.nvl * case.size) // case.lanes * case.lanes
+        self.vt = min(max(case.lanes, fitting), case.summed, ceil(case.c, case.lanes) * case.lanes)
+        self.ue = pitch(self.vt * self.nvl, case.size)
+        self.ve, self.me = pitch(rows * self.vt, case.size), pitch(rows * self.nvl, case.size)
+        self.vp = pitch(case.products * self.ve, case.size)
+        self.items = min(self.config["items"], self.blocks)
+        self.block = case.products * self.me * case.size
+        own = Areas(PAGE)
+        own.add(self.block)
+        self.slot_u = own.size // case.size
+        own.add(case.products * self.ue * case.size)
+        self.slot = own.size // case.size
+        areas = Areas(PAGE)
+        areas.add(ceil(case.c, self.vt) * self.vp * case.size)
+        self.slot_m = areas.size // case.size
+        areas.add(self.items * own.size)
+        self.slots_size = areas.size
+
+    def sizes(self) -> str:
+        return super().sizes() + define(VP=f"{self.vp}L", SLOT_U=f"{self.slot_u}L")
+
+    @property
+    def adds(self) -> bool:
+        return self.case.c > self.vt
+
+    def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
+        """The convolution; the weights themselves are operand ``weights``."""
+        case, steps = self.case, []
+        for g in range(case.problem.g):
+            for first in range(0, case.strips, self.s):
+                here, place = min(self.s, case.strips - first), [np.int32(first), np.int32(g)]
+                steps.append(self.spread_launch(context, here, place))
+                arguments = [weights, "workspace", self.target, *self.extras, *place, np.int32(here)]
+                steps.append(self.launch(context, "products", [self.items], arguments))
+        return steps
+
+    def plan(self, context: Any) -> StepPlan:
+        """No packing: weights are transformed where they are used."""
+        return StepPlan(self.workspace_size, self.steps(context, "w", 0))

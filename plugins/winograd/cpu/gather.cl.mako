@@ -6,7 +6,7 @@
 whole = across == 1
 %>\
 #include <convdispatch/output_lanes.cl>
-// Element e of tile i lies at m[e * e_step + i * tile_step].
+// Element e of tile i is at m[e * e_step + i * tile_step].
 __attribute__((noinline))
 void gather(OUT_PARAMS, global const ACC *restrict m, long e_step, int tile_step, local ACC *restrict copy, int strip, int g, int n) {
   const int part = strip % ACROSS, ty = strip / ACROSS % TILES_H, image = strip / (ACROSS * TILES_H);

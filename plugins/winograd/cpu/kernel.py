@@ -16,7 +16,7 @@ from convdispatch.api import (
     kernel_text,
     storage_macros,
 )
-from convdispatch.api.cpu import LINE
+from convdispatch.api.cpu import LINE, transposed
 from convdispatch.api.cpu import cdiv as ceil
 
 from ..program import program
@@ -77,8 +77,9 @@ class Kernel:
         """The text of template files, each with its own values and those that all share. A chunk's transformed tiles
         take ``size`` bytes, and ``streams`` says whether many may be written past the caches."""
         case = self.case
+        store = "STREAMW" if streams and size > STREAMED_BYTES else "STOREW"
         common = {"lanes": case.lanes, "nhwc": case.nhwc, "groups": case.problem.g, "images": case.problem.mb}
-        common |= {"strip": case.strip, "store": "STREAMW" if streams and size > STREAMED_BYTES else "STOREW"}
+        common |= {"strip": case.strip, "store": store, "transposed": transposed}
         return "".join(kernel_text(__package__, file, **(common | dict(values))) for file, values in parts)
 
     def programs(self, name: str) -> dict[str, str]:

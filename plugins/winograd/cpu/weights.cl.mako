@@ -20,7 +20,7 @@ void spread(global const REAL *restrict x, global const REAL *restrict y, global
 
 // A square of LANES target channels by LANES source channels at a time: what of dw follows in memory, of one target channel
 // the taps of LANES source channels (NCHW) or LANES source channels of each tap, is turned into vectors.
-// Element e of source channel c, target channels n0 and on, lies at m[e * e_step + c * NVL].
+// Element e of source channel c, target channels n0 and on, is at m[e * e_step + c * NVL].
 <%
 taps = tile_h * tile_w
 at = f"n * {w_n}L + (c * {w_c}L + t * ({w_t}))"

@@ -73,7 +73,7 @@ class Data:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """(first, count) of the columns that are loaded at once: aligned wherever the tile stands."""
+        """(first, count) of the columns that are loaded at once, which are aligned in every tile."""
         columns, length = [], self.inputs[1]
         unit = 1 if self.tensor.nhwc else math.gcd(4, self.tensor.size[1], self.step[1] if self.counts[1] > 1 else 4)
         j = 0
@@ -84,7 +84,7 @@ class Data:
         return columns
 
     def guarded(self, axis: int, offset: int) -> bool:
-        """Whether element ``offset`` of some tile lies outside the tensor."""
+        """Whether element ``offset`` of some tile is outside the tensor."""
         first = self.origin[axis] + offset
         return first < 0 or first + (self.counts[axis] - 1) * self.step[axis] >= self.tensor.size[axis]
 
@@ -165,7 +165,7 @@ class Work:
 
     @functools.cached_property
     def areas(self) -> tuple[int, int, int, int]:
-        """Where source, second and product begin, and the bytes of all; constant weights lie elsewhere."""
+        """Offsets of source, second operand and product, and the bytes of all but constant weights."""
         areas, unit = Areas(), self.accsize
         source, product = areas.add(self.source_size * unit), areas.add(self.product_size * unit)
         second = 0 if self.constant else areas.add(self.second_size * unit)
