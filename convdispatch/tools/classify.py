@@ -228,13 +228,13 @@ def time_net(net: Module, x: Tensor, runs: int) -> tuple[float, tuple[LayerTime,
     overlap, so the sum of all layers can be below the net's time.
     """
     names = {id(module): name for name, module in net.named_modules()}
-    seen: list[tuple[Module, tuple[Tensor, ...]]] = []
-    with observe(lambda layer, x, residual: seen.append((layer, (x,) if residual is None else (x, residual)))):
+    calls: list[tuple[Module, tuple[Tensor, ...]]] = []
+    with observe(lambda layer, x, residual: calls.append((layer, (x,) if residual is None else (x, residual)))):
         net(x)
-    works = [lambda: net(x), *(functools.partial(layer, *operands) for layer, operands in seen)]
+    works = [lambda: net(x), *(functools.partial(layer, *operands) for layer, operands in calls)]
     net_ms, *layers_ms = _medians(works, x.queue, runs)
     layers = []
-    for (layer, operands), ms in zip(seen, layers_ms, strict=True):
+    for (layer, operands), ms in zip(calls, layers_ms, strict=True):
         problem = layer.problem(operands[0].shape, len(operands) > 1)
         prepared = dispatch.prepare(problem, x.context)
         layers.append(LayerTime(names[id(layer)], problem, prepared.solver.name, prepared.source, ms))

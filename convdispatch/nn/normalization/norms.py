@@ -178,19 +178,14 @@ def _vector(first: Tensor, axis: int) -> Tensor:
 
 
 def fold_batch_norm(
-    w: np.ndarray,
-    scale: np.ndarray,
-    shift: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    epsilon: float = 1e-5,
-    bias: np.ndarray | None = None,
+    w: np.ndarray, *statistics: np.ndarray, epsilon: float = 1e-5, bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and bias of the convolution that equals ``w`` (``[oc, ...]``) followed by a batch norm at inference.
+    """Weights and bias of the convolution that equals ``w`` (``[oc, ...]``) followed by a batch norm at inference, of
+    which ``statistics`` are scale, shift, mean and variance.
 
     Computed in float64, returned in w's dtype.
     """
-    factor, folded = folding(scale, shift, mean, variance, epsilon, bias)
+    factor, folded = folding(*statistics, epsilon, bias)
     return (w * factor.reshape(-1, *[1] * (w.ndim - 1))).astype(w.dtype), folded.astype(w.dtype)
 
 
