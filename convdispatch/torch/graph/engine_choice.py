@@ -20,8 +20,6 @@ from ...device.runtime import device_info
 from ...inference import choice_cache
 from ...inference.form_benchmark import Verdict, verdict_of
 
-__all__ = ["Race", "convolution_share", "faster"]
-
 MIN_CONVOLUTION_SHARE = 0.97
 """Share of a graph's multiply-adds in convolutions from which on a form is taken without a race. Shares, and a form's
 speed in multiples of inductor's: TinyNet-A 1.00 and 2.0, Visformer-T 0.95 and 0.65, MambaOut-F 0.16 and 1.2, XCiT-N
