@@ -1,4 +1,4 @@
-"""Walks a graph's nodes in order, with tensors that are traced and arrays that are known, and answers its outputs.
+"""Walks a graph's nodes in order, with tensors that are traced and arrays that are known, and returns its outputs.
 
 A node all of whose operands are known is folded on the host; others go to their operator. What has no operator here but
 is a function, of the model or of ONNX itself, is walked through in its place. ``If`` takes the branch that is known.
@@ -70,7 +70,7 @@ def _count(nodes: Iterable[Any], functions: Mapping[Any, Any], known: dict[Any, 
 
 
 class Interpreter:
-    """One pass over a model; ``run`` answers the outputs.
+    """One pass over a model; ``run`` computes the outputs.
 
     ``memory`` keeps what was uploaded and folded of the model's own values for the next pass.
     """
@@ -153,7 +153,7 @@ class Interpreter:
         function = self._functions.get((node.domain, node.op_type, getattr(node, "overload", "")))
         if function is None and ours and node.op_type in OPERATORS:
             try:
-                answer = OPERATORS[node.op_type](call)
+                results = OPERATORS[node.op_type](call)
             except (NeedsValue, Unsupported):
                 raise
             except InvalidArgument as error:
@@ -164,7 +164,7 @@ class Interpreter:
                 raise
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise InvalidArgument(f"{call.name} is none that can be computed: {words(error)}") from error
-            return answer if isinstance(answer, list | tuple) else (answer,)
+            return results if isinstance(results, list | tuple) else (results,)
         if function is None and ours:
             function = body_of(node, call.opset, call.operands)
         if function is None:

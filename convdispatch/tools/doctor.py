@@ -146,10 +146,10 @@ def _device(number: int, device: Any, probe: bool) -> dict[str, Any]:
 
 def _rates(info: Any) -> str:
     """What solvers predict by, and whether it was measured."""
-    found = rates(info)
-    how = "measured" if found.measured else "estimated, CONVDISPATCH_RATES=off" if switched_off() else "estimated"
-    numbers = f"{found.flops * 1e-9:,.0f} GFLOP/s, {found.bandwidth * 1e-9:,.0f} GB/s"
-    return f"{numbers}, {found.launch * 1e6:.3g} us a launch ({how})"
+    known = rates(info)
+    how = "measured" if known.measured else "estimated, CONVDISPATCH_RATES=off" if switched_off() else "estimated"
+    numbers = f"{known.flops * 1e-9:,.0f} GFLOP/s, {known.bandwidth * 1e-9:,.0f} GB/s"
+    return f"{numbers}, {known.launch * 1e6:.3g} us a launch ({how})"
 
 
 def _probe(number: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Places in rows: where a phase's source lies so that a tap is one offset for all places of all images.
+"""Places in rows: where a phase's source is so that a tap is one offset for all places of all images.
 
 Padded coordinates along an axis are ``place * step + e`` with ``e = tap * spread`` from the least one on; the position
 is ``place + e // step`` among those of remainder ``e % step``. Rows of all images follow one another at a pitch, and

@@ -20,7 +20,7 @@ constant ulong TILES[8] = {1, 0, 0x0040004000400040ul, 0x0040004000400040ul, 0, 
 def tile_product(name: str, tiles: tuple[int, int], row: int, steps: int, signed: bool) -> str:
     """OpenCL function ``name(a, b, offsets, taps, sums)`` by matrix registers: ``sums[32][32] = A B``.
 
-    ``tiles`` of 16 positions and of 16 channels, one or two of each; a step is 64 bytes. Positions of A lie ``row``
+    ``tiles`` of 16 positions and of 16 channels, one or two of each; a step is 64 bytes. Positions of A are ``row``
     bytes apart, B is ``[step][16][32][4]``.
     """
     rows, columns = tiles

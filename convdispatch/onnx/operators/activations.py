@@ -70,20 +70,23 @@ def _gelu(call: BoundNode) -> Tensor:
     return functional.activate(call.tensor(0), "gelu")
 
 
-@operator("Selu")
-def _selu(call: BoundNode) -> Tensor:
-    a, g = call.get("alpha", 1.67326319217681884765625), call.get("gamma", 1.05070102214813232421875)
-    return formula(call, "g * where(x > 0, x, a * expm1(x))", x=call.tensor(0), a=a, g=g)
+_FORMULAS: dict[str, tuple[str, dict[str, float]]] = {
+    "Selu": (
+        "gamma * where(x > 0, x, alpha * expm1(x))",
+        {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
+    ),
+    "Celu": ("max(x, 0) + min(0, alpha * expm1(x / alpha))", {"alpha": 1.0}),
+    "Softsign": ("x / (1 + abs(x))", {}),
+    "ThresholdedRelu": ("where(x > alpha, x, 0)", {"alpha": 1.0}),
+    "Shrink": ("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))", {"lambd": 0.5, "bias": 0.0}),
+}
+"""Formulas of x and of attributes, and the attributes' defaults."""
 
 
-@operator("Celu")
-def _celu(call: BoundNode) -> Tensor:
-    return formula(call, "max(x, 0) + min(0, a * expm1(x / a))", x=call.tensor(0), a=call.get("alpha", 1.0))
-
-
-@operator("Softsign")
-def _softsign(call: BoundNode) -> Tensor:
-    return formula(call, "x / (1 + abs(x))", x=call.tensor(0))
+@operator(*_FORMULAS)
+def _formula(call: Call) -> Tensor:
+    text, attributes = _FORMULAS[call.node.op_type]
+    return formula(call, text, x=call.tensor(0), **{name: call.get(name, value) for name, value in attributes.items()})
 
 
 @operator("Swish")
@@ -92,17 +95,6 @@ def _swish(call: BoundNode) -> Tensor:
     if alpha == 1:
         return functional.activate(call.tensor(0), "silu")
     return formula(call, "x * sigmoid(a * x)", x=call.tensor(0), a=alpha)
-
-
-@operator("ThresholdedRelu")
-def _thresholded(call: BoundNode) -> Tensor:
-    return formula(call, "where(x > a, x, 0)", x=call.tensor(0), a=call.get("alpha", 1.0))
-
-
-@operator("Shrink")
-def _shrink(call: BoundNode) -> Tensor:
-    text = "where(x < -l, x + b, where(x > l, x - b, 0))"
-    return formula(call, text, x=call.tensor(0), l=call.get("lambd", 0.5), b=call.get("bias", 0.0))
 
 
 @operator("Softmax", "LogSoftmax")

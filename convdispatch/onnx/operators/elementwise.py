@@ -12,6 +12,7 @@ from ...nn import functional
 from ...tensor import Tensor
 from ..call import BoundNode, operator
 from ..constants import scalar
+from ..types import dtype_of
 from .gates import gate
 
 __all__ = ["QUOTIENT", "formula", "pair", "scalar"]
@@ -74,6 +75,15 @@ def _function(call: BoundNode) -> Tensor:
     return formula(call, f"{_FUNCTIONS[call.node.op_type]}(x)", x=x)
 
 
+_OF_ONE = {"Neg": "-x", "Reciprocal": "1 / x", "Not": "not x", "IsNaN": "isnan(x)"}
+
+
+@operator(*_OF_ONE)
+def _of_one(call: Call) -> Tensor:
+    dtype = np.dtype(bool) if call.node.op_type in ("Not", "IsNaN") else None
+    return formula(call, _OF_ONE[call.node.op_type], dtype, x=call.tensor(0))
+
+
 @operator(*_ARITHMETIC)
 def _arithmetic(call: BoundNode) -> Tensor:
     gated = gate(call)
@@ -131,31 +141,11 @@ def _test(call: BoundNode) -> Tensor:
     return formula(call, _TESTS[call.node.op_type], np.dtype(bool), **pair(call))
 
 
-@operator("Not")
-def _not(call: BoundNode) -> Tensor:
-    return formula(call, "not x", np.dtype(bool), x=call.tensor(0))
-
-
-@operator("IsNaN")
-def _is_nan(call: BoundNode) -> Tensor:
-    return formula(call, "isnan(x)", np.dtype(bool), x=call.tensor(0))
-
-
 @operator("IsInf")
 def _is_infinite(call: BoundNode) -> Tensor:
     sides = {1: "x == inf", -1: "x == -inf"}
     texts = [sides[s] for s, n in ((1, "detect_positive"), (-1, "detect_negative")) if call.get(n, 1)]
     return formula(call, " or ".join(texts) or "x != x and x == x", np.dtype(bool), x=call.tensor(0))
-
-
-@operator("Neg")
-def _negative(call: BoundNode) -> Tensor:
-    return formula(call, "-x", x=call.tensor(0))
-
-
-@operator("Reciprocal")
-def _reciprocal(call: BoundNode) -> Tensor:
-    return formula(call, "1 / x", x=call.tensor(0))
 
 
 @operator("Identity", "Dropout")
@@ -191,9 +181,8 @@ def _many(call: BoundNode) -> Any:
     result: Any = None
     names = [f"x{i}" for i in range(count)]
     values = dict(zip(names, (call.tensor(i) for i in range(count)), strict=True))
-    if kind in ("Sum", "Mean") and count == 2 and kind == "Sum":
-        return functional.add(*values.values()) if len({v.shape for v in values.values()}) == 1 else formula(
-            call, "x0 + x1", **values)  # fmt: skip
+    if kind == "Sum" and count == 2 and call.shape(0) == call.shape(1):
+        return functional.add(*values.values())
     for start in range(0, count, _MOST_OPERANDS - 1):
         part = {name: values[name] for name in names[start : start + _MOST_OPERANDS - 1]}
         given = part if result is None else {"r": result, **part}

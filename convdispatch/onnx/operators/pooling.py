@@ -12,10 +12,6 @@ from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .geometry import windows_of
 
-_WHOLE = {
-    "GlobalAveragePool": ("mean", "x"),
-    "GlobalMaxPool": ("max", "x"),
-}
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}
 
 
@@ -50,13 +46,12 @@ def _pool(call: BoundNode) -> Any:
     return y.astype(dtype) if narrow and not as_they_are else y
 
 
-@operator(*_WHOLE)
-def _whole(call: BoundNode) -> Tensor:
-    x = call.tensor(0)
-    operation, text = _WHOLE[call.node.op_type]
+@operator("GlobalAveragePool", "GlobalMaxPool")
+def _whole(call: Call) -> Tensor:
+    x, operation = call.tensor(0), "mean" if call.node.op_type == "GlobalAveragePool" else "max"
     if operation == "mean" and x.ndim == 4:
         return functional.adaptive_avg_pool(x, 1)
-    return reduce(operation, text, tuple(range(2, x.ndim)), keepdims=True, x=x)  # type: ignore[no-any-return]
+    return reduce(operation, "x", tuple(range(2, x.ndim)), keepdims=True, x=x)  # type: ignore[no-any-return]
 
 
 @operator("GlobalLpPool")

@@ -15,6 +15,7 @@ from ...elementwise import apply
 from ...nn import functional, quantized
 from ...tensor import Tensor
 from ..call import BoundNode, operator
+from ..types import dtype_of
 from .elementwise import formula, scalar
 
 _BYTES = ("int8", "uint8")
@@ -85,8 +86,6 @@ def _numbers(call: BoundNode, dtype: Any) -> tuple[float, int] | None:
 
 @operator("QuantizeLinear")
 def _quantize(call: BoundNode) -> Tensor:
-    from ..types import dtype_of
-
     x = call.tensor(0)
     kind = call.get("output_dtype", 0)
     dtype = np.dtype(call.raw(2).dtype) if call.has(2) else dtype_of(kind, call) if kind else np.dtype(np.uint8)

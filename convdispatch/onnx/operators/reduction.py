@@ -36,9 +36,7 @@ def _axes(call: BoundNode) -> tuple[tuple[int, ...], bool]:
     ndim = len(call.shape(0))
     axes = call.either("axes", 1)
     if not axes:
-        if (axes is not None and call.get("noop_with_empty_axes", 0)) or (
-            axes is None and call.get("noop_with_empty_axes", 0)
-        ):
+        if call.get("noop_with_empty_axes", 0):
             return (), True
         axes = range(ndim)
     found = tuple(axis + ndim if axis < 0 else axis for axis in axes)
@@ -80,11 +78,8 @@ def _squeezed(y: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def _narrow(y: Tensor, dtype: np.dtype) -> Tensor:
-    return (
-        y
-        if y.dtype == dtype
-        else apply("trunc(x)" if dtype.kind in "iu" and y.dtype.kind == "f" else "x", x=y, dtype=dtype)
-    )
+    text = "trunc(x)" if dtype.kind in "iu" and y.dtype.kind == "f" else "x"
+    return y if y.dtype == dtype else apply(text, x=y, dtype=dtype)  # type: ignore[no-any-return]
 
 
 @operator("ArgMax", "ArgMin")

@@ -238,8 +238,8 @@ def _from_lines(lines: list[str]) -> Report:
             report.measured = {**earlier, **report.measured}
         elif report is not None:
             try:
-                found = Measured.from_json(values)
-                report.measured[found.problem] = found
+                measured = Measured.from_json(values)
+                report.measured[measured.problem] = measured
             except (KeyError, TypeError, AttributeError):  # torn, or no measurement: that problem is measured again
                 continue
     if report is None:

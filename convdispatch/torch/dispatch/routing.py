@@ -114,7 +114,7 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
             counting.left(operator, runtime.FORKED)
             return original.call_boxed(keys, *arguments)
         try:
-            result = compute(*arguments, _in_force or DEFAULT)
+            result = compute(*arguments, settings=_in_force or DEFAULT)
         except Exception as error:
             theirs = functools.partial(original.call_boxed, keys)
             quick = (
@@ -165,7 +165,7 @@ def routed(
         counting.left(operator, runtime.FORKED)
         return theirs()
     try:
-        result = compute(*arguments, settings or DEFAULT)
+        result = compute(*arguments, settings=settings or DEFAULT)
     except Exception as error:
         return _declined(error, operator, theirs, quick)
     counting.ours(operator)

@@ -13,8 +13,8 @@ import torch
 from ...api.errors import NoDevice
 from ...api.problem import ConvProblem
 from ...calls.arrays.known_libraries import library_of
-from ...calls.framework.fallback import Fallback
 from ...calls.arrays.stream_arrays import ALIGNMENT
+from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import refuse_dtype
 from ...calls.stream_call import StreamCall
 from ...device.cuda.stream import CudaMemory, CudaStream

@@ -23,7 +23,7 @@ void tiles(global const REAL *restrict from, global ushort *restrict to, global 
 % else:
   const int my_t = tid % ${tiles}, my_c = tid / ${tiles};
 % endif
-  const int first_t = get_group_id(0) / ${beside} * ${tiles}, first_c = get_group_id(0) % ${beside} * ${channels};
+  const int first_t = get_group_id(0) / ${channel_blocks} * ${tiles}, first_c = get_group_id(0) % ${channel_blocks} * ${channels};
   const int t = first_t + my_t, c = first_c + my_c;
   const int exists = t < ${d.piece} && first + t < ${d.tiles} && c < ${d.channels};
   const int tile = exists ? first + t : 0, channel = exists ? c : 0, image = tile / ${d.counts[0] * d.counts[1]};
