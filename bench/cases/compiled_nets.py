@@ -1,4 +1,4 @@
-"""Nets of libraries by PyTorch eager, under ``enable()``, by our back end and by inductor: each side alone in a process.
+"""Nets of libraries by PyTorch eager, under ``enable()``, by our back end and by inductor: a process each.
 
 ``python -m bench compiled_nets [NAME ...] [--libraries N] [--draw N] [--seed S] [--sides eager enable backend inductor]
 [--batch 1] [--size 224] [--rounds 3] [--seconds 1.5] [--minutes M] [--rows FILE]``

@@ -6,14 +6,9 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
-from ..api.policy import current_policy
 from ..api.problem import DIRECTIONS
 from ..device.programs.kernels import Programs
 from ..selection import dispatch
-from ..selection.prepared import Constant
-from .call import PLACES
 
 MAX_LAST_CALLS = 256
 """Weights of which the last call is remembered, of one part."""
@@ -77,44 +72,6 @@ CALLS, LAST = CACHE.calls, CACHE.last
 """A call that was made twice in a row is made ``again`` where its arguments are as they were; see ``guarded_replay``."""
 if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they can be made
     os.register_at_fork(after_in_child=CACHE.forget_last)
-
-
-def key_of(
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    queue: Any,
-    options: tuple[Any, ...],
-    shape: Any,
-    quantization: Any,
-    devices: Any,
-) -> tuple[Any, ...]:
-    """All that decides a call; ``devices`` are those of a library's arrays, None for others.
-
-    Raises AttributeError for what is no array, TypeError later where an option has no hash.
-    """
-    first, second, written = PLACES[direction]
-    lead, other = operands[first], operands[second]
-    dtype, beside, kind = lead.dtype, other.dtype, type(lead)
-    return (
-        direction,
-        lead.shape,
-        other.shape,
-        shape,
-        dtype,
-        beside is dtype or beside,  # no None: NumPy's float64 equals it
-        options,
-        kind,
-        (Constant, type(other.array)) if type(other) is Constant else type(other),
-        type(operands[written]),
-        queue if queue is not None or kind is np.ndarray else getattr(lead, "queue", None),
-        None if bias is None else (bias.shape, bias.dtype, type(bias)),
-        None if residual is None else (residual.shape, residual.dtype, type(residual)),
-        devices,
-        quantization,
-        current_policy(),
-    )
 
 
 def cached_call(direction: str, key: Any, second: Any) -> Any:

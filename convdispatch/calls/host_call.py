@@ -164,7 +164,6 @@ class HostCall(Call):
         return replay_on_host(self, given, options, shape) if self.fast_path is not None and alike else None
 
     def program(self, launcher: Any) -> Any:
-        """See Call."""
         if self.native is None:
             laid = self.arrays.shape, self.arrays.strides
             made = None if self.arrays.strides is None else self.launches.program(launcher, self.solver, *laid)

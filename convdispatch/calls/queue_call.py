@@ -83,7 +83,6 @@ class QueueCall(Call):
         return done
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """See Call."""
         plain = self.fast_path is not None and all(each is None for each in given[3:])
         return replay_on_queue(self, given[:3], options, shape) if plain else None
 

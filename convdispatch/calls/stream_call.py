@@ -149,7 +149,6 @@ class StreamCall(Call):
             return None
 
     def program(self, launcher: Any) -> Any:
-        """See Call."""
         if self.native is None:
             made = self.launches.program(launcher, self.solver, self.arrays.shape, self.arrays.strides)
             self.native = made or False

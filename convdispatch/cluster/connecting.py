@@ -46,8 +46,8 @@ def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
             with _without_garbage_collection():
                 made = package.Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
-            said = f"no scheduler can be used at {address} ({why(error)}); {hint(address, security)}"
-            raise ConvDispatchError(said) from error
+            message = f"no scheduler can be used at {address} ({why(error)}); {hint(address, security)}"
+            raise ConvDispatchError(message) from error
         stack.callback(made.close, timeout=2)
         yield made
 
@@ -82,8 +82,8 @@ class Workers:
         there = list(self._client.scheduler_info(n_workers=-1)["workers"])
         new = [address for address in there if address not in self._offers]
         if new:
-            said = self._client.run(offer_of_worker, workers=new, on_error="ignore")
-            self._offers |= {a: Offer(**{**v, "cores": tuple(v["cores"])}) if v else None for a, v in said.items()}
+            offers = self._client.run(offer_of_worker, workers=new, on_error="ignore")
+            self._offers |= {a: Offer(**{**v, "cores": tuple(v["cores"])}) if v else None for a, v in offers.items()}
         self._offers = {address: offer for address, offer in self._offers.items() if address in set(there)}
         kinds: dict[str, Kind] = {}
         for address, offer in self._offers.items():
@@ -111,9 +111,9 @@ class Workers:
     def _wanted(self, offer: Offer) -> bool:
         if self._chosen is None:
             return True
-        said = (offer.key, offer.info["vendor"], offer.info["type"], offer.info["name"].lower())
+        texts = (offer.key, offer.info["vendor"], offer.info["type"], offer.info["name"].lower())
         return any(
             fnmatch.fnmatchcase(word, choice.lower()) or choice.lower() in word
             for choice in self._chosen
-            for word in said
+            for word in texts
         )

@@ -104,7 +104,7 @@ class _ClusterSearch:
             if len(drivers) > 1:
                 self._tell(f"devices of one kind, {kind.key}, have different drivers: {', '.join(sorted(drivers))}")
         known_limits = {name: self._limits[name] for name in ("budget_ms", "workspace_limit")}
-        found: list[Results] = []
+        every_search: list[Results] = []
         tasks = [
             self._task(problem, key)
             for problem in problems  # every kind gets the first problem, then the second
@@ -118,9 +118,9 @@ class _ClusterSearch:
             with interrupts_deferred():  # so that each recorded search is also reported
                 results = self._record_answer(task, answer)
                 if results is not None:
-                    found.append(results)
+                    every_search.append(results)
                     each(results)
-        return found
+        return every_search
 
     def _task(self, problem: ConvProblem, key: str, **more: Any) -> Task:
         text = str(problem)

@@ -72,18 +72,18 @@ def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = 
     from ..selection.records.record import device_key
 
     if choices:
-        found = list(dict.fromkeys(runtime.find_device(choice) for choice in choices))
+        chosen = list(dict.fromkeys(runtime.find_device(choice) for choice in choices))
     else:
-        found = [d for d in runtime.devices() if runtime.device_info(d).vendor != "oclgrind" and not runtime.probe(d)]
-    if not found:
+        chosen = [d for d in runtime.devices() if runtime.device_info(d).vendor != "oclgrind" and not runtime.probe(d)]
+    if not chosen:
         runtime.default_device()  # raises NoDevice with what is wrong with each device
         raise NoDevice("only a simulator works here, which is offered where --device names it")
     machine = machine or platform.node() or "localhost"
-    gpus = sum(runtime.device_info(device).type != "cpu" for device in found)
+    gpus = sum(runtime.device_info(device).type != "cpu" for device in chosen)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     free = cores[gpus:]  # each GPU's measuring process has a core of its own
     offers = []
-    for device in found:
+    for device in chosen:
         info = runtime.device_info(device)
         share = 0 if info.type == "cpu" else min(COMPILERS, len(free) // max(1, gpus))
         address = runtime.address(device)

@@ -41,8 +41,8 @@ def cluster_run(
     tell: Callable[[str], None] = lambda words: None,
 ) -> Iterator[Run]:
     """Inside the block a Run on the workers of a cluster; the arguments are as ``find_many``'s."""
-    with connected(client, security) as found:
-        yield Run(found, Workers(found, devices), tell=tell)
+    with connected(client, security) as connection:
+        yield Run(connection, Workers(connection, devices), tell=tell)
 
 
 @dataclass
@@ -135,13 +135,13 @@ class Run:
     def _answers(self, flights: list[_Flight]) -> Iterator[tuple[Task, Any]]:
         """The answers of tasks that ended. A task whose answer is lost is repeated."""
         good = [flight for flight in flights if flight.future.status == "finished"]
-        made = dict(zip((flight.future.key for flight in good), self._fetched([flight.future for flight in good])))
-        if len(made) < len(good):
+        fetched = dict(zip((flight.future.key for flight in good), self._fetched([flight.future for flight in good])))
+        if len(fetched) < len(good):
             yield from self._look()
         for flight in flights:
             task, status = flight.task, flight.future.status
-            if flight.future.key in made:
-                yield task, made[flight.future.key]
+            if flight.future.key in fetched:
+                yield task, fetched[flight.future.key]
             elif status == "error":
                 error = flight.future.exception()
                 yield task, Failed(f"{type(error).__name__}: {error}")
@@ -203,8 +203,8 @@ class Run:
                 yield from self._lost(flight)
 
     def _given_up(self, task: Task, why: str) -> Iterator[tuple[Task, Failed]]:
-        mine = [name for name, flight in self._flying.items() if flight.task is task]
-        futures = [self._flying.pop(name).future for name in mine]
+        names = [name for name, flight in self._flying.items() if flight.task is task]
+        futures = [self._flying.pop(name).future for name in names]
         if futures:
             self._client.cancel(futures, force=True)
         self._pools[task.kind].ended(task)

@@ -55,14 +55,14 @@ def verify_many(
         tasks += [Task(f"{plugin}, {len(part)} cases", key, call, request, about=part) for key in kinds]
 
     def hear(task: Task, answer: Any) -> None:
-        made = Report.from_json(answer)
-        for name in set(task.about) - set(made.unasked):
+        part = Report.from_json(answer)
+        for name in set(task.about) - set(part.unasked):
             del unasked[task.kind][name]
-            report(cases[name], [o for o in made.outcomes if o.case == name], len(cases) * len(kinds))
-        whole = reports.setdefault(task.kind, made)
-        if whole is not made:
-            whole.outcomes += made.outcomes
-            whole.seconds = round(whole.seconds + made.seconds, 2)
+            report(cases[name], [o for o in part.outcomes if o.case == name], len(cases) * len(kinds))
+        whole = reports.setdefault(task.kind, part)
+        if whole is not part:
+            whole.outcomes += part.outcomes
+            whole.seconds = round(whole.seconds + part.seconds, 2)
 
     run.called(tasks, hear)
     place = {name: number for number, name in enumerate(names)}

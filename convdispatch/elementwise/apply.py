@@ -57,21 +57,21 @@ class _BoundFormula:
             self.prepared = prepare(first.context, formula, self.shape, tuple(operands), self.scalars, integral)
 
     def __call__(self, given: dict[str, Any], out: Any) -> Any:
-        lead = None
+        queue = None
         arguments: list[Any] = []
         scalars: list[Any] = []
         for value in given.values():
             if isinstance(value, Tensor):
-                lead = value if lead is None else lead
+                queue = value.queue if queue is None else queue
                 arguments += (value.base_data, value.offset // value.dtype.itemsize)
             else:
                 scalars.append(value)
         if self.dtype is not None:
             if out is None:
-                out = Tensor.empty(self.shape, self.dtype, lead.queue)
+                out = Tensor.empty(self.shape, self.dtype, queue)
             arguments += (out.base_data, out.offset // out.dtype.itemsize)
         if self.prepared is not None:
-            self.prepared(lead.queue, arguments + scalars)
+            self.prepared(queue, arguments + scalars)
         return out
 
 

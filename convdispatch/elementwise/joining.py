@@ -22,10 +22,16 @@ if TYPE_CHECKING:
 
 MAX_PARTS = 8
 """Tensors that one kernel takes."""
-GPU_GROUP, GPU_MIN_LENGTH = 256, 64
-"""Work items of a group, and the longest row's least length in them; shorter ones leave groups empty."""
-CPU_MIN_ROWS, CPU_MAX_ROWS, CPU_LANES = 16, 64, 16
-"""Rows from which a CPU's kernel is worth it, most rows of its work items, and elements of its vectors."""
+GPU_GROUP = 256
+"""Work items of a GPU's group, at most."""
+GPU_MIN_LENGTH = 64
+"""Least length of the longest row, in work items: shorter ones leave groups empty."""
+CPU_MIN_ROWS = 16
+"""Rows from which a CPU's kernel is worth it."""
+CPU_MAX_ROWS = 64
+"""Rows of a CPU's work item, at most."""
+CPU_LANES = 16
+"""Elements of a CPU's vectors."""
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
 
 

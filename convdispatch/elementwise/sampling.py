@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 Table = tuple[np.ndarray, np.ndarray | None]
 """Indices ``[out, taps]`` into an axis and their weights; without weights there is one tap, ``[out]``."""
 _GROUP = 256
-_ITEMS, _GROUPS = 1024, 64
-"""Items of a work group on a CPU at most, and groups at least where there are several rows in each."""
+CPU_GROUP_ITEMS = 1024
+"""Work items of a group on a CPU, at most."""
+CPU_MIN_GROUPS = 64
+"""Groups on a CPU, at least, where there are several rows in each."""
 
 
 def sample(x: Tensor, tables: Mapping[int, Table], fill: float = 0.0) -> Tensor:
@@ -110,7 +112,7 @@ def _launch(context: cl.Context, form: _Form) -> Launch:
 
 def _rows(inner: int, rows: int) -> tuple[int, ...] | None:
     """A work group of several short rows on a CPU, which takes a while to begin one; None: as the runtime likes."""
-    most = min(_ITEMS // inner, rows // _GROUPS)
+    most = min(CPU_GROUP_ITEMS // inner, rows // CPU_MIN_GROUPS)
     count = next((count for count in range(most, 1, -1) if rows % count == 0), 1)
     return (inner, count) if count > 1 else None
 

@@ -113,15 +113,15 @@ class Watch:
         self.key, self.choice, self.left, self.least = key, choice, _WATCHED, float("inf")
 
     def call(self, net: Any, inputs: Any, change: Any) -> Any:
-        """The results of ``net``, an ``InferenceNet``, as its ``call_on_host`` answers them."""
+        """The results of ``net``, an ``InferenceNet``, as its ``call_on_host`` returns them."""
         start = time.perf_counter()
-        answer = net.call_on_host(inputs, change)
+        results = net.call_on_host(inputs, change)
         self.left, self.least = self.left - 1, min(self.least, 1e3 * (time.perf_counter() - start))
         if self.left <= 0 and net.watch is self:
             net.watch = None
             if self.least < CONTRADICTS * self.choice.ms:
                 _write(self.key, replace(self.choice, votes=0))
-        return answer
+        return results
 
     def pin(self, net: Any) -> None:
         """This form stays in any case."""

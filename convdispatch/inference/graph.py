@@ -11,7 +11,7 @@ import numpy as np
 from ..calls.arguments import transposed_shape
 from ..device.tracing import map_structure
 from ..tensor import Tensor
-from .weights import Aside
+from .weights import Background
 
 CONVOLUTIONS = ("convolution", "quantized_convolution", "transposed_convolution")
 
@@ -64,7 +64,7 @@ class Node:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any = None
-    """Refs in the structure that the function answers."""
+    """Refs in the structure that the function returns."""
     sources: tuple[str, ...] = ()
     """Names of what the node computes in the net's own words, where it has some: all that was fused into it."""
 
@@ -103,12 +103,12 @@ _GEOMETRY = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "gro
 
 @dataclass(eq=False)
 class Graph:
-    """Nodes in an order in which they can run; ``output`` holds Refs in the structure that the net answers."""
+    """Nodes in an order in which they can run; ``output`` holds Refs in the structure that the net returns."""
 
     inputs: list[Value]
     nodes: list[Node] = field(default_factory=list)
     output: Any = None
-    aside: Aside = field(default_factory=Aside)
+    background: Background = field(default_factory=Background)
     """What still computes some of the weights."""
 
     def uses(self) -> dict[Value, int]:
@@ -163,7 +163,7 @@ class Graph:
             if not isinstance(operand, Tensor) or operand.queue.context == queue.context:
                 return operand
             if id(operand) not in moved:
-                self.aside.end()
+                self.background.end()
                 moved[id(operand)] = Tensor.from_numpy(operand.numpy(), queue)
             return moved[id(operand)]
 
@@ -193,5 +193,5 @@ def operands(structure: Any) -> Iterator[Any]:
 
 
 def map_operands(change: Callable[[Any], Any], structure: Any) -> Any:
-    """The structure with every Ref and tensor replaced by what ``change`` answers."""
+    """The structure with every Ref and tensor replaced by what ``change`` returns."""
     return map_structure(Ref | Tensor, change, structure)

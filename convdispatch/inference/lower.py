@@ -63,7 +63,7 @@ def lower(
 
     With ``weights`` these are packed once ``weights.settle()`` has returned.
     """
-    taken = weights or Weights(queue, graph.aside)
+    taken = weights or Weights(queue, graph.background)
     with tracing(None):
         lowered = _Lowering(graph, queue, ready or {}, taken).run()
     if weights is None:
@@ -183,17 +183,17 @@ class _Lowering:
         if node in self._formulas:
             self._write_part(node)
             return LoweredNode(node.name)
-        answer = node.function(*map_operands(self._operand, node.args), **map_operands(self._operand, node.kwargs))
-        self._bind(node.result, answer)
+        made = node.function(*map_operands(self._operand, node.args), **map_operands(self._operand, node.kwargs))
+        self._bind(node.result, made)
         return LoweredNode(node.name)
 
-    def _bind(self, result: Any, answer: Any) -> None:
+    def _bind(self, result: Any, made: Any) -> None:
         """Note where an operation put its results."""
         if isinstance(result, Ref):
             if result.value not in self._memory:
-                self._memory[result.value] = answer
+                self._memory[result.value] = made
         elif isinstance(result, list | tuple):
-            for one, other in zip(result, answer, strict=True):
+            for one, other in zip(result, made, strict=True):
                 self._bind(one, other)
 
     def _convolution(self, node: Node) -> LoweredNode:

@@ -8,6 +8,7 @@ What is measured is stored by ``selection.records``. A new dialect goes to ``gra
 - ``aside``: a search in a process of its own, beside the caller's.
 - ``measure``: times rival candidates in interleaved rounds.
 - ``compiling``: compiles with a time limit.
+- ``run_reports``: where a run was, and the files of reports, for the kit and the benchmark.
 - ``farm``: child processes that are started again after a death, and tasks spread over them.
 - ``reference``: the float64 reference of every convolution.
 - ``quantized``: the reference, and random operands, of quantized convolutions.

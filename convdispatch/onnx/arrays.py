@@ -19,7 +19,7 @@ class Caller:
 
     def __init__(self, given: Sequence[Any], queue: Any) -> None:
         self.queue = queue
-        self._lead = given[0] if given else np.empty(0)
+        self._first = given[0] if given else np.empty(0)
 
     def taken(self, value: Any, port: Any) -> Any:
         """A NumPy array or a Tensor of the type that the port's numbers are computed in.
@@ -61,20 +61,20 @@ class Caller:
 
     def given(self, result: Any) -> Any:
         """A result that nobody else holds as the caller's first array is."""
-        lead = self._lead
-        if isinstance(lead, Tensor):
+        first = self._first
+        if isinstance(first, Tensor):
             return result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
-        if hasattr(lead, "base_data"):
+        if hasattr(first, "base_data"):
             import pyopencl.array as cl_array
 
             t = result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
             return cl_array.Array(t.queue, t.shape, t.dtype, data=t.base_data, strides=t.strides, offset=t.offset)
-        if is_torch(lead):
-            host = result.numpy() if isinstance(result, Tensor) and lead.device.type == "cpu" else result
-            return _torch_of(host, lead)
-        if hasattr(lead, "__dlpack__") and not isinstance(lead, np.ndarray | np.generic):
+        if is_torch(first):
+            host = result.numpy() if isinstance(result, Tensor) and first.device.type == "cpu" else result
+            return _torch_of(host, first)
+        if hasattr(first, "__dlpack__") and not isinstance(first, np.ndarray | np.generic):
             t = result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
-            package = sys.modules[type(lead).__module__.partition(".")[0]]
+            package = sys.modules[type(first).__module__.partition(".")[0]]
             reader = getattr(package, "from_dlpack", None) or package.dlpack.from_dlpack
             return reader(t)
         return result.numpy() if isinstance(result, Tensor) else result
@@ -95,10 +95,10 @@ def torch_to_numpy(value: Any) -> np.ndarray:
     return value.numpy()  # type: ignore[no-any-return]
 
 
-def _torch_of(result: Any, lead: Any) -> Any:
+def _torch_of(result: Any, first: Any) -> Any:
     torch = sys.modules["torch"]
     if isinstance(result, Tensor):
         return torch.from_dlpack(result)
     if result.dtype.name == "bfloat16":
         return torch.from_numpy(np.ascontiguousarray(result).view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(result).to(lead.device)
+    return torch.from_numpy(result).to(first.device)

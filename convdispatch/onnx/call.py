@@ -11,7 +11,7 @@ from ..api.errors import InvalidArgument
 from ..tensor import Tensor
 
 Operand = Tensor | np.ndarray | None
-OPERATORS: dict[str, Callable[[Call], Any]] = {}
+OPERATORS: dict[str, Callable[[BoundNode], Any]] = {}
 """Name of each operator of ONNX's own domain to what computes it."""
 
 
@@ -27,10 +27,10 @@ class NeedsValue(Exception):
         super().__init__(why)
 
 
-def operator(*names: str) -> Callable[[Callable[[Call], Any]], Callable[[Call], Any]]:
-    """Enter a function under operators' names; it takes a Call and returns an operand, or a sequence of them."""
+def operator(*names: str) -> Callable[[Callable[[BoundNode], Any]], Callable[[BoundNode], Any]]:
+    """Enter a function under operators' names; it takes a BoundNode and returns an operand, or a sequence of them."""
 
-    def enter(function: Callable[[Call], Any]) -> Callable[[Call], Any]:
+    def enter(function: Callable[[BoundNode], Any]) -> Callable[[BoundNode], Any]:
         for name in names:
             OPERATORS[name] = function
         return function
@@ -61,7 +61,7 @@ def attributes_of(node: Any, scope: Any) -> dict[str, Any]:
     return found
 
 
-class Call:
+class BoundNode:
     """A node of a graph with its operands."""
 
     def __init__(self, interpreter: Any, node: Any, scope: Any) -> None:

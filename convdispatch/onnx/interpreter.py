@@ -1,4 +1,4 @@
-"""Walks a graph's nodes in order, with tensors that are traced and arrays that are known, and answers its outputs.
+"""Walks a graph's nodes in order, with tensors that are traced and arrays that are known, and returns its outputs.
 
 A node all of whose operands are known is folded on the host; others go to their operator. What has no operator here but
 is a function, of the model or of ONNX itself, is walked through in its place. ``If`` takes the branch that is known.
@@ -17,7 +17,7 @@ from ..api.fault_text import words
 from ..device.tracing import naming
 from ..tensor import Tensor
 from . import constants, folding
-from .call import OPERATORS, Call, NeedsValue, Operand, Unsupported, attribute_value, standard
+from .call import OPERATORS, BoundNode, NeedsValue, Operand, Unsupported, attribute_value, standard
 from .reading import onnx_package, to_array
 
 MOST_NODES = 200_000
@@ -70,7 +70,7 @@ def _count(nodes: Iterable[Any], functions: Mapping[Any, Any], known: dict[Any, 
 
 
 class Interpreter:
-    """One pass over a model; ``run`` answers the outputs.
+    """One pass over a model; ``run`` computes the outputs.
 
     ``memory`` keeps what was uploaded and folded of the model's own values for the next pass.
     """
@@ -119,7 +119,7 @@ class Interpreter:
             self._node(node, scope)
 
     def _node(self, node: Any, scope: Scope) -> None:
-        call = Call(self, node, scope)
+        call = BoundNode(self, node, scope)
         if node.op_type == "If" and call.standard:
             self._branch(call)
             return
@@ -140,7 +140,7 @@ class Interpreter:
             if name:
                 scope.values[name], scope.sources[name], scope.makers[name] = value, depends, (node, scope)
 
-    def _results(self, call: Call) -> Sequence[Operand]:
+    def _results(self, call: BoundNode) -> Sequence[Operand]:
         node, ours = call.node, call.standard
         if ours and node.op_type in _HOST and call.operands:
             return [_shape_of(node.op_type, call.operands[0], call.attributes)]
@@ -153,7 +153,7 @@ class Interpreter:
         function = self._functions.get((node.domain, node.op_type, getattr(node, "overload", "")))
         if function is None and ours and node.op_type in OPERATORS:
             try:
-                answer = OPERATORS[node.op_type](call)
+                results = OPERATORS[node.op_type](call)
             except (NeedsValue, Unsupported):
                 raise
             except InvalidArgument as error:
@@ -164,7 +164,7 @@ class Interpreter:
                 raise
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise InvalidArgument(f"{call.name} is none that can be computed: {words(error)}") from error
-            return answer if isinstance(answer, list | tuple) else (answer,)
+            return results if isinstance(results, list | tuple) else (results,)
         if function is None and ours:
             function = body_of(node, call.opset, call.operands)
         if function is None:
@@ -173,7 +173,7 @@ class Interpreter:
 
     # --- known on the host -------------------------------------------------------------------------------------------
 
-    def _fold(self, call: Call) -> Sequence[Operand]:
+    def _fold(self, call: BoundNode) -> Sequence[Operand]:
         node, scope, operands = call.node, call.scope, call.operands
         lasting = scope.depth == 0 and all(value is None or id(value) in self._lasting for value in operands)
         key = ("fold", id(node))
@@ -194,7 +194,7 @@ class Interpreter:
 
     # --- graphs within -----------------------------------------------------------------------------------------------
 
-    def _branch(self, call: Call) -> None:
+    def _branch(self, call: BoundNode) -> None:
         node, scope, condition = call.node, call.scope, call.operands[0]
         if isinstance(condition, Tensor):
             raise NeedsValue(call.sources[0], f"{call.name} must know its condition")
@@ -206,7 +206,7 @@ class Interpreter:
         for name, made in zip(node.output, graph.output, strict=False):
             scope.values[name], scope.sources[name] = inner.find(made.name)
 
-    def _function(self, function: Any, call: Call) -> Sequence[Operand]:
+    def _function(self, function: Any, call: BoundNode) -> Sequence[Operand]:
         opsets = _opsets(function) or dict(call.scope.opsets)
         defaults = {a.name: attribute_value(a) for a in function.attribute_proto}
         inner = Scope(opsets, None, {**defaults, **call.attributes})
@@ -261,7 +261,7 @@ def _opsets(function: Any) -> dict[str, int]:
     return {"" if standard(o.domain) else o.domain: o.version for o in function.opset_import}
 
 
-def _resolved(call: Call) -> Any:
+def _resolved(call: BoundNode) -> Any:
     """The node with the attributes that a function's call gives."""
     if not any(attribute.ref_attr_name for attribute in call.node.attribute):
         return call.node

@@ -72,8 +72,8 @@ class _Form(NamedTuple):
 
 
 class OnnxNet:
-    """``net(feeds)`` takes arrays by name and answers a dict of results; ``net(*arrays)`` takes them in the file's
-    order and answers the result, or a tuple of several.
+    """``net(feeds)`` takes arrays by name and returns a dict of results; ``net(*arrays)`` takes them in the file's
+    order and returns the result, or a tuple of several.
 
     Arrays are NumPy's, torch's, a device's (Tensor, pyopencl) or anything with DLPack; results are of the first one's
     kind. Calls may come from several threads.
@@ -128,8 +128,8 @@ class OnnxNet:
             return self.run(given[0])
         if len(given) != len(self.inputs):
             raise InvalidArgument(f"the net takes {len(self.inputs)} arrays ({self._listed()}), got {len(given)}")
-        answer = self._run(list(given), {})
-        return answer[0] if len(answer) == 1 else tuple(answer)
+        results = self._run(list(given), {})
+        return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
         """Results by name for arrays by name; a result named in ``out`` is written to the host's array there.
@@ -141,8 +141,8 @@ class OnnxNet:
         replaced = frozenset(port.name for port in self.optional if port.name in feeds)
         if replaced:
             return self._fed(replaced).run(feeds, out)
-        answer = self._run(self._ordered(feeds), out or {})
-        return dict(zip((port.name for port in self.outputs), answer, strict=True))
+        results = self._run(self._ordered(feeds), out or {})
+        return dict(zip((port.name for port in self.outputs), results, strict=True))
 
     def _listed(self) -> str:
         return ", ".join(map(str, self.inputs)) or "none"

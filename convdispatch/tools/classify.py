@@ -7,6 +7,7 @@ holds, for every convolution, the solver that dispatch chose and its time, and t
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,6 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
-from ..calls.conv import constant, conv
 from ..device import runtime
 from ..inference import InferenceNet
 from ..models.efficientnet import CLASSES, MEAN, SCALE, SIZE, EfficientNetLite0
@@ -206,29 +206,13 @@ def _probabilities(result: Any, model: Any) -> np.ndarray:
 
 
 def _time_form(built: InferenceNet, runs: int) -> tuple[float, tuple[LayerTime, ...]]:
-    """Milliseconds of a built net, and of its convolutions, each alone on random data."""
-    queue = built.queue
-    works: list[Callable[[], object]] = [built.run]
-    layers = [layer for layer in built.layers if layer.problem is not None]
-    for layer in layers:
-        rng, problem = np.random.default_rng(0), layer.problem
-        shapes = [problem.x_shape, problem.w_shape]
-        x, w = (Tensor.from_numpy(rng.standard_normal(shape).astype(problem.dtype), queue) for shape in shapes)
-        bias = Tensor.from_numpy(np.zeros(problem.oc, problem.dtype), queue) if problem.bias else None
-        residual = Tensor.from_numpy(np.zeros(problem.y_shape, problem.dtype), queue) if problem.residual else None
-        works.append(functools.partial(_convolve, problem, x, constant(w), bias, residual))
-    net_ms, *layers_ms = _medians(works, queue, runs)
+    """Milliseconds of a built net and of its convolutions as they run in it; NaN where the device does not time one."""
+    (net_ms,) = _medians([built.run], built.queue, runs)
+    timed = [(layer, ms) for layer, ms in zip(built.layers, built.layer_ms(runs), strict=True) if layer.problem]
     return net_ms, tuple(
         LayerTime(f"conv{place}", layer.problem, layer.solver, layer.source, ms)
-        for place, (layer, ms) in enumerate(zip(layers, layers_ms, strict=True), 1)
+        for place, (layer, ms) in enumerate(timed, 1)
     )
-
-
-def _convolve(problem: ConvProblem, x: Tensor, w: Any, bias: Any, residual: Any) -> Any:
-    letters = [[getattr(problem, letter + axis) for axis in problem.axes] for letter in "sd"]
-    pads = [(getattr(problem, f"p{axis}"), getattr(problem, f"p{axis}_r")) for axis in problem.axes]
-    options = {"groups": problem.g, "activation": problem.activation, "layout": problem.layout, "math": problem.math}
-    return conv(x, w, bias, stride=letters[0], padding=pads, dilation=letters[1], residual=residual, **options)
 
 
 def _input(picture: np.ndarray, layout: str) -> np.ndarray:
@@ -244,13 +228,13 @@ def time_net(net: Module, x: Tensor, runs: int) -> tuple[float, tuple[LayerTime,
     overlap, so the sum of all layers can be below the net's time.
     """
     names = {id(module): name for name, module in net.named_modules()}
-    seen: list[tuple[Module, tuple[Tensor, ...]]] = []
-    with observe(lambda layer, x, residual: seen.append((layer, (x,) if residual is None else (x, residual)))):
+    calls: list[tuple[Module, tuple[Tensor, ...]]] = []
+    with observe(lambda layer, x, residual: calls.append((layer, (x,) if residual is None else (x, residual)))):
         net(x)
-    works = [lambda: net(x), *(functools.partial(layer, *operands) for layer, operands in seen)]
+    works = [lambda: net(x), *(functools.partial(layer, *operands) for layer, operands in calls)]
     net_ms, *layers_ms = _medians(works, x.queue, runs)
     layers = []
-    for (layer, operands), ms in zip(seen, layers_ms, strict=True):
+    for (layer, operands), ms in zip(calls, layers_ms, strict=True):
         problem = layer.problem(operands[0].shape, len(operands) > 1)
         prepared = dispatch.prepare(problem, x.context)
         layers.append(LayerTime(names[id(layer)], problem, prepared.solver.name, prepared.source, ms))
@@ -289,7 +273,7 @@ def picture_table(picture: Picture) -> Table:
 
 def layer_table(report: ClassifyReport) -> Table:
     """Layer, problem, solver, milliseconds and GFLOP/s; the footer holds the sums and the whole net."""
-    total = sum(layer.ms for layer in report.layers)
+    total = sum(layer.ms for layer in report.layers if not math.isnan(layer.ms))
     flops = sum(layer.problem.flops for layer in report.layers)
     title = f"{report.model}, batch 1, {report.layout}, on {report.device}"
     caption = f"whole net, warm: {report.net_ms:.2f} ms; median of {report.runs} samples everywhere"

@@ -16,10 +16,12 @@ from ..device.native import loading
 from ..device.opencl import icd, vendor_trial
 from ..device.programs.kernels import NEW_SHARE, cache_limit
 from ..device.rates import rates, switched_off
+from ..measurement.run_reports import versions
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
 from .folders import folders
 
+PACKAGES = ("convdispatch", "pyopencl", "numpy", "pluggy", "intel-opencl-rt", "pocl-binary-distribution")
 _PROBE = "import sys; from convdispatch import runtime; print(runtime.probe(runtime.devices()[int(sys.argv[1])]) or '')"
 _PROBE_SECONDS = 120
 
@@ -83,7 +85,7 @@ def _examined(probe: bool, again: bool) -> Report:
     source, problem, note = _registry()
     report = Report(
         python=f"{sys.version.split()[0]} ({sys.executable})",
-        versions=_versions(),
+        versions=versions(PACKAGES),
         vendors=vendors,
         devices=devices,
         default_device=default,
@@ -122,18 +124,6 @@ def _native() -> str:
     return "runs, below Python" if why is None else f"no, calls go by Python: {why}"
 
 
-def _versions() -> dict[str, str]:
-    import importlib.metadata as metadata
-
-    found = {}
-    for name in ("convdispatch", "pyopencl", "numpy", "pluggy", "intel-opencl-rt", "pocl-binary-distribution"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def _device(number: int, device: Any, probe: bool) -> dict[str, Any]:
     info = runtime.device_info(device)
     problem = _probe(number) if probe else None
@@ -156,10 +146,10 @@ def _device(number: int, device: Any, probe: bool) -> dict[str, Any]:
 
 def _rates(info: Any) -> str:
     """What solvers predict by, and whether it was measured."""
-    found = rates(info)
-    how = "measured" if found.measured else "estimated, CONVDISPATCH_RATES=off" if switched_off() else "estimated"
-    numbers = f"{found.flops * 1e-9:,.0f} GFLOP/s, {found.bandwidth * 1e-9:,.0f} GB/s"
-    return f"{numbers}, {found.launch * 1e6:.3g} us a launch ({how})"
+    known = rates(info)
+    how = "measured" if known.measured else "estimated, CONVDISPATCH_RATES=off" if switched_off() else "estimated"
+    numbers = f"{known.flops * 1e-9:,.0f} GFLOP/s, {known.bandwidth * 1e-9:,.0f} GB/s"
+    return f"{numbers}, {known.launch * 1e6:.3g} us a launch ({how})"
 
 
 def _probe(number: int) -> str | None:

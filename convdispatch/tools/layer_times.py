@@ -65,8 +65,8 @@ def onnxruntime_steps(path: Path | str, graph: Any, feeds: Mapping[str, Any], th
             name, ms = event["name"].removesuffix("_kernel_time"), event["dur"] * 1e-3
             before = least.get(name)
             least[name] = (event["args"]["op_name"], ms if before is None else min(ms, before[1]))
-    found = covered(graph, {name: what for name, (what, _) in least.items()})
-    return [Step(what, ms, found[name]) for name, (what, ms) in least.items()]
+    nodes = covered(graph, {name: what for name, (what, _) in least.items()})
+    return [Step(what, ms, nodes[name]) for name, (what, ms) in least.items()]
 
 
 def covered(graph: Any, steps: Mapping[str, str]) -> dict[str, frozenset[str]]:
@@ -77,12 +77,12 @@ def covered(graph: Any, steps: Mapping[str, str]) -> dict[str, frozenset[str]]:
     named |= {f"{node.op_type}_{place}": node.output[0] for place, node in enumerate(graph.node) if not node.name}
     ends = {name: _named_result(name, makers, named) for name in steps}
     taken = {end for end in ends.values() if end is not None}
-    found = {}
+    nodes = {}
     for name, what in steps.items():
         end = ends[name]
         path = None if end is None else _nodes_back_to(end, what.removeprefix("Fused"), makers, taken - {end})
-        found[name] = frozenset(() if end is None else path or (end,))
-    return found
+        nodes[name] = frozenset(() if end is None else path or (end,))
+    return nodes
 
 
 def _named_result(name: str, makers: Mapping[str, Any], named: Mapping[str, str]) -> str | None:

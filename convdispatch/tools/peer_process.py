@@ -49,12 +49,12 @@ class PeerProcess:
         return self._heard()["ms"]  # type: ignore[no-any-return]
 
     def _heard(self) -> Answer:
-        said = self._child.hear()
-        if said is None:
+        reply = self._child.hear()
+        if reply is None:
             raise InvalidArgument(f"onnxruntime's process was lost: {self._child.how_it_ended()}")
-        if "failed" in said:
-            raise InvalidArgument(said["failed"])
-        return said
+        if "failed" in reply:
+            raise InvalidArgument(reply["failed"])
+        return reply
 
     def close(self) -> None:
         """End the process."""
@@ -91,12 +91,12 @@ def _serve() -> None:
     answer({})
     for request in asked:
         session.run(None, feeds)
-        found = []
+        times = []
         for _ in range(request["runs"]):
             start = time.perf_counter()
             session.run(None, feeds)
-            found.append((time.perf_counter() - start) * 1e3)
-        answer({"ms": found})
+            times.append((time.perf_counter() - start) * 1e3)
+        answer({"ms": times})
 
 
 if __name__ == "__main__":

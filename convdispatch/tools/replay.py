@@ -56,13 +56,15 @@ def read_trace(path: Path) -> list[TraceLine]:
     return calls
 
 
-def _call(said: dict[str, Any]) -> TraceLine:
-    done = None if said["done_us"] is None else float(said["done_us"])
+def _call(fields: dict[str, Any]) -> TraceLine:
+    done = None if fields["done_us"] is None else float(fields["done_us"])
     try:
-        problem = str(ConvProblem.parse(said["problem"]))
+        problem = str(ConvProblem.parse(fields["problem"]))
     except InvalidProblem as error:
         raise InvalidArgument(f"a trace names a problem that cannot be read: {error}") from error
-    return TraceLine(problem, said["solver"], said["device"], int(said["workspace"]), float(said["host_us"]), done)
+    return TraceLine(
+        problem, fields["solver"], fields["device"], int(fields["workspace"]), float(fields["host_us"]), done
+    )
 
 
 def replay(
@@ -110,18 +112,20 @@ def _runner(problem: ConvProblem, queue: Any) -> Callable[[], None]:
 
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     host = random_operands(problem, 0)
-    held = {name: cl.Buffer(queue.context, flags, hostbuf=a) for name, a in host.items() if name != "initial"}
+    buffers = {name: cl.Buffer(queue.context, flags, hostbuf=a) for name, a in host.items() if name != "initial"}
     size = math.prod(problem.out_shape) * problem.out_itemsize
-    held[problem.written] = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size)
-    cl.enqueue_fill_buffer(queue, held[problem.written], b"\0", 0, size)
+    buffers[problem.written] = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size)
+    cl.enqueue_fill_buffer(queue, buffers[problem.written], b"\0", 0, size)
     prepared = dispatch.prepare(problem, queue.context)
-    weights = held["w"]
+    weights = buffers["w"]
     if prepared.packed_size:
         weights = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, prepared.packed_size)
-        prepared.plan.pack(queue, held["w"], weights).wait()
+        prepared.plan.pack(queue, buffers["w"], weights).wait()
 
     def run() -> None:
-        prepared.enqueue(queue, held["x"], weights, held["y"], held.get("bias"), held.get("residual")).wait()
+        prepared.enqueue(
+            queue, buffers["x"], weights, buffers["y"], buffers.get("bias"), buffers.get("residual")
+        ).wait()
 
     return run
 

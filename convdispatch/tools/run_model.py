@@ -132,8 +132,8 @@ def _layers(path: Path | str, net: Any, feeds: Mapping[str, np.ndarray], runs: i
         Step(layer.solver or layer.name, ms, frozenset(layer.sources), layer.problem.flops if layer.problem else 0.0)
         for layer, ms in zip(built.layers, built.layer_ms(runs), strict=True)
     ]
-    given = {each.name: feeds[each.name] for each in graph.input if each.name in feeds}
-    theirs = onnxruntime_steps(path, graph, given, _threads(net), runs)
+    inputs = {each.name: feeds[each.name] for each in graph.input if each.name in feeds}
+    theirs = onnxruntime_steps(path, graph, inputs, _threads(net), runs)
     return list(table(graph, rows(graph, ours, theirs), "onnxruntime"))
 
 

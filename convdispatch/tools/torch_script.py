@@ -52,15 +52,15 @@ def make_ready(what: str, training: bool = False, autocast: str | None = None) -
     with policy(tier="full"), door.enable(), contextlib.nullcontext() if training else torch.inference_mode():
         with casting:
             door.prepare(model, *inputs)
-            found = model(*inputs)
+            output = model(*inputs)
         if training:
-            sum(each.float().sum() for each in _tensors(found) if each.requires_grad).backward()  # type: ignore[union-attr]
+            sum(each.float().sum() for each in _tensors(output) if each.requires_grad).backward()  # type: ignore[union-attr]
     return model
 
 
-def _tensors(found: Any) -> list[Any]:
+def _tensors(output: Any) -> list[Any]:
     """The tensors of a model's result, however it is nested."""
-    if hasattr(found, "detach"):
-        return [found]
-    values = found.values() if isinstance(found, dict) else found if isinstance(found, tuple | list) else ()
+    if hasattr(output, "detach"):
+        return [output]
+    values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
     return [each for value in values for each in _tensors(value)]

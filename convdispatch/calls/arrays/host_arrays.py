@@ -67,16 +67,13 @@ class NumPyArrays:
         self.allocate: Any = allocate
 
     def compact(self, array: Any) -> tuple[Any, int]:
-        """See HostArrays."""
         copy = native(self.view(array))
         return copy, address(copy)
 
     def view(self, array: Any) -> np.ndarray:
-        """See HostArrays."""
         return array
 
     def finished(self, made: Any, lead: Any) -> Any:
-        """See HostArrays."""
         return made
 
 
@@ -113,11 +110,9 @@ class LibraryArrays(NumPyArrays):
             self.allocate = allocate
 
     def view(self, array: Any) -> np.ndarray:
-        """See HostArrays."""
         return array if isinstance(array, np.ndarray) else self._library.host(array)
 
     def finished(self, made: Any, lead: Any) -> Any:
-        """See HostArrays."""
         return self._library.from_host(made, lead) if self._by_views else made
 
 

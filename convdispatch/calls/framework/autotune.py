@@ -34,8 +34,6 @@ from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import Record, choice_text
 
-__all__ = ["PROBLEM_MS", "calls_elsewhere", "capture_begins", "capture_ends", "consider", "drain"]
-
 PROBLEM_MS = 1000.0
 QUIET_S = 0.1
 """Seconds without a call after which measuring begins."""

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 VECTOR = 4
-_GPU_GROUP, _CPU_GROUP = 256, 1024
+_GPU_GROUP = 256
+"""Work items of a GPU's group, at most."""
+_CPU_GROUP = 1024
+"""Work items of a CPU's group, at most."""
 _LONG_ROW = 512
 """From this length of the last axis on, a CPU's groups lie within its rows."""
 SCALARS = {"float": np.float32, "double": np.float64, "long": np.int64}

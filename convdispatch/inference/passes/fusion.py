@@ -29,7 +29,7 @@ CONVOLUTION, TRANSPOSED, LINEAR, BATCH_NORM = "convolution", "transposed_convolu
 def fuse(graph: Graph) -> Graph:
     """Apply all passes until none finds anything; the graph is changed in place and returned.
 
-    Some weights may still be computed then: see ``graph.aside``.
+    Some weights may still be computed then: see ``graph.background``.
     """
     for node in graph.nodes:
         _name_arguments(node)
@@ -130,7 +130,7 @@ def _scaled(graph: Graph, w: Tensor, factor: np.ndarray) -> Tensor:
     made = Tensor.empty(w.shape, w.dtype, w.queue)
     # The memory as it lies, complete; what tells NumPy of it says nothing of dtypes that it lacks.
     source, target = (np.asarray(tensor).view(w.dtype) for tensor in (w, made))
-    graph.aside.begin(made, np.multiply, source, factor, out=target, casting="unsafe")
+    graph.background.begin(made, np.multiply, source, factor, out=target, casting="unsafe")
     return made
 
 

@@ -41,7 +41,7 @@ def with_dtype(graph: Graph, dtype: np.dtype) -> Graph:
     values = {*graph.inputs, *(value for node in graph.nodes for value in node.values)}
     changed = {value for value in values if value.dtype == np.float32}
     weights: dict[int, Tensor] = {}
-    graph.aside.end()
+    graph.background.end()
 
     def change(operand: Any) -> Any:
         if isinstance(operand, Ref):

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from ...nn.pooling.quantized_average import quantized_avg_pool
 from ...nn.quantized import dequantized_average, quantize
 from ..graph import Graph, Node, Ref, Value
 from .integer_convolutions import slow_to_numbers
@@ -24,7 +23,6 @@ from .integer_nodes import (
     DEQUANTIZE,
     QUANTIZE,
     alone,
-    cpu_queue,
     form_of,
     give,
     insert,
@@ -150,24 +148,7 @@ def _requantize(graph: Graph, node: Node) -> bool:
         numbers = {"y_scale": form[0], "y_zero_point": form[1], "dtype": form[2]}
         graph.take_in(producer, node, quantization=replace(producer.kwargs["quantization"], **numbers))
         return True
-    return _before_pool(graph, node) or _mean_of_windows(graph, node) or _take_in_addition(graph, node)
-
-
-def _mean_of_windows(graph: Graph, node: Node) -> bool:
-    """A mean over windows of integers, in integers again; on CPUs, where it is one step."""
-    pool = maker_of(node.kwargs["x"], "avg_pool") if cpu_queue(graph) is not None else None
-    maker = None if pool is None else maker_of(pool.kwargs["x"], DEQUANTIZE)
-    if pool is None or maker is None or not alone(graph, pool) or not node.kwargs["x"].is_whole:
-        return False
-    if pool.result.value.dtype != np.float32 or not pool.kwargs["x"].is_whole:
-        return False
-    forms = {"x_form": form_of(maker), "y_form": form_of(node)}
-    given = {**pool.kwargs, "x": integers_of(pool.kwargs["x"]), **forms}
-    mean = Node(quantized_avg_pool, (), given, sources=pool.sources + node.sources)
-    graph.nodes[graph.nodes.index(node)] = mean
-    give(mean, node.result.value)
-    graph.nodes.remove(pool)
-    return True
+    return _before_pool(graph, node) or _take_in_addition(graph, node)
 
 
 def _before_pool(graph: Graph, node: Node) -> bool:

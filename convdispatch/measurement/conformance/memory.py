@@ -87,7 +87,9 @@ class Guarded:
 
 
 class Tray:
-    """All that one run of a plan reads and writes. ``late`` leaves the inputs NaN until ``deliver``."""
+    """The memory of all that one run of a plan reads and writes."""
+
+    _late = False
 
     def __init__(
         self,
@@ -98,11 +100,10 @@ class Tray:
         *,
         fill: int = NAN,
         shift: int = 0,
-        late: bool = False,
     ) -> None:
         self.context, self.problem, self.plan, self._operands = context, problem, plan, operands
         self.inputs = {
-            name: Guarded(context, array.nbytes, None if late else array, shift=shift)
+            name: Guarded(context, array.nbytes, None if self._late else array, shift=shift)
             for name, array in operands.items()
             if name != "initial"
         }
@@ -124,20 +125,6 @@ class Tray:
         self.inputs["w"].unchanged(queue, "w")
         self._packed = Guarded(self.context, size, content.copy())
 
-    def deliver(self, queue: cl.CommandQueue, after: Sequence[cl.Event]) -> list[cl.Event]:
-        """Enqueue copies of the operands into the inputs that were left out; they wait for ``after``."""
-        import pyopencl as cl
-
-        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-        events = []
-        for name, guarded in self.inputs.items():
-            array = np.ascontiguousarray(self._operands[name])
-            staged = cl.Buffer(self.context, flags, hostbuf=array)
-            events.append(cl.enqueue_copy(queue, guarded.memory, staged, byte_count=array.nbytes, wait_for=list(after)))
-            guarded._before[guarded.start : guarded.start + guarded.size] = array.reshape(-1).view(np.uint8)
-        queue.flush()
-        return events
-
     def enqueue(self, queue: cl.CommandQueue, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
         """Enqueue the plan."""
         given = {name: guarded.memory for name, guarded in self.inputs.items()}
@@ -158,3 +145,23 @@ class Tray:
         if self._packed is not None:
             self._packed.unchanged(queue, "packed weights")
         return content.view(numpy_dtype(self.problem)).reshape(self.problem.out_shape)
+
+
+class LateTray(Tray):
+    """A tray whose inputs are NaN until ``deliver``."""
+
+    _late = True
+
+    def deliver(self, queue: cl.CommandQueue, after: Sequence[cl.Event]) -> list[cl.Event]:
+        """Enqueue copies of the operands into the inputs that were left out; they wait for ``after``."""
+        import pyopencl as cl
+
+        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
+        events = []
+        for name, guarded in self.inputs.items():
+            array = np.ascontiguousarray(self._operands[name])
+            staged = cl.Buffer(self.context, flags, hostbuf=array)
+            events.append(cl.enqueue_copy(queue, guarded.memory, staged, byte_count=array.nbytes, wait_for=list(after)))
+            guarded._before[guarded.start : guarded.start + guarded.size] = array.reshape(-1).view(np.uint8)
+        queue.flush()
+        return events

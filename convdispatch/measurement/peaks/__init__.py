@@ -19,8 +19,7 @@ from ...api.errors import BuildFailed
 from ...device import runtime
 from ...device.programs.kernels import build, define, kernel_text
 from ..measure import Candidate, interleaved, timed
-from .matrix import matrix_variants
-from .variant import Variant, launcher
+from .matrix import Variant, launcher, matrix_variants
 
 if TYPE_CHECKING:
     import pyopencl as cl

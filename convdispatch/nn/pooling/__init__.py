@@ -3,5 +3,4 @@
 - ``max_pool_indices``: the largest values and where they stood.
 - ``pooling2d``: max, average and adaptive pooling of two axes.
 - ``pooling_nd``: pooling of one and three axes by that of two.
-- ``quantized_average``: means of integers, in integers.
 """

@@ -6,18 +6,18 @@ import numpy as np
 
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .geometry import AUTO_PADS, convolution_windows, same_pads
 from .integers import convolution_of_integers
 from .shaping import padded
 
 
-def _bias(call: Call) -> Tensor | None:
+def _bias(call: BoundNode) -> Tensor | None:
     return call.tensor(2) if call.has(2) else None
 
 
 @operator("Conv")
-def _convolution(call: Call) -> Tensor:
+def _convolution(call: BoundNode) -> Tensor:
     windows = convolution_windows(call)
     sizes, pads = windows.sizes, windows.pads(call)
     of_integers = convolution_of_integers(call, pads)
@@ -37,7 +37,7 @@ def _convolution(call: Call) -> Tensor:
 
 
 @operator("ConvTranspose")
-def _transposed(call: Call) -> Tensor:
+def _transposed(call: BoundNode) -> Tensor:
     windows = convolution_windows(call)
     sizes, kernel, strides, dilations = windows
     ndim, mode = len(sizes), call.word("auto_pad", AUTO_PADS)
@@ -76,5 +76,5 @@ def _transposed(call: Call) -> Tensor:
     return functional.apply("y + b", y=y, b=functional.view(bias, (1, -1, *[1] * ndim)))  # type: ignore[no-any-return]
 
 
-def _math(call: Call) -> str:
+def _math(call: BoundNode) -> str:
     return call.math if np.dtype(call.raw(0).dtype) == np.float32 else "float32"

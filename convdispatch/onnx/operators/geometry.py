@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..call import Call
+from ..call import BoundNode
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
@@ -18,7 +18,7 @@ class Windows(NamedTuple):
     strides: list[int]
     dilations: list[int]
 
-    def pads(self, call: Call) -> list[tuple[int, int]]:
+    def pads(self, call: BoundNode) -> list[tuple[int, int]]:
         """(near, far) along each axis, from ``pads`` or ``auto_pad``."""
         mode, ndim = call.word("auto_pad", AUTO_PADS), len(self.kernel)
         if mode in ("SAME_UPPER", "SAME_LOWER"):
@@ -31,7 +31,7 @@ class Windows(NamedTuple):
             raise call.refuse(f"needs {2 * ndim} pads, got {pads}")
         return list(zip(pads[:ndim], pads[ndim:], strict=True))
 
-    def options(self, call: Call) -> dict[str, Any]:
+    def options(self, call: BoundNode) -> dict[str, Any]:
         """What a convolution takes beside its pads."""
         return {"stride": tuple(self.strides), "dilation": tuple(self.dilations), "groups": call.get("group", 1)}
 
@@ -42,13 +42,13 @@ def same_pads(total: int, mode: str) -> tuple[int, int]:
     return (total // 2, total - total // 2) if mode == "SAME_UPPER" else (total - total // 2, total // 2)
 
 
-def windows_of(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
+def windows_of(call: BoundNode, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
     """Windows of ``kernel`` over ``sizes``, with the node's strides and dilations."""
     ones = [1] * len(kernel)
     return Windows(list(sizes), list(kernel), list(call.get("strides", ones)), list(call.get("dilations", ones)))
 
 
-def convolution_windows(call: Call, w_place: int = 1) -> Windows:
+def convolution_windows(call: BoundNode, w_place: int = 1) -> Windows:
     """The windows of a convolution whose weights are the operand at ``w_place``."""
     x, w = call.shape(0), call.shape(w_place)
     if not 1 <= len(x) - 2 <= 3 or len(w) != len(x):

@@ -16,7 +16,7 @@ from ...api.quantization import Quantization
 from ...elementwise import apply
 from ...nn import functional, quantized
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .elementwise import scalar
 from .geometry import convolution_windows
 from .quantization import Integers, integers_of, positive, zero_of
@@ -25,7 +25,7 @@ _EXACT = 1 << 24
 """Whole numbers below it are float32's."""
 
 
-def _bytes(call: Call, values: np.ndarray, zero: np.ndarray) -> list[np.ndarray]:
+def _bytes(call: BoundNode, values: np.ndarray, zero: np.ndarray) -> list[np.ndarray]:
     """Weights less their zero point along the first axis as int8 arrays whose sum they are, made once: one, two, or
     three where a difference is 255."""
     parts: list[np.ndarray] = []
@@ -44,7 +44,7 @@ def _bytes(call: Call, values: np.ndarray, zero: np.ndarray) -> list[np.ndarray]
 
 
 def _summed(
-    call: Call,
+    call: BoundNode,
     x: Tensor,
     parts: Sequence[np.ndarray],
     bias: np.ndarray | None,
@@ -87,7 +87,7 @@ def _bias(values: Any, scale: np.ndarray, known: Integers | None) -> np.ndarray 
     return whole.astype(np.int32) if np.isfinite(whole).all() and (abs(whole) < 1 << 30).all() else False
 
 
-def _between(call: Call, x_place: int, w_place: int, axis: int) -> tuple[Integers, Integers] | None:
+def _between(call: BoundNode, x_place: int, w_place: int, axis: int) -> tuple[Integers, Integers] | None:
     """Integers of x, which the net computes, and of w, which is constant and has scales along ``axis``."""
     x, w = integers_of(call, x_place), integers_of(call, w_place)
     if x is None or w is None or not isinstance(x.values, Tensor) or not isinstance(w.values, np.ndarray):
@@ -98,7 +98,7 @@ def _between(call: Call, x_place: int, w_place: int, axis: int) -> tuple[Integer
     return (x, w) if w.scale.size == 1 or w.axis == axis else None
 
 
-def convolution_of_integers(call: Call, pads: Sequence[tuple[int, int]]) -> Tensor | None:
+def convolution_of_integers(call: BoundNode, pads: Sequence[tuple[int, int]]) -> Tensor | None:
     """Conv of dequantized integers and dequantized constants; None for any other."""
     found = _between(call, 0, 1, 0) if all(p >= 0 for pair in pads for p in pair) else None
     if found is None:
@@ -109,7 +109,7 @@ def convolution_of_integers(call: Call, pads: Sequence[tuple[int, int]]) -> Tens
 
 
 def _numbers(
-    call: Call, x: Integers, w: Integers, parts: Sequence[np.ndarray], bias_place: int, **options: Any
+    call: BoundNode, x: Integers, w: Integers, parts: Sequence[np.ndarray], bias_place: int, **options: Any
 ) -> Tensor | None:
     """A convolution whose result is numbers."""
     scale = np.float32(x.scale.reshape(())) * w.scale.astype(np.float32).reshape(-1)
@@ -127,7 +127,7 @@ def _numbers(
     return _summed(call, x.values, parts, bias, quantization, **options)  # type: ignore[arg-type]
 
 
-def product_of_integers(call: Call, bias_place: int = -1, *, transposed: bool = False) -> Tensor | None:
+def product_of_integers(call: BoundNode, bias_place: int = -1, *, transposed: bool = False) -> Tensor | None:
     """``x @ w + bias`` of dequantized integers and a dequantized constant matrix; None for any other."""
     found = _between(call, 0, 1, 0 if transposed else 1)
     if found is None or len(found[0].values.shape) < 2 or found[1].values.ndim != 2:
@@ -143,13 +143,13 @@ def product_of_integers(call: Call, bias_place: int = -1, *, transposed: bool = 
     )
 
 
-def _rows(call: Call, matrix: np.ndarray, transposed: bool = False) -> np.ndarray:
+def _rows(call: BoundNode, matrix: np.ndarray, transposed: bool = False) -> np.ndarray:
     """A constant matrix with a row for each element of a result's row, made once."""
     make = lambda: np.ascontiguousarray(matrix if transposed else matrix.T)  # noqa: E731
     return call.interpreter.derive(("rows", transposed), matrix, make)  # type: ignore[no-any-return]
 
 
-def _of_rows(call: Call, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -> Tensor | None:
+def _of_rows(call: BoundNode, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -> Tensor | None:
     """A product as a convolution of pictures of one pixel."""
     *lead, k = x.shape
     pixels = functional.view(x, (math.prod(lead), k, 1, 1))
@@ -160,20 +160,20 @@ def _of_rows(call: Call, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -
     return None if y is None else functional.view(y, (*lead, len(parts[0])))
 
 
-def _scale(call: Call, place: int) -> np.ndarray:
+def _scale(call: BoundNode, place: int) -> np.ndarray:
     scale = call.known(place)
     if scale.ndim > 1 or not positive(scale):
         raise call.refuse(f"takes scales above 0, one or one a channel, got {scale.tolist()}")
     return scale.astype(np.float32).reshape(-1)
 
 
-def _channels(call: Call, place: int, channels: int) -> None:
+def _channels(call: BoundNode, place: int, channels: int) -> None:
     size = call.known(place).size
     if size not in (1, channels):
         raise call.refuse(f"takes 1 or {channels} numbers at {call.node.input[place]!r}, got {size}")
 
 
-def _quantization(call: Call, w_place: int, y_zero: np.ndarray) -> Quantization:
+def _quantization(call: BoundNode, w_place: int, y_zero: np.ndarray) -> Quantization:
     """A QLinear operator's scales and zero points: x's follow x, w's follow w at ``w_place``, y's come last."""
     x_zero = zero_of(call, 2, call.raw(0).dtype)
     return Quantization(
@@ -187,7 +187,7 @@ def _quantization(call: Call, w_place: int, y_zero: np.ndarray) -> Quantization:
 
 
 @operator("QLinearConv")
-def _qlinear_convolution(call: Call) -> Tensor:
+def _qlinear_convolution(call: BoundNode) -> Tensor:
     x, w = call.tensor(0), call.known(3)
     windows = convolution_windows(call, 3)
     options = windows.options(call) | {"padding": tuple(windows.pads(call))}
@@ -197,7 +197,7 @@ def _qlinear_convolution(call: Call) -> Tensor:
     return _summed(call, x, _bytes(call, w, zero_of(call, 5, w.dtype)), bias, quantization, **options)
 
 
-def _moving(call: Call, place: int) -> tuple[int, Tensor | None]:
+def _moving(call: BoundNode, place: int) -> tuple[int, Tensor | None]:
     """x's zero point: a number, or a tensor of one that the net computes."""
     value = call.raw(place) if call.has(place) else np.zeros((), np.uint8)
     if isinstance(value, Tensor):
@@ -210,7 +210,7 @@ def _moving(call: Call, place: int) -> tuple[int, Tensor | None]:
 
 
 @operator("ConvInteger")
-def _integer_convolution(call: Call) -> Tensor:
+def _integer_convolution(call: BoundNode) -> Tensor:
     x, w = call.tensor(0), call.known(1)
     windows, (zero, moving) = convolution_windows(call), _moving(call, 2)
     options = windows.options(call) | {"padding": tuple(windows.pads(call))}
@@ -219,7 +219,7 @@ def _integer_convolution(call: Call) -> Tensor:
 
 
 @operator("MatMulInteger")
-def _integer_product(call: Call) -> Tensor:
+def _integer_product(call: BoundNode) -> Tensor:
     b, one = call.raw(1), not call.has(2) or math.prod(call.shape(2)) == 1
     if one and _is_matrix(call, b):
         zero, moving = _moving(call, 2)
@@ -228,14 +228,14 @@ def _integer_product(call: Call) -> Tensor:
     return apply("s", dtype=np.int32, s=_exact_product(call, (0, 2), (1, 3)))  # type: ignore[no-any-return]
 
 
-def _is_matrix(call: Call, b: Any) -> bool:
+def _is_matrix(call: BoundNode, b: Any) -> bool:
     """Whether b is a constant matrix, by which rows of the first operand are multiplied."""
     a = call.raw(0)
     return isinstance(b, np.ndarray) and b.ndim == 2 and len(a.shape) > 1 and bool(b.size and math.prod(a.shape))
 
 
 def _product(
-    call: Call, b: np.ndarray, zero: np.ndarray, quantization: Quantization, moving: Tensor | None = None
+    call: BoundNode, b: np.ndarray, zero: np.ndarray, quantization: Quantization, moving: Tensor | None = None
 ) -> Tensor:
     """The product with a constant matrix as a convolution; ``moving`` is x's zero point where the net computes it."""
     parts = _bytes(call, _rows(call, b), zero)
@@ -244,7 +244,7 @@ def _product(
     return found
 
 
-def _exact_product(call: Call, *pairs: tuple[int, int]) -> Tensor:
+def _exact_product(call: BoundNode, *pairs: tuple[int, int]) -> Tensor:
     """The product of two tensors of integers less their zero points, by whole numbers in a floating-point dtype."""
     length = call.shape(pairs[0][0])[-1]
     dtype = np.float32 if length * 255 * 255 < _EXACT else np.float64
@@ -268,7 +268,7 @@ def _exact_product(call: Call, *pairs: tuple[int, int]) -> Tensor:
 
 
 @operator("QLinearMatMul")
-def _qlinear_product(call: Call) -> Tensor:
+def _qlinear_product(call: BoundNode) -> Tensor:
     b, y_zero = call.raw(3), zero_of(call, 7, call.raw(0).dtype)
     if math.prod(call.shape(1)) == 1 and call.known(2).size == 1 and _is_matrix(call, b):
         return _product(call, b, call.known(5), _quantization(call, 3, y_zero))

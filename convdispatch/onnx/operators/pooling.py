@@ -9,18 +9,14 @@ import numpy as np
 from ...elementwise import apply, reduce
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .geometry import windows_of
 
-_WHOLE = {
-    "GlobalAveragePool": ("mean", "x"),
-    "GlobalMaxPool": ("max", "x"),
-}
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}
 
 
 @operator(*_KINDS)
-def _pool(call: Call) -> Any:
+def _pool(call: BoundNode) -> Any:
     x, kind = call.tensor(0), _KINDS[call.node.op_type]
     windows = windows_of(call, x.shape[2:], call.get("kernel_shape"))
     (_, kernel, strides, dilations), pads = windows, windows.pads(call)
@@ -50,17 +46,16 @@ def _pool(call: Call) -> Any:
     return y.astype(dtype) if narrow and not as_they_are else y
 
 
-@operator(*_WHOLE)
+@operator("GlobalAveragePool", "GlobalMaxPool")
 def _whole(call: Call) -> Tensor:
-    x = call.tensor(0)
-    operation, text = _WHOLE[call.node.op_type]
+    x, operation = call.tensor(0), "mean" if call.node.op_type == "GlobalAveragePool" else "max"
     if operation == "mean" and x.ndim == 4:
         return functional.adaptive_avg_pool(x, 1)
-    return reduce(operation, text, tuple(range(2, x.ndim)), keepdims=True, x=x)  # type: ignore[no-any-return]
+    return reduce(operation, "x", tuple(range(2, x.ndim)), keepdims=True, x=x)  # type: ignore[no-any-return]
 
 
 @operator("GlobalLpPool")
-def _whole_lp(call: Call) -> Tensor:
+def _whole_lp(call: BoundNode) -> Tensor:
     x, p = call.tensor(0), float(call.get("p", 2))
     sums = reduce("sum", f"abs(x) ** {p}", tuple(range(2, x.ndim)), keepdims=True, x=x)
     return apply(f"s ** {1 / p}", s=sums)  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...elementwise import apply, sample
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 
 _COORDINATES = (
     "half_pixel",
@@ -28,7 +28,7 @@ _LONGEST = 1 << 24
 
 
 @operator("Upsample")
-def _upsample(call: Call) -> Tensor:
+def _upsample(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     scales = [float(s) for s in (call.known(1).reshape(-1) if call.has(1) else call.get("scales"))]
     sizes = [_scaled(call, n, s) for n, s in zip(x.shape, scales, strict=True)]
@@ -37,7 +37,7 @@ def _upsample(call: Call) -> Tensor:
 
 
 @operator("Resize")
-def _resize(call: Call) -> Tensor:
+def _resize(call: BoundNode) -> Tensor:
     x, old = call.tensor(0), call.opset < 11
     axes = [a % x.ndim for a in call.get("axes", range(x.ndim))]
     mode, nearest = call.get("mode", "nearest"), call.word("nearest_mode", _NEAREST)
@@ -71,14 +71,14 @@ class _How(NamedTuple):
     regions: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
-def _scaled(call: Call, size: int, scale: float) -> int:
+def _scaled(call: BoundNode, size: int, scale: float) -> int:
     """The size that a scale gives. Raises Unsupported for a scale that is none."""
     if not 0 < scale < math.inf:
         raise call.refuse(f"a scale is a number above 0, got {scale}")
     return math.floor(min(size * scale, 2.0**62))
 
 
-def _resized(call: Call, x: Tensor, sizes: dict[int, int], factors: dict[int, float], how: _How) -> Tensor:
+def _resized(call: BoundNode, x: Tensor, sizes: dict[int, int], factors: dict[int, float], how: _How) -> Tensor:
     tables, narrow, mode = {}, x.dtype.kind in "iu", how.mode
     if any(not 0 <= size <= _LONGEST for size in sizes.values()):
         raise call.refuse(f"an axis has 0 to {_LONGEST} places, got {list(sizes.values())}")

@@ -15,7 +15,8 @@ from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import declared, jsontext, plainfile
+from ...device import declared, jsontext
+from ...measurement.run_reports import only, read_reports
 
 SCHEMA = 1
 _RENAMED = {"raced": "benchmarked", "look_ms": "screening_ms"}
@@ -213,33 +214,15 @@ def without_folders(words: str) -> str:
 
 def load(path: Path) -> Report:
     """The one report of a JSON file or a journal. Raises InvalidArgument."""
-    reports = load_all(path)
-    if len(reports) != 1:
-        raise InvalidArgument(f"{path} holds the reports of {len(reports)} kinds of device, where one was expected")
-    return reports[0]
+    return only(load_all(path), path)
 
 
 def load_all(path: Path) -> list[Report]:
     """The report of a JSON file or a journal, or those of all kinds of device of a cluster. Raises InvalidArgument."""
-    try:
-        text = plainfile.read_text(path)
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"cannot read {path}: {error}") from error
-    try:
-        values = jsontext.loads(text)
-    except ValueError:
-        values = None
-    if values == []:
-        raise InvalidArgument(f"{path} holds no benchmark report")
-    try:
-        if values is None:
-            return [_from_lines(path, text.splitlines())]
-        return [Report.from_json(each) for each in (values if isinstance(values, list) else [values])]
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{path}: {error}") from None
+    return read_reports(path, Report.from_json, _from_lines)
 
 
-def _from_lines(path: Path, lines: list[str]) -> Report:
+def _from_lines(lines: list[str]) -> Report:
     """The last head in a journal, with every measurement; the newest of one problem counts."""
     report: Report | None = None
     for line in lines:
@@ -255,12 +238,12 @@ def _from_lines(path: Path, lines: list[str]) -> Report:
             report.measured = {**earlier, **report.measured}
         elif report is not None:
             try:
-                found = Measured.from_json(values)
-                report.measured[found.problem] = found
+                measured = Measured.from_json(values)
+                report.measured[measured.problem] = measured
             except (KeyError, TypeError, AttributeError):  # torn, or no measurement: that problem is measured again
                 continue
     if report is None:
-        raise InvalidArgument(f"{path} holds no benchmark report")
+        raise InvalidArgument("it holds no benchmark report")
     return report
 
 

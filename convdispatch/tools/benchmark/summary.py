@@ -112,18 +112,18 @@ def lines(report: Report) -> list[Line]:
     return [Line(layer, found, found.parsed, *_roof(report, found)) for layer, found in report.rows()]
 
 
-def _roof(report: Report, found: Measured) -> tuple[float | None, str]:
+def _roof(report: Report, measured: Measured) -> tuple[float | None, str]:
     """Least milliseconds for a problem's direct sum and compulsory traffic, and which of the two bounds it.
 
     Matrix units count where ``math`` or ``dtype`` lets a solver use them at their own precision.
     """
-    problem = found.parsed
+    problem = measured.parsed
     roof = report.roofs.get(problem.dtype)
     if not roof:
         return None, ""
     free = problem.dtype in ("float16", "bfloat16") or problem.math in ("tf32", "fast")
     rate = (roof["matrix"] if free and roof.get("matrix") else roof["flops"])["rate"]
-    compute, memory = found.flops / rate, found.traffic / roof["bandwidth"]["rate"]
+    compute, memory = measured.flops / rate, measured.traffic / roof["bandwidth"]["rate"]
     return max(compute, memory) * 1e3, "compute" if compute >= memory else "memory"
 
 

@@ -142,14 +142,14 @@ def turns(steps: int = STEPS) -> int:
 
 def disturbances(samples: Sequence[float], load: float | None, info: DeviceInfo) -> list[str]:
     """What whole steps (milliseconds) and the load of other processes say of a busy machine, a phrase each."""
-    said = []
+    phrases = []
     if info.type == "cpu" and load is not None and load >= LOAD * info.compute_units:
-        said.append(f"a load of {load:g} by others on {info.compute_units} processors")
+        phrases.append(f"a load of {load:g} by others on {info.compute_units} processors")
     low, high = np.percentile(samples, (20, 80))
     width = float(high - low) / statistics.median(samples)
     if width >= SCATTER:
-        said.append(f"{len(samples)} steps scatter by {width:.0%} of their median")
-    return said
+        phrases.append(f"{len(samples)} steps scatter by {width:.0%} of their median")
+    return phrases
 
 
 def _stepper(
@@ -211,14 +211,14 @@ class _Profile:
     def kinds(self, steps: int) -> list[Kind]:
         """Milliseconds of one step by kind."""
         self._queue.finish()
-        found: dict[str, Kind] = {}
+        by_name: dict[str, Kind] = {}
         for name, part, first, last in self._pairs:
-            kind = found.setdefault(name, Kind(name))
+            kind = by_name.setdefault(name, Kind(name))
             setattr(kind, part, getattr(kind, part) + (last.profile.end - first.profile.end) * 1e-6 / steps)
             kind.calls += part == "forward_ms" or name == "optimiser"
-        for kind in found.values():
+        for kind in by_name.values():
             kind.calls //= steps
-        return sorted(found.values(), key=lambda kind: -kind.ms)
+        return sorted(by_name.values(), key=lambda kind: -kind.ms)
 
 
 class _ProfiledTape(Tape):

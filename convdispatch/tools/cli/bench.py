@@ -180,14 +180,14 @@ def _train(nets: tuple[str, ...], device: str | None, options: dict[str, Any], j
     from ..benchmark.training import profile_training, show_training, turns
 
     console, reports = stderr(), []
-    given = {"mb": options["batch"], "layout": options["layout"]}
+    changes = {"mb": options["batch"], "layout": options["layout"]}
     units = runtime.device_info(runtime.find_device(device)).compute_units
     with progress(console, "training", len(nets) * turns(), STEP_S) as step:
         if options["wait_quiet_s"]:
             wait_quiet(options["wait_quiet_s"], units, say=lambda words: step(words, 0))
         step.begin()
         for name in nets:
-            chosen = {name: value for name, value in given.items() if value}
+            chosen = {name: value for name, value in changes.items() if value}
             reports.append(profile_training(name, device=device, say=step, **chosen))
             show_training(reports[-1], stdout())
     if json_path is not None:
@@ -207,11 +207,11 @@ def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, An
     """Net to its layers: a table's name, a file's, or ``problems`` for those named one by one."""
     nets: dict[str, Any] = {}
     for name in names:
-        found = configure(
+        entries = configure(
             read_entries([name], batch=changes.get("batch"), layout=changes.get("layout") or "nchw"), **changes
         )
         net = name if name in known_nets() else Path(name).stem if is_model(name) else "problems"
-        nets.setdefault(net, []).extend(found)
+        nets.setdefault(net, []).extend(entries)
     for file in files:
         nets.setdefault(file.stem, []).extend(configure(read_entries((), [file]), **changes))
     return nets

@@ -26,8 +26,8 @@ def classify(paths: tuple[Path, ...], mean: str | None, scale: str | None, **opt
     from ..classify import classify as run
 
     options |= {name: _colours(name, text) for name, text in (("mean", mean), ("scale", scale)) if text is not None}
-    given = {name: value for name, value in options.items() if value is not None}
-    stdout().print(run(list(paths), **given))
+    chosen = {name: value for name, value in options.items() if value is not None}
+    stdout().print(run(list(paths), **chosen))
 
 
 def _colours(name: str, text: str) -> tuple[float, ...]:

@@ -88,18 +88,20 @@ def find(
     records_are_writable()
     options |= search_limits(options.pop("given_ms"), BUDGET_MS)
     if cluster is None:
-        found = _search(problems, device, quiet=as_json, **options)
+        every_search = _search(problems, device, quiet=as_json, **options)
     elif lock is not None:
         raise click.UsageError("--lock writes one device's decisions: run it there, where the records are known")
     else:
         limits = {name: value for name, value in options.items() if name not in ("jobs", "isolate")}
-        found = _search_there(problems, cluster, as_json, devices=device, agree=agree, security=security, **limits)
+        every_search = _search_there(
+            problems, cluster, as_json, devices=device, agree=agree, security=security, **limits
+        )
     if as_json:
-        echo(json.dumps([_to_dict(results) for results in found], indent=1))
+        echo(json.dumps([_to_dict(results) for results in every_search], indent=1))
     else:
-        for results in found:
+        for results in every_search:
             _show(results, verbose)
-    unmeasured = [str(results.problem) for results in found if results.winner is None]
+    unmeasured = [str(results.problem) for results in every_search if results.winner is None]
     if unmeasured:
         raise click.ClickException(
             f"nothing could be measured, and nothing is recorded, for {', '.join(unmeasured)}: -v says what became of "
@@ -136,7 +138,7 @@ def _search(
 
     chosen = runtime.find_device(device)
     info = runtime.device_info(chosen)
-    console, found = stderr(), []
+    console, every_search = stderr(), []
     known_limits = {name: limits[name] for name in ("budget_ms", "workspace_limit")}
     if again:
         for problem in problems:
@@ -157,25 +159,25 @@ def _search(
             step.begin()
             for problem in new:
                 step(str(problem), 0)
-                found.append(measure(problem, chosen, **limits))
+                every_search.append(measure(problem, chosen, **limits))
                 step("", 1)
-                if found[-1].lost:
+                if every_search[-1].lost:
                     raise ConvDispatchError(
-                        f"{found[-1].lost} left a device that nothing runs on, at {problem}; what was measured is "
-                        "recorded: run again, with --isolate"
+                        f"{every_search[-1].lost} left a device that nothing runs on, at {problem}; what was measured "
+                        "is recorded: run again, with --isolate"
                     )
         except KeyboardInterrupt:
-            console.print(f"interrupted: {len(found)} problems are measured and recorded; run again to go on")
+            console.print(f"interrupted: {len(every_search)} problems are measured and recorded; run again to go on")
     if known and not quiet:
         console.print(f"{known} problems are measured already and not in doubt (--again measures them)")
-    return found
+    return every_search
 
 
 def _search_there(problems: list[ConvProblem], client: str, quiet: bool, **options: Any) -> list[Any]:
     """Search by a cluster's workers; returns what was measured until an interrupt."""
     from ...cluster.finding import find_many
 
-    console, found = stderr(), list[Any]()
+    console, every_search = stderr(), list[Any]()
     with progress(None if quiet else console, "find", 0) as step:
 
         def start(total: int, known: int, devices: int) -> None:
@@ -185,14 +187,14 @@ def _search_there(problems: list[ConvProblem], client: str, quiet: bool, **optio
                 console.print(f"{known} searches are recorded already and not in doubt (--again makes them again)")
 
         def each(results: Any) -> None:
-            found.append(results)
+            every_search.append(results)
             step(f"{results.problem} on {results.worker}", 1)
 
         try:
             find_many(problems, client, each=each, start=start, tell=console.print, **options)
         except KeyboardInterrupt:
-            console.print(f"interrupted: {len(found)} searches are measured and recorded; run again to go on")
-    return found
+            console.print(f"interrupted: {len(every_search)} searches are measured and recorded; run again to go on")
+    return every_search
 
 
 def _show(results: Any, verbose: bool) -> None:
@@ -277,8 +279,8 @@ def _check(problems: list[ConvProblem], device: str | None, lock: Path | None) -
 
     if lock is None:
         raise click.UsageError("--check compares with a lock file: name it with --lock")
-    found = drift(read(lock), _decisions(problems, device).items())
-    for line in found:
+    differences = drift(read(lock), _decisions(problems, device).items())
+    for line in differences:
         echo(line)
-    echo(f"{len(problems)} problems, {len(found)} differ from {lock}")
-    sys.exit(1 if found else 0)
+    echo(f"{len(problems)} problems, {len(differences)} differ from {lock}")
+    sys.exit(1 if differences else 0)

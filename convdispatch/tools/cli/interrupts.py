@@ -83,9 +83,9 @@ def _watch(read: int, heard: threading.Event, left: threading.Event) -> None:
     while number := os.read(read, 1):
         if number[0] not in _ENDING:
             continue
-        held = not heard.wait(DEAF_S)
-        if not left.wait(0 if held else ENDING_S):
-            what = "a driver held the command" if held else "the command did not end in time"
+        blocked = not heard.wait(DEAF_S)
+        if not left.wait(0 if blocked else ENDING_S):
+            what = "a driver held the command" if blocked else "the command did not end in time"
             sys.stderr.write(f"interrupted: {what}, so its process was ended; what was recorded before is kept\n")
             leave(128 + number[0])
     os.close(read)

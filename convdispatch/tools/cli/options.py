@@ -147,13 +147,13 @@ def records_are_writable() -> None:
 def configure(entries: Iterable[Entry], direction: str | None = None, **changes: Any) -> list[Entry]:
     """The entries with CHANGES made where they are not None, one for each direction; equal ones are merged."""
     fields = {"batch": "mb", "constant": "constant_weights"}
-    given = {fields.get(name, name): value for name, value in changes.items() if value is not None}
+    fields_changed = {fields.get(name, name): value for name, value in changes.items() if value is not None}
     merged: dict[ConvProblem, Entry] = {}
     for entry in entries:
         ways = [entry.problem.direction] if direction is None else direction.split(",")
         for way in DIRECTIONS if direction == "all" else ways:
             epilogue = {"bias": False, "residual": False, "activation": None} if way == "bwd_weights" else {}
-            problem = entry.problem.replace(**given, **epilogue, direction=way.strip())
-            held = merged.get(problem)
-            merged[problem] = Entry(entry.name, problem, entry.count + (held.count if held else 0))
+            problem = entry.problem.replace(**fields_changed, **epilogue, direction=way.strip())
+            equal = merged.get(problem)
+            merged[problem] = Entry(entry.name, problem, entry.count + (equal.count if equal else 0))
     return list(merged.values())

@@ -60,9 +60,11 @@ def _profile(
     entries: dict[Any, Entry] = {}
     for place, layer in enumerate(net.latest.layers if net.latest else (), 1):
         if layer.problem is not None:
-            held = entries.get(layer.problem)
-            count = 1 if held is None else held.count + 1
-            entries[layer.problem] = Entry(f"{place} {layer.name}" if held is None else held.name, layer.problem, count)
+            equal = entries.get(layer.problem)
+            count = 1 if equal is None else equal.count + 1
+            entries[layer.problem] = Entry(
+                f"{place} {layer.name}" if equal is None else equal.name, layer.problem, count
+            )
     if not entries:
         raise click.ClickException("the net has no convolutions to profile")
     report = measure(

@@ -190,12 +190,12 @@ def _show(report: Any) -> None:
             names = ", ".join(outcome.case for outcome in others[:8])
             console.print(f"  also: {names}" + (f", and {len(others) - 8} more (--json has all)" if others[8:] else ""))
     if len(report.levels()) > 1:
-        for level, found in report.levels().items():
-            console.print(f"{level}: " + ", ".join(f"{count} {status}" for status, count in found.items()))
-    if found := report.coverage():
+        for level, covered in report.levels().items():
+            console.print(f"{level}: " + ", ".join(f"{count} {status}" for status, count in covered.items()))
+    if covered := report.coverage():
         console.print(
-            f"covered: {found['asked']} of the {found['all']} pairs of letters' values that the generated cases hold "
-            f"were asked, {found['computed']} computed"
+            f"covered: {covered['asked']} of the {covered['all']} pairs of letters' values that the generated cases "
+            f"hold were asked, {covered['computed']} computed"
         )
     if report.unasked:
         names = ", ".join(report.unasked[:5]) + (", and more" if len(report.unasked) > 5 else "")

@@ -51,19 +51,10 @@ _watchers: list[Callable[[str, Any, Sequence[Any], Geometry], None]] = []
 
 
 def forward(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    settings: Settings = DEFAULT,
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *geometry: Any, settings: Settings = DEFAULT
 ) -> torch.Tensor:
     """``aten::convolution``. Raises Fallback, InvalidArgument, InvalidProblem."""
-    geometry = (stride, padding, dilation, transposed, output_padding, groups)
+    transposed, output_padding = geometry[3:5]
     if transposed and any(output_padding):
         rows = Geometry.of(*geometry).rows(x.ndim - 2)
         if any(rows):
@@ -87,14 +78,12 @@ def fused(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     activation: str | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    *given: Any,
     settings: Settings = DEFAULT,
 ) -> torch.Tensor:
-    """``activation(convolution + residual)`` in one pass. Raises as ``forward`` does."""
-    geometry = (stride, padding, dilation, False, (0,) * (x.ndim - 2), groups)
+    """``activation(convolution + residual)`` in one pass, of stride, padding, dilation and groups. Raises as
+    ``forward`` does."""
+    geometry = (*given[:3], False, (0,) * (x.ndim - 2), given[3])
     constant = promise(w, fused=True)
     after = (activation, residual is not None)
     call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings, after)
@@ -118,17 +107,13 @@ def backward(
     x: torch.Tensor,
     w: torch.Tensor,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    *given: Any,
     settings: Settings = DEFAULT,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """``aten::convolution_backward``; None for a gradient that is not asked for. Raises as ``forward`` does."""
-    geometry = (stride, padding, dilation, transposed, output_padding, groups)
+    *_, output_mask = given
+    geometry = given[:-1]
+    transposed, output_padding = geometry[3:5]
     if transposed and any(output_padding):
         rows = Geometry.of(*geometry).rows(x.ndim - 2)
         if any(rows):

@@ -13,8 +13,8 @@ import torch
 from ...api.errors import NoDevice
 from ...api.problem import ConvProblem
 from ...calls.arrays.known_libraries import library_of
-from ...calls.framework.fallback import Fallback
 from ...calls.arrays.stream_arrays import ALIGNMENT
+from ...calls.framework.fallback import Fallback
 from ...calls.framework.host import refuse_dtype
 from ...calls.stream_call import StreamCall
 from ...device.cuda.stream import CudaMemory, CudaStream
@@ -50,17 +50,14 @@ class StreamTensors:
         self.is_current = library.is_current
 
     def stream(self, tensor: torch.Tensor) -> CudaStream:
-        """See StreamArrays."""
         return self._library.stream(tensor, self._number)  # type: ignore[no-any-return]
 
     def allocate(self, lead: torch.Tensor, stream: CudaStream) -> torch.Tensor:
-        """See StreamArrays."""
         return torch.empty_strided(self.shape, self.strides, dtype=self._dtype, device=self._device)
 
     def addresses(
         self, operands: Sequence[torch.Tensor], bias: Any, residual: Any, stream: CudaStream
     ) -> list[int] | None:
-        """See StreamArrays."""
         form = self._form
         for tensor in operands:
             if not tensor.is_contiguous(memory_format=form):
@@ -83,7 +80,6 @@ class StreamTensors:
     def memory(
         self, tensor: torch.Tensor, stream: CudaStream, size: int, out: bool = False, of_bias: bool = False
     ) -> CudaMemory:
-        """See StreamArrays."""
         form = torch.contiguous_format if of_bias else self._form
         if not tensor.is_contiguous(memory_format=form):
             tensor = tensor.contiguous(memory_format=form)
@@ -92,7 +88,6 @@ class StreamTensors:
         return CudaMemory(tensor.data_ptr(), size, tensor)
 
     def finished(self, made: torch.Tensor, stream: CudaStream) -> torch.Tensor:
-        """See Library."""
         return made
 
     def keep(self, stream: CudaStream, held: Any) -> None:

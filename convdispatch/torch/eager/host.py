@@ -40,13 +40,11 @@ class HostTensors:
         self.strides = None if self._pooled else strides  # the native call path allocates by PyTorch alone
 
     def input_address(self, tensor: torch.Tensor) -> int:
-        """See HostArrays."""
         return tensor.data_ptr() if tensor.is_contiguous(memory_format=self._form) and not tensor.is_neg() else 0
 
     output_address = input_address
 
     def bias_address(self, bias: torch.Tensor) -> int:
-        """See HostArrays."""
         return bias.data_ptr() if bias.is_contiguous() and not bias.is_neg() else 0
 
     def allocate(self) -> tuple[torch.Tensor, int]:
@@ -66,7 +64,6 @@ class HostTensors:
         return flat.view(self._out_shape).permute(0, ndim - 1, *range(1, ndim - 1))
 
     def compact(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """See HostArrays."""
         form = self._form if tensor.ndim > 1 else torch.contiguous_format
         copy = tensor.contiguous(memory_format=form).resolve_neg()
         return copy, copy.data_ptr()
@@ -76,7 +73,6 @@ class HostTensors:
         return tensor.detach().view(torch.int16 if tensor.dtype is torch.bfloat16 else tensor.dtype).numpy()
 
     def finished(self, made: torch.Tensor, lead: torch.Tensor) -> torch.Tensor:
-        """See HostArrays."""
         return made
 
 

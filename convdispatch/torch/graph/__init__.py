@@ -3,7 +3,7 @@ inductor's code with or without our convolutions. A new operator of forms goes t
 
 - ``aten_formulas``: operators that are formulas of elements.
 - ``aten_net``: a graph as a net of ours, operator by operator.
-- ``aten_norms``: norms by a picture's own statistics, attention, pools of volumes.
+- ``aten_norms``: norms by a picture's own statistics, attention, pools.
 - ``aten_places``: operators that return places of elements, and those that take them.
 - ``aten_shapes``: operators that move elements.
 - ``channels_last``: the layout of graphs that learn.
@@ -11,7 +11,6 @@ inductor's code with or without our convolutions. A new operator of forms goes t
 - ``conversion``: ``convert``.
 - ``engine_choice``: the race of a form and inductor, and its stored verdict.
 - ``epilogues``: convolutions with what follows them as our operators.
-- ``formats``: types of constants, and the order of axes in memory.
 - ``forms``: what runs a graph, for each set of input shapes.
 - ``inductor``: what inductor compiles, and graphs operator by operator.
 - ``operator_table``: the table of operators that forms have.

@@ -20,11 +20,9 @@ from ...device.runtime import device_info
 from ...inference import choice_cache
 from ...inference.form_benchmark import Verdict, verdict_of
 
-__all__ = ["Race", "convolution_share", "faster"]
-
 MIN_CONVOLUTION_SHARE = 0.97
-"""Share of a graph's multiply-adds in convolutions from which on a form is taken without a race. A form's speed in
-multiples of inductor's at some shares: TinyNet-A 1.00 and 2.0, Visformer-T 0.95 and 0.65, MambaOut-F 0.16 and 1.2, XCiT-N
+"""Share of a graph's multiply-adds in convolutions from which on a form is taken without a race. Shares, and a form's
+speed in multiples of inductor's: TinyNet-A 1.00 and 2.0, Visformer-T 0.95 and 0.65, MambaOut-F 0.16 and 1.2, XCiT-N
 0.10 and 1.26, FocalNet-T 0.03 and 0.68."""
 RUNS = 4
 """Timed calls of each engine in one of a race's two series; the least counts."""

@@ -35,8 +35,6 @@ from .quantized import QUANTIZING
 from .specialised import forget_originals, specialised, without_fakes
 from .tuning import is_tuned, tune
 
-__all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm"]
-
 MAX_FORMS = 8
 """Forms of one graph; the least recently used one is freed for a ninth."""
 """Environment variable: "1" compares each form's first result with the graph's own, computed by PyTorch."""

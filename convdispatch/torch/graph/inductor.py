@@ -23,16 +23,6 @@ from .preparing import prepare_kernels
 from .specialised import without_fakes
 from .tuning import is_tuned
 
-__all__ = [
-    "available",
-    "compiled",
-    "compiled_frozen",
-    "operator_by_operator",
-    "operator_by_operator_compiler",
-    "options_of",
-    "with_our_operators",
-]
-
 
 @functools.cache
 def available(device: str) -> bool:
@@ -84,9 +74,7 @@ def with_our_operators(graph: fx.GraphModule, device: torch.device, mode: str | 
     return graph
 
 
-def compiled_frozen(
-    graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backend: Any, ours: bool
-) -> Any:
+def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backend: Any, ours: bool) -> Any:
     """An inference graph whose weights are attributes, by inductor, which packs them too where that pays; with
     ``ours``, its convolutions stay our operators. ``backend`` says mode and patches."""
     from torch._inductor.compile_fx import compile_fx

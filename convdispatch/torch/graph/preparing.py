@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
-from ...api.policy import policy
-from ...calls.framework.fallback import Fallback
-from ...calls.planner_pool import progress_line
-from ...device.programs import compile_pool
 from ..compile import fused_operator, operators
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..settings import DEFAULT
+from ..warmup import compiled_side_by_side
 from ..weights import promise
 from .tuning import tune
-
-__all__ = ["prepare_kernels"]
 
 
 def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool, tuned: bool = False) -> None:
@@ -38,10 +33,7 @@ def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool
         tasks = [task for node in graph.nodes for task in _tasks(node, device, constant)]
         if not tasks:
             return
-        first, done = tasks[0], [0]
-        with policy(tier="full"), progress_line.shown("compiling", lambda: (done[0], len(tasks) - done[0])):
-            with _compilers(first.keywords["device"]):
-                compile_pool.run([functools.partial(_counted, task, done) for task in tasks])
+        with compiled_side_by_side(tasks, tasks[0].keywords["device"]):
             for _ in range(1 + tuned):
                 planned = []
                 for task in tasks:
@@ -59,26 +51,6 @@ def _tune(calls: Iterable[Any]) -> None:
             problems.setdefault(call.device, []).append(call.problem)
     for device, each in problems.items():
         tune(each, device)
-
-
-def _counted(task: Callable[[], Any], done: list[int]) -> None:
-    try:
-        task()
-    finally:
-        done[0] += 1
-
-
-def _compilers(device: torch.device) -> Any:
-    """Where compilers run side by side for a device of PyTorch's."""
-    with contextlib.suppress(Fallback):
-        if device.type == "cuda":
-            from ..eager.cuda_stream import device as opencl_device
-
-            return compile_pool.side_by_side(opencl_device(torch.empty(0, device=device)), for_cuda=True)
-        from ...calls.framework.host import cpu_device
-
-        return compile_pool.side_by_side(cpu_device())
-    return contextlib.nullcontext()
 
 
 def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterator[Any]:

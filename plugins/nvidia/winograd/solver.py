@@ -66,6 +66,5 @@ class Winograd(TileSolver):
         return self.tiling(problem, config).layout.size
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> WinogradPlan:
-        """Compile a configuration."""
         require(context, "wgmma")
         return WinogradPlan(context, problem, config)

@@ -83,7 +83,7 @@ def _merge(reports: dict[str, Report], kind: str, part: Report) -> None:
     whole.interrupted = whole.interrupted or part.interrupted
     whole.again.clear()  # the end of one part must not be compared with the beginning of another
     for dtype, roof in part.roofs.items():
-        held = whole.roofs.setdefault(dtype, roof)
+        ceilings = whole.roofs.setdefault(dtype, roof)
         for name, peak in roof.items():
-            if isinstance(peak, dict) and peak["rate"] > (held.get(name) or {"rate": 0})["rate"]:
-                held[name] = peak
+            if isinstance(peak, dict) and peak["rate"] > (ceilings.get(name) or {"rate": 0})["rate"]:
+                ceilings[name] = peak

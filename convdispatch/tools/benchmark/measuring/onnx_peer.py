@@ -54,8 +54,8 @@ class Peer:
                 session.run(None, sets[turn])
 
         def result() -> np.ndarray:
-            (found,) = session.run(None, sets[0])
-            return np.moveaxis(found, 1, -1) if problem.layout == "nhwc" else found
+            (output,) = session.run(None, sets[0])
+            return np.moveaxis(output, 1, -1) if problem.layout == "nhwc" else output
 
         return [Variant("nchw", run, result)]
 

@@ -60,13 +60,13 @@ def check(names: Sequence[str]) -> None:
 def load(names: Sequence[str], device: DeviceInfo) -> tuple[list[Peer], dict[str, str]]:
     """The peers of these names that work here, and why the others do not. Raises InvalidArgument for unknown names."""
     check(names)
-    found, missing = [], {}
+    peers, missing = [], {}
     for name in names:
         try:
-            found.append(importlib.import_module(PEERS[name], __package__).Peer(device))
+            peers.append(importlib.import_module(PEERS[name], __package__).Peer(device))
         except (ImportError, Unable) as error:
             missing[name] = str(error)
-    return found, missing
+    return peers, missing
 
 
 def unable(problem: ConvProblem) -> str | None:

@@ -103,11 +103,11 @@ class _Run:
         each_s = RACE_S + (options.budget_ms / 1e3 if options.search else 0.0)
         with progress(console, "bench", len(self._names), each_s) as step:
             self._wait_quiet(step, info.compute_units)
-            seen = environment(info)
+            where = environment(info)
             step("starting", 0)
             session = self._session()
             settings = {**session.settings, "command": options.command, "missing_peers": session.missing}
-            report = Report(self._layers, seen, settings)
+            report = Report(self._layers, where, settings)
             try:
                 for dtype in sorted({problem.dtype for problem in self._problems.values()}):
                     step(f"ceilings of the device, {dtype}", 0)
@@ -121,10 +121,10 @@ class _Run:
                     self._wait_quiet(step, info.compute_units)
                     title = f"{self._names[str(problem)]} {problem.direction}"
                     step(title, 0)
-                    found = session.measure(problem, lambda at, title=title: step(f"{title} {at}", 0))
-                    report.measured[str(problem)] = found
+                    measured = session.measure(problem, lambda at, title=title: step(f"{title} {at}", 0))
+                    report.measured[str(problem)] = measured
                     if journal:
-                        journal.add(found)
+                        journal.add(measured)
                     keep(report)
                     step("", 1)
                 if new:
@@ -178,8 +178,8 @@ class _Here:
     """A Session in this process, with the methods of a Worker."""
 
     def __init__(self, device: Any, options: Options) -> None:
-        found, self.missing = peer_modules.load(options.against, runtime.device_info(device))
-        self._device, self._session = device, Session(device, peers=found, **options.session)
+        peers, self.missing = peer_modules.load(options.against, runtime.device_info(device))
+        self._device, self._session = device, Session(device, peers=peers, **options.session)
         self.settings = self._session.settings
 
     def roof(self, dtype: str) -> dict[str, Any]:

@@ -77,19 +77,19 @@ class Session:
         The candidates and peers that ``without`` names do not run, for the reasons that it gives.
         """
         self._without = dict(without or {})
-        found = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
+        measured = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
         others = OtherProcesses()
         try:
             with policy(solver=self._limits["solver"]):
-                self._measure(problem, found)
+                self._measure(problem, measured)
         except (ConvDispatchError, MemoryError) as error:
-            found.failure = str(error)
-        found.load = others.load()
-        return found
+            measured.failure = str(error)
+        measured.load = others.load()
+        return measured
 
-    def _measure(self, problem: ConvProblem, found: Measured) -> None:
+    def _measure(self, problem: ConvProblem, measured: Measured) -> None:
         first = ranking.rank(problem, self.info)[0]
-        found.chosen = Choice(first.solver.name, dict(first.config), without_folders(first.source))
+        measured.chosen = Choice(first.solver.name, dict(first.config), without_folders(first.source))
         if self._limits["search"]:
             search = Search(
                 problem,
@@ -106,18 +106,18 @@ class Session:
                 search.record(results)
             if results.lost:
                 raise ConvDispatchError(f"{results.lost} left a device that nothing runs on")
-            found.rows = [_row(result) for result in results]
-            found.conditions, found.spent_ms = results.conditions, results.spent_ms
-            found.peak_bytes = results.peak_bytes
-            found.best = _best(results)
+            measured.rows = [_row(result) for result in results]
+            measured.conditions, measured.spent_ms = results.conditions, results.spent_ms
+            measured.peak_bytes = results.peak_bytes
+            measured.best = _best(results)
         else:
-            found.best = Choice(found.chosen.solver, found.chosen.config, "not searched")
-        self._interleave(problem, found)
+            measured.best = Choice(measured.chosen.solver, measured.chosen.config, "not searched")
+        self._interleave(problem, measured)
 
-    def _interleave(self, problem: ConvProblem, found: Measured) -> None:
-        ours = [c for c in (found.best, found.chosen) if c is not None]
-        if found.best and found.best.median_ms and len({_key(c) for c in ours}) < 2 and not self._peers:
-            found.chosen = replace(found.best, source=found.chosen.source)
+    def _interleave(self, problem: ConvProblem, measured: Measured) -> None:
+        ours = [c for c in (measured.best, measured.chosen) if c is not None]
+        if measured.best and measured.best.median_ms and len({_key(c) for c in ours}) < 2 and not self._peers:
+            measured.chosen = replace(measured.best, source=measured.chosen.source)
             return
         import pyopencl as cl
 
@@ -129,13 +129,13 @@ class Session:
                 self._watch(_key(choice))
                 with contextlib.suppress(Exception):  # a choice that fails has no time; its row has the reason
                     rivals[_key(choice)] = self._candidate(harness, problem, choice)
-        copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, found.traffic)))
+        copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, measured.traffic)))
         for peer in self._peers:
             if peer.name in self._without:
-                found.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
+                measured.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
             else:
                 self._watch(peer.name)
-                found.peers += _add_peer(peer, problem, harness, copies, rivals, self.info.type == "cpu")
+                measured.peers += _add_peer(peer, problem, harness, copies, rivals, self.info.type == "cpu")
         self._watch("")
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
@@ -143,14 +143,14 @@ class Session:
         outcomes = interleaved(list(rivals.values()), rounds=rounds)
         for choice in ours:
             _store_timing(choice, outcomes.get(_key(choice)))
-        for entered in found.peers:
+        for entered in measured.peers:
             if not entered.reason:
                 _store_timing(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
-        chosen_ms = found.chosen.median_ms if found.chosen else None
-        if chosen_ms and chosen_ms < ((found.best and found.best.median_ms) or np.inf):
-            found.best = replace(found.chosen, source="fastest in benchmarking")
-        if found.best is None:
-            found.failure = "no solver could be measured"
+        chosen_ms = measured.chosen.median_ms if measured.chosen else None
+        if chosen_ms and chosen_ms < ((measured.best and measured.best.median_ms) or np.inf):
+            measured.best = replace(measured.chosen, source="fastest in benchmarking")
+        if measured.best is None:
+            measured.failure = "no solver could be measured"
 
     def _candidate(self, harness: Harness, problem: ConvProblem, choice: Choice) -> Candidate:
         solver = named(choice.solver, plugins().solvers)

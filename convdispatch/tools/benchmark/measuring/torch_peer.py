@@ -50,7 +50,7 @@ def _tensors(
 ) -> list[dict[str, torch.Tensor]]:
     """``copies`` sets of x, w, y and bias; the values of the tensor that is written do not matter."""
     plain = problem.replace(layout="nchw")
-    made = {}
+    tensors = {}
     for name in ("x", "w", "y", "bias"):
         if name in host:
             tensor = _tensor(host[name], problem.dtype)
@@ -60,9 +60,9 @@ def _tensors(
             tensor = torch.zeros(getattr(plain, name + "_shape"), dtype=getattr(torch, problem.dtype))
         else:
             continue
-        made[name] = tensor.to(place) if name == "bias" else tensor.to(place).contiguous(memory_format=kind)
+        tensors[name] = tensor.to(place) if name == "bias" else tensor.to(place).contiguous(memory_format=kind)
     clone = torch.preserve_format
-    return [made, *({n: t.clone(memory_format=clone) for n, t in made.items()} for _ in range(copies - 1))]
+    return [tensors, *({n: t.clone(memory_format=clone) for n, t in tensors.items()} for _ in range(copies - 1))]
 
 
 def _tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
@@ -106,9 +106,9 @@ def _work(problem: ConvProblem, sets: list[dict[str, torch.Tensor]], place: torc
     def result() -> np.ndarray:
         with torch.no_grad():
             _allow_tf32(place, tf32)
-            found = once(sets[0]).cpu()
-        found = found.movedim(1, -1) if problem.layout == "nhwc" else found
-        return found.contiguous().to(torch.float64).numpy()
+            output = once(sets[0]).cpu()
+        output = output.movedim(1, -1) if problem.layout == "nhwc" else output
+        return output.contiguous().to(torch.float64).numpy()
 
     return run, result
 

@@ -58,9 +58,9 @@ class Worker:
             return Measured.from_json(outlive(ask))
         except (Died, ConvDispatchError) as error:
             reason = without_folders(str(error))
-        said = f"{len(without)} candidates took their process with them: {', '.join(without)}; " if without else ""
+        deaths = f"{len(without)} candidates took their process with them: {', '.join(without)}; " if without else ""
         lost = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
-        lost.failure, lost.spent_ms = f"{said}the last process: {reason}", (time.monotonic() - began) * 1e3
+        lost.failure, lost.spent_ms = f"{deaths}the last process: {reason}", (time.monotonic() - began) * 1e3
         return lost
 
     def close(self) -> None:
@@ -69,12 +69,12 @@ class Worker:
 
     def _ask(self, question: dict[str, Any], say: Callable[[str], None] = lambda words: None) -> Any:
         try:
-            said = self._child.answer(question, self._silent_s, say)
+            reply = self._child.answer(question, self._silent_s, say)
         except NotStarted as died:
             raise ConvDispatchError(f"no process to measure in could be started: {died}") from died
-        if "error" in said:
-            raise ConvDispatchError(said["error"])
-        return said["answer"]
+        if "error" in reply:
+            raise ConvDispatchError(reply["error"])
+        return reply["answer"]
 
 
 # --- in the child ----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def answers(report: Report) -> list[tuple[str, str]]:
     timed = [line for line in lines(report) if line.ms]
     if not timed:
         return []
-    found = [
+    pairs = [
         ("Which engine?", _shares_of_engines(timed)),
         ("Why?", _reason(timed)),
         ("How sure?", _certainty(report, timed)),
@@ -32,9 +32,9 @@ def answers(report: Report) -> list[tuple[str, str]]:
     ]
     last, device = worst(timed), report.environment["device"]
     return (
-        found
+        pairs
         if last is None
-        else [*found, ("What about the worst layer?", " ".join(advice_for(last, disturbed(last.measured, device))))]
+        else [*pairs, ("What about the worst layer?", " ".join(advice_for(last, disturbed(last.measured, device))))]
     )
 
 
@@ -61,20 +61,22 @@ def _shares_of_engines(timed: list[Line]) -> str:
 def _reason(timed: list[Line]) -> str:
     line = max(timed, key=lambda line: line.layer.count * line.ms)
     chosen = line.measured.chosen
-    said = f"The dearest layer is {line.layer.name}: {line.verdict}, of {line.coverage} candidates measured."
+    text = f"The dearest layer is {line.layer.name}: {line.verdict}, of {line.coverage} candidates measured."
     if chosen is None:
-        return said
-    return f"{said} Without measuring {chosen.solver} would run: {chosen.source}."
+        return text
+    return f"{text} Without measuring {chosen.solver} would run: {chosen.source}."
 
 
 def _certainty(report: Report, timed: list[Line]) -> str:
     sure, count = known(timed)
-    said = f"{sure} of {count} problems had {EVIDENCE} candidates measured or more"
+    text = f"{sure} of {count} problems had {EVIDENCE} candidates measured or more"
     widths = [width for line in timed if (width := spread(line.measured.best)) is not None]
     if widths:
-        said += f"; intervals (95 %) are {statistics.median(widths):.1%} of a time wide at the middle one"
-    seen = signs(report)
-    return f"{said}; " + (f"the machine was busy: {'; '.join(seen)}." if seen else "nothing says that it was busy.")
+        text += f"; intervals (95 %) are {statistics.median(widths):.1%} of a time wide at the middle one"
+    disturbances = signs(report)
+    return f"{text}; " + (
+        f"the machine was busy: {'; '.join(disturbances)}." if disturbances else "nothing says that it was busy."
+    )
 
 
 def _distance_from_limit(timed: list[Line]) -> str:

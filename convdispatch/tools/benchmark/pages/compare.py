@@ -66,16 +66,16 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """What makes the comparison doubtful, a sentence each."""
-        said = []
+        sentences = []
         devices = [run.environment["device"] for run in (self.old, self.new)]
         if devices[0]["key"] != devices[1]["key"]:
-            said.append(f"Two devices: {devices[0]['title']} before, {devices[1]['title']} after.")
+            sentences.append(f"Two devices: {devices[0]['title']} before, {devices[1]['title']} after.")
         elif devices[0]["driver"] != devices[1]["driver"]:
-            said.append(f"The driver changed: {devices[0]['driver']} before, {devices[1]['driver']} after.")
+            sentences.append(f"The driver changed: {devices[0]['driver']} before, {devices[1]['driver']} after.")
         for when, run in (("before", self.old), ("after", self.new)):
-            if seen := signs(run):
-                said.append(f"The machine was busy {when}. {busy(seen)}")
-        return said
+            if disturbances := signs(run):
+                sentences.append(f"The machine was busy {when}. {busy(disturbances)}")
+        return sentences
 
     @property
     def speedup(self) -> float | None:
