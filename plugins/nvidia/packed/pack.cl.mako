@@ -17,7 +17,7 @@ cr = t.bk // 8
 c8 = tiling.weight_chunks
 type = "ushort" if native else "REAL"
 def exponent(name, row, k):
-    return scales.exponent(name, "norms", "marks", "group", row, k)
+    return scales.exponent(name, "norms", "marks", ("group", row, k))
 w_oc, w_ic, w_tap, w_group = tiling.weight_strides
 %>\
 #define VALUE_TYPE ${"ushort" if native else "float"}

@@ -30,7 +30,7 @@ void tiles(global const REAL *restrict from, global ushort *restrict to, global 
   const int y = tile / ${d.counts[1]} % ${d.counts[0]} * ${d.step[0]} + (${d.origin[0]});
   const int x = tile % ${d.counts[1]} * ${d.step[1]} + (${d.origin[1]});
   global int *marks = (global int *)to;
-  const int shift = ${scales.exponent(operand, "norms", "marks", "0", *(("image", "channel") if tiling.data else ("channel", "image")), margin)};
+  const int shift = ${scales.exponent(operand, "norms", "marks", ("0", "image", "channel") if tiling.data else ("0", "channel", "image"), margin)};
 % if tiling.data:
   if (c == 0 && t < ${d.rows}) marks[${tile_marks} + t] = marks[${scales.marks_at(operand)} + image];
 % endif
