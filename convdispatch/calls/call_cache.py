@@ -15,8 +15,8 @@ MAX_LAST_CALLS = 256
 
 
 class CallCache:
-    """Calls by all that decides them, and the last call of each weights: a layer's weights tell its call, most often, and
-    comparing is sooner than hashing."""
+    """Calls by all that decides them, and the last call of each weights: a layer's weights tell its call, most often,
+    and comparing is sooner than hashing."""
 
     def __init__(
         self, parts: Iterable[str], drop: Callable[[Any], Any] | None = None, used: Callable[[Any], int] | None = None
@@ -56,8 +56,8 @@ class CallCache:
                 self._drop(call)
 
     def _used(self, call: Any) -> int:
-        """When a call ran elsewhere; 1 where it is some weights' last one, which its next call then has to look up; else
-        0."""
+        """When a call ran elsewhere; 1 where it is some weights' last one, which its next call then has to look up;
+        else 0."""
         used = 0 if self._asked is None else self._asked(call)
         for known in self.last.values():
             for key, (_, each) in known.items():
@@ -69,7 +69,7 @@ class CallCache:
 
 CACHE = CallCache(DIRECTIONS)
 CALLS, LAST = CACHE.calls, CACHE.last
-"""A call that was made twice in a row is made ``again`` where its arguments are as they were; see ``guarded_replay``."""
+"""A call that was made twice in a row is made ``again`` where its arguments are as before; see ``guarded_replay``."""
 if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they can be made
     os.register_at_fork(after_in_child=CACHE.forget_last)
 

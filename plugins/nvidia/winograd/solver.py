@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from convdispatch_winograd.geometry import TileGeometry
 from convdispatch_winograd.gpu.error import refusal
-from convdispatch_winograd.gpu.geometry import TileGeometry
 
 from convdispatch.api import ConvProblem, DeviceInfo
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch_winograd.gpu.geometry import TileGeometry
+from convdispatch_winograd.geometry import TileGeometry
 from convdispatch_winograd.gpu.work import Inverse, Work
 
 from convdispatch.api import Areas, ConvProblem
