@@ -1,4 +1,3 @@
-from ..calls.conv import constant as constant
 from ..calls.conv import conv as conv
 from ..calls.conv import conv_backward_data as conv_backward_data
 from ..calls.conv import conv_backward_weights as conv_backward_weights
@@ -31,6 +30,7 @@ from ..device.programs.proven import proven as proven
 from ..device.rates import rates as rates
 from ..measurement.find import find as find
 from ..measurement.sampled import sampled_fault as sampled_fault
+from ..selection.constants import constant as constant
 from ..selection.explanation import Explanation as Explanation
 from ..selection.planpack import LoadedPack as LoadedPack
 from ..selection.planpack import load_pack as load_pack

@@ -1,4 +1,4 @@
-"""conv and its relatives at work: a caller's arguments and arrays become a problem, an executable and memory it runs on.
+"""conv and its relatives at work: arguments and arrays become a problem, an executable and memory that it runs on.
 
 A new option goes to ``arguments``, a new array library to ``arrays``, a new kind of memory becomes a call of its own.
 May import measurement, selection, device and api.

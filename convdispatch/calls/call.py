@@ -12,12 +12,10 @@ from ..device import runtime
 from ..measurement import first_sight
 from ..selection import dispatch
 from ..selection.prepared import operand_sizes
+from .arguments import PLACES
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-PLACES = {"fwd": (0, 1, 2), "bwd_data": (2, 1, 0), "bwd_weights": (0, 2, 1)}
-"""By direction: the operands that are read, and the result, as indices into (x, w, y)."""
 
 
 class Call:

@@ -6,22 +6,17 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
-from ..api.policy import current_policy
 from ..api.problem import DIRECTIONS
 from ..device.programs.kernels import Programs
 from ..selection import dispatch
-from ..selection.prepared import Constant
-from .call import PLACES
 
 MAX_LAST_CALLS = 256
 """Weights of which the last call is remembered, of one part."""
 
 
 class CallCache:
-    """Calls by all that decides them, and the last call of each weights: a layer's weights tell its call, most often, and
-    comparing is sooner than hashing."""
+    """Calls by all that decides them, and the last call of each weights: a layer's weights tell its call, most often,
+    and comparing is sooner than hashing."""
 
     def __init__(
         self, parts: Iterable[str], drop: Callable[[Any], Any] | None = None, used: Callable[[Any], int] | None = None
@@ -61,8 +56,8 @@ class CallCache:
                 self._drop(call)
 
     def _used(self, call: Any) -> int:
-        """When a call ran elsewhere; 1 where it is some weights' last one, which its next call then has to look up; else
-        0."""
+        """When a call ran elsewhere; 1 where it is some weights' last one, which its next call then has to look up;
+        else 0."""
         used = 0 if self._asked is None else self._asked(call)
         for known in self.last.values():
             for key, (_, each) in known.items():
@@ -74,47 +69,9 @@ class CallCache:
 
 CACHE = CallCache(DIRECTIONS)
 CALLS, LAST = CACHE.calls, CACHE.last
-"""A call that was made twice in a row is made ``again`` where its arguments are as they were; see ``guarded_replay``."""
+"""A call that was made twice in a row is made ``again`` where its arguments are as before; see ``guarded_replay``."""
 if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they can be made
     os.register_at_fork(after_in_child=CACHE.forget_last)
-
-
-def key_of(
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    queue: Any,
-    options: tuple[Any, ...],
-    shape: Any,
-    quantization: Any,
-    devices: Any,
-) -> tuple[Any, ...]:
-    """All that decides a call; ``devices`` are those of a library's arrays, None for others.
-
-    Raises AttributeError for what is no array, TypeError later where an option has no hash.
-    """
-    first, second, written = PLACES[direction]
-    lead, other = operands[first], operands[second]
-    dtype, beside, kind = lead.dtype, other.dtype, type(lead)
-    return (
-        direction,
-        lead.shape,
-        other.shape,
-        shape,
-        dtype,
-        beside is dtype or beside,  # no None: NumPy's float64 equals it
-        options,
-        kind,
-        (Constant, type(other.array)) if type(other) is Constant else type(other),
-        type(operands[written]),
-        queue if queue is not None or kind is np.ndarray else getattr(lead, "queue", None),
-        None if bias is None else (bias.shape, bias.dtype, type(bias)),
-        None if residual is None else (residual.shape, residual.dtype, type(residual)),
-        devices,
-        quantization,
-        current_policy(),
-    )
 
 
 def cached_call(direction: str, key: Any, second: Any) -> Any:

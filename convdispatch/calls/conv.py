@@ -15,13 +15,13 @@ from typing import Any
 from ..api.literals import Activation, Array, Layout, Math, Padding, Pads, Steps
 from ..api.quantization import Quantization
 from ..device import runtime
-from ..selection.prepared import constant
-from .arguments import sizes_of, transposed_shape
+from ..selection.prepared import constant as constant
+from .arguments import PLACES, Request, sizes_of, transposed_shape
 from .arrays.accepted import brought, shape_of
 from .arrays.known_libraries import BARE, library_of
-from .call import PLACES, Call
-from .call_cache import CALLS, LAST, cached_call, key_of
-from .described_call import Request, described_call
+from .call import Call
+from .call_cache import CALLS, LAST, cached_call
+from .described_call import described_call
 from .output_padding import extended
 from .quantized import table_for
 
@@ -74,7 +74,7 @@ def conv(
             done = again("fwd", operands, options, None, bias, residual, queue) if last[1].host else None
         if done is not None:
             return done
-    return _looked_up("fwd", operands, bias, residual, queue, options, quantization=quantization)
+    return _looked_up(Request("fwd", operands, options, bias, residual, queue, quantization=quantization))
 
 
 def conv_backward_data(
@@ -96,15 +96,8 @@ def conv_backward_data(
 
     Shapes and options as in ``conv``; ``accumulate`` adds to what ``out`` holds. Raises as ``conv`` does.
     """
-    return _call(
-        "bwd_data",
-        (out, w, dy),
-        None,
-        None,
-        queue,
-        (stride, padding, dilation, groups, None, layout, math, accumulate),
-        sizes_of("x_shape", x_shape),
-    )
+    options = stride, padding, dilation, groups, None, layout, math, accumulate
+    return _call(Request("bwd_data", (out, w, dy), options, queue=queue, shape=sizes_of("x_shape", x_shape)))
 
 
 def conv_backward_weights(
@@ -126,15 +119,8 @@ def conv_backward_weights(
 
     Shapes and options as in ``conv``; ``accumulate`` adds to what ``out`` holds. Raises as ``conv`` does.
     """
-    return _call(
-        "bwd_weights",
-        (x, out, dy),
-        None,
-        None,
-        queue,
-        (stride, padding, dilation, groups, None, layout, math, accumulate),
-        sizes_of("w_shape", w_shape),
-    )
+    options = stride, padding, dilation, groups, None, layout, math, accumulate
+    return _call(Request("bwd_weights", (x, out, dy), options, queue=queue, shape=sizes_of("w_shape", w_shape)))
 
 
 def conv_transpose(
@@ -174,19 +160,11 @@ def conv_transpose(
     )
     x = extended(x, rows, layout, queue) if any(rows) else x
     options = (stride, tuple(pads), dilation, groups, activation, layout, math, False)
-    return _call("bwd_data", (out, w, x), bias, residual, queue, options, shape, names=("out", "w", "x"))
+    return _call(Request("bwd_data", (out, w, x), options, bias, residual, queue, shape, ("out", "w", "x")))
 
 
-def _call(
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    queue: Any,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...] | None = None,
-    names: tuple[str, str, str] = ("x", "w", "y"),
-) -> Any:
+def _call(request: Request) -> Any:
+    direction, operands, options, bias, residual, queue, shape, _, _ = request
     last = LAST[direction].get(id(operands[PLACES[direction][1]]))
     if last is not None and (again := last[1].again) is not None:
         if bias is residual is queue is None:
@@ -195,47 +173,37 @@ def _call(
             done = again(direction, operands, options, shape, bias, residual, queue) if last[1].host else None
         if done is not None:
             return done
-    return _looked_up(direction, operands, bias, residual, queue, options, shape, names)
+    return _looked_up(request)
 
 
-def _looked_up(
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    queue: Any,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...] | None = None,
-    names: tuple[str, str, str] = ("x", "w", "y"),
-    quantization: Quantization | None = None,
-) -> Any:
+def _looked_up(request: Request) -> Any:
     """As ``_call``, by all that decides the call."""
+    direction, operands, options, bias, residual, queue, shape, _, quantization = request
     first, second, written = PLACES[direction]
     lead, other = operands[first], operands[second]
+    key: Any = None
     last: Any = None
     call: Any = None
     runtime.refuse_forked()
     library = library_of(type(lead))
     library = None if library is BARE else library
-    devices = None if library is None else library.places((*operands, bias, residual))
+    devices = None if library is None else library.places(request.arrays)
     try:
-        key = key_of(direction, operands, bias, residual, queue, options, shape, quantization, devices)
+        key = request.key(devices)
         last = LAST[direction].get(id(other), (None, None))[1]
         call = cached_call(direction, key, other)
     except TypeError:  # a list among the options, or something that is no array
-        changed, key = tuple(map(_hashable, options)), None  # type: ignore[assignment]
+        changed, key = tuple(map(_hashable, options)), None
         if changed != options:
-            return _looked_up(direction, operands, bias, residual, queue, changed, shape, names, quantization)
+            return _looked_up(request._replace(options=changed))
     except AttributeError:
-        key = None  # type: ignore[assignment]
+        key = None
     if call is None:
-        alike = brought((*operands, bias, residual), lead, written)
+        alike = brought(request.arrays, lead, written)
         if alike is not None:  # some were of another kind than the leading operand
             x, w, y, bias, residual = alike
-            rest = queue, options, shape, names, quantization
-            result = _looked_up(direction, (x, w, y), bias, residual, *rest)
+            result = _looked_up(request._replace(operands=(x, w, y), bias=bias, residual=residual))
             return result if operands[written] is None else operands[written]
-        request = Request(direction, operands, bias, residual, queue, options, shape, names, quantization)
 
         def describe() -> Call:
             return described_call(request, library, devices)

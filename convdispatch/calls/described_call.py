@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,45 +14,16 @@ from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..device import runtime
 from ..selection.prepared import Constant, operand_sizes
-from .arguments import check_bias, described_problem
+from .arguments import PLACES, Request, check_bias, described_problem
 from .arrays.accepted import is_array, refuse_mask, shape_of
 from .arrays.array_library import Library
 from .arrays.host_arrays import LibraryArrays, NumPyArrays
 from .arrays.known_libraries import library_of
 from .arrays.operands import check_written
-from .call import PLACES, Call
+from .call import Call
 from .host_call import HostCall
 from .quantized import checked_problem, table_of
 from .queue_call import QueueCall, checked_queue
-
-
-class Request(NamedTuple):
-    """The arguments of a call."""
-
-    direction: str
-    operands: tuple[Any, Any, Any]
-    """x, w, y; None for a result that is to be allocated."""
-    bias: Any
-    residual: Any
-    queue: Any
-    options: tuple[Any, ...]
-    shape: tuple[int, ...] | None
-    """The result's, where the arguments do not give it."""
-    names: tuple[str, str, str]
-    """Of the operands, for errors."""
-    quantization: Quantization | None
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """All operands."""
-        return (*self.operands, self.bias, self.residual)
-
-    @property
-    def roles(self) -> list[str]:
-        """Names of x, w, y as errors have them: a gradient is dy, the result out."""
-        roles = ["dy" if name == "y" and self.direction != "fwd" else name for name in self.names]
-        roles[PLACES[self.direction][2]] = "out"
-        return roles
 
 
 def described_call(request: Request, library: Library | None, devices: Sequence[Any] | None) -> Call:
@@ -78,7 +49,7 @@ def _stream_call(request: Request, library: Library, lead: Any, number: int, dev
     if request.queue is not None:
         raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")
     if request.quantization is not None:
-        problem = _quantized_on_cuda(request, request.quantization, library, number)
+        problem = _quantized_on_cuda(request, library, number)
     else:
         dtype = _one_library(request, library, devices)
         problem = _problem(request, dtype)
@@ -144,18 +115,8 @@ def _own_call(request: Request, lead: Any, arrays: Any = NumPyArrays) -> Call:
 
 def _problem(request: Request, dtype: str) -> ConvProblem:
     if request.quantization is not None:
-        x, w, _ = request.operands
-        return checked_problem(x, w, dtype, w.dtype.name, request.quantization, request)
-    return described_problem(
-        request.direction,
-        request.operands,
-        request.bias,
-        request.residual,
-        dtype,
-        request.options,
-        request.shape,
-        request.names,
-    )
+        return checked_problem(request, dtype, request.operands[1].dtype.name)
+    return described_problem(request, dtype)
 
 
 def _check_places(request: Request, lead: Any) -> None:
@@ -237,13 +198,11 @@ def _check_quantized(request: Request, problem: ConvProblem, lead: Any) -> None:
     table_of(request.quantization, problem, request.bias, request.options[4])  # raises for what it cannot hold
 
 
-def _quantized_on_cuda(
-    request: Request, quantization: Quantization, library: Library, number: int
-) -> ConvProblem:
+def _quantized_on_cuda(request: Request, library: Library, number: int) -> ConvProblem:
     x, w, out = request.operands
     inner = w.array if isinstance(w, Constant) else w
     w_kind = str(inner.dtype.name) if isinstance(inner, np.ndarray) else library.dtype(inner)
-    problem = checked_problem(x, w, library.dtype(x), w_kind, quantization, request)
+    problem = checked_problem(request, library.dtype(x), w_kind)
     for name, array in (("w", w), ("residual", request.residual), ("out", out)):
         inner = array.array if isinstance(array, Constant) else array
         if inner is None or (isinstance(inner, np.ndarray) and isinstance(array, Constant)):

@@ -17,7 +17,7 @@ from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..selection.prepared import Constant
-from .arguments import describe
+from .arguments import Request, describe
 from .arrays.array_library import Library
 
 _tables: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Constant, Any]]] = weakref.WeakKeyDictionary()
@@ -78,10 +78,10 @@ def table_of(
     return made
 
 
-def checked_problem(
-    x: Any, w: Any, kind: str, w_kind: str, quantization: Quantization, request: Any
-) -> ConvProblem:
+def checked_problem(request: Request, kind: str, w_kind: str) -> ConvProblem:
     """The problem of a request whose x and w are of these dtypes. Raises InvalidArgument, InvalidProblem."""
+    x, w, _ = request.operands
+    assert request.quantization is not None
     stride, padding, dilation, groups, _, layout, math, accumulate = request.options
     options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "layout": layout}
     options |= {"math": math, "residual": request.residual is not None}
@@ -92,7 +92,7 @@ def checked_problem(
             f"a quantized convolution's w is int8 with zero point 0, got {w_kind}: of uint8 subtract 128 from "
             "the weights and from their zero point; of 4 bits unpack them"
         )
-    problem = quantized_problem(tuple(x.shape), tuple(w.shape), kind, quantization, **options)
+    problem = quantized_problem(tuple(x.shape), tuple(w.shape), kind, request.quantization, **options)
     return problem.replace(constant_weights=True) if isinstance(w, Constant) else problem
 
 

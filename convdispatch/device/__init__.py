@@ -1,5 +1,5 @@
-"""Where commands run: kernel text becomes programs and launches, sizes become memory, on queues of a device. A new place
-for commands goes to ``places``. May import api alone.
+"""Where commands run: kernel text becomes programs and launches, sizes become memory, on queues of a device. A
+new place for commands goes to ``places``. May import api alone.
 
 - ``background``: work beside the caller's threads.
 - ``cache``: bounded caches, and the store of artifacts.

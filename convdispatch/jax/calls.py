@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ..api.errors import InvalidArgument
@@ -92,10 +92,6 @@ def _on_cuda(frame: Frame) -> None:
             if not call.empty:
                 call.launch(stream, _addresses(call.problem, frame))
     finally:
-        _give_back(borrowed)
+        for free in borrowed:  # in the stream's order
+            free()
     counting.ours(call.solver)
-
-
-def _give_back(borrowed: Sequence[Callable[[], None]]) -> None:
-    for free in borrowed:  # in the stream's order
-        free()

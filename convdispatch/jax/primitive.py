@@ -17,7 +17,7 @@ from jax._src.lax import convolution as theirs
 
 from ..api import settings as environment
 from ..api.errors import InvalidArgument
-from ..calls.framework.enabled import Enabled
+from ..calls.framework.enabled import Enabled as Enabled
 from .lowering import lower
 
 _PLATFORMS = ("cpu", "cuda")

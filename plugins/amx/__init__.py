@@ -3,7 +3,7 @@
     y[place, n] = sum over (tap, c) of x[place * step + origin + tap * spread, c] w[n, c, tap]
 
 Elements become sums of one, two or three bfloat16 (``splits``), which the processor multiplies in tiles of 16x16 sums
-at sixteen times the rate of its vectors. A band of the source lies in the cache as planes of such numbers, in rows
+at sixteen times the rate of its vectors. A band of the source is in the cache as planes of such numbers, in rows
 whose zeros serve two neighbours (``geometry``), so that a tap is an offset and nothing is lowered. All instructions are
 in ``instructions``; ``processor`` says whether a machine has them, ``probe`` has a device prove that they compute.
 

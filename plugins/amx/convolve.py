@@ -77,8 +77,6 @@ class Costs(NamedTuple):
 
 
 class TilesKernel(BandedKernel):
-    """One configuration, worked out without compiling."""
-
     name = "amx.tiles"
     costs = Costs(4650.0, 7200.0, 6.0, 112.0, 2.2e6, (63.0, 86.0, 50.0), 134.0, (21.0, 115.0, 23.0))
     timed = 1.25, 1.45
@@ -87,7 +85,7 @@ class TilesKernel(BandedKernel):
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config)
         problem, geometry, flat = self.problem, self.geometry, self.flat
-        # In NCHW a single tap reads whole lines of places as they lie; of several taps all but one begin amid a line.
+        # In NCHW a single tap reads whole lines of places as they are; of several taps all but one begin amid a line.
         self.across = not self.nhwc and geometry.volume == 1
         self.sides = 2 if not self.nhwc and geometry.out_step[2] == 2 and geometry.target.size[2] > 1 else 1
         whole = geometry.pointwise if self.nhwc else self.across and geometry.out_step[2] == 1
@@ -158,12 +156,11 @@ class TilesKernel(BandedKernel):
         )
         if not self.nhwc:
             text += define(STEP=self.geometry.step[2], OUT_STEP=self.geometry.out_step[2])
-        for name in ("split.cl", "rows.cl", "turn.cl.mako", "band.cl"):
+        for name in ("split.cl", "rows.cl", "transpose.cl.mako", "band.cl"):
             text += kernel_text(__package__, name)
         return text + self.products() + kernel_text(__package__, "convolve.cl")
 
     def products(self) -> str:
-        """The functions that multiply."""
         weights = {"row": 64, "tile": 1024, "plane": 2048, "step": self.step_w}
         if self.across:
             a, b, narrow = weights, {"tile": 64}, (1, 2)
@@ -181,7 +178,6 @@ class TilesKernel(BandedKernel):
         return areas.size, place, self.packed_size
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
         problem = self.problem
         size, place, packed = self.areas()
         (text, sizes), (packing, taps) = self.sizes(), self._packing()
@@ -236,7 +232,7 @@ class TilesKernel(BandedKernel):
             text += define(
                 RUN=run, CHUNK=next((some for some in (32, 16, 8, 4) if some * run <= MAX_TURNED_VECTORS), 2)
             )
-        files = ("split.cl", "turn.cl.mako", "pack.cl")
+        files = ("split.cl", "transpose.cl.mako", "pack.cl")
         return text + "".join(kernel_text(__package__, name) for name in files), given
 
 
@@ -288,6 +284,5 @@ class Tiles(BandedSolver):
         return self.kernel(problem, config).areas()[0]
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile, once the device has proved that it can. Raises PluginError."""
         require(context, problem, self.kernel)
         return self.kernel(problem, config).plan(context)

@@ -38,7 +38,6 @@ class VectorsKernel(TilesKernel):
     timed = 1.6, 1.6
 
     def products(self) -> str:
-        """The functions that multiply."""
         weights = {"row": 64, "tile": 1024, "step": self.step_w}
         a, b, narrow = (weights, {"tile": 64}, (16, 2)) if self.across else ({}, weights, (self.tall, 1))
         text = NOTHING + product("tile", a, b, self.tall, 2) + product("narrow_tile", a, b, *narrow)
@@ -57,7 +56,6 @@ class VectorWeightsKernel(WeightsKernel):
     timed = 2.1, 2.1
 
     def products(self, x: dict[str, int], dy: dict[str, int], ways: list[tuple[str, tuple[int, int], bool]]) -> str:
-        """The functions that multiply."""
         return NOTHING + "".join(
             product(name, x, dy, 16 * rows, columns, goes_on) for name, (rows, columns), goes_on in ways
         )

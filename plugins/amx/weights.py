@@ -60,8 +60,6 @@ class Costs(NamedTuple):
 
 
 class WeightsKernel(BandedKernel):
-    """One configuration, worked out without compiling."""
-
     forward = TilesKernel
     """The kernel of the other directions, by the same instructions."""
     most_near = 0
@@ -100,7 +98,6 @@ class WeightsKernel(BandedKernel):
         self.workspace_size = workspace.size
 
     def text(self) -> str:
-        """The program."""
         problem, geometry, flat = self.problem, self.geometry, self.flat
         text = storage_macros(problem.dtype) + define(V="float16", LANES=16)
         triples = {"X": geometry.source.size, "S": geometry.step, "Q": [axis.pitch for axis in flat.axes],
@@ -130,7 +127,7 @@ class WeightsKernel(BandedKernel):
             for name, goes_on in (("begin", False), ("more", True))
         ]
         text += self.products(x, dy, ways)
-        return text + kernel_text(__package__, "turn.cl.mako") + kernel_text(
+        return text + kernel_text(__package__, "transpose.cl.mako") + kernel_text(
             __package__, "weights.cl.mako", nhwc=self.nhwc, paired=self.paired, once=self.once, splits=self.splits,
             tiles=kinds, accumulate=problem.accumulate,
         )  # fmt: skip
@@ -149,7 +146,6 @@ class WeightsKernel(BandedKernel):
         )
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
         program = build(context, self.text())
         steps = [Launch(program, "weights", (self.items, 1, 1), (1, 1, 1), "x y w workspace", names=OPERANDS)]
         if self.splits > 1:
@@ -218,6 +214,5 @@ class Weights(BandedSolver):
         return self.kernel(problem, config).workspace_size
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile, once the device has proved that it can. Raises PluginError."""
         require(context, tiles=self.kernel.forward)
         return self.kernel(problem, config).plan(context)

@@ -83,7 +83,7 @@ def tensor_bytes(problem: ConvProblem) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _scratch(across: Bridge, size: int, address: int | None) -> Iterator[int]:
-    """Where the workspace lies: as given; where OpenCL's is not CUDA's, taken and given back in the stream's order."""
+    """Where the workspace is: as given; where OpenCL's is not CUDA's, taken and given back in the stream's order."""
     if address is not None:
         yield address
         return

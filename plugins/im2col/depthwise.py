@@ -178,7 +178,7 @@ class Depthwise:
         ]
         values = {"gradient": self.gradient, "volume": window.volume, "offsets": offsets, "lanes": self.lanes}
         values |= {"step": step, "pitch": self.pitch, "zero_x": self.zero[2], "width": window.source[2]}
-        return text + kernel_text(__package__, "depthwise_nchw.cl.mako", **values)
+        return text + kernel_text(__package__, "depthwise_nchw.cl.mako", bias=problem.bias, **values)
 
     def _inside(self) -> tuple[int, int]:
         """Places of a row, from and to, whose every tap reads inside the source's row."""

@@ -92,11 +92,7 @@ void depthwise(global const REAL *restrict x, global const REAL *restrict w, OUT
     fill(x + (long)job * (XD * XH * XW), plane);
     for (int m = 0; m < M; ++m) {
       const int channel = g * M + m;
-#if BIAS
-      const ACC b = LOAD(bias, channel);
-#else
-      const ACC b = 0;
-#endif
+      const ACC b = ${"LOAD(bias, channel)" if bias else "0"};
       global const REAL *own = w + (long)channel * TAPS;
 % for t in range(volume):
       const ACC w${t} = LOAD(own, ${t});

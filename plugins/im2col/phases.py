@@ -105,7 +105,8 @@ class DepthwisePhases:
         low = min(self.pitch, max(0, -self.zero[2]))
         high = max(low, min(self.pitch, geometry.source.size[2] - self.zero[2]))
         step = geometry.out_step[2]
-        return text + kernel_text(__package__, "phases.cl.mako", rows=list(self._rows()), step=step, low=low, high=high)
+        values = {"rows": list(self._rows()), "step": step, "low": low, "high": high, "bias": problem.bias}
+        return text + kernel_text(__package__, "phases.cl.mako", **values)
 
     def _rows(self) -> Iterator[Row]:
         geometry = self.geometry

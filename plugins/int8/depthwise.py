@@ -89,7 +89,6 @@ class Depthwise(Solver):
         return -(-problem.oc // 16) * problem.kd * problem.kh * problem.kw * 64
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """One launch."""
         blocks = -(-problem.oc // 16)
         text = problem.macros() + ONCE
         text += define(COLUMNS=config["columns"], ROWS=config["rows"], BLOCKS=blocks, CHANNEL=1)

@@ -35,7 +35,6 @@ class Direct(Solver):
         return known.launch + WORK_COST * problem.flops / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> KernelPlan:
-        """One launch."""
         operands = "x w y bias" + (" residual" if problem.residual else "")
         items = -(-math.prod(problem.y_shape) // GROUP_ITEMS) * GROUP_ITEMS
         launch = ("conv", (items,), (GROUP_ITEMS,), operands)

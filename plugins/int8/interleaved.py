@@ -27,8 +27,6 @@ PACK_COST = 100
 
 
 class InterleavedKernel(PackedKernel):
-    """One configuration, worked out without compiling."""
-
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         p = self.problem = problem
         self.tall, self.size = config["rows"], p.oc // config["shares"]
@@ -71,7 +69,6 @@ class InterleavedKernel(PackedKernel):
         return begin, [max(pair) for pair in zip(begin, stop, strict=True)]
 
     def text(self) -> str:
-        """The program."""
         p, (begin, stop) = self.problem, self.columns()
         one_run = p.sw == 1 and self.size == p.ic and begin[0] < stop[0]
         text = p.macros() + ONCE + number_macros()
@@ -159,6 +156,5 @@ class Interleaved(PackedSolver):
         return known.launch + (LAUNCH_COST + work * uneven(kernel.jobs, device)) / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile, once the device has proved that it computes."""
         require(context, "int8.vnni", VectorsKernel, PROBED)
         return InterleavedKernel(problem, config).plan(context)

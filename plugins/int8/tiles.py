@@ -20,8 +20,6 @@ STEP_COST = 5200.0
 
 
 class TilesKernel(BandKernel):
-    """One configuration, worked out without compiling."""
-
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         p = self.problem = problem
         self.config, self.unit, self.tile = config, STEP_BYTES, TILE_POSITIONS
@@ -46,7 +44,6 @@ class TilesKernel(BandKernel):
         self.slot = cdiv(self.sums_at + 128 * (self.tile + 3) + 8 * self.positions, PAGE) * PAGE
 
     def text(self) -> str:
-        """The program."""
         text = self.macros(FLIP=0, TILE=self.tile, ROW=self.row, PLACES=self.band.places, SUMS_AT=f"{self.sums_at}L",
                            POSITIONS=self.positions)  # fmt: skip
         text += CONFIGURE
@@ -114,6 +111,5 @@ class Tiles(BandSolver):
         return kernel.cost(device, STEP_COST * (kernel.bands * tiles * kernel.panels * kernel.taps * kernel.steps))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile, once the device has proved that it computes."""
         require(context, self.name, TilesKernel, {"rows": 5, "panels": 1, "items": 2})
         return TilesKernel(problem, config).plan(context)

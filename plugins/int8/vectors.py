@@ -32,13 +32,11 @@ PROBED = {"rows": 5, "panels": 1, "items": 2}
 
 
 class VectorsKernel(BandKernel):
-    """One configuration, worked out without compiling."""
-
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         p = self.problem = problem
         self.config, self.nhwc, self.unit = config, p.layout == "nhwc", 4
         self.flip = 0x80 if p.dtype == "int8" else 0
-        self.in_place, self.flat = where_it_lies(p)
+        self.in_place, self.flat = reading_of(p)
         self.band = Band(p, 1 if self.in_place else config["rows"], 4)
         self.groups, self.panels = p.g, cdiv(p.oc // p.g, 32)
         self.last = p.oc // p.g - 32 * (self.panels - 1)
@@ -78,7 +76,6 @@ class VectorsKernel(BandKernel):
         return found
 
     def text(self) -> str:
-        """The program."""
         p = self.problem
         text = self.macros(
             number_macros(), FLAT=int(self.flat), FLIP=self.flip, LAST=self.last, DOWN=self.down, ACROSS=self.across,
@@ -119,8 +116,8 @@ class VectorsKernel(BandKernel):
         return ["int8.vnni", p.w_shape, p.g, p.layout, self.band.pixel, self.steps, self.taps]
 
 
-def where_it_lies(p: ConvProblem) -> tuple[bool, bool]:
-    """Whether x's pixels are read where they are, and whether those of y are one row then."""
+def reading_of(p: ConvProblem) -> tuple[bool, bool]:
+    """Whether x's pixels are read in place, and whether those of y are one row then."""
     one = p.kd == p.kh == p.kw == 1 and p.pd == p.ph == p.pw == 0
     inside = all((o - 1) * s < i for o, s, i in ((p.od, p.sd, p.id), (p.oh, p.sh, p.ih), (p.ow, p.sw, p.iw)))
     in_place = one and inside and p.layout == "nhwc" and p.dtype == "uint8" and p.ic // p.g % 4 == 0
@@ -129,7 +126,7 @@ def where_it_lies(p: ConvProblem) -> tuple[bool, bool]:
 
 def tile_of(p: ConvProblem) -> tuple[int, int]:
     """Rows and columns of a tile: rows of y in equal parts, or several short ones."""
-    if where_it_lies(p)[1]:
+    if reading_of(p)[1]:
         return 1, min(TILE_POSITIONS, p.mb * p.od * p.oh * p.ow)
     if p.ow > TILE_POSITIONS:
         return 1, cdiv(p.ow, cdiv(p.ow, TILE_POSITIONS))
@@ -186,6 +183,5 @@ class Vectors(BandSolver):
         return kernel.cost(device, STEP_COST * steps * (size + 1) / (TILE_POSITIONS + 1))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile, once the device has proved that it computes."""
         require(context, self.name, VectorsKernel, PROBED)
         return VectorsKernel(problem, config).plan(context)

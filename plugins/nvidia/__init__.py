@@ -3,7 +3,7 @@
     y[pixel, oc] = sum over (tap, ic) of x[pixel * step + origin + tap * spread, ic] w[oc, tap, ic]
 
 A folder a solver: each turns a problem and a tile into numbers (``tiling``), rates tiles (``choice``), renders kernels
-(``plan``) and answers for them (``solver``). What several of them share lies here; an instruction goes into
+(``plan``) and answers for them (``solver``). What several of them share is here; an instruction goes into
 ``ptx.cl.mako``.
 
 - ``configured``: a tile as a configuration's values; parts, waves and arrays of tiles for cost models.
@@ -32,7 +32,7 @@ from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
 __all__ = ["SHARED", "convdispatch_solvers"]
 
 SHARED = __name__
-"""Where kernel text lies that several rooms use."""
+"""Where kernel text is that several rooms use."""
 
 
 @hookimpl

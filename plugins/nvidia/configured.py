@@ -29,6 +29,27 @@ class Configured:
         return {name: value for name, value, default in found if value != default}
 
 
+class WarpTile(Configured):
+    """A tile bm by bn that warps, or groups of four warps of Hopper's engines, cut into wm by wn."""
+
+    engine = "mma"
+
+    @property
+    def items(self) -> int:
+        """Work items of a work group."""
+        return self.wm * self.wn * (32 if self.engine == "mma" else 128)
+
+    @property
+    def frag_m(self) -> int:
+        """16-row fragments of a warp."""
+        return self.bm // self.wm // 16 if self.engine == "mma" else 1
+
+    @property
+    def frag_n(self) -> int:
+        """8-column fragments of a warp."""
+        return self.bn // self.wn // 8
+
+
 @functools.cache
 def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.default) for field in dataclasses.fields(kind))

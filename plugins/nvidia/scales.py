@@ -132,9 +132,10 @@ class Scales:
         """Ints before an operand's marks, in its buffer."""
         return self._marks[name]
 
-    def exponent(self, name: str, norms: str, marks: str, group: str, row: str, k: str, margin: int = 0) -> str:
+    def exponent(self, name: str, norms: str, marks: str, at: tuple[str, str, str], margin: int = 0) -> str:
         """OpenCL expression: what an operand's element is shifted by. ``norms`` and ``marks`` point to the two buffers
-        as ints; ``margin`` are bits that it may grow afterwards."""
+        as ints, ``at`` are its group, row and k; ``margin`` are bits that it may grow afterwards."""
+        group, row, k = at
         each, sign = (self.a, "") if name == self.a.name else (self.b, "-")
         norm = f"{norms}[{self.norms_at} + {group} * {each.k} + {k}]"
         mark = f"{marks}[{self._marks[name]} + {group} * {each.rows} + {row}]"

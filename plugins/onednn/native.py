@@ -154,7 +154,7 @@ class Script:
     ) -> cl.Event:
         """Enqueue the calls; the runtime copies the list, so it may be enqueued again at once.
 
-        ``starts`` says from which byte of its buffer on an operand lies; not from two threads at once.
+        ``starts`` says from which byte of its buffer on an operand is; not from two threads at once.
         """
         import pyopencl as cl
 

@@ -27,7 +27,7 @@ class _Argument(ctypes.Structure):
 
 
 class _Work:
-    """Primitives in the order they run, the memory they see, and where it lies when they run."""
+    """Primitives in the order they run, the memory they see, and where it is when they run."""
 
     def __init__(self) -> None:
         self._lib, self._keep = library(), []
@@ -36,7 +36,7 @@ class _Work:
         self._primitives: list[tuple[c_void_p, Any]] = []
 
     def memory(self, descriptor: Descriptor, operand: str, offset: int = 0) -> c_void_p:
-        """Memory of a layout that will lie ``offset`` bytes into an operand."""
+        """Memory of a layout that will are ``offset`` bytes into an operand."""
         made = self._lib.make("memory_create", descriptor.handle, self._lib.engine, None)
         self._keep.append(descriptor)
         self._memories.append(made)
@@ -130,7 +130,7 @@ def rooms(problem: ConvProblem, found: Convolution) -> tuple[dict[str, int], int
 class OneDNNPlan:
     """oneDNN's convolution with the reorders round it; their time is part of the plan's.
 
-    What the layouts want reordered lies in the workspace, and the library's own scratch memory too. Constant weights
+    What the layouts want reordered is in the workspace, and the library's own scratch memory too. Constant weights
     are reordered once, by ``pack``. A residual is reordered into the output, which the convolution adds to.
     """
 

@@ -9,6 +9,7 @@ of ten before a direct sum's (see docs/use/accuracy.md).
 A new tile size is a pair of ``_TILES`` with a measured error in both folders.
 
 - ``transforms``: the exact transform matrices of F(m, r).
+- ``geometry``: a problem in tiles and their transforms.
 - ``program``: a product with a constant matrix as straight-line OpenCL C.
 - ``cpu``: the solver for CPUs.
 - ``gpu``: the solvers for GPUs.

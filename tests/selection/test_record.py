@@ -7,17 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from records import DEVICE, KEY, PROBLEM, record, solvers
+from records import DEVICE, KEY, record
 
 from convdispatch.device.opencl import processor
-from convdispatch.selection.records.perfdb import PerfDB
 from convdispatch.selection.records.record import (
     Damaged,
     Provenance,
     Record,
     device_key,
     is_device_key,
-    older_key,
     stale,
 )
 from convdispatch.selection.records.record_files import file_text, read_records, text_name
@@ -111,21 +109,5 @@ def test_two_generations_behind_one_name_have_keys_of_their_own():
     one, other = (device_key(replace(DEVICE, processor=words)) for words in (old, new))
     assert one != other
     assert {one, other}.isdisjoint({KEY})
-    assert older_key(one) == older_key(other) == KEY
-    assert older_key(KEY) is None
     assert is_device_key(one)
     assert is_device_key(device_key(replace(DEVICE, name="x" * 90 + " y" * 90, processor=new)))
-
-
-def test_records_from_before_keys_named_processors_are_read_behind_the_processor_s_own(tmp_path):
-    device = replace(DEVICE, processor="f6m85 avx2 1024k")
-    db = PerfDB([tmp_path])
-    db.record(record("old", 1.0))
-    assert solvers(db.lookup(PROBLEM, device)) == ["old"]
-    assert db.lookup(PROBLEM, device)[0].source == "user, of a device of this name,"
-    db.record(record("old", 3.0, device=device_key(device)), record("new", 2.0, device=device_key(device)))
-    for each in (db, PerfDB([tmp_path])):
-        found = each.lookup(PROBLEM, device)
-        assert [(r.solver, r.median_ms) for r in found] == [("new", 2.0), ("old", 3.0)]
-    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["old"], "and stay where they are"
-    assert db.lookup(PROBLEM, replace(device, processor="f6m207 amx 2048k"))[0].median_ms == 1.0

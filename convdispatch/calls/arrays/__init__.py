@@ -1,5 +1,5 @@
-"""Arrays of any library as operands: their addresses, their streams, and results of the same kind. A new library goes to
-``known_libraries``.
+"""Arrays of any library as operands: their addresses, their streams, and results of the same kind. A new library
+goes to ``known_libraries``.
 
 - ``accepted``: what counts as an array, and conversions of the lead's kind.
 - ``array_api``: libraries with DLPack and the array API's names.

@@ -1,8 +1,8 @@
 """A call's operands as memory that commands on one queue may use, and the events that those commands wait for.
 
-``read`` and ``write`` turn an array on a device into memory; what must happen first (events that the array carries, work
-on its own queue where that is another, copies made here) is in ``events``. ``finish`` takes the event of the call's last
-command, copies results to where the caller looks, and lets other queues go on. Nothing waits.
+``read`` and ``write`` turn an array on a device into memory; what must happen first (events that the array carries,
+work on its own queue where that is another, copies made here) is in ``events``. ``finish`` takes the event of the
+call's last command, copies results to where the caller looks, and lets other queues go on. Nothing waits.
 """
 
 from __future__ import annotations

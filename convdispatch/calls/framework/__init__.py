@@ -1,5 +1,5 @@
-"""What any framework's door needs. Nothing here knows a framework: a door (``convdispatch/torch``, ``convdispatch/jax``)
-has its registration, its streams and its gradients.
+"""What any framework's door needs. Nothing here knows a framework: a door (``convdispatch/torch``,
+``convdispatch/jax``) has its registration, its streams and its gradients.
 
 - ``autotune``: measures candidates in the background.
 - ``enabled``: what a door's ``enable`` returns.

@@ -18,7 +18,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,9 +247,7 @@ def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str)
     held = _held()["solvers"]
     if not held:
         return None
-    found = held.get(_place(problem, device, solver)) or held.get(
-        _place(problem, replace(device, processor=""), solver)  # as it was noted before keys named processors
-    )
+    found = held.get(_place(problem, device, solver))
     if not isinstance(found, dict) or found.get("version") != version:
         return None
     return f"{found.get('what')}, seen earlier on this machine (convdispatch find --again tries it anew)"

@@ -35,13 +35,10 @@ from .record import (
     choice_text,
     device_key,
     is_device_key,
-    older_key,
 )
 from .record_files import file_text, publish, read_records, text_name
 from .timing import Timing, verdict
 
-BY_NAME = ", of a device of this name,"
-"""What is added to the source of a record from before keys named processors: it may be another generation's."""
 ENTRY_POINTS = "convdispatch.records"
 """Entry-point group of tuning packs: data-only packages with a ``records`` folder."""
 
@@ -220,12 +217,10 @@ class PerfDB:
 
     def _read(self, key: str) -> dict[str, list[Record]]:
         problems: dict[str, list[Record]] = {}
-        older = older_key(key)
         for source, folder in self.folders.items():
-            for name in (key, older) if older else (key,):
-                for record in self.read_folder(folder / name, source if name == key else source + BY_NAME):
-                    if record.device == name:
-                        problems.setdefault(record.problem, []).append(record)
+            for record in self.read_folder(folder / key, source):
+                if record.device == key:
+                    problems.setdefault(record.problem, []).append(record)
         return {problem: self._merge(records) for problem, records in problems.items()}
 
     def read_folder(self, folder: Path, source: str = "") -> list[Record]:
@@ -273,8 +268,7 @@ class PerfDB:
             warnings.warn(f"performance database: {message}", ConvDispatchWarning, stacklevel=4)
 
     def _merge(self, records: Iterable[Record]) -> list[Record]:
-        sources = ["scope", *self.folders, *(source + BY_NAME for source in self.folders)]
-        rank = {source: place for place, source in enumerate(sources)}
+        rank = {source: place for place, source in enumerate(("scope", *self.folders))}
         chosen: dict[tuple[str, str, str], Record] = {}
         for record in records:
             held = chosen.get(record.choice)

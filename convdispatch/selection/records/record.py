@@ -21,7 +21,6 @@ _LONGEST_KEY = 120
 """Characters of a device's key, which names a folder."""
 _LONGEST_TEXT = 10_000
 """Characters of a record's text."""
-_PROCESSOR = re.compile(r"-f\d+m\d+(?:-[a-z0-9-]*)?$")
 SCHEMA = 1
 """Raised when an older convdispatch could misread a record; newer ones keep reading the older."""
 
@@ -59,12 +58,6 @@ def device_key(device: DeviceInfo) -> str:
         return name
     own = re.sub(r"[^a-z0-9]+", "-", device.processor.lower()).strip("-")
     return f"{name[: _LONGEST_KEY - len(own) - 1]}-{own}"
-
-
-def older_key(key: str) -> str | None:
-    """The key that the device had while keys named no processor; None for one that names none."""
-    found = _PROCESSOR.search(key)
-    return key[: found.start()] if found else None
 
 
 def now() -> str:
@@ -162,7 +155,6 @@ class Record:
         if values["schema"] > SCHEMA:
             raise NewerSchema(f"schema {values['schema']}, this version reads up to {SCHEMA}")
         try:
-            values = {_RENAMED.get(key, key): value for key, value in values.items()}
             given = {key: value for key, value in values.items() if key in _STORED}
             given["provenance"] = Provenance(**given.get("provenance", {}))
             given["ci_ms"] = tuple(given["ci_ms"])
@@ -205,8 +197,6 @@ class Record:
             raise Damaged("benchmarked, default, optimal and deterministic must be true or false")
 
 
-_RENAMED = {"raced": "benchmarked", "look_ms": "screening_ms"}
-"""What fields were called in older files, and are called now."""
 _STORED = tuple(each.name for each in fields(Record) if each.name != "source")
 
 

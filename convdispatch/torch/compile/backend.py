@@ -21,8 +21,6 @@ from ..graph.forms import ENGINES, GraphForms
 from ..graph.specialised import let_go_of_capture
 from ..graph.upsampling import whole_upsampling
 
-__all__ = ["Backend", "Compiled", "convdispatch"]
-
 _NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"
 """What PyTorch says of an assertion on values that has no message."""
 

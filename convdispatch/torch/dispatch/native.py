@@ -17,6 +17,7 @@ import torch
 
 from ...api.errors import ConvDispatchWarning
 from ...api.policy import DEFAULT
+from ...calls.arrays.stream_arrays import ALIGNMENT
 from ...calls.call import Call
 from ...calls.framework.sizes import MEETINGS
 from ...device import runtime
@@ -39,7 +40,6 @@ _SOURCES = {
 """By part and whether the convolution is transposed: x, w and y of its problem."""
 _PYTHONS: tuple[Any, ...] = ([], [], None, 0, False)
 """What is offered for a call that stays Python's."""
-_ALIGNMENT = 16
 _C: Any = torch._C
 _launcher: Any = None
 _settings = settings.DEFAULT
@@ -278,7 +278,7 @@ def _laid(
         form = torch.contiguous_format if tensor.ndim == 1 else parts[0][1].form
         if not tensor.is_contiguous(memory_format=form):
             found.append((place, torch.empty(tensor.shape, device="meta", memory_format=form).stride()))
-        elif tensor.data_ptr() % _ALIGNMENT:
+        elif tensor.data_ptr() % ALIGNMENT:
             return None
     return found
 

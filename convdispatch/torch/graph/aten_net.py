@@ -19,8 +19,6 @@ from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operato
 from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
 
-__all__ = ["AtenNet", "Missing"]
-
 
 class AtenNet:
     """What computes a graph on tensors of ours, for ``inference.build``.

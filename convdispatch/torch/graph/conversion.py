@@ -20,8 +20,6 @@ from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...device.garbage import collection_put_off
 from ..modules import swap
 
-__all__ = ["Compiled", "convert"]
-
 RECOMPILE_LIMIT = 64
 """Graphs that Dynamo makes of one converted module before it runs the module's own code; PyTorch's default is 8."""
 

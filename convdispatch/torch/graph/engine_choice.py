@@ -20,8 +20,6 @@ from ...device.runtime import device_info
 from ...inference import choice_cache
 from ...inference.form_benchmark import Verdict, verdict_of
 
-__all__ = ["Race", "convolution_share", "faster"]
-
 MIN_CONVOLUTION_SHARE = 0.97
 """Share of a graph's multiply-adds in convolutions from which on a form is taken without a race. Shares, and a form's
 speed in multiples of inductor's: TinyNet-A 1.00 and 2.0, Visformer-T 0.95 and 0.65, MambaOut-F 0.16 and 1.2, XCiT-N
@@ -29,6 +27,13 @@ speed in multiples of inductor's: TinyNet-A 1.00 and 2.0, Visformer-T 0.95 and 0
 RUNS = 4
 """Timed calls of each engine in one of a race's two series; the least counts."""
 ENGINES = ("form", "inductor")
+
+
+def may_lose(graph: fx.GraphModule) -> bool:
+    """Whether a form of a graph may be slower than inductor's code: convolutions are not nearly all of the work, or
+    there are layer norms, which forms do not fuse with what surrounds them (ConvNeXt-Atto 0.89, share 1.00)."""
+    norms = any(str(node.target) == "aten.native_layer_norm.default" for node in graph.graph.nodes)
+    return norms or convolution_share(graph) < MIN_CONVOLUTION_SHARE
 
 
 def convolution_share(graph: fx.GraphModule) -> float:

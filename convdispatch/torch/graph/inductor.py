@@ -23,16 +23,6 @@ from .preparing import prepare_kernels
 from .specialised import without_fakes
 from .tuning import is_tuned
 
-__all__ = [
-    "available",
-    "compiled",
-    "compiled_frozen",
-    "operator_by_operator",
-    "operator_by_operator_compiler",
-    "options_of",
-    "with_our_operators",
-]
-
 
 @functools.cache
 def available(device: str) -> bool:

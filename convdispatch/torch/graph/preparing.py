@@ -22,8 +22,6 @@ from ..warmup import compiled_side_by_side
 from ..weights import promise
 from .tuning import tune
 
-__all__ = ["prepare_kernels"]
-
 
 def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool, tuned: bool = False) -> None:
     """Plan every convolution of a graph with our operators. Sizes that are symbols are left: calls plan them.

@@ -13,8 +13,6 @@ from ...device import runtime
 from ...measurement.find import find, why_find
 from ...selection import dispatch
 
-__all__ = ["is_tuned", "tune"]
-
 BUDGET_MS = 2000.0
 """Milliseconds for the search of one problem, compilation included."""
 

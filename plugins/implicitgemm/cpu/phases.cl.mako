@@ -100,11 +100,7 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
     }
     ONCE for (int i = 0; i < min(MR, N - block * MR); ++i) {
       const int n = g * N + block * MR + i;
-#if BIAS
-      const ACC b = LOAD(bias, n);
-#else
-      const ACC b = 0;
-#endif
+      const ACC b = ${"LOAD(bias, n)" if bias else "0"};
       const long to = ((long)plane * N + block * MR + i) * (YH * YW);
 % for first, row in rows_of_phases:
       ONCE for (int r = 0; r < rows; ++r) {

@@ -63,12 +63,12 @@ def product_text(tiling: DirectTiling, emulate: bool) -> str:
     values: dict[str, Any] = {
         "tiling": tiling, "t": t, "p": p, "both": [Copies(tiling, 0), Copies(tiling, 1)],
         "unroll": "" if emulate else "#pragma unroll",
-        "exact": t.products == 3, "apart": t.flush_every > 0, "sums": t.frag_m * t.frag_n * 4,
+        "exact": t.products == 3, "separate": t.flush_every > 0, "sums": t.frag_m * t.frag_n * 4,
         "distance": t.stages - 1, "stage_bytes": tiling.stage * 4,
         "order": ["m_tile", "n_tile"] if tiling.data and not tiling.nhwc else ["n_tile", "m_tile"],
         "tiles": {"m_tile": tiling.m_tiles, "n_tile": tiling.n_tiles},
         "width": width, "run": "float" if width == 1 else f"float{width}", "pitch_out": t.bn + 8,
-        "across": across, "down": t.items // across, "at_once": 4 if p.residual and not tiling.gaps else 1,
+        "across": across, "down": t.items // across, "rows_at_once": 4 if p.residual and not tiling.gaps else 1,
         "row": tiling.target.row, "column": tiling.target.k, "tile_sums": t.bm * t.bn // 4,
     }  # fmt: skip
     return kernel_text(__package__, "product.cl.mako", **values)
@@ -92,7 +92,6 @@ class DirectPlan(StepPlan):
         super().__init__(tiling.partial_bytes, steps)
 
     def product_text(self) -> str:
-        """The product's program."""
         tiling, tile = self.tiling, self.tiling.tile
         groups = ("copies", "mma", "parts") if tile.fixup else ("copies", "mma")
         instructions = Instructions("bf16" if tile.depth == 16 else "tf32", groups)

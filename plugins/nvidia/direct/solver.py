@@ -51,6 +51,5 @@ class Direct(TileSolver):
         return self.tiling(problem, config).partial_bytes
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> DirectPlan:
-        """Compile a configuration."""
         require(context, "direct")
         return DirectPlan(context, problem, config)

@@ -1,4 +1,4 @@
-"""DirectTiling: a convolution with a 1x1 kernel as a product of matrices that are read where they lie.
+"""DirectTiling: a convolution with a 1x1 kernel as a product of matrices that are read in place.
 
     C[m, n] = sum over k of A[m, k] B[k, n]
 
@@ -29,7 +29,7 @@ from typing import Any
 
 from convdispatch.api import ConvProblem
 
-from ..configured import Configured, first_fault, largest
+from ..configured import WarpTile, first_fault, largest
 from ..instructions import LOCAL_LIMIT
 from ..reduction import MAX_PARTS, STATE_BYTES
 
@@ -38,7 +38,7 @@ FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
 
 
 @dataclass(frozen=True)
-class DirectTile(Configured):
+class DirectTile(WarpTile):
     """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
 
     bm: int
@@ -56,21 +56,6 @@ class DirectTile(Configured):
     """Split values: whether what an addition to those registers rounds away begins the next sums."""
     fixup: bool = False
     """Whether work groups of the product add the parts of a sum, not a launch after it."""
-
-    @property
-    def items(self) -> int:
-        """Work items of a group."""
-        return self.wm * self.wn * 32
-
-    @property
-    def frag_m(self) -> int:
-        """16-row fragments of a warp."""
-        return self.bm // self.wm // 16
-
-    @property
-    def frag_n(self) -> int:
-        """8-column fragments of a warp."""
-        return self.bn // self.wn // 8
 
     @property
     def depth(self) -> int:
@@ -104,7 +89,7 @@ class MatrixAxis:
 
     @property
     def rows(self) -> bool:
-        """Whether an image's pixels lie one step apart, row after row."""
+        """Whether an image's pixels are one step apart, row after row."""
         apart = (self.count[2] * self.count[1] * self.step, self.count[2] * self.step, self.step)
         return all(step in (0, even) for step, even in zip(self.steps, apart))
 
@@ -127,13 +112,13 @@ class MatrixAxis:
                 f"(INDEX)(({i}) / {w} % {h}) * {sy} + (INDEX)(({i}) % {w}) * {sx})")  # fmt: skip
 
     def divides(self, width: int) -> bool:
-        """Whether places of this axis lie a multiple of ``width`` apart, so that the other axis's runs are aligned."""
+        """Whether places of this axis are a multiple of ``width`` apart, so that the other axis's runs are aligned."""
         return not any(step % width for step in ((self.image, *self.steps) if self.count else (self.step,)))
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A or B: a tensor's two axes, and how its tiles lie in local memory."""
+    """A or B: a tensor's two axes, and how its tiles are in local memory."""
 
     name: str
     row: MatrixAxis
@@ -153,7 +138,7 @@ class Operand:
         return self.together(self.along_k)
 
     def together(self, along_k: bool) -> int:
-        """Neighbours along k, or along the rows, that lie together and aligned everywhere: 4, 2 or 1."""
+        """Neighbours along k, or along the rows, that are together and aligned everywhere: 4, 2 or 1."""
         inner, outer = (self.k, self.row) if along_k else (self.row, self.k)
         far = [inner.image, *(() if inner.rows else inner.steps[:2])] if inner.count else []
         for width in (4, 2):

@@ -29,7 +29,6 @@ class GroupedPlan(StepPlan):
         super().__init__(0, [Launch(program, "grouped", size, (items,), operands, names=OPERANDS)])
 
     def product_text(self) -> str:
-        """The program."""
         tiling, emulate = self.tiling, self._emulate
         text = tiling.problem.macros() + define(OUT_INDEX=tiling.out_index, PARTIAL=0, PARTIAL_AT="0L", OCTETS=0)
         text += _instructions(tiling.bfloat, emulate)

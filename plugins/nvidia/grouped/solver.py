@@ -59,6 +59,5 @@ class Grouped(TileSolver):
         return self.tiling(problem, config).workspace_size if problem.direction == "bwd_weights" else 0
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> GroupedPlan | GroupedSumsPlan:
-        """Compile a configuration."""
         require(context, "grouped")
         return (GroupedSumsPlan if problem.direction == "bwd_weights" else GroupedPlan)(context, problem, config)

@@ -205,7 +205,7 @@ class GroupedSums(Slabs):
         # Pixels of x and dy and where each output pixel reads; then four sums of all work items.
         read = (self.region.pixels + self.runs * 16) * SUMS_PITCH + self.runs * 64
         self.local_bytes = max(read, self.items * 16)
-        self.size = math.prod(self.problem.w_shape)  # elements of a part, which lies as the weights do
+        self.size = math.prod(self.problem.w_shape)  # elements of a part, whose layout is as the weights do
         self.workspace_size = 4 * self.size * tile.parts
         most = geometry.images * max(geometry.source.image, geometry.target.image)
         self.index = "int" if most < 2**31 else "long"  # OpenCL type of offsets in x and dy

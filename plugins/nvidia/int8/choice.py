@@ -89,8 +89,8 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
 def _stages(tiling: Int8Tiling) -> set[int]:
     """As many as local memory holds of one to four work groups, and no more than a sum has slices."""
     t = tiling.tile
-    beside = tiling.local_bytes - t.stages * tiling.stage_bytes if t.engine in STAYING_ENGINES else 8 * t.bn
-    rooms = [(LOCAL_LIMIT + 1024) // resident - 1024 - beside for resident in (1, 2, 3, 4)]
+    fixed_bytes = tiling.local_bytes - t.stages * tiling.stage_bytes if t.engine in STAYING_ENGINES else 8 * t.bn
+    rooms = [(LOCAL_LIMIT + 1024) // resident - 1024 - fixed_bytes for resident in (1, 2, 3, 4)]
     most = min(MAX_STAGES, tiling.slices + 2)
     return {stages for room in rooms if (stages := min(room // (tiling.stage_bytes + 16), most)) > 2}
 

@@ -1,7 +1,7 @@
 ## y[m, n] = finished(sum over k of A[m, k] B[n, k] - x_zero sum over k of B[n, k]), as ``stream.cl.mako`` has it, for kernels of
 ## several taps a step apart: what a tile needs of x is copied once, not once a tap.
 ##
-## A tile is some rows of y, and the rows of x that these need lie one behind the other in local memory, ``pitch`` pixels each.
+## A tile is some rows of y, and the rows of x that these need are one behind the other in local memory, ``pitch`` pixels each.
 ## Place r of the tile is row r / pitch, column r % pitch, so that what tap (kh, kw) adds begins kh dh pitch + kw dw pixels later
 ## for all places: tensor cores take A from any pixel on, since swizzles go by addresses. The last places of a row are none of y's.
 ##

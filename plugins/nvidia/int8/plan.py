@@ -50,7 +50,6 @@ class Int8Plan(StepPlan):
             super().__init__(size, [pack, product])
 
     def product_text(self) -> str:
-        """The product's program."""
         tiling = self.tiling
         text = tiling.problem.macros() + tiling.instructions.text(self._emulate)
         if not isinstance(tiling, StreamTiling):
@@ -61,7 +60,6 @@ class Int8Plan(StepPlan):
         return text + kernel_text(__package__, file, tiling=tiling, emulate=self._emulate, encoded=maps)
 
     def pack_text(self) -> str:
-        """The packing's program."""
         tiling = self.tiling
         text = define(OCG=tiling.n, ROWS=tiling.rows, PARTS=tiling.parts, K=tiling.part_k, ROW_BYTES=tiling.row_bytes,
                       RUN=tiling.run, SETS=tiling.sets,

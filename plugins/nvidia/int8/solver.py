@@ -43,7 +43,6 @@ class Int8(TileSolver):
         return areas_of(self.tiling(problem, config))[0]
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Int8Plan:
-        """Compile a configuration."""
         engine = Int8Tile.of(config).engine
         require(context, "int8" if engine == "mma" else f"int8_{engine}")
         return Int8Plan(context, problem, config)

@@ -3,7 +3,7 @@
 ##
 ## One warp copies and the others multiply, as in ``tma/product.cl.mako``: boxes of two tensor maps, one of x by taps and one of
 ## packed weights, in pairs of bytes, which it copies faster than bytes; ``full`` counts bytes that arrived, ``empty`` warps that
-## have read; work groups stay, and the copies of the next tile are in flight while a tile's sums leave. Where a tap lies outside of
+## have read; work groups stay, and the copies of the next tile are in flight while a tile's sums leave. Where a tap is outside of
 ## x the engine puts zeros, which stand for x_zero: what x_zero takes from a sum is that of the taps inside.
 <%namespace name="results" file="results.cl.mako"/>\
 <%namespace name="staying" file="staying.cl.mako"/>\

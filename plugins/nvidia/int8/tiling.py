@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
-from ..configured import Configured
+from ..configured import WarpTile
 from ..instructions import LOCAL_LIMIT, Instructions, Wgmma
 from ..tma.maps import FARTHEST_CORNER, MAX_OFFSET, MAX_STEP, NEAREST_CORNER, Im2col, Map, Tiled
 
@@ -37,7 +37,7 @@ JOINED_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
-class Int8Tile(Configured):
+class Int8Tile(WarpTile):
     """A work group's tile: bm output pixels by bn channels, summed in slices of bk bytes."""
 
     bm: int
@@ -51,21 +51,6 @@ class Int8Tile(Configured):
     engine: str = "mma"
     """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory; ``tma``: these, fed by the
     copy engine; ``halo``: these, of x that is copied once for all taps."""
-
-    @property
-    def items(self) -> int:
-        """Work items of a work group."""
-        return self.wm * self.wn * (32 if self.engine == "mma" else 128)
-
-    @property
-    def frag_m(self) -> int:
-        """16-row fragments of a warp."""
-        return self.bm // self.wm // 16 if self.engine == "mma" else 1
-
-    @property
-    def frag_n(self) -> int:
-        """8-column fragments of a warp."""
-        return self.bn // self.wn // 8
 
     @property
     def ahead(self) -> int:
@@ -142,7 +127,6 @@ class Int8Tiling:
 
     @property
     def instructions(self) -> Instructions:
-        """What the product calls."""
         kind, wgmma = ("s8" if self.problem.dtype == "int8" else "u8"), None
         if self.tile.engine != "mma":
             wgmma = Wgmma(self.tile.bn, False, False, self.tile.bk)

@@ -2,7 +2,7 @@
 
 Times are cycles of one multiprocessor; the constants were fitted to 2500 timings on an H200 (0.17 root mean square of
 the logarithm; on these same timings the tile chosen among those timed of a problem loses 1 to 9 %, by kind of problem).
-What sums that are moved often cost was added by hand since (0.16 on 658 timings of "ieee"); then results that lie
+What sums that are moved often cost was added by hand since (0.16 on 658 timings of "ieee"); then results that are
 apart; then what instructions store, and launches, copies and waits were fitted anew to the first choices of 733 drawn
 problems on an H100 and an H200, in CUDA graphs.
 

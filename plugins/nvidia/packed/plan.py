@@ -86,7 +86,7 @@ def _values(tiling: Tiling) -> dict[str, Any]:
         "dst": tiling.target if tiling.data else None,
         "data": tiling.data, "wgmma": wgmma, "many": many, "axes": range(3), "names": _AXES, "items": items,
         "planes": planes, "rowb": rowb, "cr": cr, "c8": geo.c8, "distance": distance,
-        "apart": wgmma and f.float32_accurate,
+        "separate": wgmma and f.float32_accurate,
         "frag_m": t.frag_m, "frag_n": t.frag_n, "sums": t.frag_m * t.frag_n * 4, "a_bytes": tiling.a_bytes,
         "b_bytes": tiling.b_bytes, "stage_bytes": tiling.stage_bytes, "phase": phase,
         "swizzled": functools.partial(_swizzled, tiling), "count": [phase("count", axis) for axis in range(3)],
@@ -117,7 +117,6 @@ class ProductLaunch:
         self.tiling, self._layout, self._operands, self._emulate = tiling, layout, list(operands), emulate
 
     def text(self) -> str:
-        """The program."""
         tiling, layout = self.tiling, self._layout
         operands = (tiling.source.name, "w") if tiling.data else ("y", "x")
         text = common_macros(tiling)
@@ -208,7 +207,6 @@ class NvidiaPlan(StepPlan):
         return launches
 
     def product_text(self) -> str:
-        """The product's program."""
         return self._launch().text()
 
     def _launch(self) -> ProductLaunch:

@@ -48,6 +48,5 @@ class TensorCores(TileSolver):
         return Layout(self.tiling(problem, config)).size
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> NvidiaPlan:
-        """Compile a configuration."""
         require(context, self.engine)
         return NvidiaPlan(context, problem, config, self.engine)

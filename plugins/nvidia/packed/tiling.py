@@ -16,7 +16,7 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, TensorLayout
 
-from ..configured import Configured, first_fault
+from ..configured import WarpTile, first_fault
 from ..formats import FORMATS
 from ..geometry import Phase, along, chunks, product_geometry, window
 from ..instructions import LOCAL_LIMIT, Instructions, Wgmma
@@ -27,7 +27,7 @@ PACKING_ITEMS = 2**16
 
 
 @dataclass(frozen=True)
-class Tile(Configured):
+class Tile(WarpTile):
     """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
 
     bm: int
@@ -50,21 +50,6 @@ class Tile(Configured):
     """``wgmma``: slices after which exact formats move their sums to float32 registers; 0: after every 16 of k."""
     compensated: bool = False
     """Exact formats: whether what such a move rounds away begins the next sums."""
-
-    @property
-    def items(self) -> int:
-        """Work items of a work group."""
-        return self.wm * self.wn * (128 if self.engine == "wgmma" else 32)
-
-    @property
-    def frag_m(self) -> int:
-        """16-row fragments of a warp."""
-        return 1 if self.engine == "wgmma" else self.bm // self.wm // 16
-
-    @property
-    def frag_n(self) -> int:
-        """8-column fragments of a warp."""
-        return self.bn // self.wn // 8
 
 
 @dataclass(unsafe_hash=True)
@@ -229,7 +214,6 @@ class Tiling:
 
     @property
     def instructions(self) -> Instructions:
-        """What the product calls."""
         if self.tile.engine == "mma":
             return Instructions(self.format.type, ("copies", "mma"))
         return Instructions(self.format.type, ("copies",), self._wgmma)

@@ -19,7 +19,9 @@ WORDS = 16
 _ANYWHERE = 1 << 20
 _TYPES = {"float16": 6, "bfloat16": 9, "float32": 11}
 """The driver's; float32 numbers are rounded to TF32 on their way."""
-_NO_INTERLEAVE, _PROMOTE_256, _ZEROS = 0, 3, 0
+_NO_INTERLEAVE = 0
+_PROMOTE_256 = 3  # bytes that the L2 cache fetches at once
+_ZEROS = 0  # what fills a box outside of the tensor
 _SWIZZLES = {64: 2, 128: 3}
 """By the bytes of a box's rows."""
 _ITEM = {"float16": 2, "bfloat16": 2, "float32": 4}

@@ -41,7 +41,6 @@ class TmaPlan(NvidiaPlan):
         return [fold_launch(context, problem, tile.pixels, at["w"])]
 
     def product_text(self) -> str:
-        """The product's program."""
         tiling, layout, emulate = self.tiling, self._layout, self._emulate
         text = self._common + define(PARTIAL=int(tiling.partial), PARTIAL_AT=f"{layout.partial // 4}L")
         text += define(PAIRS=0, OCTETS=1, B_AT=f"{layout.at.get('w', 0) // 2}L", A_AT=f"{layout.at.get('x', 0) // 2}L")

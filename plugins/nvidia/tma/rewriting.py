@@ -38,7 +38,7 @@ MIN_GATHERED = 8
 SEGMENT = 128
 """Output pixels of a row that a work group of ``gather`` writes."""
 TRANSPOSE_SIDE = 32
-"""Side of the squares that a work group of ``turn`` transposes."""
+"""Side of the squares that a work group of ``transpose`` takes."""
 _TYPES = {2: "ushort", 4: "uint"}
 
 
@@ -120,7 +120,7 @@ def transpose_launch(context: Any, problem: ConvProblem, offset: int) -> Launch:
     taps = math.prod(getattr(problem, "k" + axis) for axis in problem.axes)
     text = define(G=problem.g, O=o, I=i, T=taps, TO_AT=f"{offset // 4}L")
     groups = -(-o // TRANSPOSE_SIDE) * -(-i // TRANSPOSE_SIDE) * taps * problem.g
-    return _launch(context, "turn.cl", text, ("turn", "w"), groups * 256)
+    return _launch(context, "transpose.cl", text, ("transpose", "w"), groups * 256)
 
 
 def _launch(context: Any, file: str, macros: str, kernel: tuple[str, str], items: int) -> Launch:

@@ -54,6 +54,5 @@ class Tma(TensorCores):
         return TmaTiling.of(problem, TmaTile.of({**config, "engine": "wgmma"}))
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TmaPlan:
-        """Compile a configuration."""
         require(context, self.engine_of(problem))
         return TmaPlan(context, problem, config, "wgmma")

@@ -96,7 +96,7 @@ class TmaTiling(Tiling):
         self.m_tiles = -(-(self.n_places if data else geo.m) // t.bm)
         self.sums = self.n_tiles * self.m_tiles * geo.groups * len(geo.phases)  # tiles of results, of ``split`` parts
         self.tiles = self.sums * t.split
-        # --- parts that a launch adds lie as the output does; those that work groups add, in tiles with their states
+        # --- parts that a launch adds are as the output does; those that work groups add, in tiles with their states
         self.partial = t.split > 1 and not t.fixup
         self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from convdispatch_winograd.geometry import TileGeometry
 from convdispatch_winograd.gpu.error import refusal
-from convdispatch_winograd.gpu.geometry import TileGeometry
 
 from convdispatch.api import ConvProblem, DeviceInfo
 
@@ -66,6 +66,5 @@ class Winograd(TileSolver):
         return self.tiling(problem, config).layout.size
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> WinogradPlan:
-        """Compile a configuration."""
         require(context, "wgmma")
         return WinogradPlan(context, problem, config)

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch_winograd.gpu.geometry import TileGeometry
+from convdispatch_winograd.geometry import TileGeometry
 from convdispatch_winograd.gpu.work import Inverse, Work
 
 from convdispatch.api import Areas, ConvProblem
@@ -75,7 +75,7 @@ def margin(matrices: tuple[Any, Any]) -> int:
 
 
 class PointsLayout:
-    """Where planes, weights, products and scales lie: bytes into the workspace, or into the packed weights' buffer."""
+    """Where planes, weights, products and scales are: bytes into the workspace, or into the packed weights' buffer."""
 
     def __init__(self, geometry: TileGeometry, tiling: PointsTiling) -> None:
         areas = Areas()
@@ -100,7 +100,7 @@ class PointsLayout:
 
 @dataclass(unsafe_hash=True)
 class PointsWork(Work):
-    """Winograd's own numbers, for the inverse transform, where the products lie as ``layout`` says."""
+    """Winograd's own numbers, for the inverse transform, where the products are as ``layout`` says."""
 
     layout: Any = None
 
@@ -111,7 +111,7 @@ class PointsWork(Work):
 
     @property
     def inverse(self) -> Inverse:
-        """The products: channels last they lie as [tile][point][channel], the points beside one another."""
+        """The products: channels last they are as [tile][point][channel], the points beside one another."""
         found = super().inverse
         if self.geometry.weights or not self.geometry.nhwc:
             return found
@@ -138,7 +138,7 @@ class Points:
 
     @functools.cached_property
     def layout(self) -> PointsLayout:
-        """Where everything lies."""
+        """Offsets of everything."""
         return PointsLayout(self.geometry, self.tiling)
 
     @functools.cached_property

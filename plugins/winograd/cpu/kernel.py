@@ -48,6 +48,13 @@ def printed(matrix: Matrix, dtype: str) -> str:
     return program(matrix, inputs, outputs, type="V", dtype=scalar, declare=True, indent="      ").text
 
 
+def along_h(program: str, taken: int, made: int, columns: int, pitch: int, read: str) -> str:
+    """The pass along h of all columns j, into ``mid``: ``read`` reads the vector at offset ``{row}``, k times pitch."""
+    text = f"    V mid[{made * columns}];\n    ONCE for (int j = 0; j < {columns}; ++j) {{\n"
+    text += "".join(f"      const V d{k} = {read.format(row=k * pitch)};\n" for k in range(taken)) + program
+    return text + "".join(f"      mid[{k * columns} + j] = o{k};\n" for k in range(made)) + "    }\n"
+
+
 class Kernel:
     """One configuration: every size is known, nothing is compiled."""
 
@@ -79,14 +86,14 @@ class Kernel:
         case = self.case
         store = "STREAMW" if streams and size > STREAMED_BYTES else "STOREW"
         common = {"lanes": case.lanes, "nhwc": case.nhwc, "groups": case.problem.g, "images": case.problem.mb}
-        common |= {"strip": case.strip, "store": store, "transposed": transposed}
+        common |= {"strip": case.strip, "store": store, "transposed": transposed, "along_h": along_h}
         return "".join(kernel_text(__package__, file, **(common | dict(values))) for file, values in parts)
 
     def programs(self, name: str) -> dict[str, str]:
         """The products with matrix ``name`` along h and w."""
         dtype = self.case.problem.dtype
-        along_h, along_w = (printed(getattr(each, name), dtype) for each in self.case.transforms)
-        return {"program_h": along_h, "program_w": along_w}
+        program_h, program_w = (printed(getattr(each, name), dtype) for each in self.case.transforms)
+        return {"program_h": program_h, "program_w": program_w}
 
     def spread(self, name: str) -> tuple[str, dict[str, Any]]:
         """The transform of the source, "x", or of dy in the weights' gradient, "d"."""

@@ -2,7 +2,6 @@
 
 A new pass is a template and a method of ``plan.Passes``.
 
-- ``geometry``: a problem in tiles and transforms.
 - ``work``: its pieces, and the layout of transformed tiles in memory.
 - ``plan``: the passes as launches.
 - ``fused_work``: sizes and cycles of the fused form.

@@ -9,8 +9,8 @@ from typing import Any
 
 from convdispatch.api import DeviceInfo, gemm_configs, rates
 
+from ..geometry import TileGeometry
 from .error import longest
-from .geometry import TileGeometry
 from .plan import work_of
 from .work import Work
 

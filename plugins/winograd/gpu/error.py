@@ -6,7 +6,7 @@ import math
 
 from convdispatch.api import ConvProblem
 
-from .geometry import TileGeometry
+from ..geometry import TileGeometry
 
 # (m, r): relative error of a sum of n products over the root of n, for kernels along both axes and along one; float32,
 # normal data, n from 64 to 1024 (docs/results/accuracy.md). A tile's own rounding is below it from n = 16 on.

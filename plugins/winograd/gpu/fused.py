@@ -8,9 +8,9 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Plan, StepPlan, rates
 
+from ..geometry import TileGeometry
 from .choice import COPY, SUSTAINED
 from .fused_work import FusedWork
-from .geometry import TileGeometry
 from .plan import Passes, pack_key
 from .solver import Tiles
 

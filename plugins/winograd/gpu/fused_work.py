@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .geometry import TileGeometry
+from ..geometry import TileGeometry
 from .work import Filter, Work
 
 MAX_INT_OFFSET = 2**31 - 2**24

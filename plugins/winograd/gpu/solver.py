@@ -7,9 +7,9 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Plan, Solver
 
+from ..geometry import TileGeometry
 from .choice import choices, seconds
 from .error import refusal
-from .geometry import TileGeometry
 from .plan import passes, work_of
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix, TensorLayout
 
+from ..geometry import Pair, TileGeometry
 from ..program import program
 from ..transforms import Matrix as Coefficients
-from .geometry import Pair, TileGeometry
 
 
 def _up(size: int, unit: int) -> int:

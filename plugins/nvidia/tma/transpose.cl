@@ -1,10 +1,10 @@
 // to[g][i][t][o] = w[g][o][t][i]: weights whose rows run along the channels that the data gradient sums.
 //
-// G groups of O output and I input channels, T taps; TO_AT elements of ``to`` before the first. A work group turns SIDE by SIDE
+// G groups of O output and I input channels, T taps; TO_AT elements of ``to`` before the first. A work group transposes SIDE by SIDE
 // numbers of one group and tap, so that both sides are read and written in lines.
 #define SIDE 32
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void turn(global const float *restrict w, global float *restrict to) {
+void transpose(global const float *restrict w, global float *restrict to) {
   local float tile[SIDE][SIDE + 1];
   const int tid = get_local_id(0), across = (I + SIDE - 1) / SIDE, down = (O + SIDE - 1) / SIDE;
   const int block = get_group_id(0), i0 = block % across * SIDE, o0 = block / across % down * SIDE;

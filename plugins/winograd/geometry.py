@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem, TensorLayout
 
-from ..transforms import Matrix, Transform, in_range, transform
+from .transforms import Matrix, Transform, in_range, transform
 
 Pair = tuple[int, int]
 
