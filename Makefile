@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# pytest's arguments, for example: make test ARGS="-m selection" (a zone: tests/zones.py), ARGS="-k near_miss"
+# pytest's arguments, for example: make test ARGS=tests/selection, ARGS="-k near_miss"
 ARGS ?=
 # Processes that run the tests, a file each at a time, 0 for this one alone: a test is mostly one thread of a compiler or
 # of Python, and the tests of a file share programs and fixtures. One more than two cores: some tests wait, for a child or
@@ -27,14 +27,14 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.peers
-	$(BIN)/python bench/gemm.py
-	$(BIN)/python bench/overhead.py
-	$(BIN)/python bench/layers.py --net cpu10 --against torch
+	$(BIN)/python -m bench gemm
+	$(BIN)/python -m bench overhead
+	$(BIN)/python -m bench layers --net cpu10 --against torch
 
 # The site of docs/ with a reference from the docstrings, in build/site; a broken link ends it. Needs no network once
 # its packages are there.
 docs: $(VENV)/.docs
-	$(BIN)/python bench/results.py --check
+	$(BIN)/python -m bench.results --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo build/site/index.html
 

@@ -1,10 +1,10 @@
 """Recorded figures as pages: docs/results/data/*.json become docs/results/*.md.
 
-    python bench/layers.py --record cpu-layers --machine zen5     # a script records its table, and writes the page
-    python bench/results.py                                       # write all pages
-    python bench/results.py --check                               # fail if a page is not what its data say
-    python bench/results.py record NAME --title "Errors" --machine h200 --date 2026-11-25 --command "..." < table.md
-    python bench/torch_models.py --rows cpu-1 | python bench/results.py record ... --columns row,ours_ms,torch_ms
+    python -m bench layers --record cpu-layers --machine zen5     # a script records its table, and writes the page
+    python -m bench.results                                       # write all pages
+    python -m bench.results --check                               # fail if a page is not what its data say
+    python -m bench.results record NAME --title "Errors" --machine h200 --date 2026-11-25 --command "..." < table.md
+    python -m bench host_time nets | python -m bench.results record ... --columns row,ours_ms,torch_ms
 
 A file holds ``title``, ``intro`` and ``tables``, or is one table itself. A table has ``title``, ``machine`` (a key of
 ``machines.json`` or text), ``date``, ``command``, ``columns``, ``rows``, and ``note`` if a reader needs one. Recording
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 DATA = FOLDER / "data"
 FIELDS = {"title", "machine", "date", "command", "columns", "rows", "note"}
-HEADER = "<!-- Written by bench/results.py from {source}: change that, not this. -->\n\n"
+HEADER = "<!-- Written by python -m bench.results from {source}: change that, not this. -->\n\n"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def overview() -> str:
         "Every figure that this project claims stands here, with its machine, date and command. Times are medians. A\n"
         "ratio is the other side's time over ours, both taken in turns in one run: above 1, ours is faster. Two runs\n"
         "on one machine differ by some percent.\n\n"
-        "To record a table, pipe a script's Markdown table into `python bench/results.py record`.\n\n"
+        "To record a table, pipe a script's Markdown table into `python -m bench.results record`.\n\n"
     )
     text += "".join(f"- [{read(path)['title']}]({path.stem}.md)\n" for path in sources())
     text += "\n## Machines\n\n" + line(["name", "what it is"]) + line(["---", "---"])
@@ -164,7 +164,7 @@ def keep(title: str, columns: list[str], rows: list[list[str]]) -> None:
     said = {key: click.get_current_context().meta[f"results.{key}"] for key in ("record", "machine", "title")}
     if not said["record"]:
         return
-    words, skip = ["python", f"bench/{Path(sys.argv[0]).name}"], False
+    words, skip = ["python", "-m", "bench", Path(sys.argv[0]).stem], False
     for word in sys.argv[1:]:
         if not skip and not word.startswith(("--record", "--machine", "--title")):
             words.append(word)

@@ -18,15 +18,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # for ``checking``
+# Rooms are named as what they test, ``torch`` and ``onnx`` too: where such a library is not installed, pytest's own
+# entry for this folder would let a room be imported in its place.
+SUPPORT = Path(__file__).parent / "support"
+ROOT = SUPPORT.parents[1]
+sys.path[:] = [str(SUPPORT), str(ROOT), *(entry for entry in sys.path if entry != str(SUPPORT.parent))]
 
 from processors import DESCRIBED, PROCESSORS, become  # noqa: E402 (the path stands above)
-from zones import ZONES, zone_of  # noqa: E402
 
 # A test must not see the records, registry or plugins of the user who runs it, nor leave any behind. Set always, for
 # workers of xdist inherit the variables of the process that started them, and would share its records.
@@ -59,8 +62,6 @@ def pytest_configure(config: pytest.Config) -> None:
     as_gpu.optimised = config.getoption("--full")
     config.addinivalue_line("markers", "computes: its kernels run for longer than a compiler optimises them")
     config.addinivalue_line("markers", "full: run with --full, else not even collected")
-    for zone in ZONES:
-        config.addinivalue_line("markers", f"{zone}: tests of this zone, see tests/zones.py")
 
 
 def on_a_cpu() -> None:
@@ -117,10 +118,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]
-    for item in items:
-        zone = zone_of(item.path.stem)
-        if zone is not None:
-            item.add_marker(zone)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -177,6 +174,21 @@ def settled():
         sys.modules["torch._dynamo"].reset()
     if len(gc.get_objects()) > MANY:
         settle()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_race(request):
+    """Where a form of a PyTorch graph and inductor would race, the form wins: on a busy machine either may."""
+    modules = [each.__name__ for each in vars(request.module).values() if isinstance(each, ModuleType)]
+    if not any(name.partition(".")[0] == "torch" for name in modules):
+        yield
+        return
+    from convdispatch.torch.graph import engine_choice
+
+    with pytest.MonkeyPatch.context() as patch:
+        form_wins = functools.wraps(engine_choice.faster)(lambda candidates, inputs: 0)
+        patch.setattr(engine_choice, "faster", form_wins)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -270,7 +282,7 @@ def naive(monkeypatch):
     from convdispatch.selection import dispatch
     from convdispatch.selection.plugins import loader
 
-    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(HERE / "naive_plugin"))
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(SUPPORT / "naive_plugin"))
     yield loader.reload()
     monkeypatch.undo()
     loader.reload()
@@ -300,7 +312,7 @@ def faults(monkeypatch, tmp_path, device):
     from convdispatch.selection.records import perfdb
 
     monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
-    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(HERE / "faulty_plugin"))
+    monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(SUPPORT / "faulty_plugin"))
     monkeypatch.setenv("CONVDISPATCH_PLUGINS", "faulty")
 
     def load(*names):

@@ -180,23 +180,22 @@ def host_fast_path(
             addresses[3] = of_bias(bias)
         if residual is not None:
             addresses[4] = address(residual)
-        packed, unpacked = None, addresses
+        unpacked = addresses
         try:
             try:
                 if packs:
-                    token = promise.token  # before the memory: another thread may let go of that
-                    packed = promise.addresses.get(key)
+                    packed = promise.addresses.get(key)  # held here: another thread may let go of it
                     if packed is None:
                         if not addresses[W]:
                             return None
                         packed = packed_weights(promise, addresses[W], queue)
                     addresses = [*addresses]
-                    addresses[W] = token
+                    addresses[W] = packed.svm_ptr
                     if prepared.layered:
                         at = unpacked[W]
                         with unpacked_weights(HostMemory.at(at, weights_size) if at else None):
-                            return out if run(queue, addresses, packed) else None
-                return out if run(queue, addresses, packed) else None
+                            return out if run(queue, addresses) else None
+                return out if run(queue, addresses) else None
             except BaseException as error:
                 if not unpacked[W]:
                     raise

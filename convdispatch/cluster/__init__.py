@@ -1,10 +1,25 @@
-"""Many devices on many machines by Dask's distributed scheduler: problems × kinds of device become tasks.
+"""Many devices on many machines by Dask's scheduler: problems × kinds of device become tasks, tasks become answers.
 
-On the one side ``offers`` (what a worker has to offer) → ``serving`` (schedulers and workers); on the other
-``connecting`` (a client, the kinds of device there are) → ``running`` (tasks out, answers in, while workers come and
-go; ``placing`` says which goes where) → ``finding``, ``verifying``. ``tasks`` is what a worker runs, ``children`` the
-processes in which it measures (``measuring``) and compiles, ``calling`` the one for longer commands.
-Dask is an extra: ``pip install 'convdispatch[cluster]'``. Nothing of it is imported before it is asked for.
+A scheduler and a process a device (``convdispatch cluster``, ``convdispatch worker``) stand on one side, ``find_many``
+and the commands with ``--cluster`` on the other. A new kind of work is a function that ``tasks.call`` names. Dask is an
+extra, ``pip install 'convdispatch[cluster]'``; nothing of it is imported before it is needed.
+
+- ``requirements``: Dask's package, its certificates, and what to do where no scheduler can be used.
+- ``offers``: what a worker offers: one device, its kind as Dask's resource, processors that compile.
+- ``serving``: starts schedulers and workers and ends them.
+- ``preload``: what Dask loads into a worker as it starts.
+- ``tasks``: the functions that run in a worker.
+- ``children``: the child processes of a worker, one that measures and some that compile.
+- ``measuring``: the child that searches.
+- ``calling``: the child that runs the conformance kit or the benchmark.
+- ``exclusive``: one process at a time on a device.
+- ``connecting``: a client, and which kinds of device its workers offer just now.
+- ``placing``: which task goes to which worker, and when.
+- ``running``: tasks out, answers in, while workers come and go.
+- ``finding``: ``find_many``: searches by workers, recorded here.
+- ``interrupts``: short steps that an interrupt does not cut in two.
+- ``agreement``: whether two devices of a kind measured the same.
+- ``verifying``: the conformance kit on every kind of device.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def find_many(
     devices of a kind; where these disagree, both records are in doubt and say why.
 
     ``start`` hears, once, of how many searches there are, how many are known already, and on how many devices; ``each``
-    of every search as it ends; ``tell`` of what went wrong: unsteady workers, problems that could not be searched.
+    of every search as it ends; ``tell`` of what went wrong, such as problems that could not be searched.
 
     Raises InvalidArgument, NoDevice where no worker offers a device that is asked for, ConvDispatchError where no
     scheduler can be used or it goes away, and Frozen inside ``frozen()``.
@@ -90,12 +90,10 @@ class _Finding:
         self, client: Any, workers: Workers, limits: dict[str, Any], again: bool, agree: float, store: bool, tell: Any
     ) -> None:
         self._limits, self._again, self._agree, self._store, self._tell = limits, again, agree, store, tell
-        compile_s = (limits["budget_ms"] or 10_000.0) / 1e3
-        self._run = Run(client, workers, compile_s=compile_s, tell=tell)
+        self._run = Run(client, workers, tell=tell)
         for words in sorted(workers.other_versions):
             tell(f"{words}: it gets no tasks")
         self._kinds = dict(self._run.kinds)
-        self._unsteady: dict[str, str] = {}
         for kind in self._kinds.values():
             drivers = {offer.info["driver"] for offer in kind.workers.values()}
             if len(drivers) > 1:
@@ -124,7 +122,7 @@ class _Finding:
     def _task(self, problem: ConvProblem, key: str, **more: Any) -> Task:
         text = str(problem)
         limits = self._limits | {"incumbent": self._incumbent(problem, self._kinds[key].device)}
-        return Task(text, key, measure, (text, limits, self._again), compiles=text, **more)
+        return Task(text, key, measure, (text, limits, self._again), **more)
 
     def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """What runs on such a device by what is known here; the worker's own first where no plugin here serves it."""
@@ -140,10 +138,7 @@ class _Finding:
             why = answer if isinstance(answer, Failed) else f"{answer['failure']} (on {answer['place']})"
             self._tell(f"{task.words} was not measured on {task.kind}: {why}")
             return None
-        place, unsteady = answer["place"], answer["unsteady"]
-        if unsteady and place not in self._unsteady:
-            self._tell(f"{place}: {unsteady}")
-            self._unsteady[place] = unsteady
+        place = answer["place"]
         records = [replace(Record.from_json(each), worker=place) for each in answer["records"]]
         results = from_json(answer["results"])
         results.device, results.worker = self._kinds[task.kind].device, place

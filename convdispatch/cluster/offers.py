@@ -1,8 +1,8 @@
 """What a worker offers: one device of this machine, its kind as Dask's resource, and processors to compile on.
 
-A worker serves one device and offers 1 of the resource that is named after the device's kind (``device_key``). Every
-task that measures needs that 1, so a device is never measured by two tasks at once. Tasks that only compile need the 1
-of another resource, which workers offer that have processors to compile on.
+A worker serves one device and offers the resource that is named after the device's kind (``device_key``), of which
+each task needs 1: as much as tasks may run there at a time. One alone measures (``exclusive``); where a worker has
+processors to compile on, the next task compiles meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
 
+QUEUED = 2
+"""Tasks that a worker has at most: the one that measures, and the next."""
 COMPILERS = 3
 """Most processors a device that compile while it is measured: what a search of some seconds uses up."""
 
@@ -47,7 +49,7 @@ class Offer:
     @property
     def resources(self) -> dict[str, float]:
         """Dask's resources of the worker."""
-        return {self.key: 1, **({to_compile(self.key): 1} if self.compilers else {})}
+        return {self.key: QUEUED if self.compilers else 1}
 
     @property
     def silicon(self) -> str:
@@ -57,11 +59,6 @@ class Offer:
     def text(self) -> str:
         """JSON, which ``Offer(**json.loads(text))`` reads."""
         return json.dumps(asdict(self))
-
-
-def to_compile(key: str) -> str:
-    """The resource that compiling for a kind of device needs."""
-    return f"compile {key}"
 
 
 def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machine: str = "") -> list[Offer]:

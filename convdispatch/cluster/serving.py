@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..api.errors import ConvDispatchError
-from .offers import Offer
+from .offers import QUEUED, Offer
 from .requirements import distributed, hint, why
 
 LOOPBACK = "127.0.0.1"
@@ -110,7 +110,7 @@ def _nanny(package: Any, address: str, offer: Offer, security: Any) -> Any:
     return package.Nanny(
         address,
         host=host,
-        nthreads=2 if offer.compilers else 1,
+        nthreads=QUEUED if offer.compilers else 1,
         resources=offer.resources,
         name=f"{offer.place}#{os.getpid()}",
         memory_limit=0,

@@ -22,21 +22,16 @@ def _worker() -> Any:
 def measure(problem: str, limits: dict[str, Any], again: bool = False) -> dict[str, Any]:
     """Search for a problem on this worker's device.
 
-    Answers ``place`` and ``unsteady``, and ``failure`` or the ``results``, ``records`` and ``unsound`` solvers.
+    Returns ``place``, and ``failure`` or the ``results``, ``records`` and ``unsound`` solvers.
     """
     worker = _worker()
     return {**worker.convdispatch_children.search(problem, limits, again), "place": worker.convdispatch_offer.place}
 
 
-def prepare(problem: str, seconds: float) -> int:
-    """Compile a problem's most promising candidates for at most so long, beside what is measured; how many."""
-    return _worker().convdispatch_children.compile(problem, seconds)
-
-
 def call(function: str, given: dict[str, Any], silent_s: float) -> dict[str, Any]:
     """Call ``module:name`` on this worker's device in a child process (see ``calling``), which may be silent so long.
 
-    Answers ``place``, and ``made`` or ``failure``.
+    Returns ``place``, and ``made`` or ``failure``.
     """
     offer = _worker().convdispatch_offer
     child = RestartingChild("convdispatch.cluster.calling", {"device": offer.address})

@@ -12,7 +12,7 @@ from ..measurement.shapes import Entry
 from ..measurement.shapes import parse as parse_entries
 from .connecting import Workers, connected
 from .placing import Task
-from .running import Failed, Run
+from .running import Run
 from .tasks import call
 
 PART = 40
@@ -61,28 +61,25 @@ def verify_many(
     with connected(client, security) as found:
         run = Run(found, Workers(found, devices), tell=tell)
         kinds = sorted(run.kinds)
-        for part in parts:
-            for key in kinds:
-                target = f"{__name__}:examine"
-                # A case is asked of every solver in turn, each within the limit.
-                request = (target, {**given, "only": part}, START_S + 20 * limit)
-                run.add(Task(f"{plugin}, {len(part)} cases", key, call, request, about=part))
         unasked = {key: dict.fromkeys(names) for key in kinds}
-        try:
-            for task, answer in run.answers():
-                if isinstance(answer, Failed) or "failure" in answer:
-                    tell(f"{task.words} on {task.kind}: {answer if isinstance(answer, Failed) else answer['failure']}")
-                    continue
-                made = Report.from_json(answer["made"])
-                for name in set(task.about) - set(made.unasked):
-                    del unasked[task.kind][name]
-                    report(cases[name], [o for o in made.outcomes if o.case == name], len(cases) * len(kinds))
-                whole = reports.setdefault(task.kind, made)
-                if whole is not made:
-                    whole.outcomes += made.outcomes
-                    whole.seconds = round(whole.seconds + made.seconds, 2)
-        except KeyboardInterrupt:
-            pass
+
+        def hear(task: Task, answer: Any) -> None:
+            made = Report.from_json(answer)
+            for name in set(task.about) - set(made.unasked):
+                del unasked[task.kind][name]
+                report(cases[name], [o for o in made.outcomes if o.case == name], len(cases) * len(kinds))
+            whole = reports.setdefault(task.kind, made)
+            if whole is not made:
+                whole.outcomes += made.outcomes
+                whole.seconds = round(whole.seconds + made.seconds, 2)
+
+        # A case is given to every solver in turn, each within the limit.
+        target, silent_s = f"{__name__}:examine", START_S + 20 * limit
+        requests = [(part, (target, {**given, "only": part}, silent_s)) for part in parts]
+        run.called(
+            (Task(f"{plugin}, {len(part)} cases", key, call, request, about=part) for part, request in requests
+             for key in kinds), hear,
+        )  # fmt: skip
     place = {name: number for number, name in enumerate(names)}
     for key, whole in reports.items():
         whole.unasked = list(unasked[key])

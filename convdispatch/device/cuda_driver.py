@@ -10,19 +10,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-import os
 import platform
 import sys
 import threading
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_ushort, c_void_p
 from typing import TYPE_CHECKING, Any
 
+from ..api import settings
 from ..api.errors import ConvDispatchError
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-SWITCH = "CONVDISPATCH_CUDA"
 _PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
 # What a CUDA stream calls when the work before is done: function(first, second) from the three words it is given. Code
 # of the machine's own, because a function in Python would wait for Python's lock and hold the stream up.
@@ -144,8 +143,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @functools.lru_cache(maxsize=1)
 def _driver() -> tuple[ctypes.CDLL | None, str | None]:
-    if os.environ.get(SWITCH, "").strip() == "0":
-        return None, f"{SWITCH}=0 turns it off"
+    if not settings.CUDA.value():
+        return None, "CONVDISPATCH_CUDA=0 turns it off"
     if sys.platform != "linux" or platform.machine() not in _TRAMPOLINES:
         return None, f"linux on {' or '.join(_TRAMPOLINES)} only, got {sys.platform} on {platform.machine()}"
     try:

@@ -1,9 +1,11 @@
-"""An executable: what a plan is once its ``enqueue`` has run on a recording. It is immutable and launched everywhere.
+"""An executable: what a plan, or a whole net, is once it has run on a recording. It never changes.
 
-It holds the plan's launches in their order: kernels, arguments that are numbers, and for each argument that is memory
-which operand it is and from which byte on. ``bind`` makes it ready for a place where commands go (``places``); what is
-left of a call then is to put the operands' addresses in. A plan that gives other commands than launches, or that cannot
-be recorded (a vendor's library), is an executable of one opaque command: its ``enqueue``.
+It holds the launches in their order: kernels, arguments that are numbers, and for each argument that is memory which
+operand it is and from which byte on. Scratch memory is laid out once, areas that are never in use together in the same
+bytes (``replay.arena``). ``bind`` makes an executable ready for a place where commands go (``places``); what is left of
+a call then is to put the operands' addresses in. ``place`` puts its launches into a longer recording, a net's. A plan
+that gives other commands than launches, or that cannot be recorded (a vendor's library), is an executable of one opaque
+command: its ``enqueue``.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .commands.interface import Kernel
 from .commands.recording import Recording, Slot
+from .replay.arena import Lifetime, lay_out
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -25,8 +27,8 @@ X, W, Y, BIAS, RESIDUAL = range(5)
 """The numbers of a convolution's operands; areas of scratch memory have those that follow."""
 OUTPUTS = {"fwd": Y, "bwd_data": X, "bwd_weights": W}
 """By direction: the operand that is written."""
-_ALIGN = 256
-"""Bytes to which each area of the scratch memory is rounded."""
+SCRATCH_ALIGNMENT_BYTES = 256
+"""Each area of scratch memory begins at a multiple of so many bytes."""
 
 
 class KernelLaunch(NamedTuple):
@@ -41,7 +43,8 @@ class KernelLaunch(NamedTuple):
 
 class Executable:
     """``launches`` on ``operands``, whose sizes in bytes are given (None for one that there is not), and on areas of
-    scratch memory at ``offsets`` of a block of ``scratch_size`` bytes. The operand of number ``output`` is written."""
+    scratch memory at ``offsets`` of a block of ``scratch_size`` bytes. The operands of the numbers ``outputs`` are
+    written."""
 
     __slots__ = (
         "_bound",
@@ -50,7 +53,7 @@ class Executable:
         "offsets",
         "opaque",
         "operands",
-        "output",
+        "outputs",
         "scratch_size",
         "scratch_sizes",
     )
@@ -59,28 +62,27 @@ class Executable:
         self,
         launches: Sequence[tuple[Kernel, Sequence[Any]]] | None,
         operands: Sequence[Slot | None],
-        output: int,
+        outputs: Sequence[int],
         enqueue: Callable[..., Any] | None = None,
     ) -> None:
         """``enqueue(queue, *operands, wait_for)`` gives everything to what stands for a queue; its event."""
         self.opaque, launches, self.enqueue = launches is None, launches or (), enqueue
-        self.operands, self.output = tuple(None if slot is None else slot.size for slot in operands), output
+        self.operands, self.outputs = tuple(None if slot is None else slot.size for slot in operands), tuple(outputs)
         roots = {slot.root: number for number, slot in enumerate(operands) if slot is not None}
-        found, scratch = [], list[Slot]()
-        for kernel, arguments in launches:
+        found, used = [], dict[Slot, tuple[int, int]]()
+        for place, (kernel, arguments) in enumerate(launches):
             memory = []
             for index, argument in enumerate(arguments):
                 if type(argument) is Slot:
-                    if argument.root not in roots:
-                        roots[argument.root] = len(operands) + len(scratch)
-                        scratch.append(argument.root)
-                    memory.append((index, roots[argument.root], argument.offset))
+                    root = argument.root
+                    if roots.setdefault(root, len(operands) + len(used)) >= len(operands):
+                        used[root] = used.get(root, (place, place))[0], place
+                    memory.append((index, roots[root], argument.offset))
             found.append(KernelLaunch(kernel, tuple(arguments), tuple(memory)))
         self.launches = tuple(found)
-        self.scratch_sizes = tuple(slot.size for slot in scratch)
-        rounded = [-(-size // _ALIGN) * _ALIGN for size in self.scratch_sizes]
-        *offsets, self.scratch_size = accumulate(rounded, initial=0)
-        self.offsets = tuple(offsets)
+        self.scratch_sizes = tuple(slot.size for slot in used)
+        arena = lay_out([Lifetime(slot, *between) for slot, between in used.items()], SCRATCH_ALIGNMENT_BYTES)
+        self.offsets, self.scratch_size = tuple(arena.offsets[slot] for slot in used), arena.size
         self._bound: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
     @classmethod
@@ -88,14 +90,14 @@ class Executable:
         cls,
         recording: Recording,
         operands: Sequence[Slot | None],
-        output: int,
+        outputs: Sequence[int],
         enqueue: Callable[..., Any] | None = None,
     ) -> Executable:
         """Opaque where the recording holds other commands than launches, or numbers that each call asks for anew."""
         if any(command.kernel is None or command.late for command in recording.commands):
-            return cls(None, operands, output, enqueue)
+            return cls(None, operands, outputs, enqueue)
         launches = [(command.kernel, command.arguments) for command in recording.commands if command.kernel]
-        return cls(launches, operands, output, enqueue)
+        return cls(launches, operands, outputs, enqueue)
 
     def bind(self, place: Place[T]) -> T:
         """What runs it at a place, the same for all who hold it; it holds the executable, and is not held by that."""
@@ -106,20 +108,31 @@ class Executable:
                 found = self._bound.setdefault(place, found)
         return found  # type: ignore[return-value]
 
-    def takes_part_of(self, operand: int) -> bool:
-        """Whether a kernel gets an operand from another byte than its first on."""
-        return any(offset for each in self.launches for _, number, offset in each.memory if number == operand)
+    def place(self, recording: Recording, operands: Sequence[Any]) -> Any:
+        """Record the launches on a longer recording's memory, or on real memory; the last command."""
+        if self.opaque:
+            return self.enqueue(recording, *operands)  # type: ignore[misc]
+        memory = [*operands, *map(recording.allocate, self.scratch_sizes)]
+        command = None
+        for kernel, arguments, parts in self.launches:
+            given = list(arguments)
+            for index, number, offset in parts:
+                whole = memory[number]
+                given[index] = whole.get_sub_region(offset, arguments[index].size) if offset else whole
+            command = recording.launch(kernel, given)
+        return command
 
     def overlaps(self, addresses: Sequence[int]) -> bool:
-        """Whether the output's bytes at these addresses are also another operand's, or an operand has none."""
-        begin = addresses[self.output]
-        end = begin + (self.operands[self.output] or 0)
-        for number, size in enumerate(self.operands):
-            if size is None:
-                continue
-            address = addresses[number]
-            if not address or (number != self.output and begin < address + size and address < end):
-                return True
+        """Whether an output's bytes at these addresses are also another operand's, or an operand has none."""
+        for output in self.outputs:
+            begin = addresses[output]
+            end = begin + (self.operands[output] or 0)
+            for number, size in enumerate(self.operands):
+                if size is None:
+                    continue
+                address = addresses[number]
+                if not address or (number != output and begin < address + size and address < end):
+                    return True
         return False
 
 

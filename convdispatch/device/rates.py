@@ -16,6 +16,7 @@ from pathlib import Path
 
 import platformdirs
 
+from ..api import settings
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchWarning
 from ..api.rates import DeviceRates
@@ -72,7 +73,7 @@ def rates(device: DeviceInfo) -> DeviceRates:
 
 def switched_off() -> bool:
     """Whether the user wants estimates."""
-    return os.environ.get("CONVDISPATCH_RATES") == "off"
+    return settings.RATES.value() == settings.OFF
 
 
 def estimate(device: DeviceInfo) -> DeviceRates:
@@ -101,7 +102,7 @@ def keep(device: DeviceInfo, found: DeviceRates) -> Path:
 
 def place(device: DeviceInfo) -> Path:
     """The file that holds what was measured on such a device."""
-    chosen = os.environ.get("CONVDISPATCH_RATES")
-    folder = Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "rates"
+    chosen = settings.RATES.value()
+    folder = Path(chosen) if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "rates"
     words = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units), device.processor)
     return folder / (re.sub(r"[^a-z0-9]+", "-", "_".join(words).lower()).strip("-") + ".json")

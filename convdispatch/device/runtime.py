@@ -13,6 +13,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from ..api import settings
 from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
 from .commands.interface import Commands, thread
@@ -159,7 +160,7 @@ def _ranked() -> cl.Device:
 
 def default_device() -> cl.Device:
     """``CONVDISPATCH_DEVICE``, else a GPU that works, else a CPU that works. Raises NoDevice."""
-    chosen = os.environ.get("CONVDISPATCH_DEVICE")
+    chosen = settings.DEVICE.value()
     return _named(chosen) if chosen else _ranked()
 
 

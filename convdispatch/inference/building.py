@@ -115,7 +115,7 @@ def build(
         else ""
     )
     packed = artifact_store.find("forms", net_key, queue.device) if net_key else None
-    key = choice_cache.key_of(graph, queue, choice_use) if recall and free and packed is None else None
+    key = choice_cache.choice_key(graph, queue, choice_use) if recall and free and packed is None else None
     known = None if key is None else choice_cache.load(key)
     if packed is not None and packed[0]["layout"] in (*layouts, MIXED):
         layouts, counts = (packed[0]["layout"],), (packed[0]["queues"],)
@@ -213,7 +213,7 @@ def _forms(
 
 
 def _fastest(
-    forms: list[InferenceNet], purpose: str, key: str | None, known: choice_cache.Choice | None
+    forms: list[InferenceNet], purpose: str, key: choice_cache.Key | None, known: choice_cache.Choice | None
 ) -> InferenceNet:
     """The form that is fastest at its purpose; what was found is noted under ``key``."""
     if len(forms) == 1:

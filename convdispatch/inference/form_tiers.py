@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..api import settings
 from ..api.errors import InvalidArgument
 from ..api.policy import current_policy
 from ..device.programs.compile_pool import compilers
@@ -41,8 +41,8 @@ def tiered(
     graphs: dict[str | None, Graph], ranked: Ranked, device: cl.Device
 ) -> tuple[dict[str | None, Graph], dict[str | None, Graph]]:
     """Which of the ``graphs``, by layout, to build now, and which aside; all now where the policy waits, or for few."""
-    policy, default = current_policy(), os.environ.get("CONVDISPATCH_TIER")
-    waits = (policy.tier or default) == "full" or policy.deterministic or policy.frozen
+    policy = current_policy()
+    waits = (policy.tier or settings.TIER.value()) == "full" or policy.deterministic or policy.frozen
     if waits or len(graphs) < 2 or compilers(device) < 2:
         return graphs, {}
     info = device_info(device)

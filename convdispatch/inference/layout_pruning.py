@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchError
+from ..api.policy import current_policy
 from ..device.rates import rates
 from ..device.runtime import device_info
 from ..device.startup_profile import phase
 from ..selection.choice.evidence import measured_s
 from ..selection.choice.ranking import Choices
+from ..selection.decision_store import choices
 from ..selection.solver_query import predicted
 from .graph import Graph, is_planned
 from .layout_planning import plan
@@ -80,7 +82,7 @@ def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
     """Seconds that the solver which a convolution would run took, or is predicted to take; NaN where nobody knows."""
     if problem not in ranked:
         try:
-            ranked[problem] = Choices(problem, device)
+            ranked[problem] = choices(problem, device, current_policy())
         except ConvDispatchError:
             return math.nan
     first = ranked[problem].first

@@ -1,4 +1,4 @@
-"""The inference form of a net as it runs: a recorded program, its inputs and results."""
+"""The inference form of a net as it runs: on OpenCL's queues, on NumPy's arrays in place, on a CUDA stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..device.cuda.stream import CudaMemory, CudaStream
 from ..device.replay.program import Program
 from ..tensor import Tensor
 from .graph import map_operands
-from .host_arrays import OWN, HostProgram
+from .host_arrays import OWN, HostNet, check_out
 from .lower import Lowered
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Layer:
 
 
 class Watch(Protocol):
-    """What looks at calls with the host's arrays, until it takes itself away."""
+    """What measures calls with the host's arrays, until it takes itself away."""
 
     def call(self, net: InferenceNet, inputs: Sequence[np.ndarray], change: Change) -> Any:
         """The results of a call; waits."""
@@ -66,8 +66,8 @@ class InferenceNet:
         self.ms = float("nan")
         """What a call took when forms were compared; NaN where there was one form."""
         self.watch: Watch | None = None
-        self._quick: Callable[..., Any] | None = None
-        """The way of calls with arrays that kernels take as they are, after the first."""
+        self._quick: HostNet | None = None
+        """The fast path of calls with the host's arrays, after the first."""
         self.tried: list[str] = []
         """Every form that was built and its milliseconds, for the record."""
 
@@ -79,9 +79,7 @@ class InferenceNet:
     @property
     def own_threads(self) -> str | None:
         """Why calls with the host's arrays run in the device's own threads; None where they run in PyTorch's."""
-        if self.host_program is not None:
-            return self.host_program.own_threads
-        return "the device takes no pointers, or a result is an input"
+        return self._on_host[1]
 
     @property
     def nbytes(self) -> int:
@@ -124,8 +122,8 @@ class InferenceNet:
         Arrays of another library on the net's CUDA device are read, and results written, on that library's current
         stream, on which the net runs as a CUDA graph.
         """
-        if self._quick is not None and (answer := self._quick(inputs)) is not None:
-            return answer
+        if self._quick is not None and (results := self._quick(inputs)) is not None:
+            return results
         if len(inputs) != len(self._lowered.inputs):
             raise InvalidArgument(f"the net takes {len(self._lowered.inputs)} inputs, got {len(inputs)}")
         library = library_of(type(inputs[0])) if inputs else None
@@ -143,8 +141,8 @@ class InferenceNet:
         def change(array: np.ndarray) -> Any:
             return library.from_host(array, inputs[0])
 
-        answer = None if self._quick is None else self._quick(views, change)
-        return self._watched(views, change) if answer is None else answer
+        results = None if self._quick is None else self._quick(views, change)
+        return self._watched(views, change) if results is None else results
 
     def _watched(self, inputs: Sequence[np.ndarray], change: Change) -> Any:
         return self.call_on_host(inputs, change) if self.watch is None else self.watch.call(self, inputs, change)
@@ -161,18 +159,32 @@ class InferenceNet:
             refuse_mask("an input", given)
             self._check(given.shape, given.dtype.name, inner)
         plain = [np.asarray(given, inner.dtype) for given, inner in zip(inputs, self._lowered.inputs, strict=True)]
-        if self.host_program is None:
+        on_host = self._on_host[0]
+        if on_host is None:
             return self._call(plain, lambda inner: change(self._fetch_host(inner)))
         if self.watch is None:
-            self._quick = self.host_program
-        return self.host_program(plain, change)
+            self._quick = on_host
+        return on_host(plain, change)
+
+    def call_into(self, inputs: Sequence[np.ndarray], out: Sequence[np.ndarray | None]) -> list[Any]:
+        """The results of a net that returns a list, for NumPy's arrays; each goes to its array of ``out``, if it has
+        one: kernels write it there where they can, else it is copied.
+
+        Raises InvalidArgument for an array of another shape or dtype than its result's, and one that cannot be written.
+        """
+        check_out(self.results, out)
+        on_host = self._on_host[0] if self.watch is None else None
+        made = None if on_host is None else on_host(inputs, None, out)
+        made = self(*inputs) if made is None else made
+        for result, array in zip(made, out, strict=True):
+            if array is not None and result is not array:
+                np.copyto(array, result)
+        return [result if array is None else array for result, array in zip(made, out, strict=True)]
 
     @functools.cached_property
-    def host_program(self) -> HostProgram | None:
-        """What runs the net on the host's arrays where they lie; None where that cannot be."""
-        return HostProgram.of(
-            self._program, self._lowered.recording.commands, self._lowered.inputs, self._lowered.output, self._threads
-        )
+    def _on_host(self) -> tuple[HostNet | None, str | None]:
+        """The net on the host's arrays in place, None where there is none; why it runs in the device's own threads."""
+        return HostNet.of(self._lowered, self._threads)
 
     def _call_on_cuda(self, library: Library, inputs: Sequence[Any], stream: CudaStream) -> Any:
         """The result for another library's arrays on a CUDA device, all of it on one stream."""
@@ -202,7 +214,7 @@ class InferenceNet:
 
     def become(self, form: InferenceNet) -> None:
         """Run as another form of the same net from now on."""
-        self.host_program = form.host_program
+        self._on_host = form._on_host
         self._lowered, self._program, self._quick = form._lowered, form._program, None
         self.layout, self.queues, self.ms = form.layout, form.queues, form.ms
 

@@ -15,6 +15,7 @@ import jax
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import convolution as theirs
 
+from ..api import settings as environment
 from ..api.errors import InvalidArgument
 from ..calls.framework.enabled import Enabled
 from .lowering import lower
@@ -84,6 +85,7 @@ def enable(*, math: str | None = None) -> Enabled:
     ``conv``'s for float32 data; None obeys jax's precision. What cannot be done here XLA does, and ``counters`` says
     why. Raises InvalidArgument.
     """
+    environment.check()
     if math not in _MATHS:
         raise InvalidArgument(f"math must be None, float32, ieee, tf32 or fast, got {math!r}")
     before = _in_force

@@ -1,6 +1,6 @@
 """One farm for all work that may crash or hang: child processes that are started again, and tasks spread over them.
 
-The kit, find, the benchmark, the self-test, bench/ and the workers of a cluster use it; ``child`` is what one process
+The kit, find, the benchmark, bench/ and the workers of a cluster use it; ``child`` is what one process
 is made of. A death costs the question it was at; who asked decides whether that is asked again, and of whom not.
 """
 

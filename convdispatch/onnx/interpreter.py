@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..api.errors import ConvDispatchError, InvalidArgument, words
+from ..api.errors import ConvDispatchError, InvalidArgument
+from ..api.fault_text import words
 from ..device.tracing import naming
 from ..tensor import Tensor
 from . import folding

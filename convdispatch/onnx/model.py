@@ -12,7 +12,6 @@ import numpy as np
 from .. import inference, runtime
 from ..api.errors import InvalidArgument
 from ..device.programs.kernels import Programs
-from ..inference.bound_outputs import run_into
 from ..tensor import Tensor
 from . import operators  # noqa: F401 (enters the operators)
 from .arrays import Caller
@@ -316,7 +315,7 @@ def _computed(form: _Form, fed: Sequence[Any], out: Sequence[np.ndarray | None])
     if form.net is None:
         results: list[Any] = []
     elif any(array is not None for array in targets) and all(type(array) is np.ndarray for array in fed):
-        results = run_into(form.net, fed, targets)
+        results = form.net.call_into(fed, targets)
     else:
         results = form.net(*fed)
     found = [results[place] if isinstance(place, int) else np.array(place) for place in form.outputs]

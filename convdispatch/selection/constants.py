@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import threading
 import time
@@ -15,14 +14,13 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..device.cache import artifact_store
 from ..device.cache.artifact_store import forbid_unstored
+from ..device.commands.host_memory import HostQueue
 from ..device.commands.interface import Commands
 from ..device.commands.queues import commands_of
 from ..device.startup_profile import layer, phase
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-_tokens = itertools.count(1)
 
 
 class Constant:
@@ -32,13 +30,15 @@ class Constant:
     that nothing detects.
     """
 
-    __slots__ = ("__weakref__", "_device_copies", "_lock", "_packed", "_seen", "addresses", "array", "token")
+    __slots__ = ("__weakref__", "_device_copies", "_lock", "_packed", "_seen", "addresses", "array", "releases")
 
     def __init__(self, array: Any) -> None:
-        self.array, self.token = array, next(_tokens)
+        self.array = array
         self._packed: dict[Any, Any] = {}
         self.addresses: dict[Any, Any] = {}
         """Where packed forms lie, once they are there, by whatever their reader looks them up by."""
+        self.releases = 0
+        """How often packed forms were let go."""
         self._device_copies: dict[Any, Any] = {}
         self._seen: dict[str, Constant] = {}
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class Constant:
             memory = [self._packed[key][0] for key in gone]
             self._packed = {key: each for key, each in self._packed.items() if key not in gone}
             self.addresses = {key: at for key, at in self.addresses.items() if not any(at is each for each in memory)}
-            self.token = next(_tokens)  # launches that were set to the memory of another token are set anew
+            self.releases += 1
 
 
 def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) -> tuple[Any, Any]:
@@ -128,8 +128,12 @@ def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) 
 
     def made() -> tuple[Any, Any]:
         if prepared.recordable:
-            return memory, pack(queue, w, memory, wait_for)
-        return memory, commands.call(pack, (w, memory), "pack", wait_for)
+            event = pack(queue, w, memory, wait_for)
+        else:
+            event = commands.call(pack, (w, memory), "pack", wait_for)
+        if isinstance(commands, HostQueue):  # whose scratch memory lives until it is finished
+            commands.finish(event)
+        return memory, event
 
     return _gathered(form, prepared, commands, w, wait_for, made) if artifact_store.gathers() else made()
 

@@ -13,16 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import (
-    BuildFailed,
-    ConvDispatchError,
-    Frozen,
-    MemoryLimit,
-    NoSolver,
-    PlanFailed,
-    PluginError,
-    words,
-)
+from ..api.errors import BuildFailed, ConvDispatchError, Frozen, MemoryLimit, NoSolver, PlanFailed, PluginError
+from ..api.fault_text import words
 from ..api.policy import Policy, current_policy, forbid_when_frozen
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
@@ -37,8 +29,8 @@ from ..device.programs.compile_pool import run as run_side_by_side
 from ..device.programs.kernels import CALL_BYTES, Programs
 from ..device.size_limits import problem_must_fit
 from ..device.startup_profile import layer, phase
-from . import async_compile, solver_query
-from .choice.ranking import Candidate, Choices, reasons
+from . import async_compile, decision_store, solver_query
+from .choice.ranking import Candidate, reasons
 from .choice.set_aside import NoWorkspace, forgive, lacked, must_have_room, set_aside, short_of_memory
 from .defensive_copy import ArgumentsChanged, ask, banned, on_ban
 from .layer_chain import unpacked_weights
@@ -200,7 +192,7 @@ def _candidates(
     forbid_when_frozen(f"plan {problem}")
     if ranked is None:
         with phase("selection"):
-            ranked = Choices(problem, info, policy)
+            ranked = decision_store.choices(problem, info, policy)
     yield from (one for one in ranked if first is None or one.solver.name != first.solver.name)
 
 
@@ -366,6 +358,7 @@ def forget(problem: ConvProblem | None = None) -> None:
         forgive()
         solver_query.forget()
         verdicts.refresh()
+        decision_store.forget()
         async_compile.forget()
     _look_anew()
 

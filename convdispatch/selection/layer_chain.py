@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from ..api.errors import ConvDispatchWarning, Frozen, PluginError, words
+from ..api.errors import ConvDispatchWarning, Frozen, PluginError
+from ..api.fault_text import words
 from ..api.hookspecs import hookimpl
 from .defensive_copy import changed, copied
 from .plugins.loader import plugins

@@ -110,14 +110,21 @@ class Prepared:
         if thread.capturing is None and not isinstance(queue, Commands):
             return self._enqueue(queue, x, w, y, bias, residual, wait_for)
         commands = commands_of(queue)
+        if type(commands) is Recording:
+            return self.executable(commands.queue).place(commands, (x, w, y, bias, residual))
+        return self._give(commands, x, w, y, bias, residual, wait_for)
+
+    def _give(self, commands: Commands, *operands: Any) -> Any:
+        """Let the plan enqueue on ``commands``; ``operands`` end with what to wait for."""
         if type(commands) is OpenCLQueue:
-            return self._enqueue(queue, x, w, y, bias, residual, wait_for)
+            return self._enqueue(commands.queue, *operands)
         if self.recordable or (commands.kind == "cuda" and self.streams):
             try:
-                return self._enqueue(commands, x, w, y, bias, residual, wait_for)
+                return self._enqueue(commands, *operands)
             except (AttributeError, TypeError) as error:
                 raise self.misused(commands, error) from error
-        return commands.call(self._enqueue_own, (x, w, y, bias, residual), self.solver.name, wait_for)
+        *operands, wait_for = operands
+        return commands.call(self._enqueue_own, operands, self.solver.name, wait_for)
 
     def _slots(self) -> list[Slot | None]:
         """What stands for x, w, y, bias and residual; ``w`` is the packed form, where there is one."""
@@ -137,7 +144,7 @@ class Prepared:
         """It as recorded once; opaque where it cannot be recorded: it is enqueued at each call then, which says what is
         wrong with it. ``queue`` is any of its context."""
         if self._executable is None:
-            output, slots = OUTPUTS[self.problem.direction], self._slots()
+            outputs, slots = [OUTPUTS[self.problem.direction]], self._slots()
             owner, found = weakref.ref(self), None
 
             def enqueue(queue: Any, *operands: Any) -> Any:  # for who holds the plan: no executable keeps it alive
@@ -145,18 +152,18 @@ class Prepared:
 
             if self.recordable:
                 try:
-                    found = Executable.of(self.recorded(queue, slots), slots, output, enqueue)
+                    found = Executable.of(self.recorded(queue, slots), slots, outputs, enqueue)
                 except KeyboardInterrupt:
                     raise
                 except BaseException:  # SystemExit too: a plugin must not end its caller's process
                     found = None
-            if found is None or (self.packed_size and found.takes_part_of(W)):  # these have no address to add to
-                found = Executable(None, slots, output, enqueue)
+            if found is None:
+                found = Executable(None, slots, outputs, enqueue)
             self._executable = found
         return self._executable
 
     def _enqueue_checked(self, queue: Any, *operands: Any) -> Any:
-        event = self.enqueue(queue, *operands)
+        event = self._give(commands_of(queue), *operands, *(None,) * (6 - len(operands)))
         if not hasattr(event, "wait"):
             raise no_event(self, event)
         return event

@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..api.device import DeviceInfo
-from ..api.errors import Frozen, PluginError, plain, words
+from ..api.errors import Frozen, PluginError
+from ..api.fault_text import plain, words
 from ..api.problem import ConvProblem
 from ..api.solver import Solver
 from ..device.runtime import device_info

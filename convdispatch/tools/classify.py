@@ -154,22 +154,21 @@ def classify(
         )
     files = list(paths) or sample_pictures()
     inputs = [_input(read_picture(file, SIZE, most_pixels=most_pixels), layout) for file in files]
-    names = class_names()
+    class_names()  # what is not installed is told before anything is computed
     queue = runtime.queue(runtime.find_device(device))
     where = runtime.device_info(queue.device)
     tell("reading the weights")
     net = EfficientNetLite0.pretrained(layout, queue)
     tell(f"compiling for {where}")
-    pictures = []
-    for file, array in zip(files, inputs, strict=True):
-        probabilities = softmax(net(Tensor.from_numpy(array, queue))).numpy()[0]
-        best = np.argsort(-probabilities, kind="stable")[:top].tolist()
-        pictures.append(Picture(str(file), tuple(Guess(i, names[i], float(probabilities[i])) for i in best)))
+    pictures = tuple(
+        _picture(file, softmax(net(Tensor.from_numpy(array, queue))).numpy()[0], top)
+        for file, array in zip(files, inputs, strict=True)
+    )
     if not runs:
-        return ClassifyReport(str(where), layout, tuple(pictures))
+        return ClassifyReport(str(where), layout, pictures)
     tell("timing the net and each layer")
     net_ms, layers = time_net(net, Tensor.from_numpy(inputs[0], queue), runs)
-    return ClassifyReport(str(where), layout, tuple(pictures), layers, net_ms, runs)
+    return ClassifyReport(str(where), layout, pictures, layers, net_ms, runs)
 
 
 def _classify_by(
@@ -185,7 +184,7 @@ def _classify_by(
     """``classify`` with an ONNX file's net."""
     from ..onnx import load
 
-    names = class_names()
+    class_names()  # what is not installed is told before anything is computed
     tell("reading the model")
     net = load(model, device=device)
     if len(net.inputs) != 1:
@@ -193,25 +192,28 @@ def _classify_by(
     inputs = [scaled_picture(file, net.inputs[0], *normalised, most_pixels=most_pixels) for file in files]
     where = runtime.device_info(net.queue.device)
     tell(f"compiling for {where}")
-    pictures = []
-    for file, array in zip(files, inputs, strict=True):
-        answer = net(array)
-        answer = answer[0] if isinstance(answer, tuple) else answer
-        probabilities = _probabilities(answer, model)
-        best = np.argsort(-probabilities, kind="stable")[:top].tolist()
-        pictures.append(Picture(str(file), tuple(Guess(i, names[i], float(probabilities[i])) for i in best)))
+    pictures = tuple(
+        _picture(file, _probabilities(net(array), model), top) for file, array in zip(files, inputs, strict=True)
+    )
     title, built = Path(model).name, net.latest
     layout = built.layout or "as traced" if built is not None else "as traced"
     if not runs or built is None:
-        return ClassifyReport(str(where), layout, tuple(pictures), model=title)
+        return ClassifyReport(str(where), layout, pictures, model=title)
     tell("timing the net and each layer")
     net_ms, layers = _time_form(built, runs)
-    return ClassifyReport(str(where), layout, tuple(pictures), layers, net_ms, runs, title)
+    return ClassifyReport(str(where), layout, pictures, layers, net_ms, runs, title)
 
 
-def _probabilities(answer: np.ndarray, model: Any) -> np.ndarray:
+def _picture(file: Any, probabilities: np.ndarray, top: int) -> Picture:
+    """The most probable classes of a picture."""
+    best = np.argsort(-probabilities, kind="stable")[:top].tolist()
+    return Picture(str(file), tuple(Guess(i, class_names()[i], float(probabilities[i])) for i in best))
+
+
+def _probabilities(result: Any, model: Any) -> np.ndarray:
     """Of ImageNet's classes, from a net's logits or probabilities. Raises InvalidArgument for other results."""
-    values = np.ravel(answer[:1]).astype(np.float64)
+    first = result[0] if isinstance(result, tuple) else result
+    values = np.ravel(first[:1]).astype(np.float64)
     if values.size not in (CLASSES, CLASSES + 1):
         raise InvalidArgument(f"{model} answers {values.size} numbers a picture, expected ImageNet's {CLASSES} classes")
     if values.min() < 0 or abs(values.sum() - 1) > 1e-2:  # logits

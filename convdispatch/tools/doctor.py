@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..api.errors import ConvDispatchError, InvalidArgument
+from ..api import settings
+from ..api.errors import ConvDispatchError
 from ..device import cuda_driver, runtime
 from ..device.native import loading
 from ..device.opencl import icd, vendor_trial
@@ -20,32 +20,6 @@ from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
 from .folders import folders
 
-VARIABLES = {
-    "CONVDISPATCH_DEVICE": "the device to use: a name, a vendor, a type, or platform:device",
-    "CONVDISPATCH_PLUGINS": "load only these plugins (names, comma-separated)",
-    "CONVDISPATCH_BLOCK": "never load these plugins (names, comma-separated)",
-    "CONVDISPATCH_PLUGIN_DIR": "folder whose .py files and packages are plugins",
-    "CONVDISPATCH_LAYERS": "layers to switch on, outermost last: trace, validation",
-    "CONVDISPATCH_PACK": "plan packs to put in force",
-    "CONVDISPATCH_REGISTRY": "the registry.yaml to read",
-    "CONVDISPATCH_DB": "folder of measured records",
-    "CONVDISPATCH_RATES": "folder of measured rates of devices; off: estimates hold",
-    "CONVDISPATCH_SIMD_WIDTH": "4, 8 or 16: floats of a vector that kernels for CPUs are written in",
-    "CONVDISPATCH_LOCK": "lock file that fixes the choice of solvers",
-    "CONVDISPATCH_CUDA": "0: memory of NVIDIA devices is OpenCL's alone, not shared with CUDA",
-    "CONVDISPATCH_TRACE": "file that the trace layer appends to, instead of standard error",
-    "CONVDISPATCH_TRACE_WAIT": "1: the trace layer waits for each result and says how long it took",
-    "CONVDISPATCH_KERNEL_CACHE": "folder of compiled kernels, for drivers that keep none; off: none are kept",
-    "CONVDISPATCH_NATIVE": "0: calls on PyTorch's tensors go by Python, not by the compiled call path",
-    "CONVDISPATCH_CHECK": "1: each form of a PyTorch graph is compared with PyTorch once",
-    "CONVDISPATCH_CUDA_OVERLAP": "whether kernels on CUDA streams may be placed before the one before has ended",
-    "CONVDISPATCH_LARGE_IMPORTS": "1 or 0: NVIDIA's OpenCL may import more than 384 MiB at once, or not; else tried",
-    "CONVDISPATCH_CACHE_LIMIT": "bytes of host memory that programs, plans, calls and forms may take: 512M; else 1G",
-    "CONVDISPATCH_TRACEBACK": "1: each fault of a plugin is printed with its whole traceback",
-    "CONVDISPATCH_TIER": "full or ready: whether first calls under PyTorch wait for the specialised kernel",
-    "CONVDISPATCH_TORCH_FIND_MS": "milliseconds of measuring in the background, under torch.backends.cudnn.benchmark",
-    "OCL_ICD_VENDORS": "folder that names the OpenCL vendors (read by the ICD loader; set for you when unset)",
-}
 _PROBE = "import sys; from convdispatch import runtime; print(runtime.probe(runtime.devices()[int(sys.argv[1])]) or '')"
 _PROBE_SECONDS = 120
 
@@ -56,7 +30,6 @@ class Report:
 
     python: str
     versions: dict[str, str]
-    environment: dict[str, str]
     vendors: list[dict[str, Any]]
     devices: list[dict[str, Any]]
     default_device: str | None
@@ -70,13 +43,17 @@ class Report:
     dropin_folder: str
     folders: dict[str, str]
     """What is written on this machine, by name; ``convdispatch config`` says how much."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """The variables that are set, as they are written."""
+    unreadable: list[str] = field(default_factory=list)
+    """Those of them that cannot be read; their defaults hold in this report."""
     advice: list[str] = field(default_factory=list)
 
     @property
     def healthy(self) -> bool:
-        """A device works, the registry reads, and every plugin that was found loaded or was blocked on purpose."""
+        """A device works, the registry and the variables can be read, and each plugin loaded or is blocked."""
         broken = [entry for entry in self.plugins if entry["status"] not in ("loaded", "blocked")]
-        return self.default_device is not None and self.registry_problem is None and not broken
+        return self.default_device is not None and not (self.registry_problem or self.unreadable or broken)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -87,11 +64,19 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
     """Look at everything once. Each device is probed, and each plugin imported, in a process of its own first: some
     compilers abort on failure, and a plugin may crash, exit or hang. ``again`` forgets what was seen of them before.
     """
+    environment, faults = settings.texts(), settings.faults()
+    with settings.changed(dict.fromkeys(faults)):  # what cannot be read is told, and its default looked at
+        report = _examined(probe, again)
+    report.environment, report.advice = environment, [*faults.values(), *report.advice]
+    report.unreadable = [name for name in faults if name in settings.SETTINGS]
+    return report
+
+
+def _examined(probe: bool, again: bool) -> Report:
     if again:
         vendor_trial.forget()
     if try_each(again):
         plugins.cache_clear()  # they are loaded below, where warnings are not wanted
-    environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     vendors = [asdict(vendor) for vendor in icd.vendors()]
     devices = [_device(number, device, probe) for number, device in enumerate(runtime.devices())]
     default, default_problem = _default()
@@ -99,7 +84,6 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
     report = Report(
         python=f"{sys.version.split()[0]} ({sys.executable})",
         versions=_versions(),
-        environment=environment,
         vendors=vendors,
         devices=devices,
         default_device=default,
@@ -118,11 +102,8 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
 
 
 def _cache_limit() -> str:
-    """How much the caches of programs may hold, or why the variable cannot be read."""
-    try:
-        limit = cache_limit()
-    except InvalidArgument as error:
-        return str(error)
+    """How much the caches of programs may hold."""
+    limit = cache_limit()
     return f"{limit >> 20} MiB, of which further sizes of layers take {min(limit, NEW_SHARE) >> 20}"
 
 

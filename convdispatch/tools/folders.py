@@ -11,6 +11,7 @@ import platformdirs
 from ..device.programs import binary_cache
 from ..device.rates import place
 from ..device.runtime import DeviceInfo
+from ..selection.decision_store import SUFFIX
 from ..selection.plugins.loader import dropin_folder
 from ..selection.records.perfdb import user_folder
 
@@ -26,16 +27,24 @@ class Folder:
     """The environment variable that names another place."""
     cache: bool
     """Whether all of it is made again where it is missing."""
+    files: str = "*"
+    """Which of its files are meant."""
 
     @property
     def size(self) -> int:
         """Bytes of the files in it; 0 where it is not there."""
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file() and not file.is_symlink())
+        return sum(file.stat().st_size for file in self._meant())
+
+    def _meant(self) -> list[Path]:
+        return [file for file in self.path.rglob(self.files) if file.is_file() and not file.is_symlink()]
 
     def clear(self) -> int:
         """Delete the folder; the bytes that it held."""
         size = self.size
-        if self.path.is_dir() and not self.path.is_symlink():
+        if self.files != "*":
+            for file in self._meant():
+                file.unlink(missing_ok=True)
+        elif self.path.is_dir() and not self.path.is_symlink():
             shutil.rmtree(self.path)
         return size
 
@@ -46,7 +55,10 @@ def folders() -> list[Folder]:
     kernels = binary_cache.folder()
     found = [
         Folder("kernels", kernels, "compiled kernels", "CONVDISPATCH_KERNEL_CACHE", True) if kernels else None,
-        Folder("cache", cache, "all caches: kernels, forms of nets, what drivers did", "XDG_CACHE_HOME", True),
+        Folder("decisions", kernels, "what this machine decided", "CONVDISPATCH_KERNEL_CACHE", True, f"*{SUFFIX}")
+        if kernels
+        else None,
+        Folder("cache", cache, "all caches: kernels, decisions, what drivers did", "XDG_CACHE_HOME", True),
         Folder("pyopencl", Path(platformdirs.user_cache_dir("pyopencl", "pyopencl")), "pyopencl's programs",
                "XDG_CACHE_HOME", True),
         Folder("pytools", Path(platformdirs.user_cache_dir("pytools", "pytools")), "pyopencl's generated calls",

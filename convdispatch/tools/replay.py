@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..api import settings
 from ..api.errors import ConvDispatchError, InvalidArgument, InvalidProblem
 from ..api.problem import ConvProblem
 from ..device import plainfile, runtime
@@ -83,15 +84,14 @@ def replay(
         counts[call.problem] = counts.get(call.problem, 0) + 1
     failures: dict[str, str] = {}
     before = len(_known(target))
-    with _traced() as write_to:
+    with _traced(target):
         queue = cl.CommandQueue(runtime.context(runtime.find_device(device)))
         for text, count in counts.items():
             say(text, 0)
             try:
                 run = _runner(ConvProblem.parse(text), queue)
-                write_to(os.devnull)
-                run()  # the first one compiles, loads and warms
-                write_to(str(target))
+                with settings.changed({settings.TRACE.name: os.devnull}):
+                    run()  # the first one compiles, loads and warms
                 for _ in range(min(count, most)):
                     run()
             except (ConvDispatchError, MemoryError, cl.Error) as error:
@@ -128,20 +128,15 @@ def _runner(problem: ConvProblem, queue: Any) -> Callable[[], None]:
 
 
 @contextmanager
-def _traced() -> Iterator[Callable[[str], None]]:
-    """Inside the block every call is traced and waited for; what is yielded names the file."""
-    names = ("CONVDISPATCH_LAYERS", "CONVDISPATCH_TRACE", "CONVDISPATCH_TRACE_WAIT")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(CONVDISPATCH_LAYERS="trace", CONVDISPATCH_TRACE_WAIT="1")
-    loader.reload()
-    dispatch.forget()
+def _traced(target: Path) -> Iterator[None]:
+    """Inside the block every call is waited for, and the trace layer writes its line to ``target``."""
+    traced = {settings.LAYERS.name: "trace", settings.TRACE_WAIT.name: "1", settings.TRACE.name: str(target)}
     try:
-        yield lambda path: os.environ.update(CONVDISPATCH_TRACE=path)
+        with settings.changed(traced):
+            loader.reload()
+            dispatch.forget()
+            yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
         loader.reload()
         dispatch.forget()
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..api import settings
 from ..api.errors import ConvDispatchWarning
 from ..api.policy import current_policy
 from ..api.problem import ConvProblem
@@ -58,7 +59,7 @@ def meet() -> Any:
         if _met is not group:
             store, rank = _store(), torch.distributed.get_rank()
             if rank == 0:
-                path = os.environ.get("CONVDISPATCH_LOCK")
+                path = settings.LOCK.value()
                 locked = lockfile.read(path) if path else {}
                 text = {problem: [each.solver, dict(each.config)] for problem, each in locked.items()}
                 store.set(_PREFIX + "lock", json.dumps(text))

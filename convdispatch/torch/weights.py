@@ -150,14 +150,14 @@ def still(weight: torch.Tensor) -> Callable[[], Any] | None:
     found = _seen.get(key)
     if found is None or found.packed is None:
         return None
-    reference, times, token = weakref.ref(found), found.times, found.packed.token
+    reference, times, releases = weakref.ref(found), found.times, found.packed.releases
 
     def holds() -> Any:
         seen = reference()
         if seen is None or seen.times != times or _seen.get(key) is not seen:
             return None
         packed = seen.packed
-        if packed is None or packed.token != token:  # some of them were let go
+        if packed is None or packed.releases != releases:
             return None
         tensor = seen.tensor()
         return packed.addresses if tensor is not None and seen.holds(tensor) else None

@@ -1,16 +1,16 @@
 """What could compute a problem is measured in the background, as ``torch.backends.cudnn.benchmark`` asks for.
 
-A child process measures, one problem at a time, each within ``PROBLEM_MS`` and all within ``TOTAL_MS`` a process, and
-only while no calls come: it begins after ``QUIET_S`` without any, and is ended by the next one, after which it waits
-for twice as long a pause: in a loop with short ones it soon waits for good. A problem that calls have kept from being
-measured ``TRIES`` times keeps its choice. What runs now is measured first and in turns with its rivals; one that is
-clearly faster is compiled here and taken by calls, with what is found beside it. Captures see nothing of all this.
+A child process measures, one problem at a time, each within ``PROBLEM_MS`` and all within
+``CONVDISPATCH_TORCH_FIND_MS`` a process, and only while no calls come: it begins after ``QUIET_S`` without any, and
+is ended by the next one, after which it waits for twice as long a pause: in a loop with short ones it soon waits for
+good. A problem that calls have kept from being measured ``TRIES`` times keeps its choice. What runs now is measured
+first and in turns with its rivals; one that is clearly faster is compiled here and taken by calls, with what is found
+beside it. Captures see nothing of all this.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ...api import settings
 from ...api.errors import ConvDispatchError, ConvDispatchWarning
 from ...api.policy import Policy, policy
 from ...api.problem import ConvProblem
@@ -33,10 +34,9 @@ from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import Record, choice_text
 
-__all__ = ["PROBLEM_MS", "TOTAL_MS", "calls_elsewhere", "capture_begins", "capture_ends", "consider", "drain"]
+__all__ = ["PROBLEM_MS", "calls_elsewhere", "capture_begins", "capture_ends", "consider", "drain"]
 
 PROBLEM_MS = 1000.0
-TOTAL_MS = float(os.environ.get("CONVDISPATCH_TORCH_FIND_MS", "60000"))
 QUIET_S = 0.1
 """Seconds without a call after which measuring begins."""
 MOST_QUIET_S = 2.0
@@ -186,7 +186,7 @@ def _measured(wanted: _Wanted, children: dict[str, Child]) -> bool:
     chosen = Policy(deterministic=wanted.policy.deterministic)
     _until_quiet(_pause)
     _end(children, only_halted=True)
-    info, left = runtime.device_info(wanted.device), TOTAL_MS - _spent
+    info, left = runtime.device_info(wanted.device), settings.TORCH_FIND_MS.value() - _spent
     if left <= 0 or why_find(wanted.problem, info, chosen, budget_ms=None) is None:
         return True
     begin, wanted.tries = time.monotonic(), wanted.tries + 1

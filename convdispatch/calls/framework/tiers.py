@@ -12,7 +12,6 @@ time and at the lowest priority: the processors that compile are those that comp
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -21,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from ...api import settings
 from ...api.policy import Policy, current_policy
 from ...api.problem import ConvProblem
 from ...device import runtime
@@ -32,7 +32,6 @@ from ...selection.planpack.decisions import fixed_by_pack
 from ..planner_pool.pool import NoHelp, PlannerPool, pool_of
 from .fallback import Fallback
 
-SWITCH = "CONVDISPATCH_TIER"
 BURST_S = 0.3
 """Seconds that a burst of new problems may take within calls, before further ones are planned aside."""
 LULL_S = 0.25
@@ -127,7 +126,7 @@ def by_size(policy: Policy, framework: Framework) -> bool:
 
 
 def _tier() -> str | None:
-    return current_policy().tier or os.environ.get(SWITCH)
+    return current_policy().tier or settings.TIER.value()
 
 
 def _promised(policy: Policy, framework: Framework) -> bool:
@@ -184,12 +183,10 @@ class Pending:
             if self.call is not None or not (wait or self._allowance.may_load(begin)):
                 return self.call
             try:
-                self.pool.recall(self.problem, self.policy)  # where it was let go meanwhile
                 with self.pool.lent(), collection_put_off():
                     self.call = self._build()
             finally:
                 _pending.pop(self.key, None)
-                self.pool.drop(self.problem, self.policy)
                 self._allowance.note_load(time.perf_counter() - begin)
         return self.call
 
@@ -240,12 +237,9 @@ def first(
     """``build()``, now or later: a call, or the ``Pending`` that becomes one. Raises what ``build`` does."""
     if problem.mb == 0 or framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
-    waiting = waits(policy, on_cuda, framework)
-    if waiting and (on_cuda or _promised(policy, framework)):
+    if waits(policy, on_cuda, framework):
         return build()
     from_environment()
-    if waiting:  # on a CPU
-        return _built(pool_of(device), problem, policy.selection, build)
     key = (device, problem, policy.selection)
     with _lock:
         found = _pending.get(key)
@@ -255,7 +249,7 @@ def first(
         pool = pool_of(device)
         if _allowance.may_plan(now):
             try:
-                return _built(pool, problem, policy.selection, build)
+                return build()
             finally:
                 _allowance.last = time.perf_counter()
                 _allowance.burst += _allowance.last - now
@@ -283,25 +277,9 @@ def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[],
         idle = [each for each in _pending.values() if each.answer.done() and each.pool is pool]
         for each in idle[: max(0, len(idle) - MOST_PENDING)]:
             _pending.pop(each.key, None)
-            pool.drop(each.problem, each.policy)
         made = _pending[key] = Pending(key, pool, problem, policy.selection, build, framework)
         made._allowance = _host_allowance
         return made
-
-
-def _built(pool: PlannerPool, problem: ConvProblem, policy: Policy, build: Callable[[], Any]) -> Any:
-    """``build()`` by what an earlier process chose, where one did and no pack in force says otherwise; else what it
-    chooses is kept for later ones."""
-    if pool.fixed(problem, policy) or not pool.recall(problem, policy):
-        made = build()
-        if getattr(made, "prepared", None) is not None:
-            pool.remember(problem, policy, made.prepared)
-        return made
-    try:
-        with pool.lent():
-            return build()
-    finally:
-        pool.drop(problem, policy)
 
 
 def pending() -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -24,17 +23,12 @@ from ...device import runtime
 from ...device.cache import artifact_store
 from ...device.child import FEW_THREADS, Answer, Child
 from ...device.programs.compile_pool import compilers
-from ...selection import dispatch
-from ...selection.choice import lockfile
-from ...selection.planpack.decisions import sealed
+from ...selection import decision_store, dispatch
 from ...selection.plugins.loader import plugins
 from . import progress_line
-from .decision_cache import DecisionCache
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-    from ...selection.prepared import Prepared
 
 IDLE_S = 20.0
 """Seconds after its last problem at which a child ends."""
@@ -65,7 +59,8 @@ class PlannerPool:
         self.made = artifact_store.Gathered(artifact_store.identity(device))
         """What children made, until they end; ``lent`` puts it in force."""
         self.made.name = ""
-        self._for_cuda = runtime.device_info(device).vendor == "nvidia"
+        self._info = runtime.device_info(device)
+        self._for_cuda = self._info.vendor == "nvidia"
         self._most = max(1, compilers(device) - 1)
         self._tasks: list[_Task] = []
         self._places = itertools.count()
@@ -77,16 +72,16 @@ class PlannerPool:
         self._epoch = 0
         self._progress: threading.Event | None = None
         self._closed: str | None = None
-        self._chosen: DecisionCache | None = None
         dispatch.on_forget(self._forget)
 
     def ask(self, problem: ConvProblem, policy: Policy, seconds: float) -> Future[None]:
-        """Have a problem planned under a policy; done when ``lent`` holds its decision, texts and binaries.
+        """Have a problem planned under a policy; done when its decision is stored and ``lent`` holds its texts and
+        binaries.
 
         ``seconds``: about the time that waits on it. The Future raises NoHelp where no child planned it.
         """
         task = _Task((-seconds, next(self._places)), problem, policy)
-        if self.recall(problem, policy):  # its texts and binaries lie on disk since then
+        if decision_store.remembers(problem, self._info, policy):  # its texts and binaries are on disk since then
             task.answer.set_result(None)
             return task.answer
         with self._changed:
@@ -100,36 +95,6 @@ class PlannerPool:
                 threading.Thread(target=self._work, name="convdispatch-planner", daemon=True).start()
             self._changed.notify()
         return task.answer
-
-    def fixed(self, problem: ConvProblem, policy: Policy) -> bool:
-        """Whether a pack in force says what runs the problem."""
-        return artifact_store.find("decisions", artifact_store.decision_key(problem, policy), self.device) is not None
-
-    def recall(self, problem: ConvProblem, policy: Policy) -> bool:
-        """Whether an earlier process of this machine chose for the problem; ``lent`` holds its decision then."""
-        key = artifact_store.decision_key(problem, policy)
-        before = self._choices().get(key)
-        if before is not None:
-            self.made.tables["decisions"][key] = before
-        return before is not None
-
-    def remember(self, problem: ConvProblem, policy: Policy, prepared: Prepared) -> None:
-        """Note what this process chose itself, for processes to come; not what a file fixed, which may not be there."""
-        if prepared.source.startswith("plan pack ") or lockfile.in_force(problem) is not None:
-            return
-        config = dict(prepared.config)
-        name, source, math = prepared.solver.name, prepared.source, prepared.math
-        decision = {"solver": name, "config": config, "source": source, "math": math}
-        key = artifact_store.decision_key(problem, policy)
-        with contextlib.suppress(TypeError, ValueError):  # a configuration that JSON does not hold
-            if json.loads(json.dumps(config)) == config:
-                self._choices().put(key, sealed(key, decision, self.device))
-
-    def _choices(self) -> DecisionCache:
-        found = self._chosen
-        if found is None:
-            found = self._chosen = DecisionCache(self.device)
-        return found
 
     def _tell(self) -> None:
         """A line on a terminal while much is left. Under the lock."""
@@ -162,10 +127,6 @@ class PlannerPool:
         finally:
             artifact_store.take_out_of_force(self.made)
 
-    def drop(self, problem: ConvProblem, policy: Policy) -> None:
-        """A decision has been taken: what is chosen later follows what is known then."""
-        self.made.tables["decisions"].pop(artifact_store.decision_key(problem, policy), None)
-
     def close(self, why: str = "planning aside has ended") -> None:
         """Answer nothing more; children end with the problems that they plan now."""
         with self._changed:
@@ -176,10 +137,8 @@ class PlannerPool:
             task.answer.set_exception(NoHelp(why))
 
     def _forget(self) -> None:
-        """Records, rules or plugins changed: children forget too, and decisions go; texts and binaries stay true."""
+        """Records, rules or plugins changed: children forget too; texts and binaries stay true."""
         self._epoch += 1
-        self._chosen = None
-        self.made.tables["decisions"].clear()
 
     # --- one thread a child -----------------------------------------------------------------------------------------
 
@@ -237,10 +196,8 @@ class PlannerPool:
                 begin += size
             tables["texts"].update(said["texts"])
             _shorten(tables, MADE_BYTES)
-            key = artifact_store.decision_key(task.problem, task.policy)
-            decision = sealed(key, {name: said[name] for name in ("solver", "config", "source", "math")}, self.device)
-            tables["decisions"][key] = decision
-            self._choices().put(key, decision)
+            decision = said["solver"], said["config"], said["source"], said["math"]
+            decision_store.remember(task.problem, self._info, task.policy, decision)
         with self._changed:
             self._under_way -= 1
             self._finished += 1

@@ -88,6 +88,7 @@ class HostQueue(OpenCLQueue):
     """
 
     __slots__ = ("_held", "_mapped")
+    kind = "host"
     _held: list[Any]
     _mapped: list[Any]
 
@@ -99,6 +100,30 @@ class HostQueue(OpenCLQueue):
         made = HostMemory(lease(self.queue.device, size))
         self._held.append(made)
         return made
+
+    def fresh(self, size: int) -> HostMemory:
+        """See Commands; from the device's pool, to which its end gives it back."""
+        return HostMemory(lease(self.queue.device, size))
+
+    def bring(self, array: np.ndarray) -> HostMemory:
+        """See Commands."""
+        made = self.fresh(array.nbytes)
+        made.bytes(0, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+        return made
+
+    def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """See Commands."""
+        if not isinstance(region, HostMemory):
+            return super().read(region, array, offset)
+        self.queue.finish()
+        array.reshape(-1).view(np.uint8)[:] = region.bytes(offset, array.nbytes)
+
+    def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
+        """See Commands."""
+        if not isinstance(region, HostMemory):
+            return super().write(region, array, offset)
+        self.queue.finish()
+        region.bytes(offset, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 
     def copy(
         self,

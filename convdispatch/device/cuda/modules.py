@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import hashlib
 import math
-import os
 import struct
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...api import settings
 from ..cache import artifact_store
 from ..cuda_driver import Cuda, CudaError, cuda_call
 from ..startup_profile import phase
@@ -41,8 +41,6 @@ _MOST_GROUPS = (2**31 - 1, 65535, 65535)
 """Of a launch, along each axis."""
 _MOST_ITEMS = (1024, 1024, 64)
 """Of a group, along each axis."""
-SWITCH = "CONVDISPATCH_CUDA_OVERLAP"
-_OVERLAP = os.environ.get(SWITCH, "").strip() != "0"
 _lock = threading.Lock()
 _modules: dict[tuple[int, bytes, Row | None], Module | str] = {}
 """By device, hash of the binary and the kernel that is launched in one row, if any: what was loaded, or why nothing
@@ -136,7 +134,7 @@ def _loaded(cuda: Cuda, text: str) -> c_void_p:
 def _forms(plain: str) -> Iterator[Form]:
     """Those to try in turn: with kernels that may overlap where the device has that, and without; of each first the
     one that the driver's linker takes too, whose machine code can be kept."""
-    whole = overlapping(plain) if _OVERLAP else None
+    whole = overlapping(plain) if settings.CUDA_OVERLAP.value() else None
     for text, overlaps in ((whole, True), (plain, False)):
         if text is None:
             continue

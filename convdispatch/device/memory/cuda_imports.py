@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
+from ...api import settings
 from ...api.errors import ConvDispatchWarning
 from ..cuda_driver import Cuda, CudaError, Shared
 from ..opencl.platforms import address
@@ -30,7 +31,6 @@ from ..opencl.platforms import address
 if TYPE_CHECKING:
     import pyopencl as cl
 
-SWITCH = "CONVDISPATCH_LARGE_IMPORTS"
 USUAL = 384 << 20
 """Bytes of the largest import that ended no process anywhere."""
 _EXTERNAL_FD = 0x2060
@@ -82,9 +82,9 @@ def safe(device: cl.Device, size: int) -> bool:
 
 
 def _large_are_safe(device: cl.Device) -> bool:
-    chosen = os.environ.get(SWITCH, "").strip()
-    if chosen in ("0", "1"):
-        return chosen == "1"
+    chosen = settings.LARGE_IMPORTS.value()
+    if chosen is not None:
+        return bool(chosen)
     cached = _folder() / _key(device)
     try:
         answer = cached.read_text()
@@ -96,7 +96,8 @@ def _large_are_safe(device: cl.Device) -> bool:
     if status not in _ANSWERS:
         warnings.warn(
             f"whether OpenCL may import large memory of CUDA's on {device.name.strip()} could not be tried ({said}): "
-            f"for now blocks of more than {USUAL >> 20} MiB are OpenCL's alone; {SWITCH}=1 or 0 says it",
+            f"for now blocks of more than {USUAL >> 20} MiB are OpenCL's alone; "
+            "CONVDISPATCH_LARGE_IMPORTS=1 or 0 says it",
             ConvDispatchWarning,
             stacklevel=2,
         )

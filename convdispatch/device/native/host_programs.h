@@ -52,7 +52,7 @@ class HostLaunches : public Host {
     Py_DECREF(kept_);
   }
 
-  bool run(const std::vector<uint64_t> &operands, int packed) override {
+  bool run(const std::vector<uint64_t> &operands) override {
     const std::unique_lock<std::mutex> alone(busy_, std::try_to_lock);
     uint32_t threads = 1;
     if (!alone || torch_get_num_threads(&threads)) return false;
@@ -61,18 +61,13 @@ class HostLaunches : public Host {
     if (!queues.each()) return false;
     for (Groups &groups : launches_->each)
       for (Argument &argument : groups.arguments)
-        if (argument.operand >= operands.size() || set(groups, argument, operands, packed)) return false;
+        if (argument.operand >= operands.size() ||
+            set_address(*launches_, groups, argument, operands[argument.operand] + argument.offset))
+          return false;
     return !run_all(*launches_, queues.each(), threads);
   }
 
  private:
-  int32_t set(const Groups &groups, Argument &argument, const std::vector<uint64_t> &operands, int packed) {
-    const uint64_t given = operands[argument.operand];
-    if (static_cast<int>(argument.operand) != packed)
-      return set_address(*launches_, groups, argument, given + argument.offset);
-    return argument.set = 0, launches_->set_value(groups.kernel, argument.index, sizeof given, &given);
-  }
-
   Launches *launches_;
   void *context_;
   PyObject *kept_;

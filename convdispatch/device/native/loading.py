@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import sys
 from typing import Any
 
+from ...api import settings
 from ...api.policy import ask_policy
 
-SWITCH = "CONVDISPATCH_NATIVE"
 DRIVER = "libcuda.so.1"
 _LEAST = (2, 11)
 
@@ -25,8 +24,8 @@ def _loaded() -> tuple[Any, str | None]:
     torch = sys.modules.get("torch")
     if torch is None:
         return None, "PyTorch is not imported"
-    if os.environ.get(SWITCH, "").strip() == "0":
-        return None, f"{SWITCH}=0 turns it off"
+    if not settings.NATIVE.value():
+        return None, "CONVDISPATCH_NATIVE=0 turns it off"
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < _LEAST:
         return None, f"needs PyTorch {'.'.join(map(str, _LEAST))} or later, got {torch.__version__}"

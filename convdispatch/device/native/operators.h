@@ -324,19 +324,18 @@ inline bool launched(const Decision &decided, const Call &call, uint64_t packed,
     if (!program.here()) return false;
     operands.clear();
     uint64_t all = 0;
-    int packs = -1;
     for (int source : step.sources) {
       uint64_t address = addresses[source];
       if (source == kW && step.packs) {
-        address = packed, packs = static_cast<int>(operands.size());
+        address = packed;
       } else if (source == kOut) {
         address = program.allocate(made[step.result], lead);
         if (!address) return false;
       }
-      if (!program.host || !(source == kW && step.packs)) all |= address;  // there it is a handle
+      all |= address;
       operands.push_back(address);
     }
-    if (all % kAlignment || !program.run(stream, operands, lead.kind, lead.index, packs)) return false;
+    if (all % kAlignment || !program.run(stream, operands, lead.kind, lead.index)) return false;
   }
   if (decided.sums && !summed(call.given.tensor(0), lead.dims, made[2])) return false;
   for (int at = 0; at < 3; ++at) results[at] = std::move(made[at]);

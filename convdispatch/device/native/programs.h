@@ -28,8 +28,8 @@ struct Launch {
 
 struct Host {  // launches on a CPU, see host_programs.h
   virtual ~Host() = default;
-  // False where nothing ran, or not all of it. Operand `packed`, of none is -1, is OpenCL's memory, not an address.
-  virtual bool run(const std::vector<uint64_t> &operands, int packed) = 0;
+  // False where nothing ran, or not all of it.
+  virtual bool run(const std::vector<uint64_t> &operands) = 0;
 };
 
 struct Program {
@@ -49,7 +49,7 @@ struct Program {
   }
 
   // Launch on the operands; false where nothing ran, or not all of it.
-  bool run(void *stream, std::vector<uint64_t> &operands, int32_t kind, int32_t index, int packed = -1) const {
+  bool run(void *stream, std::vector<uint64_t> &operands, int32_t kind, int32_t index) const {
     static const int32_t bytes = aoti_torch_dtype_uint8();
     static Attribute early{6, 0, {1}};  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     static thread_local const void *known = &early;  // the stream to which a kernel was given last: none yet
@@ -62,7 +62,7 @@ struct Program {
         return false;
       for (uint64_t area : areas) operands.push_back(reinterpret_cast<uint64_t>(begin) + area);
     }
-    if (host) return host->run(operands, packed);
+    if (host) return host->run(operands);
     bool after_kernel = known == stream;
     for (const Launch &each : launches) {
       alignas(16) char room[kRoom];

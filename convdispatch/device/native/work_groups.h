@@ -23,9 +23,8 @@ constexpr int kSpins = 500;  // looks at other threads' parts, some 10 microseco
 // clEnqueueNDRangeKernel.
 using Enqueue = int32_t (*)(void *, void *, uint32_t, const size_t *, const size_t *, const size_t *, uint32_t, void *, void *);
 
-// clSetKernelArgSVMPointer and clSetKernelArg.
+// clSetKernelArgSVMPointer.
 using SetPointer = int32_t (*)(void *, uint32_t, const void *);
-using SetValue = int32_t (*)(void *, uint32_t, size_t, const void *);
 
 struct Argument {  // one that is memory
   uint32_t index, operand;
@@ -60,7 +59,6 @@ struct alignas(64) Progress {  // of one launch in a call
 struct Launches {
   Enqueue enqueue;
   SetPointer set;
-  SetValue set_value;
   std::vector<Groups> each;
   std::unique_ptr<Progress[]> progress;  // of each; of one call at a time
 };
@@ -164,15 +162,14 @@ inline int32_t set_address(const Launches &launches, const Groups &groups, Argum
   return status;
 }
 
-// groups(enqueue, set, set_value, [(kernel, (axis, another or the same), global sizes, local sizes or (), [(argument, operand, offset)])]) -> a
-// capsule, one thread's. Raises ValueError.
+// groups(enqueue, set, [(kernel, (axis, another or the same), global sizes, local sizes or (), [(argument, operand, offset)])])
+// -> a capsule, one thread's. Raises ValueError.
 inline PyObject *make_groups(PyObject *, PyObject *given) {
-  unsigned long long enqueue, set, set_value;
+  unsigned long long enqueue, set;
   PyObject *launches;
-  if (!PyArg_ParseTuple(given, "KKKO", &enqueue, &set, &set_value, &launches)) return nullptr;
+  if (!PyArg_ParseTuple(given, "KKO", &enqueue, &set, &launches)) return nullptr;
   auto made = std::make_unique<Launches>();
   made->enqueue = reinterpret_cast<Enqueue>(enqueue), made->set = reinterpret_cast<SetPointer>(set);
-  made->set_value = reinterpret_cast<SetValue>(set_value);
   const bool taken = each_of(launches, [&](PyObject *one) {
     unsigned long long kernel;
     PyObject *global, *local, *arguments;
@@ -205,16 +202,14 @@ inline PyObject *make_groups(PyObject *, PyObject *given) {
   return PyCapsule_New(made.release(), kLaunches, [](PyObject *capsule) { delete launches_of(capsule); });
 }
 
-// run_groups(capsule, queues, operands, but): all launches in order on operands at these addresses, over when this returns;
-// `queues` are bytes, an address a thread. The caller has set operand `but`. Raises ValueError for an operand too few,
-// RuntimeError with OpenCL's status.
+// run_groups(capsule, queues, operands): all launches in order on operands at these addresses, over when this returns;
+// `queues` are bytes, an address a thread. Raises ValueError for an operand too few, RuntimeError with OpenCL's status.
 inline PyObject *run_groups(PyObject *, PyObject *given) {
   PyObject *capsule, *operands;
   const char *bytes;
   Py_ssize_t size;
-  int but;
   std::vector<uint64_t> addresses;
-  if (!PyArg_ParseTuple(given, "Oy#Oi", &capsule, &bytes, &size, &operands, &but) || !integers(operands, addresses))
+  if (!PyArg_ParseTuple(given, "Oy#O", &capsule, &bytes, &size, &operands) || !integers(operands, addresses))
     return nullptr;
   Launches *launches = launches_of(capsule);
   if (!launches) return nullptr;
@@ -224,9 +219,7 @@ inline PyObject *run_groups(PyObject *, PyObject *given) {
   for (Groups &groups : launches->each)
     for (Argument &argument : groups.arguments) {
       if (argument.operand >= addresses.size()) return PyErr_Format(PyExc_ValueError, "no operand %u", argument.operand);
-      if (static_cast<int>(argument.operand) == but)
-        argument.set = 0;
-      else if (int32_t status = set_address(*launches, groups, argument, addresses[argument.operand] + argument.offset))
+      if (int32_t status = set_address(*launches, groups, argument, addresses[argument.operand] + argument.offset))
         return PyErr_Format(PyExc_RuntimeError, "clSetKernelArgSVMPointer answers %d", status);
     }
   int32_t status = 0;

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import platformdirs
 
+from ...api import settings
 from ...api.errors import ConvDispatchWarning
 from .. import plainfile
 from ..cache_home import temporary
@@ -44,7 +45,7 @@ class Vendor:
 def vendors(*, load: bool = True) -> list[Vendor]:
     """Every vendor library that can be found, sorted by source; ``load`` tries each one with the dynamic linker."""
     found = _all()
-    chosen = os.environ.get("OCL_ICD_VENDORS")
+    chosen = settings.OCL_ICD_VENDORS.value()
     if chosen and not _ours(chosen):
         found = list(_listed_in(Path(chosen)))
     result = []
@@ -80,7 +81,7 @@ def announce() -> str | None:
     """
     if sys.platform != "linux":
         return None
-    chosen = os.environ.get("OCL_ICD_VENDORS")
+    chosen = settings.OCL_ICD_VENDORS.value()
     listed = _listed_in(Path(chosen)) if chosen else _all()
     found = [(source, library) for source, library in listed if not _ends(source, library)]
     if len(found) == len(listed) and (chosen or not found):

@@ -6,8 +6,8 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
+from ...api import settings
 from ...api.device import DeviceInfo
-from ...api.errors import InvalidArgument
 from ..cache_home import provide_cache
 from . import icd, processor
 
@@ -110,10 +110,7 @@ def _simd_width(device: cl.Device, vendor: str, kind: str) -> int:
     native = max(1, device.native_vector_width_float)
     if kind != "cpu":
         return native
-    chosen = os.environ.get("CONVDISPATCH_SIMD_WIDTH", "").strip()
-    if chosen:
-        if chosen not in ("4", "8", "16"):
-            raise InvalidArgument(f"CONVDISPATCH_SIMD_WIDTH is 4, 8 or 16 floats, got {chosen!r}")
+    if chosen := settings.SIMD_WIDTH.value():
         return int(chosen)
     target = os.environ.get("CL_CONFIG_CPU_TARGET_ARCH", "") if vendor == "intel" else ""
     return min(native, _TARGETS.get(target, native))

@@ -16,17 +16,22 @@ from .. import runtime
 from ..commands import host_memory
 from ..commands.interface import thread
 from ..commands.recording import with_numbers
-from ..executable import Executable, W, note_launched
+from ..executable import Executable, note_launched
 from . import intraop
 
 _byte, _enqueue = ctypes.c_ubyte, cl.enqueue_nd_range_kernel
 
 
 class HostPlace(NamedTuple):
-    """Pointers of the host's on a CPU device's queues; ``in_pytorch``: in PyTorch's threads, if these can."""
+    """Pointers of the host's on a CPU device's queues; ``in_pytorch``: in PyTorch's threads, if these can.
+
+    ``keeps_scratch``: each thread keeps its scratch memory from call to call, as a net does, whose launches then have
+    it among the arguments that never change.
+    """
 
     device: cl.Device
     in_pytorch: bool = False
+    keeps_scratch: bool = False
 
     def bind(self, executable: Executable) -> HostLaunches | HostEnqueue:
         """What PyTorch's threads cannot compute in parts, OpenCL's compute."""
@@ -42,7 +47,7 @@ class HostEnqueue:
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
 
-    def run(self, queue: cl.CommandQueue, addresses: list[int], packed: Any = None) -> bool:
+    def run(self, queue: cl.CommandQueue, addresses: list[int]) -> bool:
         """Enqueue everything on the operands, and wait; False as ``HostLaunches.run``."""
         executable = self._executable
         if executable.overlaps(addresses):
@@ -52,8 +57,6 @@ class HostEnqueue:
             None if size is None else host_memory.HostMemory.at(address, size)
             for address, size in zip(addresses, executable.operands, strict=True)
         ]
-        if packed is not None:
-            operands[W] = packed
         before = thread.given
         try:
             commands.finish(executable.enqueue(commands, *operands))  # type: ignore[misc]
@@ -70,18 +73,21 @@ class HostEnqueue:
 class _Own:
     """A thread's kernels with their sizes, the addresses that their arguments were set to, and its last queue."""
 
-    __slots__ = ("addresses", "at_once", "intraop", "kernels", "queue")
+    __slots__ = ("addresses", "at_once", "in_order", "intraop", "kernels", "memory", "queue", "scratch")
 
     def __init__(
         self,
         kernels: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...] | None]],
+        memory: list[tuple[cl.Kernel, int, int, int]],
         intraop: intraop.IntraOpLaunches | None,
+        scratch: Any,
     ) -> None:
-        self.kernels, self.intraop = kernels, intraop
+        self.kernels, self.memory, self.intraop, self.scratch = kernels, memory, intraop, scratch
+        """``memory``: kernel, argument's index, operand's number, bytes into the operand."""
         self.addresses: list[Any] = []
         self.queue: Any = None
-        self.at_once = False
-        """Whether the queue's commands are over when they are given."""
+        self.in_order = self.at_once = False
+        """Whether the queue keeps the commands' order, and whether they are over when they are given."""
 
 
 class HostLaunches:
@@ -90,22 +96,20 @@ class HostLaunches:
     ``intraop``: they run in PyTorch's threads, whatever queue is given.
     """
 
-    __slots__ = ("__weakref__", "_device", "_executable", "_threads", "intraop")
+    __slots__ = ("__weakref__", "_device", "_executable", "_keeps_scratch", "_scratch_size", "_threads", "intraop")
 
     def __init__(self, executable: Executable, place: HostPlace) -> None:
         self._device, self._threads, self._executable = place.device, threading.local(), executable
+        self._keeps_scratch = place.keeps_scratch
+        self._scratch_size = 0 if place.keeps_scratch else executable.scratch_size
         kernels = [launch.kernel for launch in executable.launches]
         self.intraop = place.in_pytorch and not intraop.refusal(place.device, kernels)
 
-    def run(self, queue: cl.CommandQueue, addresses: list[int], packed: Any = None) -> bool:
+    def run(self, queue: cl.CommandQueue, addresses: list[int]) -> bool:
         """Launch everything on the operands, and wait; False, before anything is done, for operands that have no
-        address or lie over the output.
-
-        ``packed`` is memory that weights are; their address then is a number that no other packed weights ever have.
-        """
-        executable, scratch = self._executable, None
-        if executable.scratch_size:
-            size = executable.scratch_size
+        address or lie over the output."""
+        executable, size, scratch = self._executable, self._scratch_size, None
+        if size:
             if self.intraop and size <= intraop.KEPT:
                 begin = intraop.scratch(self._device, size)
             else:
@@ -119,17 +123,21 @@ class HostLaunches:
         if own.addresses != addresses:
             if executable.overlaps(addresses):
                 return False
-            self._point(own, addresses, packed)
+            if own.intraop is None:  # which sets them itself
+                self._point(own, addresses)
+            own.addresses = addresses
         if own.queue is not queue:
             own.queue, own.at_once = queue, runtime.is_synchronous(queue)
+            own.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         event = None
         try:
             if own.intraop is not None:
                 event = True
-                own.intraop.run(addresses, -1 if packed is None else W)
+                own.intraop.run(addresses)
                 return True
             for kernel, global_size, local_size in own.kernels:
-                event = _enqueue(queue, kernel, global_size, local_size, None, event and [event])
+                wait_for = None if event is None or own.in_order else [event]
+                event = _enqueue(queue, kernel, global_size, local_size, None, wait_for)
             if not own.at_once:
                 event.wait()
         except BaseException as error:
@@ -149,30 +157,35 @@ class HostLaunches:
 
     def _made(self) -> _Own:
         """The calling thread's kernels."""
-        launches = self._executable.launches
+        executable, scratch = self._executable, None
+        launches, operands = executable.launches, len(executable.operands)
         made = [with_numbers(kernel, arguments) for kernel, arguments, _ in launches]
+        memory = [list(launch.memory) for launch in launches]
+        if self._keeps_scratch and executable.scratch_size:
+            scratch = host_memory.lease(self._device, executable.scratch_size)
+            begin = ctypes.addressof(scratch)
+            for own, parts in zip(made, memory, strict=True):
+                for index, number, offset in parts:
+                    if number >= operands:
+                        own.set_arg(index, _at(begin + executable.offsets[number - operands] + offset))
+                parts[:] = [part for part in parts if part[1] < operands]
         kernels = [
             (own, launch.kernel.global_size, launch.kernel.local_size)
             for own, launch in zip(made, launches, strict=True)
         ]
+        places = [(own, *part) for own, parts in zip(made, memory, strict=True) for part in parts]
         if not self.intraop:
-            return _Own(kernels, None)
-        given = [(launch.kernel, own, launch.memory) for own, launch in zip(made, launches, strict=True)]
-        return _Own(kernels, intraop.IntraOpLaunches(self._device, given))
+            return _Own(kernels, places, None, scratch)
+        given = [(launch.kernel, own, parts) for own, launch, parts in zip(made, launches, memory, strict=True)]
+        return _Own(kernels, places, intraop.IntraOpLaunches(self._device, given), scratch)
 
-    def _point(self, own: _Own, addresses: list[int], packed: Any) -> None:
+    def _point(self, own: _Own, addresses: list[int]) -> None:
         """Set the arguments that are not as this thread's last call left them."""
         before = own.addresses or [None] * len(addresses)
         own.addresses = []  # until all are set
-        if own.intraop is not None:
-            left = addresses[W] if packed is None else before[W]
-            before = [*addresses[:W], left, *addresses[W + 1 :]]
-        for (kernel, _, _), launch in zip(own.kernels, self._executable.launches, strict=True):
-            for index, operand, offset in launch.memory:
-                if addresses[operand] != before[operand]:
-                    whole = packed is not None and operand == W
-                    kernel.set_arg(index, packed if whole else _at(addresses[operand] + offset))
-        own.addresses = addresses
+        for kernel, index, operand, offset in own.memory:
+            if addresses[operand] != before[operand]:
+                kernel.set_arg(index, _at(addresses[operand] + offset))
 
 
 def _at(address: int) -> cl.SVM:

@@ -35,7 +35,7 @@ def _functions() -> list[int]:
     from pyopencl import _cl
 
     library = ctypes.CDLL(_cl.__file__)
-    found = (library.clEnqueueNDRangeKernel, library.clSetKernelArgSVMPointer, library.clSetKernelArg)
+    found = (library.clEnqueueNDRangeKernel, library.clSetKernelArgSVMPointer)
     return [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in found]
 
 
@@ -80,9 +80,9 @@ class IntraOpLaunches:
         ]
         self.groups = self._module.groups(*_functions(), given)
 
-    def run(self, addresses: Sequence[int], but: int = -1) -> None:
-        """On operands there; ``but`` is one that the caller has set. Raises RuntimeError with OpenCL's status."""
-        self._module.run_groups(self.groups, _queues_of(self._device), addresses, but)
+    def run(self, addresses: Sequence[int]) -> None:
+        """Launch on operands at these addresses. Raises RuntimeError with OpenCL's status."""
+        self._module.run_groups(self.groups, _queues_of(self._device), addresses)
 
 
 def lend_queues(device: cl.Device) -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
+from ...api import settings
 from ...api.errors import BuildFailed
 from ...api.policy import forbid_when_frozen
 from .. import plainfile
@@ -176,10 +177,10 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
 
 def folder() -> Path | None:
     """Where files are kept; None where none are."""
-    chosen = os.environ.get("CONVDISPATCH_KERNEL_CACHE")
-    if chosen == "off":
+    chosen = settings.KERNEL_CACHE.value()
+    if chosen == settings.OFF:
         return None
-    return Path(chosen) if chosen else _default_folder(os.environ.get("HOME"), os.environ.get("XDG_CACHE_HOME"))
+    return chosen or _default_folder(os.environ.get("HOME"), os.environ.get("XDG_CACHE_HOME"))
 
 
 @functools.lru_cache(maxsize=4)

@@ -12,7 +12,6 @@ import importlib.resources
 import math
 import numbers
 import operator
-import os
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...api.errors import InvalidArgument, PluginError
+from ...api import settings
+from ...api.errors import PluginError
 from ...api.problem import ConvProblem
 from ..cache import artifact_store
 from ..cache.bounded import KB, MB, Bounded, Budget, Families
@@ -37,10 +37,6 @@ _HEADER = "convdispatch.api"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?[fFhHuUlL]{0,3}")
 _INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
-LIMIT_VARIABLE = "CONVDISPATCH_CACHE_LIMIT"
-DEFAULT_LIMIT = 1024 * MB
-"""Bytes of host memory that all programs, and what holds programs, may take. A net of 160 different convolutions asks
-for 480 plans in a training step, some 400 MB on a CPU: below that, each step would plan hundreds of them anew."""
 NEW_SHARE = 48 * MB
 """Bytes of the limit for what is new: further sizes of a layer, until they have returned several times."""
 PROGRAM_BYTES = 300 * KB
@@ -57,17 +53,11 @@ FIRST_FORMS = 8
 
 
 def cache_limit() -> int:
-    """``CONVDISPATCH_CACHE_LIMIT`` in bytes, else the default. Raises InvalidArgument for other words."""
-    text = os.environ.get(LIMIT_VARIABLE)
-    if not text:
-        return DEFAULT_LIMIT
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise InvalidArgument(f"{LIMIT_VARIABLE} must be a number of bytes such as 512M or 2G, got {text!r}")
-    return int(float(found[1]) * 1024 ** " KMGT".index((found[2] or " ").upper()))
+    """Bytes of host memory that all programs, and what holds programs, may take. A net of 160 different convolutions
+    asks for 480 plans in a training step, some 400 MB on a CPU: below that, each step would plan hundreds anew."""
+    return settings.CACHE_LIMIT.value()
 
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 BUDGET = Budget(cache_limit, lambda: min(NEW_SHARE, cache_limit()))
 """Of all programs of this process, and of what holds programs."""
 _programs = Bounded(BUDGET)

@@ -1,14 +1,15 @@
-"""Program: a recording made ready to run: memory laid out, kernels bound, one enqueue a command and nothing else.
+"""Program: a recording made ready to run on OpenCL's queues: one arena, kernels bound, one enqueue a command.
 
-Commands of one queue keep their order without events. A program on several queues waits by events where a step needs
-what another queue computes, and nowhere else.
+Memory is taken and kernels are bound at the first run. Commands of one queue keep their order without events. A program
+on several queues waits by events where a step needs what another queue computes, and nowhere else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...api.errors import ConvDispatchError, InvalidArgument
@@ -30,78 +31,76 @@ if TYPE_CHECKING:
 class Program:
     """``run()`` enqueues everything that ``recording`` holds. Safe from several threads, one run at a time.
 
-    ``persistent`` slots have memory of their own, which ``memory(slot)`` answers; the others live in the arena.
+    ``persistent`` slots have memory of their own, which ``memory(slot)`` returns; the others share the arena.
     """
 
     def __init__(self, recording: Recording, schedule: Schedule | None = None) -> None:
-        self.queue, self.lock = recording.queue, threading.Lock()
-        """The lock is held while commands are given."""
+        self.queue, self.lock = recording.queue, threading.RLock()
+        """The lock is held while commands are given, and while memory is taken."""
         self.schedule = schedule or Schedule.single(recording.commands)
-        align = max(128, runtime.device_info(recording.device).buffer_alignment)
-        self.arena: Arena = lay_out(lifetimes(recording.commands, self.schedule.regions), align)
-        self._memory = runtime.fresh(recording.queue, self.arena.size)
-        self._own = {
-            slot.root: runtime.fresh(recording.queue, slot.root.size)
-            for command in recording.commands
-            for slot in command.slots
-            if slot.root.persistent
-        }
+        self.what = [command.what for command in recording.commands]
+        self._recording = recording
+        self._own: dict[Slot, cl.MemoryObject] = {}
         """Memory of inputs and results, by slot."""
         self._parts: dict[Any, Any] = {}
-        self.what = [command.what for command in recording.commands]
-        more = range(self.schedule.queues - 1)
-        queues = [self.queue, *(type(self.queue)(recording.context) for _ in more)]
-        self._queues = [OpenCLQueue(queue) for queue in queues]
-        self._runs: list[Callable[..., Any]] = [
-            command.make(self.memory, self._queues[0]) for command in recording.commands
-        ]
-        self._steps = self.schedule.steps
-        self._plain = self.schedule.queues == 1
-        self._lates, self._commands = recording.lates, recording.commands
         self._replay: Replay | None = None
         self.on_graph = False
         """Whether ``run`` launches a CUDA graph beside the queue, instead of enqueuing."""
         self.no_graph: str | None = None
         """Why there is no CUDA graph of it, once one was asked for."""
 
+    @functools.cached_property
+    def arena(self) -> Arena:
+        """Where each slot begins that is not persistent."""
+        align = max(128, runtime.device_info(self._recording.device).buffer_alignment)
+        return lay_out(lifetimes(self._recording.commands, self.schedule.regions), align)
+
+    @functools.cached_property
+    def _memory(self) -> cl.MemoryObject:
+        return runtime.fresh(self.queue, self.arena.size)
+
+    @functools.cached_property
+    def _queues(self) -> list[OpenCLQueue]:
+        more = range(self.schedule.queues - 1)
+        return [OpenCLQueue(queue) for queue in (self.queue, *(type(self.queue)(self.queue.context) for _ in more))]
+
+    @functools.cached_property
+    def _runs(self) -> list[Callable[..., Any]]:
+        """The commands, bound to their memory."""
+        return [command.make(self.memory, self._queues[0]) for command in self._recording.commands]
+
     def memory(self, slot: Slot) -> cl.MemoryObject:
         """The buffer of a slot."""
         root, start = slot.root, slot.offset
-        if root.persistent and root not in self._own:  # an input that no command reads
-            self._own[root] = runtime.fresh(self.queue, root.size)
-        whole = self._own[root] if root.persistent else self._memory
-        if root.persistent and start == 0:
-            return whole
-        start += 0 if root.persistent else self.arena.offsets[root]
-        key = (root if root.persistent else None, start, slot.size)
-        if key not in self._parts:  # kept: a kernel does not keep its arguments' memory alive
-            self._parts[key] = sub_region(whole, start, slot.size)
-        return self._parts[key]
+        with self.lock:
+            if root.persistent and root not in self._own:
+                self._own[root] = runtime.fresh(self.queue, root.size)
+            whole = self._own[root] if root.persistent else self._memory
+            if root.persistent and start == 0:
+                return whole
+            start += 0 if root.persistent else self.arena.offsets[root]
+            key = (root if root.persistent else None, start, slot.size)
+            if key not in self._parts:  # kept: a kernel does not keep its arguments' memory alive
+                self._parts[key] = sub_region(whole, start, slot.size)
+            return self._parts[key]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the program holds."""
-        return self.arena.size + sum(buffer.size for buffer in self._own.values())
+        """Bytes of memory that a run takes: the arena, inputs and results."""
+        kept = {slot.root for command in self._recording.commands for slot in command.slots if slot.root.persistent}
+        return self.arena.size + sum(root.size for root in kept | self._own.keys())
 
     def run(self) -> cl.Event | None:
         """Enqueue all commands; the event of the last one. Never waits."""
         with self.lock:
-            for late in self._lates:
-                late.draw()
+            self._draw()
             if self.on_graph:
                 return self._run_beside()
-            return self.enqueue(self._runs)
+            return self._run_plain() if self.schedule.queues == 1 else self._run_on_several()
 
-    def bound(self, memory: Callable[[Slot], Any], roots: set[Slot]) -> list[Callable[..., Any]]:
-        """The commands with what ``memory`` answers for slots, those that take a part of ``roots`` bound anew to it."""
-        return [
-            command.make(memory, self._queues[0]) if any(slot.root in roots for slot in command.slots) else run
-            for command, run in zip(self._commands, self._runs, strict=True)
-        ]
-
-    def enqueue(self, runs: Sequence[Callable[..., Any]]) -> Any:
-        """Enqueue ``runs``, the commands as ``bound`` answers them, under the lock; the event of the last one."""
-        return self._run_plain(runs) if self._plain else self._run_on_several(runs)
+    def _draw(self) -> None:
+        for late in self._recording.lates:
+            late.draw()
 
     def spans(self, runs: int) -> list[list[tuple[float, float]]]:
         """Start and end of each command, in milliseconds of the device's clock, in each of ``runs`` runs on one queue;
@@ -115,8 +114,7 @@ class Program:
         with self.lock:
             self.queue.finish()
             for _ in range(max(1, runs)):
-                for late in self._lates:
-                    late.draw()
+                self._draw()
                 events = [run(commands) for run in self._runs]
                 profiling.finish()
                 found.append([(float("nan"), float("nan"))] * len(events))
@@ -140,7 +138,7 @@ class Program:
                 return None
             try:
                 self.queue.finish()  # constants that are packed on it
-                self._replay = Replay(self._commands, self.schedule, self.memory, place_of(cuda.number))
+                self._replay = Replay(self._recording.commands, self.schedule, self.memory, place_of(cuda.number))
             except ConvDispatchError as error:
                 self.no_graph = str(error)
         return self._replay
@@ -155,8 +153,7 @@ class Program:
         if self.replay is None:
             raise InvalidArgument(f"the program does not run on a CUDA stream: {self.no_graph}")
         with self.lock:
-            for late in self._lates:
-                late.draw()
+            self._draw()
             self.replay.give(stream)
 
     def _run_beside(self) -> Any:
@@ -167,21 +164,22 @@ class Program:
             self._replay.give(CudaStream(place_of(across.cuda.number), across.stream.value or 0))
             return across.leave()
 
-    def _run_plain(self, runs: Sequence[Callable[..., Any]]) -> Any:
+    def _run_plain(self) -> Any:
         commands, event = self._queues[0], None
-        for run in runs:
+        for run in self._runs:
             event = run(commands)
         return event
 
-    def _run_on_several(self, runs: Sequence[Callable[..., Any]]) -> Any:
+    def _run_on_several(self) -> Any:
         last: list[Any] = [None] * len(self._queues)
         done: dict[int, Any] = {}
-        start = [self._mark()] if any(step.starts for step in self._steps) else None
-        for step in self._steps:
+        steps = self.schedule.steps
+        start = [self._mark()] if any(step.starts for step in steps) else None
+        for step in steps:
             commands = self._queues[step.queue]
             wait = [done[other] for other in step.after] or (start if step.starts else None)
             for place in step.commands:
-                last[step.queue] = runs[place](commands, wait)
+                last[step.queue] = self._runs[place](commands, wait)
                 wait = None
             if step.awaited:
                 done[step.key] = last[step.queue]

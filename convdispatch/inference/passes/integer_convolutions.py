@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...api.errors import ConvDispatchError
+from ...api.policy import current_policy
 from ...device.rates import rates
 from ...device.runtime import device_info
 from ...elementwise import apply
 from ...nn.convolution import convolution
 from ...nn.quantized import dequantize, quantize
-from ...selection.choice.ranking import Choices
+from ...selection.decision_store import choices
 from ...selection.solver_query import predicted
 from ...tensor import Tensor
 from ..graph import Graph, Node, Value, is_planned
@@ -50,7 +51,7 @@ def _is_slower(node: Node) -> bool:
 def _seconds(problem: ConvProblem, device: DeviceInfo) -> float:
     """What the first choice is predicted to take; without end where there is none, 0 where nobody says."""
     try:
-        first = Choices(problem, device).first
+        first = choices(problem, device, current_policy()).first
     except ConvDispatchError:
         return math.inf
     return predicted(first.solver, problem, device, first.config) or 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...api.errors import words
+from ...api.fault_text import words
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ...device.runtime import device_info

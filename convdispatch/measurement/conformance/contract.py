@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...api.device import DeviceInfo
-from ...api.errors import words
+from ...api.fault_text import words
 from ...api.problem import ConvProblem
 from ...api.solver import EPILOGUE, Solver
 from ...selection.defensive_copy import MOST_CONFIGS, ask

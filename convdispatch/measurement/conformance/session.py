@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ...api.errors import InvalidArgument, words
+from ...api.errors import InvalidArgument
+from ...api.fault_text import words
 from ...api.solver import Solver
 from ...device import runtime
 from ...selection import derivation

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...api.errors import ConvDispatchError, words
+from ...api.errors import ConvDispatchError
+from ...api.fault_text import words
 from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild, farm
 from .levels import Case

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...api.errors import words
+from ...api.fault_text import words
 from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import pyopencl as cl
 
 from ...api.device import DeviceInfo
-from ...api.errors import PluginError, words
+from ...api.errors import PluginError
+from ...api.fault_text import words
 from ...api.policy import Policy
 from ...api.problem import ConvProblem
 from ...api.results import Results

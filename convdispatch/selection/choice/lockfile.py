@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...api import settings
 from ...api.errors import ConvDispatchError, InvalidArgument, InvalidPolicy
 from ...api.policy import forbid_when_frozen
 from ...api.problem import ConvProblem
@@ -85,7 +85,7 @@ def drift(locked: Mapping[str, Decision], today: Iterable[tuple[str, Decision]])
 
 
 @functools.lru_cache(maxsize=8)
-def _known(path: str) -> dict[str, Decision]:
+def _known(path: Path) -> dict[str, Decision]:
     forbid_when_frozen("read the lock file")
     return read(path)
 
@@ -100,9 +100,9 @@ def agree(decisions: Mapping[str, Decision]) -> None:
 
 def in_force(problem: ConvProblem) -> tuple[Decision, str] | None:
     """The decision that ``agree`` or ``CONVDISPATCH_LOCK`` fixes for a problem, and what did; None if nothing does."""
-    text = str(problem) if _agreed or "CONVDISPATCH_LOCK" in os.environ else ""
+    path = settings.LOCK.value()
+    text = str(problem) if _agreed or path else ""
     if text in _agreed:
         return _agreed[text], "of all ranks"
-    path = os.environ.get("CONVDISPATCH_LOCK")
     decision = _known(path).get(text) if path else None
-    return (decision, path) if decision is not None and path else None
+    return None if decision is None else (decision, str(path))

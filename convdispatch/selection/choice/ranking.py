@@ -81,10 +81,13 @@ class Choices:
     """The candidates that ``rank`` answers, in its order; plugins that predict nothing are asked once the first is not
     enough, where they cannot be first."""
 
-    def __init__(self, problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> None:
+    def __init__(
+        self, problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None, first: Candidate | None = None
+    ) -> None:
+        """``first`` is the best candidate where that is known, as of a stored decision: nobody is asked for it."""
         self._query = problem, device, policy or current_policy()
         self._ranked: list[Candidate] | None = None
-        first = _foremost(*self._query)
+        first = first or _foremost(*self._query)
         if first is None:
             self._ranked = rank(*self._query)
             first = self._ranked[0]

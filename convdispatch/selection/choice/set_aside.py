@@ -33,6 +33,11 @@ def quarantined(problem: ConvProblem, device: DeviceInfo, solver: str) -> str | 
     return found or verdicts.against(problem, device, solver, plugins().fingerprint(solver))
 
 
+def is_any_set_aside(problem: ConvProblem, device: DeviceInfo) -> bool:
+    """Whether this process set a solver aside for a problem, so that its choice may not be the next process's."""
+    return any(key[:2] == (problem, device) for key in _quarantined) or bool(plugins().banned)
+
+
 def forgive() -> None:
     """Nobody is set aside any more, and what was said may be said again."""
     for table in (_quarantined, _requested, _starved):

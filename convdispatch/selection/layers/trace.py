@@ -10,13 +10,12 @@ was there.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Generator
 from typing import Any
 
-from convdispatch.api import hookimpl
+from convdispatch.api import hookimpl, settings
 
 PREFIX = "convdispatch,1,"
 HEADER = "convdispatch,version,problem,solver,device,workspace_bytes,enqueue_us,done_us\n"
@@ -32,7 +31,7 @@ def convdispatch_enqueue(queue: Any, problem: Any, solver: Any, plan: Any) -> Ge
         event = yield
         outcome = solver.name
         spent = (time.perf_counter_ns() - start) / 1000
-        if os.environ.get("CONVDISPATCH_TRACE_WAIT") == "1":
+        if settings.TRACE_WAIT.value():
             with contextlib.suppress(Exception):  # the caller's own wait meets it too, and it is not this layer's fault
                 event.wait()
                 done = f",{(time.perf_counter_ns() - start) / 1000:.1f}"
@@ -45,9 +44,9 @@ def convdispatch_enqueue(queue: Any, problem: Any, solver: Any, plan: Any) -> Ge
 
 def write(line: str) -> None:
     """One line to the trace's destination; a single write call, so that threads' lines do not mix."""
-    target = os.environ.get("CONVDISPATCH_TRACE")
-    if not target:
+    target = settings.TRACE.value()
+    if target is None:
         sys.stderr.write(line + "\n")
         return
-    with open(target, "a", encoding="utf-8") as file:  # noqa: PTH123 (append mode)
+    with target.open("a", encoding="utf-8") as file:
         file.write((HEADER if file.tell() == 0 else "") + line + "\n")

@@ -50,7 +50,7 @@ def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, pol
         return None
     decision, pack = found
     name, config = decision["solver"], decision["config"]
-    source = decision.get("source") or f"plan pack {pack}"
+    source = f"plan pack {pack}"
     known, math = _is_sealed(problem, policy, decision, device), decision.get("math", "")
     solver = _solver(name) if known else plugins().solvers.get(name)
     solver = solver or contestants(problem, info).get(name)

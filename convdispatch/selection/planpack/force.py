@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import warnings
 from pathlib import Path
 from types import TracebackType
 
+from ...api import settings
 from ...api.errors import ConvDispatchWarning
 from ...device import runtime
 from ...device.cache import artifact_store
@@ -61,7 +61,7 @@ def load_pack(path: str | Path) -> LoadedPack:
 @functools.cache
 def from_environment() -> None:
     """Put in force, once a process, what ``CONVDISPATCH_PACK`` names: one pack, or several with the path separator."""
-    for path in filter(None, os.environ.get("CONVDISPATCH_PACK", "").split(os.pathsep)):
+    for path in settings.PACK.value():
         load_pack(path)
 
 

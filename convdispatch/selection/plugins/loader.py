@@ -25,8 +25,9 @@ from typing import Any
 import platformdirs
 import pluggy
 
-from ...api import hookspecs
-from ...api.errors import ConvDispatchWarning, InvalidPolicy, words
+from ...api import hookspecs, settings
+from ...api.errors import ConvDispatchWarning, InvalidPolicy
+from ...api.fault_text import words
 from ...api.solver import Solver
 from ...device.background import Threads
 from ...device.startup_profile import phase
@@ -146,22 +147,22 @@ def reload() -> Plugins:
     return plugins()
 
 
-def _words(variable: str) -> list[str]:
-    return [word.strip() for word in os.environ.get(variable, "").split(",") if word.strip()]
-
-
 def _entry_points(group: str) -> Iterator[_Found]:
+    known: dict[int, tuple[str, str]] = {}  # a distribution parses its metadata anew for its name and for its version
     for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda e: (e.name, e.value)):
-        distribution = entry.dist
-        name, version = (distribution.name, distribution.version) if distribution else ("?", "")
+        name, version = "?", ""
+        if entry.dist is not None:
+            if id(entry.dist) not in known:
+                metadata = entry.dist.metadata
+                known[id(entry.dist)] = metadata["Name"], metadata["Version"]
+            name, version = known[id(entry.dist)]
         places = functools.partial(_places, entry.value.partition(":")[0].partition(".")[0])
         yield _Found(entry.name, f"{name} {version}".strip(), version, entry.load, places, name == "convdispatch")
 
 
 def dropin_folder() -> Path:
     """The folder whose files and packages are plugins."""
-    chosen = os.environ.get("CONVDISPATCH_PLUGIN_DIR")
-    return Path(chosen) if chosen else Path(platformdirs.user_config_dir("convdispatch")) / "plugins"
+    return settings.PLUGIN_DIR.value() or Path(platformdirs.user_config_dir("convdispatch")) / "plugins"
 
 
 def _dropins() -> Iterator[_Found]:
@@ -243,10 +244,10 @@ def _import_file(name: str, file: Path) -> Any:
 
 
 def _shut_out(name: str) -> str | None:
-    allowed = _words("CONVDISPATCH_PLUGINS")
+    allowed = settings.PLUGINS.value()
     if allowed and name not in allowed:
         return f"not named in CONVDISPATCH_PLUGINS={','.join(allowed)}"
-    if name in _words("CONVDISPATCH_BLOCK"):
+    if name in settings.BLOCK.value():
         return "named in CONVDISPATCH_BLOCK"
     try:
         rules = registry()
@@ -337,7 +338,7 @@ def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...
 
 
 def _load_layers(loaded: Plugins) -> None:
-    wanted = _words("CONVDISPATCH_LAYERS")
+    wanted = settings.LAYERS.value()
     if not wanted:
         return
     available = {found.name: found for found in _entry_points(LAYER_GROUP)}

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import platformdirs
 import yaml
 
+from ...api import settings
 from ...api.device import DeviceInfo
 from ...api.errors import InvalidPolicy
 from ...api.problem import ConvProblem
@@ -123,8 +124,7 @@ _HOMES = ("XDG_CONFIG_HOME", "HOME", "APPDATA", "LOCALAPPDATA", "USERPROFILE")
 
 def registry_path() -> Path | None:
     """The file in force: ``$CONVDISPATCH_REGISTRY``, the user's, or the packaged one."""
-    chosen = os.environ.get("CONVDISPATCH_REGISTRY")
-    if chosen:
+    if chosen := settings.REGISTRY.value():
         return Path(chosen)
     own = _own_path(*(os.environ.get(name) for name in _HOMES))
     return own if own.is_file() else packaged_path()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import platformdirs
 
+from ...api import settings
 from ...api.device import DeviceInfo
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...api.policy import Policy, forbid_when_frozen
@@ -48,10 +49,7 @@ ENTRY_POINTS = "convdispatch.records"
 
 def user_folder() -> Path:
     """``CONVDISPATCH_DB``, else the ``perfdb`` folder among the user's application data."""
-    chosen = os.environ.get("CONVDISPATCH_DB")
-    if chosen:
-        return Path(chosen).expanduser()
-    return _default_folder(os.environ.get("HOME"), os.environ.get("XDG_DATA_HOME"))
+    return settings.DB.value() or _default_folder(os.environ.get("HOME"), os.environ.get("XDG_DATA_HOME"))
 
 
 @functools.lru_cache(maxsize=4)
@@ -112,6 +110,8 @@ class PerfDB:
         self._known: dict[str, dict[str, list[Record]]] = {}  # device key to problem to records
         self._said: set[Path] = set()
         self._scoped: dict[tuple[Hashable, str], list[Record]] = {}
+        self._in_memory: set[str] = set()
+        """Keys of devices of which some records could not be written."""
         self.generation = 0
         """Grows with every change of what is known; for caches of what follows from it."""
 
@@ -163,6 +163,10 @@ class PerfDB:
                 self._known.pop(key, None)
             self.generation += 1
 
+    def is_partly_in_memory(self, device: DeviceInfo | str, scope: Hashable = None) -> bool:
+        """Whether a lookup may return records that no file holds."""
+        return _key(device) in self._in_memory or (scope, _key(device)) in self._scoped
+
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def record(self, *records: Record, scope: Hashable = None) -> Path | None:
@@ -183,6 +187,7 @@ class PerfDB:
         except OSError as error:
             self._say(self.folder, f"{self.folder} cannot be written ({error}): results last for this process only")
             self._know(key, records)
+            self._in_memory.add(key)
             return None
 
     def store(self, *records: Record) -> Path:

@@ -139,11 +139,6 @@ class Measured:
         best = self.best and (self.best.solver, self.best.config)
         return next((row.median_ms for row in self.rows if (row.solver, row.config) == best), None)
 
-    @property
-    def scale(self) -> float:
-        """The best's time in the last benchmarking over its time in the search; 1 where one of them is not known."""
-        return self.best_ms / self.searched_ms if self.best_ms and self.searched_ms else 1.0
-
     def peer(self, name: str) -> PeerTime | None:
         """A peer's fastest variant."""
         timed = [time for time in self.peers if time.peer == name and time.median_ms]
@@ -181,7 +176,6 @@ class Report:
     roofs: dict[str, Any] = field(default_factory=dict)
     """By dtype: ``flops``, ``bandwidth`` and ``matrix``, each with ``rate`` and ``how``; matrix may be None."""
     measured: dict[str, Measured] = field(default_factory=dict)
-    regret: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
     """Whether the run ended before everything was measured."""
     time_limit: bool = False
@@ -205,7 +199,8 @@ class Report:
             raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
             measured = {text: Measured.from_json(found) for text, found in values["measured"].items()}
-            report = declared.made(cls, {**values, "measured": {}})
+            known = {name: value for name, value in values.items() if name != "regret"}  # of older reports
+            report = declared.made(cls, {**known, "measured": {}})
             return replace(report, measured=measured)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error

@@ -5,22 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...api.problem import ConvProblem
 from .report import Layer, Measured, Report
 
 TYPES = ("first layer", "depthwise", "strided", "1x1", "3x3", "5x5 and more", "other")
-PLAIN = {
-    "first layer": "a picture's few channels become many",
-    "depthwise": "each channel by itself",
-    "strided": "the image shrinks on the way",
-    "1x1": "mixes the channels of single pixels: a matrix product",
-    "3x3": "a small window at each pixel",
-    "5x5 and more": "a large window at each pixel",
-    "other": "windows of other shapes, such as 1x7",
-}
-"""What a type of layer does, in plain words."""
 GAP = 0.5
 """A layer below this share of its roofline is listed as a gap."""
 
@@ -138,22 +127,6 @@ def _roof(report: Report, found: Measured) -> tuple[float | None, str]:
     return max(compute, memory) * 1e3, "compute" if compute >= memory else "memory"
 
 
-def solver_times(found: Measured) -> dict[str, float]:
-    """The best median of each solver, milliseconds, fastest first.
-
-    The layer's number is its last benchmarking's; what the others took in the search stands in proportion to the best
-    one's time there, so that both are of one hour.
-    """
-    best: dict[str, float] = {}
-    scale = found.scale
-    for row in found.rows:
-        if row.median_ms is not None and row.status in ("measured", "cut"):
-            best[row.solver] = min(row.median_ms * scale, best.get(row.solver, math.inf))
-    if found.best and found.best.median_ms:
-        best[found.best.solver] = found.best.median_ms
-    return dict(sorted(best.items(), key=lambda pair: pair[1]))
-
-
 @dataclass
 class Net:
     """A net's sums in one direction: each layer's time, times how often it runs, in milliseconds."""
@@ -169,10 +142,6 @@ class Net:
     """Peer to its sum, our sum over the same layers, and how many layers these are."""
     ratios: dict[str, float | None] = field(default_factory=dict)
     """Peer to the geometric mean of its time over ours."""
-    algorithms: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Algorithm to the sum of its best times and the number of layers that it ran."""
-    best_of_same: dict[str, float] = field(default_factory=dict)
-    """Algorithm to the sum of the best times of the same layers."""
     batch: tuple[int, ...] = ()
     dtype: str = ""
 
@@ -202,13 +171,6 @@ def _net(name: str, direction: str, group: list[Line], peers: Sequence[str]) -> 
         chosen = line.measured.chosen.median_ms if line.measured.chosen else None
         net.chosen_ms = None if chosen is None or net.chosen_ms is None else net.chosen_ms + count * chosen
         net.roof_ms = None if line.roof_ms is None or net.roof_ms is None else net.roof_ms + count * line.roof_ms
-        fastest: dict[str, float] = {}
-        for solver, ms in solver_times(line.measured).items():
-            fastest.setdefault(family(solver), ms)
-        for algorithm, ms in fastest.items():
-            total, layers = net.algorithms.get(algorithm, (0.0, 0))
-            net.algorithms[algorithm] = total + count * ms, layers + count
-            net.best_of_same[algorithm] = net.best_of_same.get(algorithm, 0.0) + count * line.ms
         for peer in peers:
             theirs = line.measured.peer_ms(peer)
             if theirs and line.ratio(peer):
@@ -216,29 +178,6 @@ def _net(name: str, direction: str, group: list[Line], peers: Sequence[str]) -> 
                 net.peers[peer] = total + count * theirs, ours + count * line.ms, layers + count
     net.ratios = {peer: geomean(line.ratio(peer) for line in group) for peer in peers}
     return net
-
-
-def types(every: Sequence[Line], peers: Sequence[str]) -> list[dict[str, Any]]:
-    """For each type of layer and direction: distinct problems, fraction of the roofline, ratios (geometric means)."""
-    found = []
-    distinct = list({line.measured.problem: line for line in every if line.ms}.values())
-    for direction in dict.fromkeys(line.problem.direction for line in distinct):
-        for kind in TYPES:
-            group = [line for line in distinct if line.kind == kind and line.problem.direction == direction]
-            if group:
-                winners = [line.winner or "unknown" for line in group]
-                found.append(
-                    {
-                        "type": kind,
-                        "direction": direction,
-                        "problems": len(group),
-                        "fraction": geomean(line.fraction for line in group),
-                        "regret": geomean(line.measured.regret for line in group),
-                        "ratios": {peer: geomean(line.ratio(peer) for line in group) for peer in peers},
-                        "winners": {w: winners.count(w) for w in sorted(set(winners), key=lambda w: -winners.count(w))},
-                    }
-                )
-    return found
 
 
 def gaps(every: Sequence[Line], below: float = GAP) -> list[Line]:

@@ -1,4 +1,4 @@
-"""Where a net's training time goes: time by kind of operation, images a second, peak memory, element-wise bandwidth.
+"""Where a net's training time goes: time by kind of operation, images a second, peak memory.
 
 One step runs forward, backward and the optimiser on one profiling queue. Markers around every operation, forward and
 on the tape, give its time on the device without waiting for it; whole steps are timed apart, without markers.
@@ -18,20 +18,19 @@ from ...api.device import DeviceInfo
 from ...api.errors import InvalidArgument
 from ...device import runtime
 from ...device.tracing import tracing
-from ...elementwise import apply
 from ...models import catalogue
 from ...nn import SGD, Tape
 from ...nn.functional import cross_entropy
+from ...selection.text_table import Column, Table, columns
 from ...tensor import Tensor
-from .quiet import LOAD, SCATTER, Others
+from .quiet import LOAD, SCATTER, Others, busy
 
 if TYPE_CHECKING:
     import pyopencl as cl
+    from rich.console import Console
 
 CONVOLUTIONS = frozenset({"convolution", "linear", "transposed_convolution"})
 WARM, STEPS, PROFILED = 2, 8, 3
-SIZES = tuple(1 << exponent for exponent in range(12, 29, 2))
-"""Bytes of a tensor of the bandwidth's curve: 4 KiB to 256 MiB."""
 
 
 @dataclass
@@ -47,15 +46,6 @@ class Kind:
     def ms(self) -> float:
         """Both directions."""
         return self.forward_ms + self.backward_ms
-
-
-@dataclass(frozen=True)
-class Bandwidth:
-    """Bytes a second, read and written, of ``a + 2 b`` over tensors of ``nbytes`` each, and of a copy of them."""
-
-    nbytes: int
-    elementwise: float
-    copy: float
 
 
 @dataclass
@@ -75,9 +65,6 @@ class TrainingReport:
     """Most memory that the pools held, activations, gradients and workspaces, beside parameters."""
     loss: tuple[float, float]
     """Before the first and after the last step, on the same batch: it must have fallen."""
-    bandwidth: list[Bandwidth] = field(default_factory=list)
-    spans: list[tuple[str, str, float, float]] = field(default_factory=list)
-    """Operations of the profiled steps by the device's clock: kind, part, start and length in milliseconds."""
     busy: list[str] = field(default_factory=list)
     """What says that other work was running meanwhile; empty on a quiet machine."""
 
@@ -108,13 +95,11 @@ def profile_training(
     layout: str = "nchw",
     classes: int | None = None,
     steps: int = STEPS,
-    sizes: Sequence[int] | None = None,
     say: Callable[[str, int], None] = lambda words, advance: None,
 ) -> TrainingReport:
     """Train a net of ``models.catalogue`` on random pictures for a few steps and say where the time goes.
 
-    ``sizes`` are the bytes of the bandwidth's tensors, ``SIZES`` where none are given. ``say(words, advance)`` hears
-    what is done, and that so many of ``turns(steps, sizes)`` have ended.
+    ``say(words, advance)`` hears what is done, and that so many of ``turns(steps)`` have ended.
     Raises InvalidArgument for an unknown net or a batch below 1.
     """
     if mb < 1:
@@ -147,11 +132,6 @@ def profile_training(
         say("", 1)
     kinds = profile.kinds(PROFILED)
     info, load = runtime.device_info(found), others.load()
-    say("element-wise bandwidth", 0)
-    bandwidth = []
-    for size in SIZES if sizes is None else sizes:
-        bandwidth.append(_bandwidth(queue, size))
-        say("", 1)
     return TrainingReport(
         net,
         str(info),
@@ -162,15 +142,13 @@ def profile_training(
         kinds,
         peak,
         (before, loss()),
-        bandwidth,
-        profile.spans(),
         disturbances(samples, load, info),
     )
 
 
-def turns(steps: int = STEPS, sizes: Sequence[int] | None = None) -> int:
-    """What ``profile_training`` counts: steps of all kinds, and sizes."""
-    return WARM + steps + PROFILED + len(SIZES if sizes is None else sizes)
+def turns(steps: int = STEPS) -> int:
+    """What ``profile_training`` counts: steps of all kinds."""
+    return WARM + steps + PROFILED
 
 
 def disturbances(samples: Sequence[float], load: float | None, info: DeviceInfo) -> list[str]:
@@ -253,12 +231,6 @@ class _Profile:
             kind.calls //= steps
         return sorted(found.values(), key=lambda kind: -kind.ms)
 
-    def spans(self) -> list[tuple[str, str, float, float]]:
-        """Each operation on the device's clock, milliseconds from the first one."""
-        ends = [(name, part, first.profile.end, last.profile.end) for name, part, first, last in self._pairs]
-        start = min((first for _, _, first, _ in ends), default=0)
-        return [(name, part, (first - start) * 1e-6, (last - first) * 1e-6) for name, part, first, last in ends]
-
 
 class _Timed:
     def __init__(self, profile: _Profile, name: str, part: str) -> None:
@@ -288,23 +260,21 @@ class _ProfiledTape(Tape):
         super().record(results, inputs, timed)
 
 
-def _bandwidth(queue: cl.CommandQueue, nbytes: int) -> Bandwidth:
-    a, b, c = (Tensor.empty((nbytes // 4,), np.float32, queue) for _ in range(3))
-    for tensor, value in ((a, 1.0), (b, 2.0), (c, 3.0)):
-        tensor.write(np.full(tensor.shape, value, np.float32))
-    repeat = max(3, min(2000, (1 << 29) // nbytes))
-
-    def rate(work: Callable[[], Any], moved: int) -> float:
-        best = 0.0
-        work()
-        for _ in range(3):
-            queue.finish()
-            start = time.perf_counter()
-            for _ in range(repeat):
-                work()
-            queue.finish()
-            best = max(best, moved * repeat / (time.perf_counter() - start))
-        return best
-
-    add = rate(lambda: apply("a + 2 * b", a=a, b=b, out=c), 3 * nbytes)
-    return Bandwidth(nbytes, add, rate(lambda: runtime.copy(queue, c.base_data, a.base_data, nbytes), 2 * nbytes))
+def show_training(report: TrainingReport, console: Console) -> None:
+    """Print where the time went."""
+    if report.busy:
+        console.print(busy(report.busy), style="red", highlight=False)
+    doubt = " (busy machine: not to be trusted)" if report.busy else ""
+    total = sum(kind.ms for kind in report.kinds) or 1.0
+    table = Table(
+        Column("operation", "name"),
+        *columns("number", "calls", "forward ms", "backward ms", "share %"),
+        title=f"{report.net}, a training step at batch {report.mb}, {report.layout}, on {report.device}",
+        caption=f"{report.step_ms:.2f} ms a step, {report.images_per_second:,.0f} images/s{doubt}; "
+        f"{100 * report.share_beside_convolution:.1f} % beside convolutions and linear maps; "
+        f"{report.peak_bytes / 2**20:,.0f} MiB held at most; loss {report.loss[0]:.3f} to {report.loss[1]:.3f}",
+    )
+    for kind in report.kinds:
+        numbers = (f"{kind.forward_ms:.3f}", f"{kind.backward_ms:.3f}", f"{100 * kind.ms / total:.1f}")
+        table.add_row(kind.name, str(kind.calls), *numbers)
+    console.print(table)

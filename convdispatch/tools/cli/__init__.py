@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ...api import settings
 from ...api.errors import ConvDispatchError
 from .output import Group, reserving
 
@@ -59,7 +60,7 @@ class _Group(Group):
             with ended_by_signals():
                 return super().invoke(context)
         except ConvDispatchError as error:
-            if os.environ.get("CONVDISPATCH_TRACEBACK") == "1":
+            if settings.TRACEBACK.value():
                 traceback.print_exception(error)
             raise click.ClickException(str(error)) from error
         except OSError as error:
@@ -74,10 +75,13 @@ class _Group(Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="convdispatch")
 @click.option("--traceback", "tracebacks", is_flag=True, help="Print the whole traceback of each fault of a plugin.")
-def main(tracebacks: bool) -> None:
+@click.pass_context
+def main(context: click.Context, tracebacks: bool) -> None:
     """One conv() call, many engines: see what is there, what would run and why, and how fast it is."""
+    if context.invoked_subcommand != "doctor":  # doctor lists what is wrong with the environment
+        settings.check()
     if tracebacks:
-        os.environ["CONVDISPATCH_TRACEBACK"] = "1"  # for child processes too
+        os.environ[settings.TRACEBACK.name] = "1"  # for child processes too
 
 
 def run() -> None:

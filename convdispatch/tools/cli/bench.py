@@ -45,7 +45,6 @@ STEP_S = 1.0
 @click.option("--find/--no-find", "search", default=True, help="Measure every solver, or only the immediate choice.")
 @BUDGET(BUDGET_MS)
 @click.option("--record/--no-record", default=False, help="Keep the results for later calls, as find does.")
-@click.option("--regret", is_flag=True, help="What the choice costs without records, and with half of the list known.")
 @click.option("--resume", type=OUTPUT, default=None, help="A journal to go on with and append to.")
 @click.option("--isolate/--no-isolate", default=True, help="Measure in a child process, which may die or hang.")
 @click.option("--timeout", "timeout_s", type=float, default=None, help="Seconds of silence after which one hangs.")
@@ -54,7 +53,6 @@ STEP_S = 1.0
 @click.option("--csv", "csv_path", type=OUTPUT, default=None, help="Write CSV there.")
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write JSON there.")
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
-@click.option("--trace", "trace_path", type=OUTPUT, default=None, help="With --train: write the step's timeline there.")
 @click.option(
     "--wait-quiet",
     "wait_quiet_s",
@@ -81,7 +79,6 @@ def bench(
     csv_path: Path | None,
     json_path: Path | None,
     html_path: Path | None,
-    trace_path: Path | None,
     train: bool,
     nets: tuple[str, ...],
     render: Path | None,
@@ -91,7 +88,6 @@ def bench(
     search: bool,
     given_ms: float | None,
     record: bool,
-    regret: bool,
     resume: Path | None,
     isolate: bool,
     timeout_s: float | None,
@@ -109,8 +105,8 @@ def bench(
     mobilenet, mobilenet_v3, efficientnet_b0, convnext_t, densenet121, inception_v3, unet, wavenet, unet3d; cpu10.
     Problems in any dialect. Files: MODEL.onnx, its convolutions as they run.
 
-    With --cluster the workers of a Dask scheduler measure, on every kind of device that they offer; each file holds all
-    kinds, and the page has them side by side.
+    With --cluster the workers of a Dask scheduler measure, on every kind of device that they offer; the JSON and CSV
+    files hold all kinds, and each kind has a page, with its key in the file's name.
     """
     security = security_of(changes)
     if within_s is not None and not isolate:
@@ -119,13 +115,11 @@ def bench(
     if not (names or files or render or compare):
         known = ", ".join(known_nets())
         raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {known}")
-    if trace_path is not None and not train:
-        raise click.UsageError("--trace is for --train; `convdispatch run MODEL --trace FILE` times a model's run")
     solvers_are_named(solver)
     if record:
         records_are_writable()
     if train:
-        _train(names, device, changes, json_path, trace_path, wait_quiet_s)
+        _train(names, device, changes, json_path, wait_quiet_s)
         return
     from ...device import runtime
     from ..benchmark.measuring.run import run
@@ -135,7 +129,7 @@ def bench(
     if compare is not None:
         old, new = map(load, compare)
         with shown(" or ".join(map(str, compare))):
-            _compare(old, new, html_path)
+            _compare(old, new)
         return
     options = {
         "against": [peer.strip() for peer in against.split(",") if peer.strip()],
@@ -147,10 +141,9 @@ def bench(
         "wait_quiet_s": wait_quiet_s,
     }
     if cluster is not None and render is None:
-        if record or regret or resume or within_s is not None or not isolate:
+        if record or resume or within_s is not None or not isolate:
             raise click.UsageError(
-                "--record, --regret, --resume, --within and --no-isolate are for one device here; "
-                "`find --cluster` records"
+                "--record, --resume, --within and --no-isolate are for one device here; `find --cluster` records"
             )
         reports = _there(_nets(names, files, changes), cluster, device, security, **options)
         if reports:
@@ -164,7 +157,6 @@ def bench(
             device,
             **options,
             record=record,
-            regret=regret,
             resume=resume,
             console=stderr(),
             isolate=isolate,
@@ -178,7 +170,7 @@ def bench(
 
 
 def _write(reports: list[Any], json_path: Path | None, csv_path: Path | None, html_path: Path | None) -> None:
-    """Show the reports, one a kind of device, and write each file that was asked for, one of all kinds."""
+    """Show the reports, one a kind of device, and write the files that were asked for: a page a kind, one else."""
     from ..benchmark.pages.export import write_csv, write_json
     from ..benchmark.pages.terminal import show
 
@@ -189,12 +181,11 @@ def _write(reports: list[Any], json_path: Path | None, csv_path: Path | None, ht
     if csv_path is not None:
         write_csv(reports, csv_path)
     if html_path is not None:
-        from ..benchmark.pages import device_kinds, page
+        from ..benchmark.pages.page import write_html
 
-        if len(reports) > 1:
-            device_kinds.write_html(reports, html_path)
-        else:
-            page.write_html(reports[0], html_path)
+        for report in reports:
+            key = report.environment["device"]["key"]
+            write_html(report, html_path if len(reports) == 1 else html_path.with_stem(f"{html_path.stem}-{key}"))
 
 
 def _there(nets: dict[str, Any], cluster: str, device: str | None, security: Any, **options: Any) -> Any:
@@ -212,24 +203,17 @@ def _there(nets: dict[str, Any], cluster: str, device: str | None, security: Any
 
 
 def _train(
-    names: tuple[str, ...],
-    device: str | None,
-    changes: dict[str, Any],
-    json_path: Path | None,
-    trace_path: Path | None,
-    wait_s: float,
+    nets: tuple[str, ...], device: str | None, changes: dict[str, Any], json_path: Path | None, wait_s: float
 ) -> None:
     import json
 
     from ...device import runtime
-    from ..benchmark.pages.training_terminal import show_training
     from ..benchmark.quiet import wait_quiet
-    from ..benchmark.training import profile_training, turns
+    from ..benchmark.training import profile_training, show_training, turns
 
     console, reports = stderr(), []
     given = {"mb": changes.get("batch"), "layout": changes.get("layout")}
     options = {name: value for name, value in given.items() if value}
-    nets = names
     units = runtime.device_info(runtime.find_device(device)).compute_units
     with progress(console, "training", len(nets) * turns(), STEP_S) as step:
         if wait_s:
@@ -240,19 +224,12 @@ def _train(
             show_training(reports[-1], stdout())
     if json_path is not None:
         json_path.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n", encoding="utf-8")
-    if trace_path is not None:
-        from ..benchmark.pages.timeline import write_training_trace
-
-        write_training_trace(reports, trace_path)
 
 
-def _compare(old: Any, new: Any, html_path: Path | None) -> None:
-    from ..benchmark.pages.compare import compare, show_comparison, write_comparison
+def _compare(old: Any, new: Any) -> None:
+    from ..benchmark.pages.compare import compare, show_comparison
 
-    compared = compare(old, new)
-    show_comparison(compared, stdout())
-    if html_path is not None:
-        write_comparison(compared, html_path)
+    show_comparison(compare(old, new), stdout())
 
 
 def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:

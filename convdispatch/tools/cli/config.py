@@ -10,7 +10,7 @@ from ...selection.text_table import Column, Table
 from .options import AS_JSON, stdout
 from .output import echo
 
-CLEARABLE = ("kernels", "cache", "pyopencl", "pytools", "records", "rates")
+CLEARABLE = ("decisions", "kernels", "cache", "pyopencl", "pytools", "records", "rates")
 
 
 @click.command()
@@ -21,10 +21,15 @@ CLEARABLE = ("kernels", "cache", "pyopencl", "pytools", "records", "rates")
     multiple=True,
     help="Delete a folder's files; caches: all that is made again by itself.",
 )
+@click.option("--decisions", "shown", is_flag=True, help="List what this machine decided, instead of folders.")
 @AS_JSON
-def config(cleared: tuple[str, ...], as_json: bool) -> None:
+def config(cleared: tuple[str, ...], shown: bool, as_json: bool) -> None:
     """List the folders that convdispatch writes on this machine, and what each takes; empty some with --clear."""
     from ..folders import folders
+
+    if shown:
+        _show_decisions(as_json)
+        return
 
     every = folders()
     for folder in every:
@@ -42,4 +47,24 @@ def config(cleared: tuple[str, ...], as_json: bool) -> None:
     )  # fmt: skip
     for folder in every:
         table.add_row(folder.name, f"{folder.size / 2**20:.1f}", str(folder.path), folder.what, folder.variable)
+    stdout().print(table)
+
+
+def _show_decisions(as_json: bool) -> None:
+    """What this machine decided, a line a decision, under the circumstances of each file."""
+    from ...selection.decision_store import DecisionStore, decision_files
+
+    found = {str(path): DecisionStore(path).tables for path in decision_files()}
+    if as_json:
+        echo(json.dumps(found, indent=2))
+        return
+    table = Table(Column("table", "name"), Column("of", "name"), Column("decision", "sentence"),
+                  Column("why", "sentence", rank=1), Column("file", "name", rank=2))  # fmt: skip
+    for path, tables in found.items():
+        for name, values in tables.items():
+            for key, value in values.items():
+                words = dict(value)
+                why, solver = str(words.pop("source", "")), str(words.pop("solver", ""))
+                shown = json.dumps(words.pop("config", words), sort_keys=True)
+                table.add_row(name, key, f"{solver} {shown}".strip(), why, path)
     stdout().print(table)

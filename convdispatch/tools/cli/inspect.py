@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 import click
@@ -40,7 +41,7 @@ def info(as_json: bool) -> None:
 @AS_JSON
 @click.option("--probe/--no-probe", default=True, help="Build and run a trivial kernel on each device.")
 @click.option("--self-test", "seconds", is_flag=False, flag_value=60.0, type=float, default=None, metavar="SECONDS",
-              help="Compute with each device for so long (60) and compare with NumPy's float64.")  # fmt: skip
+              help="Run the conformance kit on each device for so long (60).")  # fmt: skip
 @click.option("--device", metavar="NAME", default=None, help="The one device of the self-test.")
 @click.option("--again", is_flag=True, help="Try anew what was seen to crash, exit or hang, or to compute wrong.")
 def doctor(as_json: bool, probe: bool, seconds: float | None, device: str | None, again: bool) -> None:
@@ -58,33 +59,43 @@ def doctor(as_json: bool, probe: bool, seconds: float | None, device: str | None
 
 
 def _self_test(seconds: float, chosen: str | None, as_json: bool) -> bool:
-    """A sentence a device; whether something was computed and nothing went wrong."""
-    import time
-    from dataclasses import asdict
-
+    """The conformance kit's core cases of each plugin, on each device; whether any were computed and none wrong."""
     from ...device import runtime
+    from ...measurement.conformance import verify as kit
+    from ...selection.plugins.loader import plugins
     from ..progress import progress
-    from ..selftest import cases
-    from ..selftest.run import run
 
-    simulated = {"oclgrind"}  # too slow to compute with
+    simulators = {"oclgrind"}  # too slow to compute with
     found = [runtime.find_device(chosen)] if chosen else [
-        one for one in runtime.devices() if runtime.device_info(one).vendor not in simulated]  # fmt: skip
-    results, selected = {}, cases.every()
+        one for one in runtime.devices() if runtime.device_info(one).vendor not in simulators]  # fmt: skip
+    names = [entry.name for entry in plugins().report if entry.status == "loaded" and entry.solvers]
+    results: dict[str, dict[str, Any]] = {}
     for device in found:
-        name, problem = str(runtime.device_info(device)), runtime.probe(device)
+        title, problem, until = str(runtime.device_info(device)), runtime.probe(device), time.monotonic() + seconds
         if problem is not None:
-            echo(f"{name}: not tested, it does not work: {problem}", err=as_json)
+            echo(f"{title}: not tested, it does not work: {problem}", err=as_json)
             continue
-        with progress(stderr(), name, len(selected)) as step:
-            result = run(runtime.address(device), selected, time.monotonic() + seconds, step)
-        results[name] = asdict(result)
-        echo(f"{name}: {result}", err=as_json)
-        for sentence in result.wrong[1:10]:
+        outcomes, left = [], 0
+        with progress(stderr(), title, len(names)) as step:
+            for place, name in enumerate(names):
+                now = time.monotonic()
+                share = now + max(0.0, until - now) / (len(names) - place)
+                report = kit.verify(name, "core", device, jobs=1, until=share)
+                outcomes += report.outcomes
+                left += len(report.unasked)
+                step(name, 1)
+        wrong = [f"{o.solver} {o.case}: {o.reason}" for o in outcomes if o.status == "failed"]
+        computed = sum(o.status == "passed" for o in outcomes) + len(wrong)
+        results[title] = {"computed": computed, "wrong": wrong, "left": left}
+        said = (
+            f"{len(wrong)} wrong: {wrong[0]}" if wrong else "everything right" if computed else "nothing was computed"
+        )
+        echo(f"{title}: {said} ({computed} computed, {left} cases not asked)", err=as_json)
+        for sentence in wrong[1:10]:
             echo(f"  {sentence}", err=as_json)
     if as_json:
         echo(json.dumps(results, indent=2))
-    return bool(results) and all(one["right"] and not one["wrong"] for one in results.values())
+    return bool(results) and all(one["computed"] and not one["wrong"] for one in results.values())
 
 
 def _show(report: Any) -> None:

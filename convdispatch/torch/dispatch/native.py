@@ -246,7 +246,7 @@ def _decision(
             packed, holds = constant.addresses.get(call.packed_key, 0), still(weights)
             if not packed or holds is None:
                 return _PYTHONS
-            packed = getattr(packed, "int_ptr", packed)
+            packed = getattr(packed, "svm_ptr", packed)
         bias, residual = (part == "forward" and each is not None for each in (*tensors[2:], None, None)[:2])
         sources = _SOURCES[part, transposed]
         sources = (*sources, _BIAS if bias else _NONE, _RESIDUAL if residual else _NONE)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...api import settings as environment
 from ...api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPolicy, InvalidProblem
 from ...calls.framework.enabled import Enabled
 from ...calls.framework.fallback import Fallback
@@ -48,6 +49,7 @@ def enable(*, math: str | None = None, solver: str | None = None, min_flops: flo
 
     Raises InvalidArgument, and RuntimeError for a rank that hears nothing of rank 0.
     """
+    environment.check()
     settings, before = checked(math, solver, min_flops), _in_force
     ranks.meet()
     watch_captures()

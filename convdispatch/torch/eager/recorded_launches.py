@@ -46,7 +46,7 @@ class Launched:
             recording, given = Recording(runtime.queue(stream.device)), [Slot(size, persistent=True) for size in sizes]
             try:
                 enqueue(stream.context)(recording, *given)
-                executable = Executable.of(recording, given, len(given) - 1)
+                executable = Executable.of(recording, given, [len(given) - 1])
                 launches = executable.bind(StreamPlace(stream.place.cuda))
             except (BuildFailed, Unlaunchable) as error:
                 raise Fallback(f"{name} cannot run on a CUDA stream: {str(error).splitlines()[0]}") from None

@@ -7,7 +7,6 @@ unchanged. A call that has no form runs the graph operator by operator, by ``unf
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from ...api import settings
 from ...api.errors import ConvDispatchError
 from ...api.policy import policy
 from ...calls.framework.fallback import Fallback
@@ -27,10 +27,9 @@ from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..geometry import DTYPES, FORMATS
 from ..settings import DEFAULT, math_of, policy_of, switches
-from . import inductor
+from . import engine_choice, inductor
 from .aten_net import AtenNet, Missing
 from .constants import Constants, WeightSets, packed_inputs
-from .engine_choice import MIN_CONVOLUTION_SHARE, convolution_share, faster
 from .quantized import QUANTIZING
 from .specialised import forget_originals, specialised, without_fakes
 
@@ -38,7 +37,6 @@ __all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm"]
 
 MAX_FORMS = 8
 """Forms of one graph; the least recently used one is freed for a ninth."""
-CHECK = "CONVDISPATCH_CHECK"
 """Environment variable: "1" compares each form's first result with the graph's own, computed by PyTorch."""
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference (norm) between a form's first result and PyTorch's, under ``CONVDISPATCH_CHECK=1``."""
@@ -190,7 +188,7 @@ class GraphForms:
             with torch.inference_mode(False):
                 run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend.patches)
             other = OperatorForm(run, f"by inductor, convolutions ours{why}")
-            return other if form is None else (form, other)[faster((form, other), tensors)]
+            return other if form is None else (form, other)[engine_choice.faster((form, other), tensors)]
         if form is not None:
             return form
         run = inductor.with_our_operators(graph, tensors[0].device)
@@ -202,7 +200,7 @@ class GraphForms:
             return False
         graph = specialised(self._graph, self._is_static, inputs, self._packed)
         self._forget_reads()
-        return convolution_share(graph) < MIN_CONVOLUTION_SHARE
+        return engine_choice.convolution_share(graph) < engine_choice.MIN_CONVOLUTION_SHARE
 
     def _forget_reads(self) -> None:
         if self._constants is not None:
@@ -234,7 +232,7 @@ class GraphForms:
                 form = Form(net, inference.build(net, *shapes, dtype=dtypes, **more))
         except (Missing, Fallback, ConvDispatchError) as error:
             return str(error).splitlines()[0]
-        if os.environ.get(CHECK) == "1":
+        if settings.CHECK.value():
             self._compare(form, inputs, tensors)
         return form
 
@@ -250,8 +248,8 @@ class GraphForms:
             close = torch.allclose(ours, own, rtol=most, equal_nan=True)
             if not difference <= most and not close:
                 raise ConvDispatchError(
-                    f"{CHECK}: a form's result differs from PyTorch's by {difference:.1e} of its norm (at most "
-                    f"{most:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: "
+                    f"CONVDISPATCH_CHECK: a form's result differs from PyTorch's by {difference:.1e} of its norm "
+                    f"(at most {most:g} was expected), for inputs {[tuple(x.shape) for x in tensors]}: "
                     "please report it"
                 )
 

@@ -1,7 +1,7 @@
 """Which tiles ``nvidia.tma`` tries, and in which order: tensor cores, waves, memory.
 
 Fitted to 3600 timings of 210 problems on an H200, drawn at random, their operands not in the cache
-(``bench/nvidia_fit.py``; 0.12 root mean square of the logarithm; on these same timings the tile chosen among those
+(0.12 root mean square of the logarithm; on these same timings the tile chosen among those
 timed loses 2 %). What work groups beside one another cost was fitted anew to 467 problems in four runs, other solvers'
 tiles among them: their choice loses 3.9 % instead of 5.4. Then all but that and the peak was fitted anew to the first
 choices of 733 drawn problems on an H100 and an H200, in CUDA graphs.

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....cluster.connecting import Workers, connected
 from ....cluster.placing import Task
-from ....cluster.running import Failed, Run
+from ....cluster.running import Run
 from ....cluster.tasks import call
 from ....measurement.shapes import Entry
 from ....measurement.shapes import parse as parse_entries
@@ -52,35 +52,29 @@ def bench_many(
     parts = [set(problems[at : at + PART]) for at in range(0, len(problems), PART)]
     silent_s = START_S + PART * (RACE_S + 3e-3 * options.get("budget_ms", 3000.0))
     reports: dict[str, Report] = {}
-    broken: set[str] = set()
     with connected(client, security) as found:
         run = Run(found, Workers(found, devices), tell=tell)
-        kinds = sorted(run.kinds)
+        waiting = dict.fromkeys(sorted(run.kinds), len(parts))
+        tasks = []
         for part in parts:
             mine = {
                 net: [[e.name, str(e.problem), e.count] for e in entries if e.problem in part]
                 for net, entries in nets.items()
             }
             mine = {net: entries for net, entries in mine.items() if entries}
-            for key in kinds:
-                given = (f"{__name__}:measure", {"nets": mine, **options}, silent_s)
-                run.add(Task(f"{len(part)} problems", key, call, given))
-        waiting = dict.fromkeys(kinds, len(parts))
-        try:
-            for task, answer in run.answers():
-                waiting[task.kind] -= 1
-                if isinstance(answer, Failed) or "failure" in answer:
-                    tell(f"{task.words} on {task.kind}: {answer if isinstance(answer, Failed) else answer['failure']}")
-                    broken.add(task.kind)
-                    continue
-                _merge(reports, task.kind, Report.from_json(answer["made"]))
-                say(f"{task.words} on {task.kind}", 1, len(parts) * len(kinds))
-        except KeyboardInterrupt:
-            broken |= {kind for kind, left in waiting.items() if left}
+            request = (f"{__name__}:measure", {"nets": mine, **options}, silent_s)
+            tasks += [Task(f"{len(part)} problems", key, call, request) for key in waiting]
+
+        def hear(task: Task, answer: Any) -> None:
+            waiting[task.kind] -= 1
+            _merge(reports, task.kind, Report.from_json(answer))
+            say(f"{task.words} on {task.kind}", 1, len(tasks))
+
+        run.called(tasks, hear)
     order = [(net, e.name, str(e.problem)) for net, entries in nets.items() for e in entries]
     place = {layer: number for number, layer in enumerate(order)}
     for key, report in reports.items():
-        report.interrupted = report.interrupted or key in broken
+        report.interrupted = report.interrupted or waiting[key] > 0
         report.layers.sort(key=lambda layer: place[layer.net, layer.name, layer.problem])
     return [reports[key] for key in sorted(reports)]
 

@@ -18,7 +18,6 @@ from ....measurement.search.precompile import precompile, precompile_s
 from ....measurement.shapes import Entry
 from ...progress import progress
 from ..quiet import wait_quiet
-from ..regret import regret_report
 from ..report import Journal, Layer, Measured, Report, load
 from . import peers as others
 from .environment import environment
@@ -41,7 +40,6 @@ def run(
     budget_ms: float = 3000.0,
     every_solver: bool = False,
     record: bool = False,
-    regret: bool = False,
     resume: Path | None = None,
     command: str = "",
     console: Console | None = None,
@@ -118,8 +116,6 @@ def run(
                 step("", 1)
             if new:
                 _measure_again(session, report, step)
-            if regret:
-                report.regret = regret_report(session, report, lambda words: step(words, 0))
         except (KeyboardInterrupt, OutOfTime) as ended:
             report.interrupted, report.time_limit = True, isinstance(ended, OutOfTime)
         finally:
@@ -161,7 +157,6 @@ class _Here:
         found, self.missing = others.load(against, runtime.device_info(device))
         self._device, self._session = device, Session(device, peers=found, **setup)
         self.settings = self._session.settings
-        self.choices, self.cost = self._session.choices, self._session.cost
 
     def roof(self, dtype: str) -> dict[str, Any]:
         return asdict(measure_roof(self._device, dtype))

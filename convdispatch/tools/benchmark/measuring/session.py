@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....api.errors import ConvDispatchError, InvalidArgument, NoSolver
+from ....api.errors import ConvDispatchError, InvalidArgument
 from ....api.policy import current_policy, policy
 from ....api.problem import ConvProblem
 from ....api.results import Result, Results
@@ -31,8 +31,7 @@ from ....selection import dispatch
 from ....selection.choice import ranking
 from ....selection.derivation import named
 from ....selection.plugins.loader import plugins
-from ....selection.records.perfdb import perfdb
-from ....selection.records.record import Record, choice_text
+from ....selection.records.record import choice_text
 from ....selection.records.timing import Timing
 from ....selection.solver_query import query
 from ..quiet import Others
@@ -174,89 +173,6 @@ class Session:
         if self.info.type == "cpu":
             sample = _settled(sample)
         return Candidate(_key(choice), sample, max(LEAST_MS, choice.median_ms or checked.run_ms))
-
-    def choices(self, problems: Sequence[str], known: Sequence[Measured]) -> dict[str, Choice]:
-        """What dispatch chooses for each problem when only ``known`` is on record; none where every solver refuses."""
-        with knowing(self.device, known):
-            first = {problem: self._first(ConvProblem.parse(problem)) for problem in problems}
-        return {problem: choice for problem, choice in first.items() if choice is not None}
-
-    def _first(self, problem: ConvProblem) -> Choice | None:
-        with policy(solver=self.solver):
-            try:
-                first = ranking.rank(problem, self.info)[0]
-            except NoSolver:
-                return None
-        return Choice(first.solver.name, dict(first.config), placeless(first.source))
-
-    def cost(self, found: Measured, choice: Choice) -> float | None:
-        """Time of a choice over the best time, 1 at least; None when it cannot be timed."""
-        if _key(choice) == _key(found.best):
-            return 1.0
-        if found.chosen and _key(choice) == _key(found.chosen) and found.regret:
-            return found.regret
-        self._without = {}
-        best = replace(found.best)
-        again = Measured(found.problem, found.flops, found.traffic, chosen=choice, best=best, rows=found.rows)
-        peers, self.peers = self.peers, []
-        try:
-            self._interleave(found.parsed, again)
-        except (ConvDispatchError, MemoryError):
-            return None
-        finally:
-            self.peers = peers
-        return again.regret
-
-
-@contextlib.contextmanager
-def knowing(device: cl.Device, measured: Sequence[Measured]) -> Iterator[None]:
-    """Inside the block dispatch knows these measurements of the device and nothing else, neither the user's nor what
-    is shipped; afterwards all is as before, and no file is left."""
-    import tempfile
-    from pathlib import Path
-
-    db = perfdb()
-    before = db.folders
-    with tempfile.TemporaryDirectory() as folder:
-        db.folders = {"bench": Path(folder)}
-        db.refresh()
-        try:
-            records = [r for found in measured for r in _records(found, device)]
-            if records:
-                db.record(*records)
-            yield
-        finally:
-            db.folders = before
-            db.refresh()
-
-
-def _records(found: Measured, device: cl.Device) -> Iterator[Record]:
-    from ....selection.choice.provenance import current
-    from ....selection.records.record import device_key, now
-
-    info = runtime.device_info(device)
-    rows = [row for row in found.rows if row.median_ms is not None and row.status in ("measured", "cut")]
-    listed = {_key(row) for row in rows}
-    # Where the budget ended the search early, benchmarking alone has timed what was chosen.
-    rows += [c for c in (found.best,) if c is not None and c.median_ms and _key(c) not in listed]
-    for row in rows:
-        yield Record(
-            problem=found.problem,
-            device=device_key(info),
-            solver=row.solver,
-            config=row.config,
-            median_ms=row.median_ms,
-            ci_ms=row.ci_ms or (row.p20_ms, row.p80_ms),
-            benchmarked=getattr(row, "benchmarked", True),
-            screening_ms=getattr(row, "screening_ms", None),
-            p20_ms=row.p20_ms,
-            p80_ms=row.p80_ms,
-            count=row.count,
-            error=max((e for e in (row.error, row.error_scaled) if e is not None), default=None),
-            workspace=row.workspace or 0,
-            provenance=current(row.solver, info),
-            created=now(),
-        )
 
 
 # --- benchmarking -----------------------------------------------------------------------------------------------------

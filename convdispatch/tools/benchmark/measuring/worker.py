@@ -8,7 +8,7 @@ opens nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,7 @@ from ....api.problem import ConvProblem
 from ....device.child import answer, questions
 from ....measurement.farm import Died, NotStarted, OutOfTime, RestartingChild, outlive
 from ....measurement.peaks import traffic
-from ..report import Choice, Measured, placeless
+from ..report import Measured, placeless
 
 __all__ = ["OutOfTime", "Worker"]
 
@@ -64,21 +64,6 @@ class Worker:
         lost.failure, lost.spent_ms = f"{said}the last process: {reason}", (time.monotonic() - began) * 1e3
         return lost
 
-    def choices(self, problems: Sequence[str], known: Sequence[Measured]) -> dict[str, Choice]:
-        """As Session's."""
-        request = {"ask": "choices", "problems": list(problems), "known": [asdict(found) for found in known]}
-        try:
-            return {problem: Choice(**choice) for problem, choice in self._ask(request).items()}
-        except Died as died:
-            raise ConvDispatchError(f"the process that ranked the solvers was lost: {died}") from died
-
-    def cost(self, found: Measured, choice: Choice) -> float | None:
-        """As Session's; None also when the process is lost."""
-        try:
-            return self._ask({"ask": "cost", "found": asdict(found), "choice": asdict(choice)})["cost"]
-        except Died:
-            return None
-
     def close(self) -> None:
         """End the child."""
         self._child.close()
@@ -119,12 +104,6 @@ def _serve() -> None:
                     made: Any = asdict(measure_roof(device, request["dtype"]))
                 case "measure":
                     made = asdict(session.measure(ConvProblem.parse(request["problem"]), request["without"]))
-                case "choices":
-                    known = [Measured.from_json(each) for each in request["known"]]
-                    made = {name: asdict(one) for name, one in session.choices(request["problems"], known).items()}
-                case "cost":
-                    cost = session.cost(Measured.from_json(request["found"]), Choice(**request["choice"]))
-                    made = {"cost": cost}
         except Exception as error:
             made, failure = None, f"{type(error).__name__}: {error}"
         lost = runtime.probe.__wrapped__(device)

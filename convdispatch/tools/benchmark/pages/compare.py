@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -163,15 +161,3 @@ def cells(pairs: Sequence[Pair]) -> list[list[str]]:
 
 def _solvers(pair: Pair) -> str:
     return pair.new.fastest if pair.old.fastest == pair.new.fastest else f"{pair.old.fastest} → {pair.new.fastest}"
-
-
-def write_comparison(compared: Comparison, path: Path) -> None:
-    """The comparison as one HTML page, with the style and script of a run's page."""
-    from mako.template import Template
-
-    from .page import packaged
-
-    template = Template(packaged("compare.html.mako"), strict_undefined=True, default_filters=["h"])
-    values: dict[str, Any] = {"compared": compared, "heading": heading(compared), "rows": cells(compared.pairs)}
-    values |= {"columns": COLUMNS, "sheet": packaged("page.css"), "script": packaged("page.js")}
-    path.write_text(template.render(**values), encoding="utf-8")

@@ -134,35 +134,6 @@ ${ratio(theirs / ours if theirs else None)}${ratio(net.ratios[peer])}
 % endfor
 </table></div>
 
-<h3>A whole net as a timeline</h3>
-<p>Each layer's time, one after the other, all rows at one scale: a row is missing where a layer has no time. Point at a part for its
-layer; <code>convdispatch run --trace</code> writes a model's run as it was measured.</p>
-${legend()}
-% for (name, direction), picture in timelines.items():
-% if picture:
-<p class="soft">${name}, ${WORDS[direction]}</p>
-<div class="picture">${picture | n}</div>
-% endif
-% endfor
-
-<h2>Algorithms, net by net</h2>
-<p>Each algorithm's best times, summed over the layers that it can run, beside the best of all <i>of the same layers</i>: a full bar is an
-algorithm that is nowhere beaten where it runs.</p>
-% for net in nets:
-<%
-  rows = [("best of all", net.best_ms, net.layers, "var(--ink)", net.best_ms)]
-  rows += [(n, ms, k, colour.get(n, "var(--ink)"), net.best_of_same[n]) for n, (ms, k) in sorted(net.algorithms.items(), key=lambda p: -p[1][1])]
-  rows += [(f"{p} (peer)", v[0], v[2], "var(--peer)", v[1]) for p, v in net.peers.items()]
-%>\
-<h3>${net.name}, ${WORDS[net.direction]}, batch ${", ".join(map(str, net.batch))}</h3>
-<div class="scroll"><table class="wide">
-<tr><th>algorithm</th><th>best over its own</th><th class="n">its layers, ms</th><th class="n">best of the same, ms</th><th class="n">layers</th></tr>
-% for name, ms, count, css, best_ms in rows:
-<tr><td><i class="swatch" style="background:${css}"></i>${name}</td><td>${bar(best_ms / ms if ms else 0, 1, css)}</td><td class="n">${number(ms, 4)}</td><td class="n">${number(best_ms, 4)}</td><td class="n soft">${"all" if count == net.layers else f"{count} of {net.layers}"}</td></tr>
-% endfor
-</table></div>
-% endfor
-
 <h2>Layers</h2>
 <p>The fastest solver of each layer and its speed, counted as operations of the direct sum. The share of the roofline may
 exceed 100 % where an algorithm needs fewer operations, or where weights stay in a cache. <i>Error</i> is relative, against float64: on normal data, and on data whose images, channels and summed axis differ in scale, there of the worst plane. <i>Regret</i> is the time
@@ -171,11 +142,6 @@ that accept a layer have a time: with fewer than three its winner, regret and ra
 median of its last benchmarking with its interval (95 %), in which the best, the chosen one and the peers ran in turns on the same
 data. Open a layer for every solver, in proportion to that number. In <i>compared</i> the upper bar is ours, peers stand below in grey,
 the marks are the intervals, and each layer has a scale of its own. Click a heading to sort.</p>
-<dl>
-% for kind in dict.fromkeys(line.kind for line in lines):
-<dt>${kind}</dt><dd>${plain[kind]}</dd>
-% endfor
-</dl>
 ${legend()}
 <div class="tools" id="tools" hidden><input id="words" type="search" placeholder="filter layers" aria-label="filter layers">
 <select id="kind" aria-label="kind of layer"><option value="">every kind</option>
@@ -234,33 +200,6 @@ ${ratio(line.ratio(peer))}
 </details>
 % endfor
 
-<h2>Types of layer</h2>
-<p>Distinct problems, geometric means.</p>
-<div class="scroll"><table class="sortable">
-<tr><th>direction</th><th>type</th><th>what it does</th><th class="n">problems</th><th>roofline</th><th class="n"></th><th class="n">regret</th>
-% for peer in peers:
-<th class="n">ratio to ${peer}</th>
-% endfor
-<th>won by</th></tr>
-% for row in types:
-<tr><td>${WORDS[row["direction"]]}</td><td>${row["type"]}</td><td class="soft">${plain[row["type"]]}</td><td class="n">${row["problems"]}</td><td>${bar(row["fraction"], 1)}</td><td class="n">${share(row["fraction"])}</td><td class="n">${number(row["regret"])}</td>
-% for peer in peers:
-% if busy:
-<td class="n soft">withheld</td>
-% else:
-${ratio(row["ratios"][peer])}
-% endif
-% endfor
-<td>${", ".join(f"{w} {k}" for w, k in row["winners"].items())}</td></tr>
-% endfor
-</table></div>
-
-<h2>Where each algorithm wins</h2>
-<p>Each mark is a problem: its colour is the winner's, its fill is the share of the roofline (hollow is low).
-${", ".join(f"{name}: {shape}" for name, shape in marks.items())}. Point at a mark for its name.</p>
-${legend()}
-<div class="picture">${figure | n}</div>
-
 <h2>Roofline</h2>
 <p>Each mark is a problem: how fast it runs, counted as operations of the direct sum, against the operations for each byte that must move. Dashed
 are the ceilings that were measured: left of the bend memory bounds a layer, right of it arithmetic. Winograd and FFT may stand above.</p>
@@ -277,11 +216,6 @@ ${legend()}
 <div class="picture">${by_workspace | n}</div>
 % endif
 
-<h2>Coverage: where are the gaps of this device?</h2>
-<p>${device["name"]}: each cell is a range of sizes, its number the share of the measured roofline that the fastest solver reaches there
-(geometric mean). Red is below a quarter, yellow below half; an empty cell was not measured. Point at a cell for its problems.</p>
-<div class="picture">${coverage | n}</div>
-
 <h2>Gaps: below ${share(gap)} of the roofline</h2>
 % if gaps:
 <p>What there is to win, the most lost time first: a list for whoever writes a plugin.</p>
@@ -293,20 +227,6 @@ ${legend()}
 </table></div>
 % else:
 <p>None.</p>
-% endif
-
-% if report.regret:
-<h2>How good is a choice that nobody measured?</h2>
-<p>Regret is the time of the library's choice over the best time that searching found; both ran in the same rounds. First without
-any record, then with one half of the list measured and the other asked, and the other way round.</p>
-<table>
-<tr><th>what was known</th><th class="n">geometric mean</th><th class="n">worst</th><th>worst problem</th><th class="n">problems</th></tr>
-% for key, words in (("immediate", "nothing"), ("neighbours", "the other half of the list")):
-% if key in report.regret:
-<tr><td>${words}</td><td class="n">${number(report.regret[key]["geomean"], 4)}</td><td class="n">${number(report.regret[key]["worst"])}</td><td><code>${report.regret[key]["worst_problem"] or ""}</code></td><td class="n">${report.regret[key]["count"]}</td></tr>
-% endif
-% endfor
-</table>
 % endif
 
 % if faults or failures:

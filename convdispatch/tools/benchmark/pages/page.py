@@ -8,13 +8,10 @@ from typing import Any
 
 from ..quiet import busy, disturbed, signs
 from ..report import Report
-from ..summary import GAP, PLAIN, family, gaps, geomean, known, lines, nets, solver_times, types
+from ..summary import GAP, family, gaps, geomean, known, lines, nets
 from .answers import answers
-from .coverage import coverage_map
-from .figures import MARKS, colours, geometry_map
-from .plots import candidates, roofline
+from .plots import candidates, colours, roofline
 from .terminal import errors, evidence, interval, number, share
-from .timeline import by_net, chart, rows_of
 
 
 def write_html(report: Report, path: Path) -> None:
@@ -38,9 +35,7 @@ def packaged(name: str) -> str:
 def _values(report: Report) -> dict[str, Any]:
     every, device = lines(report), report.environment["device"]
     peers = [peer for peer in report.settings.get("peers", {}) if any(line.ratio(peer) for line in every)]
-    sums = nets(every, peers)
-    solvers = sorted({solver for line in every for solver in solver_times(line.measured)})
-    colour = colours(solvers)
+    colour = colours({row.solver for line in every for row in line.measured.rows if row.median_ms is not None})
     return {
         "report": report,
         "busy": busy(signs(report)),
@@ -48,24 +43,17 @@ def _values(report: Report) -> dict[str, Any]:
         "disturbed": {line.measured.problem for line in every if disturbed(line.measured, device)},
         "lines": every,
         "peers": peers,
-        "nets": sums,
-        "types": types(every, peers),
+        "nets": nets(every, peers),
         "gaps": gaps(every),
         "gap": GAP,
-        "solver_times": solver_times,
         "family": family,
         "colour": colour,
-        "figure": geometry_map(every, colour),
         "roofline": roofline(report, every, colour),
         "by_error": candidates(every, colour, "error"),
         "by_workspace": candidates(every, colour, "workspace"),
-        "coverage": coverage_map(every),
-        "timelines": {net: chart(rows_of(group, peers), colour) for net, group in by_net(report).items()},
         "answers": answers(report),
-        "plain": PLAIN,
         "sheet": packaged("page.css"),
         "script": packaged("page.js"),
-        "marks": MARKS,
         "means": {peer: geomean(line.ratio(peer) for line in every) for peer in peers},
         "fraction": geomean(line.fraction for line in every),
         "regret": geomean(line.measured.regret for line in {line.measured.problem: line for line in every}.values()),

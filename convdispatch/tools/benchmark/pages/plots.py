@@ -10,13 +10,27 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from zlib import crc32
 
 from ..report import Report
 from ..summary import Line, family
 
+FAMILIES = ("im2col", "winograd", "fft", "nvidia", "implicitgemm", "onednn", "amx", "cudnn", "int8")
+"""Algorithms in the order of the colours of the page's style sheet, ``--c0`` and on: one colour on all pages."""
+OTHERS = 3
+"""Further colours, which other plugins share by their names."""
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 960, 460, 76, 52, 16, 30
 UNKNOWN = "var(--ink)"
 """The colour of what no algorithm is known for."""
+
+
+def colours(solvers: Iterable[str]) -> dict[str, str]:
+    """A CSS colour for each algorithm, the same whatever else is on a page."""
+    return {name: f"var(--c{_colour_number(name)})" for name in sorted({family(solver) for solver in solvers})}
+
+
+def _colour_number(name: str) -> int:
+    return FAMILIES.index(name) if name in FAMILIES else len(FAMILIES) + crc32(name.encode()) % OTHERS
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,6 @@ class Mark:
     title: str
     colour: str
     fill: float = 0.6
-    shape: str = "circle"
 
 
 @dataclass(frozen=True)
@@ -100,14 +113,8 @@ def _decades(values: Iterable[float], base: int = 10) -> tuple[int, int]:
 
 
 def _drawn(mark: Mark, x: float, y: float) -> str:
-    shape = {
-        "circle": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6"',
-        "square": f'<rect x="{x - 6:.1f}" y="{y - 6:.1f}" width="12" height="12"',
-        "diamond": f'<path d="M{x:.1f} {y - 8:.1f} l8 8 l-8 8 l-8 -8z"',
-        "triangle": f'<path d="M{x:.1f} {y - 8:.1f} l8 14 l-16 0z"',
-    }[mark.shape]
     style = f"fill:{mark.colour};stroke:{mark.colour};fill-opacity:{mark.fill:.2f}"
-    return f'{shape} style="{style}"><title>{escape(mark.title)}</title></{shape[1:].split()[0]}>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" style="{style}"><title>{escape(mark.title)}</title></circle>'
 
 
 def roofline(report: Report, every: Sequence[Line], colour: Mapping[str, str]) -> str:

@@ -80,12 +80,6 @@ def show(report: Report, console: Console) -> None:
         console.print(f"{question} {words}", highlight=False)
     for peer, reason in report.settings.get("missing_peers", {}).items():
         console.print(f"{peer} is not measured: {reason}", markup=False)
-    for name, words in (("immediate", "without records"), ("neighbours", "with half of the list known")):
-        found = report.regret.get(name)
-        if found and found["geomean"]:
-            worst = f"worst {found['worst']:.2f} ({found['worst_problem']})"
-            mean = f"{found['geomean']:.3f} on {found['count']} problems"
-            console.print(f"regret {words}: {mean}, {worst}{doubt}", highlight=False)
     for line in every:
         rows = [row for row in line.measured.rows if row.status in ("wrong", "failed")]
         bad = [f"{row.solver} {row.status}: {row.reason}" for row in rows]

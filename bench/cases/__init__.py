@@ -1,0 +1,1 @@
+"""A module a case; ``main`` is what ``python -m bench NAME`` calls."""

@@ -1,0 +1,231 @@
+"""Measure the generated matrix product against the device's own multiply-add peak, taken in the same run.
+
+python -m bench gemm                                    # 1024 cubed on the default device, default configuration
+python -m bench gemm --size 4096 --configs all          # every configuration, fastest first
+python -m bench gemm --shape 64 3136 576 --batch 8 --layout nt --dtype float16 --device nvidia
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+
+import click
+import numpy as np
+import pyopencl as cl
+from rich.console import Console
+from rich.table import Table
+
+from convdispatch.api.dtypes import DTYPES
+from convdispatch.api.errors import ConvDispatchError
+from convdispatch.device import runtime
+from convdispatch.device.gemm import Axis, GemmPlan, GemmSpec, Matrix, configs, packed_layout
+from convdispatch.device.gemm.configs import cpu_configs, gpu_configs
+
+# sum = sum * x + y in CHAINS independent chains of V a work item: nothing but multiply-adds.
+PEAK = """
+kernel void peak(global V *out, ACC x, ACC y) {
+  %(declare)s
+  for (int i = 0; i < STEPS; ++i) { %(step)s }
+  V total = %(total)s;
+  out[get_global_id(0)] = total;
+}
+"""
+
+
+class Bench:
+    """Times work on one in-order queue: samples of several launches, medians of samples."""
+
+    def __init__(self, device: cl.Device, seconds: float) -> None:
+        self.device, self.info = device, runtime.device_info(device)
+        self.context = cl.Context([device])
+        self.queue = cl.CommandQueue(self.context)
+        self.seconds = seconds
+
+    def time(self, work) -> tuple[float, float, float]:
+        """Median, p20 and p80 of seconds a run, warmed up before."""
+        work()
+        self.queue.finish()
+        once = self._sample(work, 1)
+        repeat = max(1, round(0.02 / once))
+        self._sample(work, repeat)
+        samples = []
+        stop = time.perf_counter() + self.seconds
+        while len(samples) < 5 or time.perf_counter() < stop:
+            samples.append(self._sample(work, repeat))
+        return tuple(np.percentile(samples, (50, 20, 80)))
+
+    def _sample(self, work, repeat: int) -> float:
+        start = time.perf_counter()
+        for _ in range(repeat):
+            work()
+        self.queue.finish()
+        return (time.perf_counter() - start) / repeat
+
+    def peak(self, dtype: str) -> float:
+        """Multiply-add operations a second, two a multiply-add, in the accumulation type."""
+        acc = DTYPES[dtype].accumulator
+        cpu = self.info.type == "cpu"
+        wide = self.info.simd_width // (2 if acc == "double" else 1)
+        best = 0.0
+        for lanes, chains in (
+            [(wide, 24), (wide, 12), (max(1, wide // 2), 12)] if cpu else [(1, 16), (1, 32), (2, 8), (4, 8)]
+        ):
+            names = [f"s{i}" for i in range(chains)]
+            vector = f"{acc}{lanes}" if lanes > 1 else acc
+            steps = 20000 if cpu else 4096
+            text = f"#define V {vector}\n#define ACC {acc}\n#define STEPS {steps}\n" + PEAK % {
+                "declare": " ".join(f"V {name} = (V)({i}) + (ACC)get_global_id(0);" for i, name in enumerate(names)),
+                "step": " ".join(f"{name} = {name} * x + y;" for name in names),
+                "total": " + ".join(names),
+            }
+            items = self.info.compute_units * (8 if cpu else 2048)
+            kernel = cl.Program(self.context, text).build().peak
+            scalar = np.dtype("float64" if acc == "double" else "float32")
+            kernel.set_scalar_arg_dtypes([None, scalar, scalar])
+            out = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, items * lanes * 8)
+            local = (1,) if cpu else (min(256, self.info.max_work_group_size),)
+            seconds, _, _ = self.time(lambda: kernel(self.queue, (items,), local, out, 0.999, 0.001))  # noqa: B023
+            best = max(best, 2.0 * items * lanes * chains * steps / seconds)
+        return best
+
+
+def make_spec(m: int, n: int, k: int, batch: int, dtype: str, layout: str, alignment: int) -> GemmSpec:
+    """Dense operands; layout has a letter for A, B and optionally C: n as written, t transposed in memory."""
+    a = Matrix(Axis(k), Axis(1), Axis(m * k)) if layout[0] == "n" else Matrix(Axis(1), Axis(m), Axis(m * k))
+    b = Matrix(Axis(n), Axis(1), Axis(k * n)) if layout[1] == "n" else Matrix(Axis(1), Axis(k), Axis(k * n))
+    c = Matrix(Axis(n), Axis(1), Axis(m * n)) if layout[2:3] != "t" else Matrix(Axis(1), Axis(m), Axis(m * n))
+    return GemmSpec(m, n, k, batch, dtype, a, b, c, alignment=alignment)
+
+
+def random_operand(rng: np.random.Generator, count: int, dtype: str) -> np.ndarray:
+    """Normal data in the dtype's storage; bfloat16 as the upper halves of float32."""
+    data = rng.standard_normal(count, dtype=np.float32)
+    if dtype == "bfloat16":
+        return (data.view(np.uint32) >> 16).astype(np.uint16)
+    return data.astype(dtype)
+
+
+def widen(data: np.ndarray, dtype: str) -> np.ndarray:
+    """Stored values as float64."""
+    if dtype == "bfloat16":
+        return (data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return data.astype(np.float64)
+
+
+def relative_error(spec: GemmSpec, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> float:
+    """Norm of the error over the norm of the result, against float64, in sampled rows of the last batch."""
+    z, rows = spec.batch - 1, np.unique(np.linspace(0, spec.m - 1, min(spec.m, 64)).astype(int))
+    p, n = np.arange(spec.k), np.arange(spec.n)
+
+    def gather(data: np.ndarray, matrix: Matrix, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        at = matrix.batch.offset(z) + matrix.row.offset(i)[:, None] + matrix.col.offset(j)[None, :]
+        return widen(data[at], spec.dtype)
+
+    want = gather(a, spec.a, rows, p) @ gather(b, spec.b, p, n)
+    return float(np.linalg.norm(gather(c, spec.c, rows, n) - want) / np.linalg.norm(want))
+
+
+@click.command(context_settings={"max_content_width": 120})
+@click.option("--device", default=None, help="Device as convdispatch names it: nvidia, cpu, intel, part of a name.")
+@click.option("--size", default=1024, show_default=True, help="m = n = k.")
+@click.option("--shape", type=int, nargs=3, default=None, help="M N K instead of --size.")
+@click.option("--batch", default=1, show_default=True)
+@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True)
+@click.option("--layout", default="nn", show_default=True, help="n or t for A, B (and C): t is transposed in memory.")
+@click.option("--configs", "which", default="1", show_default=True, help="all, or how many of the first.")
+@click.option("--generator", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", show_default=True)
+@click.option("--alignment", default=4, show_default=True, help="Elements that all offsets are multiples of.")
+@click.option("--packed", default="", help="Operands packed beforehand, not timed: a, b or ab.")
+@click.option("--seconds", default=0.5, show_default=True, help="Time spent on each configuration.")
+@click.option("--set", "changes", multiple=True, help="Change every configuration: --set kc=256 --set mr=6.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines instead of a table.")
+def main(device, size, shape, batch, dtype, layout, which, generator, alignment, packed, seconds, changes, as_json):
+    """Time, speed, share of the multiply-add peak and error of matrix products."""
+    bench = Bench(runtime.find_device(device), seconds)
+    m, n, k = shape or (size, size, size)
+    spec = make_spec(m, n, k, batch, dtype, layout, alignment)
+    found = {"auto": configs, "cpu": cpu_configs, "gpu": gpu_configs}[generator](spec, bench.info)
+    chosen = list(found) if which == "all" else list(found)[: int(which)]
+    changed = {name: json.loads(value) for name, _, value in (change.partition("=") for change in changes)}
+    chosen = [config | changed for config in chosen]
+    rng = np.random.default_rng(0)
+    a, b = random_operand(rng, batch * m * k, dtype), random_operand(rng, batch * k * n, dtype)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    peak = bench.peak(dtype)
+    rows = []
+    for config in chosen:
+        try:
+            rows.append(measure(bench, spec, config, a, b, flags, packed) | {"config": config})
+        except (ConvDispatchError, cl.Error) as error:
+            rows.append({"config": config, "failed": str(error).splitlines()[0][:80]})
+    if bench.info.type == "cpu":
+        peak = statistics.median([peak, bench.peak(dtype), bench.peak(dtype)])  # neighbours come and go: ask again
+    else:
+        peak = max(peak, bench.peak(dtype))
+    report(bench, spec, rows, peak, as_json, layout)
+
+
+def measure(bench: Bench, spec: GemmSpec, config: dict, a, b, flags, packed: str) -> dict:
+    """One configuration's figures."""
+    import dataclasses
+
+    run = dataclasses.replace(spec, a_packed="a" in packed, b_packed="b" in packed)
+    begin = time.perf_counter()
+    plan = GemmPlan(bench.context, run, config)
+    built = time.perf_counter() - begin
+    buffers = {"a": cl.Buffer(bench.context, flags, hostbuf=a), "b": cl.Buffer(bench.context, flags, hostbuf=b)}
+    for letter in packed:
+        memory = cl.Buffer(bench.context, cl.mem_flags.READ_WRITE, packed_layout(run, config, letter).size)
+        (plan.pack_a if letter == "a" else plan.pack_b)(bench.queue, buffers[letter], memory)
+        buffers[letter] = memory
+    out = np.zeros(spec.batch * spec.m * spec.n, a.dtype)
+    c = cl.Buffer(bench.context, cl.mem_flags.READ_WRITE, out.nbytes)
+    workspace = cl.Buffer(bench.context, cl.mem_flags.READ_WRITE, max(1, plan.workspace_size))
+    median, p20, p80 = bench.time(lambda: plan.enqueue(bench.queue, buffers["a"], buffers["b"], c, workspace))
+    cl.enqueue_copy(bench.queue, out, c)
+    return {
+        "ms": median * 1e3,
+        "p20": p20 * 1e3,
+        "p80": p80 * 1e3,
+        "gflops": spec.flops / median / 1e9,
+        "error": relative_error(spec, a, b, out),
+        "build": built,
+        "workspace": plan.workspace_size,
+    }
+
+
+def report(bench: Bench, spec: GemmSpec, rows: list[dict], peak: float, as_json: bool, layout: str) -> None:
+    """The table, fastest first; the default configuration is marked."""
+    rows[0]["default"] = True
+    rows.sort(key=lambda row: row.get("ms", float("inf")))
+    if as_json:
+        for row in rows:
+            print(json.dumps(row | {"peak_gflops": peak / 1e9, "device": str(bench.info)}))
+        return
+    sizes = f"{spec.m} x {spec.n} x {spec.k}" + (f", batch {spec.batch}" if spec.batch > 1 else "")
+    table = Table(
+        title=f"{spec.dtype} {sizes} {layout} on {bench.info}; multiply-add peak {peak / 1e9:,.0f} GFLOP/s", expand=True
+    )
+    for column in ("ms", "p20", "p80", "GFLOP/s", "of peak", "error", "build s", "MiB"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("configuration (* default)", ratio=1, overflow="fold")
+    for row in rows:
+        text = " ".join(f"{name}={value}" for name, value in row["config"].items())
+        text = ("* " if row.get("default") else "") + text
+        if "failed" in row:
+            table.add_row("-", "-", "-", "-", "-", "-", "-", "-", f"{text}: {row['failed']}")
+            continue
+        share = 1e9 * row["gflops"] / peak
+        table.add_row(
+            *(f"{row[name]:.3f}" for name in ("ms", "p20", "p80")),
+            f"{row['gflops']:,.0f}", f"{share:.0%}", f"{row['error']:.1e}", f"{row['build']:.2f}",
+            f"{row['workspace'] / 2**20:.1f}", text,
+        )  # fmt: skip
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Host time of a warm conv() on a tiny problem, above the bare enqueue of the same kernel.
+
+    python -m bench overhead [--device NAME] [--calls 5000]
+
+Prints the median microseconds of: the kernel called through pyopencl; the plan; conv() into ``out=``; conv() that
+allocates its result; on every kind of array that is here. One queue, finished between batches so that no call waits for
+room, and all in turns. Each is compared with the bare launch on its path: an enqueue; one that waits for the event that
+an ``Array`` carries; an enqueue and its wait, for host memory; a launch by CUDA's driver; and, for ``enable()``,
+PyTorch's call of an operator that is overridden in Python by an enqueue and its wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+import numpy as np
+import pyopencl as cl
+import pyopencl.array as cla
+from rich.console import Console
+from rich.table import Table
+
+import convdispatch as cd
+from bench import results
+from convdispatch.api import Solver
+from convdispatch.calls.arrays.known_libraries import library_of
+from convdispatch.calls.stream_plan import rehearse
+from convdispatch.device import runtime
+from convdispatch.device.commands import host_memory
+from convdispatch.device.programs import kernels
+from convdispatch.selection import dispatch
+
+BARE = (
+    *("bare enqueue through pyopencl", "bare enqueue after an event", "the kernel and its wait"),
+    *("bare launch by CUDA's driver", "PyTorch's call of a Python kernel that only launches"),
+    "the kernel on host pointers and its wait",
+)
+ROUNDS = 10
+"""All calls are measured in turns, so often."""
+NOTHING = "kernel void nothing(global const float *x, global const float *w, global float *y) { y[0] = x[0] * w[0]; }"
+
+
+class Tiny(Solver):
+    """One kernel that does next to nothing, so that what is left is the path to it."""
+
+    name = "overhead.tiny"
+
+    def rejects(self, problem: cd.ConvProblem, device: cd.DeviceInfo) -> str | None:
+        """Forward only."""
+        return None if problem.direction == "fwd" else "forward only"
+
+    def plan(self, context: cl.Context, problem: cd.ConvProblem, config: object) -> Plan:
+        """One launch of one work item."""
+        return Plan(context)
+
+
+class Plan:
+    """A plan of one launch."""
+
+    workspace_size = 0
+
+    def __init__(self, context: cl.Context) -> None:
+        program = kernels.build(context, NOTHING)
+        self.launch = kernels.Launch(program, "nothing", (1,), (1,), "x w y", names=("x", "w", "y"))
+
+    def enqueue(self, queue, x, w, y, workspace, wait_for=None):
+        """Enqueue the one kernel."""
+        return self.launch(queue, (x, w, y), wait_for)
+
+
+def median_us(call: Callable[[], object], finish: Callable[[], object], calls: int, batch: int = 100) -> float:
+    """Median time of one call in microseconds."""
+    times, batch = [], min(batch, calls)
+    for _ in range(calls // batch):
+        for _ in range(batch):
+            start = time.perf_counter_ns()
+            call()
+            times.append(time.perf_counter_ns() - start)
+        finish()
+    return statistics.median(times[len(times) // 10 :]) / 1000
+
+
+@click.command()
+@results.recording
+@click.option("--device", help="A device's name, vendor, type, or platform:device.")
+@click.option("--calls", default=5000, show_default=True)
+def main(device: str | None, calls: int) -> None:
+    """Measure."""
+    queue = runtime.queue(runtime.find_device(device))
+    x, w, y = (cla.zeros(queue, shape, np.float32) for shape in ((1, 2, 4, 4), (2, 2, 3, 3), (1, 2, 2, 2)))
+    problem = cd.ConvProblem(mb=1, ic=2, ih=4, iw=4, oc=2, kh=3, kw=3)
+    from convdispatch.selection.plugins.loader import plugins
+
+    plugins().solvers["overhead.tiny"] = Tiny()
+    plugins().plugin_of["overhead.tiny"] = "overhead"
+    with cd.policy(solver="overhead.tiny"):
+        prepared = dispatch.prepare(problem, queue.context)
+        kernel = prepared.plan.launch.kernel
+        buffers = (x.base_data, w.base_data, y.base_data)
+        tx, tw, ty = (cd.Tensor.from_numpy(array.get(), queue) for array in (x, w, y))
+        sizes = kernel.global_size, kernel.local_size
+        host = nx, nw, ny = [array.get() for array in (x, w, y)]
+        enqueue, after, wait = BARE[:3]
+        # Where kernels take the host's pointers, a host array's path ends in a launch on those.
+        pointed = host_memory.has_system_svm(queue.device)
+        given = [host_memory.HostMemory(array) for array in host] if pointed else buffers
+        on_host = BARE[5] if pointed else wait
+        last = [kernel.bound(queue, *sizes, *buffers)]
+
+        def after_last() -> None:
+            last[0] = kernel.bound(queue, *sizes, *buffers, wait_for=last)
+
+        cases: dict[str, tuple[str, Callable[[], object]]] = {
+            enqueue: (enqueue, lambda: kernel.bound(queue, *sizes, *buffers)),
+            "plan.enqueue": (enqueue, lambda: prepared.plan.enqueue(queue, *buffers, None)),
+            after: (after, after_last),
+            "conv(Array, out=)": (after, lambda: cd.conv(x, w, out=y)),
+            "conv(Array)": (enqueue, lambda: cd.conv(x, w)),
+            "conv(Tensor, out=)": (enqueue, lambda: cd.conv(tx, tw, out=ty)),
+            "conv(Tensor)": (enqueue, lambda: cd.conv(tx, tw)),
+            wait: (wait, lambda: kernel.bound(queue, *sizes, *buffers).wait()),
+            on_host: (on_host, lambda: kernel.bound(queue, *sizes, *given).wait()),
+            "conv(NumPy, out=)": (on_host, lambda: cd.conv(nx, nw, out=ny, queue=queue)),
+            "conv(NumPy)": (on_host, lambda: cd.conv(nx, nw, queue=queue)),
+        }
+        finish: Callable[[], object] = queue.finish
+        around: dict[str, Callable[[], Any]] = {}
+        plain: set[str] = set()  # measured outside the policy, under which calls go by Python
+        try:
+            import torch
+        except ImportError:
+            pass
+        else:
+            torches = px, pw, _ = [torch.from_numpy(array) for array in host]
+            cases["conv(torch), on the CPU"] = on_host, lambda: cd.conv(px, pw, queue=queue)
+            if runtime.device_info(queue.device).type == "cpu":
+                import convdispatch.torch as ct
+
+                def bare() -> None:
+                    kernel.bound(queue, *sizes, *given).wait()
+
+                def conv2d() -> Any:
+                    with torch.no_grad():
+                        return torch.nn.functional.conv2d(px, pw)
+
+                floor, ours = BARE[4], "conv2d under enable(), on the CPU"
+                cases |= {floor: (floor, conv2d), ours: (floor, conv2d)}
+                around = {floor: lambda: overridden(torch, bare, torches[2]), ours: ct.enable}
+            if runtime.device_info(queue.device).vendor == "nvidia" and torch.cuda.is_available():
+                cudas = [array.cuda() for array in torches]
+                cases |= on_cuda(prepared, torch, cudas)
+                finish = torch.cuda.synchronize
+                import convdispatch.torch as ct
+
+                def theirs() -> Any:
+                    with torch.no_grad():
+                        return torch.nn.functional.conv2d(*cudas[:2])
+
+                floor, left = "conv2d, PyTorch's", "conv2d left to PyTorch under enable()"
+                cases |= {floor: (floor, theirs), left: (floor, theirs)}
+                around |= {left: lambda: ct.enable(min_flops=1e15)}
+                plain |= {floor, left}
+        table = Table("call", "median us", "above bare", title=f"Warm call on {runtime.device_info(queue.device)}")
+        for array in (x, w, y):
+            array.finish()  # else each call waits for what filled and read them, too, and the bare launch does not
+        rounds: dict[str, list[float]] = {name: [] for name in cases}
+        for _ in range(ROUNDS):
+            for name, (_, call) in cases.items():
+                context = contextvars.Context() if name in plain else contextvars.copy_context()
+                with around.get(name, contextlib.nullcontext)():
+                    rounds[name].append(context.run(median_us, call, finish, calls // ROUNDS))
+        medians = {name: statistics.median(each) for name, each in rounds.items()}
+    for name, value in medians.items():
+        table.add_row(name, f"{value:.2f}", f"{value - medians[cases[name][0]]:.2f}")
+    Console().print(table)
+    results.keep_table(table)
+
+
+@contextlib.contextmanager
+def overridden(torch: Any, work: Callable[[], object], answer: Any) -> Iterator[None]:
+    """PyTorch's convolution on the CPU is a function in Python that does ``work`` alone: what PyTorch itself takes."""
+
+    def kernel(keys: Any, *arguments: Any) -> Any:
+        work()
+        return answer
+
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("convolution", kernel, "CPU", with_keyset=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def on_cuda(prepared: Any, torch: Any, tensors: Sequence[Any]) -> dict[str, tuple[str, Callable[[], object]]]:
+    """Calls on PyTorch's CUDA tensors, beside ``cuLaunchKernelEx`` with arguments that are packed."""
+    launch = BARE[3]
+    stream = library_of(torch.Tensor).stream(tensors[0], 0)
+    with stream.current():
+        launches = rehearse(prepared, stream)
+    assert launches is not None
+    ((function, arguments, places),) = launches.given
+    ready, addresses = function.ready(arguments, places), [tensor.data_ptr() for tensor in tensors]
+    x, w, y = tensors
+    return {
+        launch: (launch, lambda: ready(stream.handle, addresses, True)),
+        "conv(torch, out=), on CUDA": (launch, lambda: cd.conv(x, w, out=y)),
+        "conv(torch), on CUDA": (launch, lambda: cd.conv(x, w)),
+        "torch.empty of the result": (launch, lambda: torch.empty((1, 2, 2, 2), dtype=torch.float32, device="cuda")),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""What this machine decided, from process to process: one store that every door reads before it ranks or times anything.
+
+A store belongs to a device and to *circumstances*, which are all that a decision follows from: the device and its
+driver, the sources of this package and of the plugins, the registry, records, verdicts and rates, and this library's
+variables. Where any of them differs, another file is read: nothing else invalidates a decision. Each table maps texts
+to JSON mappings:
+
+- ``decisions``: a problem and policy to solver, configuration, math and the reason, as ranking found them;
+- ``forms``: a net and its purpose to the form that was measured fastest.
+
+The files lie beside the compiled kernels and rendered texts and are bounded with them. A file holds a JSON line for
+each decision; lines are appended whole, and a damaged one is passed over. See docs/design/caches.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..api import settings
+from ..api.device import DeviceInfo
+from ..api.policy import Policy, current_policy
+from ..api.problem import ConvProblem
+from ..device import rates
+from ..device.cache import artifact_store
+from ..device.programs import template_cache
+from ..device.programs.binary_cache import folder
+from .choice import lockfile
+from .choice.ranking import Candidate, Choices, set_aside_here
+from .choice.set_aside import is_any_set_aside
+from .derivation import named
+from .plugins.loader import plugins
+from .plugins.registry import packaged_path, registry_path
+from .records.perfdb import perfdb, scope_of, user_folder
+from .records.record_files import publish
+from .solver_query import admits, query, serves
+
+SUFFIX = ".decisions"
+MAX_FILE_BYTES = 8 << 20
+"""Bytes of a file after which nothing is added: some 30,000 decisions."""
+SOURCES = ("api", "device", "elementwise", "inference", "measurement", "nn", "selection")
+"""Zones of this package whose sources bear on a decision."""
+_DECISION_FIELDS = {"solver": str, "config": dict, "source": str, "math": str}
+_lock = threading.Lock()
+_stores: dict[DeviceInfo, tuple[Any, DecisionStore]] = {}
+"""By device: what the store's circumstances were computed for, and the store."""
+
+
+class DecisionStore:
+    """The decisions under one set of circumstances, read once. A disk that refuses loses them with the process."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        """Where decisions are written; None where the kernel cache is off."""
+        self.tables: dict[str, dict[str, Any]] = {}
+        """By table and key."""
+        lines = 0
+        for lines, (table, key, value) in enumerate(_lines(path), 1):
+            self.tables.setdefault(table, {})[key] = value
+        live = [[table, key, value] for table, values in self.tables.items() for key, value in values.items()]
+        if path is not None and lines > 2 * len(live) + 64:  # most lines were replaced by later ones
+            with contextlib.suppress(OSError):
+                publish(path, "".join(json.dumps(line) + "\n" for line in live))
+
+    def get(self, table: str, key: str) -> dict[str, Any] | None:
+        """What was decided; None where nothing was."""
+        return self.tables.get(table, {}).get(key)
+
+    def put(self, table: str, key: str, value: Mapping[str, Any]) -> None:
+        """Keep a decision for this process and for processes to come."""
+        values = self.tables.setdefault(table, {})
+        if values.get(key) == value:
+            return
+        values[key] = dict(value)
+        if self.path is None:
+            return
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                if os.fstat(file).st_size < MAX_FILE_BYTES:
+                    os.write(file, json.dumps([table, key, value]).encode() + b"\n")
+            finally:
+                os.close(file)
+
+
+def _lines(path: Path | None) -> list[tuple[str, str, Any]]:
+    try:
+        lines = [] if path is None else path.read_bytes().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            table, key, value = json.loads(line)
+            if isinstance(table, str) and isinstance(key, str) and isinstance(value, dict):
+                found.append((table, key, value))
+    return found
+
+
+def decision_store(device: DeviceInfo) -> DecisionStore:
+    """The store of a device under today's circumstances, which are looked at again after ``forget``, new records and
+    a change of this library's variables."""
+    variables = sorted(settings.texts().items())
+    since = perfdb().generation, plugins(), artifact_store.compiler_variables(), variables
+    found = _stores.get(device)
+    if found is None or found[0] != since:
+        where = folder()
+        path = None if where is None else where / f"{_circumstances(device, variables)[:40]}{SUFFIX}"
+        with _lock:
+            found = _stores[device] = since, DecisionStore(path)
+    return found[1]
+
+
+def decision_files() -> list[Path]:
+    """The files of all circumstances that this machine decided under, the latest last."""
+    where = folder()
+    return [] if where is None else sorted(where.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+
+
+def forget() -> None:
+    """Read the files again, under the circumstances of then."""
+    _stores.clear()
+
+
+def _circumstances(device: DeviceInfo, variables: list[tuple[str, str]]) -> str:
+    """A name for all that a decision follows from."""
+    home, loaded = __name__.partition(".")[0], plugins()
+    # A CPU's compute units are those that this process may use.
+    known = {**dataclasses.asdict(device), "extensions": sorted(device.extensions)}
+    parts = [json.dumps([known, artifact_store.compiler_variables(), loaded.fingerprints], sort_keys=True)]
+    parts += [template_cache.stamp(f"{home}.{zone}") for zone in SOURCES]
+    modules = [loaded.manager.get_plugin(name) for name in sorted(loaded.own)]
+    parts += [template_cache.stamp(module.__name__) for module in modules if module is not None]
+    files = [registry_path(), packaged_path(), rates.place(device), settings.LOCK.value()]
+    for source in sorted({*perfdb().folders.values(), user_folder()}):  # records are added and removed, never changed
+        with contextlib.suppress(OSError):
+            files += sorted(Path(entry) for entry in os.scandir(source))
+    for each in files:
+        with contextlib.suppress(OSError, AttributeError):
+            found = each.stat()  # type: ignore[union-attr]
+            parts.append(f"{each} {found.st_mtime_ns} {found.st_size}")
+    parts += [f"{name}={value}" for name, value in variables]
+    return artifact_store.key_of(*parts)
+
+
+# --- the table of solvers --------------------------------------------------------------------------------------------
+
+
+def choices(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Choices:
+    """The candidates for a problem as ``Choices`` ranks them; nothing is ranked for the first where it is stored."""
+    if not _is_stored(problem, device, policy):
+        return Choices(problem, device, policy)
+    key = artifact_store.decision_key(problem, policy)
+    found = _stored_candidate(problem, device, decision_store(device).get("decisions", key))
+    if found is not None:
+        return Choices(problem, device, policy, found)
+    ranked = Choices(problem, device, policy)
+    if not is_any_set_aside(problem, device):  # else it is the best of those that this process has left
+        first = ranked.first
+        math = first.math or query(first.solver, problem, device).shown(first.config).math
+        remember(problem, device, policy, (first.solver.name, first.config, first.source, math))
+    return ranked
+
+
+def remembers(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> bool:
+    """Whether a file says what runs a problem."""
+    if not _is_stored(problem, device, policy):
+        return False
+    store = decision_store(device)
+    return store.path is not None and _is_sound(
+        store.get("decisions", artifact_store.decision_key(problem, policy)), problem
+    )
+
+
+def remember(
+    problem: ConvProblem, device: DeviceInfo, policy: Policy, decision: tuple[str, Mapping[str, Any], str, str]
+) -> None:
+    """Store solver, configuration, source and math, unless JSON does not hold the configuration."""
+    solver, config, source, math = decision
+    with contextlib.suppress(TypeError, ValueError):
+        if json.loads(json.dumps(dict(config))) == dict(config):
+            value = {"solver": solver, "config": dict(config), "source": source, "math": math}
+            decision_store(device).put("decisions", artifact_store.decision_key(problem, policy), value)
+
+
+def _is_stored(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> bool:
+    """Whether the circumstances say all that the choice follows from: no lock file fixes it, every record is in a file,
+    and every solver is a loaded plugin's."""
+    loaded = plugins()
+    return (
+        not current_policy().frozen
+        and lockfile.in_force(problem) is None
+        and not perfdb().is_partly_in_memory(device, scope_of(policy))
+        and all(id(solver) in loaded.loaded_as for solver in loaded.solvers.values())
+    )
+
+
+def _is_sound(decision: Mapping[str, Any] | None, problem: ConvProblem) -> bool:
+    return (
+        decision is not None
+        and all(isinstance(decision.get(name), kind) for name, kind in _DECISION_FIELDS.items())
+        and admits(problem, decision["math"])
+    )
+
+
+def _stored_candidate(
+    problem: ConvProblem, device: DeviceInfo, decision: Mapping[str, Any] | None
+) -> Candidate | None:
+    """A stored decision as a candidate; None where there is none, or its solver is set aside here since then."""
+    if decision is None or not _is_sound(decision, problem):
+        return None
+    try:
+        solver = named(decision["solver"], plugins().solvers)
+    except KeyError:
+        return None
+    if not serves(solver, device) or set_aside_here(solver, problem, device) is not None:
+        return None
+    return Candidate(solver, decision["config"], decision["source"], math=decision["math"])

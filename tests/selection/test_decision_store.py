@@ -1,0 +1,234 @@
+"""What a machine's earlier processes chose is known to the next, until anything that a choice follows from changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from convdispatch.api.policy import Policy
+from convdispatch.api.problem import ConvProblem
+from convdispatch.device import rates, runtime
+from convdispatch.selection import decision_store, dispatch, solver_query
+from convdispatch.selection.choice import lockfile, ranking
+from convdispatch.selection.plugins import loader
+from convdispatch.selection.records import perfdb as records
+from convdispatch.selection.records.perfdb import user_folder
+
+CHOSEN = {"solver": "im2col", "config": {"tile": 8, "gemm": {"kc": 27}}, "source": "predicted 0.1 ms", "math": "ieee"}
+KEY = "fwd_f32_mb1ic3ih9iw9oc8kh3kw3"
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch, tmp_path):
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(tmp_path / "kernels"))
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
+    monkeypatch.setenv("CONVDISPATCH_RATES", str(tmp_path / "rates"))
+    return tmp_path / "kernels"
+
+
+@pytest.fixture(scope="module")
+def device():
+    return runtime.devices()[0]
+
+
+def another_process(device):
+    """What the next process reads."""
+    decision_store.forget()
+    return decision_store.decision_store(runtime.device_info(device))
+
+
+def test_the_next_process_knows_it(device):
+    another_process(device).put("decisions", KEY, CHOSEN)
+    assert another_process(device).get("decisions", KEY) == CHOSEN
+    assert another_process(device).get("decisions", KEY + "+bias") is None
+    assert another_process(device).get("forms", KEY) is None
+
+
+def test_a_later_decision_replaces_an_earlier_one(device):
+    other = {**CHOSEN, "solver": "fft.cpu"}
+    for each in (CHOSEN, CHOSEN, other):
+        another_process(device).put("decisions", KEY, each)
+    assert another_process(device).get("decisions", KEY) == other
+
+
+def test_a_file_holds_no_more_than_twice_its_decisions(device, place):
+    for count in range(300):
+        another_process(device).put("forms", KEY, {"recalls": count})
+    (path,) = place.glob(f"*{decision_store.SUFFIX}")
+    assert len(path.read_bytes().splitlines()) < 80
+    assert another_process(device).get("forms", KEY) == {"recalls": 299}
+
+
+def _record(device, monkeypatch, tmp_path):
+    user_folder().mkdir(parents=True)
+    (user_folder() / "a.jsonl").write_text("{}")
+
+
+def _record_of_a_device(device, monkeypatch, tmp_path):
+    (user_folder() / "cpu-one").mkdir(parents=True)
+    decision_store.forget()
+    decision_store.decision_store(runtime.device_info(device)).put("decisions", KEY, CHOSEN)
+    (user_folder() / "cpu-one" / "a.json").write_text("[]")
+
+
+def _lock(device, monkeypatch, tmp_path):
+    monkeypatch.setenv("CONVDISPATCH_LOCK", str(tmp_path / "lock"))
+    decision_store.forget()
+    decision_store.decision_store(runtime.device_info(device)).put("decisions", KEY, CHOSEN)
+    (tmp_path / "lock").write_text("{}")
+
+
+def _rate(device, monkeypatch, tmp_path):
+    path = rates.place(runtime.device_info(device))
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+
+
+def _registry(device, monkeypatch, tmp_path):
+    (tmp_path / "registry.yaml").write_text("rules: []\n")
+    monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(tmp_path / "registry.yaml"))
+
+
+def _variable(device, monkeypatch, tmp_path):
+    monkeypatch.setenv("CONVDISPATCH_ANYTHING", "1")
+
+
+def _compiler(device, monkeypatch, tmp_path):
+    monkeypatch.setenv("CL_CONFIG_CPU_TARGET_ARCH", "core-avx2")
+
+
+def _compute_units(device, monkeypatch, tmp_path):
+    known = runtime.device_info(device)
+    other = dataclasses.replace(known, compute_units=known.compute_units + 1)
+    monkeypatch.setattr(runtime, "device_info", lambda device: other)
+
+
+@pytest.mark.parametrize(
+    "change", [_record, _record_of_a_device, _lock, _rate, _registry, _variable, _compiler, _compute_units]
+)
+def test_what_a_decision_follows_from_asks_anew(device, change, monkeypatch, tmp_path):
+    another_process(device).put("decisions", KEY, CHOSEN)
+    assert another_process(device).get("decisions", KEY) == CHOSEN
+    change(device, monkeypatch, tmp_path)
+    assert another_process(device).get("decisions", KEY) is None
+
+
+DAMAGE = [
+    b"",
+    b"\xff\x00",
+    b"[]",
+    b"[1, 2, {}]",
+    b'["decisions", "k"]',
+    b'["decisions", "k", 3]',
+    b'{"a": 1}',
+    b"[" * 3000,
+]
+
+
+def test_damaged_lines_are_passed_over(device, place):
+    another_process(device).put("decisions", KEY, CHOSEN)
+    (path,) = place.glob(f"*{decision_store.SUFFIX}")
+    path.write_bytes(b"\n".join(DAMAGE) + b"\n" + path.read_bytes() + json.dumps(["decisions", KEY, {}]).encode()[:30])
+    assert another_process(device).get("decisions", KEY) == CHOSEN
+    assert another_process(device).get("decisions", "k") is None
+
+
+def test_a_disk_that_refuses_keeps_nothing_and_says_nothing(device, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (str(tmp_path / "file" / "below"), "off"):
+        monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", folder)
+        another_process(device).put("decisions", KEY, CHOSEN)
+        assert another_process(device).get("decisions", KEY) is None
+
+
+# --- who reads it ----------------------------------------------------------------------------------------------------
+
+PROBLEM = ConvProblem.parse(KEY)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What solvers were asked, beside whether they serve the device."""
+    found, ask = [], solver_query.ask
+    monkeypatch.setattr(
+        solver_query, "ask", lambda solver, what, *more: found.append(what) or ask(solver, what, *more)
+    )
+    return found
+
+
+def planned(device, asked):
+    """What runs the problem in a new process, and what solvers were asked for it."""
+    dispatch.forget()
+    asked.clear()
+    prepared = dispatch.prepare(PROBLEM, runtime.context(device))
+    return prepared, {what for what in asked if what != "serves"}
+
+
+def test_a_second_process_ranks_nothing(device, asked):
+    """Also of the layouts that a net might be built in: ``choices`` are what nets ask."""
+    first, what = planned(device, asked)
+    assert {"rejects", "configs"} <= what
+    again, what = planned(device, asked)
+    assert not what
+    assert (again.solver.name, again.config, again.math) == (first.solver.name, first.config, first.math)
+    assert again.source == first.source
+    info, policy = runtime.device_info(device), Policy()
+    asked.clear()
+    found = decision_store.choices(PROBLEM, info, policy)
+    assert (found.first.solver.name, found.first.config) == (first.solver.name, first.config)
+    assert not {"rejects", "configs", "cost"} & set(asked)
+    assert [each.solver.name for each in found] == [each.solver.name for each in ranking.rank(PROBLEM, info)]
+
+
+BAD = [
+    {**CHOSEN, "solver": "nobody"},
+    {**CHOSEN, "solver": "im2col+sideways"},
+    {**CHOSEN, "config": None},
+    {**CHOSEN, "math": "fast"},  # less accurate than the problem
+    {"solver": "im2col"},
+]
+
+
+@pytest.mark.parametrize("decision", BAD, ids=str)
+def test_a_decision_that_means_nothing_is_taken_anew(device, asked, decision):
+    first, _ = planned(device, asked)
+    another_process(device).put("decisions", KEY, decision)
+    again, what = planned(device, asked)
+    assert "rejects" in what
+    assert (again.solver.name, again.config) == (first.solver.name, first.config)
+
+
+def test_what_was_set_aside_is_not_stored_and_not_run(device, asked):
+    """A stored solver that fails here is replaced in this process; the next one tries it again."""
+    first, _ = planned(device, asked)
+    info = runtime.device_info(device)
+    with pytest.warns(match="is set aside"):
+        dispatch.quarantine(PROBLEM, info, first.solver.name, "it failed")
+    other = dispatch.prepare(PROBLEM, runtime.context(device))
+    assert other.solver.name != first.solver.name
+    again, what = planned(device, asked)
+    assert (again.solver.name, what) == (first.solver.name, set())
+
+
+def test_a_lock_file_comes_first_and_is_not_stored(device, asked, monkeypatch):
+    first, _ = planned(device, asked)
+    other = ranking.rank(PROBLEM, runtime.device_info(device))[-1]
+    with monkeypatch.context() as patched:
+        patched.setattr(lockfile, "_agreed", {KEY: lockfile.Decision(other.solver.name, dict(other.config))})
+        assert planned(device, asked)[0].solver.name == other.solver.name
+    assert planned(device, asked)[0].solver.name == first.solver.name
+
+
+def test_records_that_no_file_holds_are_ranked(device, asked, monkeypatch):
+    planned(device, asked)
+    monkeypatch.setattr(records.PerfDB, "is_partly_in_memory", lambda *_: True)
+    assert "rejects" in planned(device, asked)[1]
+
+
+def test_a_solver_that_no_plugin_brought_is_ranked(device, asked, monkeypatch):
+    planned(device, asked)
+    loaded = loader.plugins()
+    monkeypatch.setattr(loaded, "loaded_as", {})
+    assert "rejects" in planned(device, asked)[1]

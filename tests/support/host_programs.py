@@ -1,0 +1,25 @@
+"""Problems, solvers and a kernel by which launches on the host's memory are tested, in each kind of threads."""
+
+from __future__ import annotations
+
+from convdispatch.api.policy import Policy
+from convdispatch.device import runtime
+from convdispatch.selection.choice import ranking
+
+TEXTS = (
+    "mb1ic24ih1oc72kh1", "mb2ic16ih9oc24kh3ph1+bias", "g16mb1ic16ih8oc16kh3ph1", "bwd_data_mb2ic8ih7oc12kh3ph1",
+    "bwd_weights_mb3ic6ih9oc8kh3ph1", "nhwc_mb2ic8ih6oc16kh3ph1+bias+relu", "f64_mb1ic5ih6oc7kh1+bias",
+    "f16_mb2ic8ih6oc16kh3ph1",
+)  # fmt: skip
+
+ADD = """kernel void add(global const float *a, global const float *b, global float *c, int n) {
+    for (int i = 0; i < n; i++) c[i] = a[i] + b[i];
+}"""
+
+
+def solvers(problem, device):
+    """Names of the solvers that take the problem on the device, without derived ones."""
+    info = runtime.device_info(device)
+    for name, solver in ranking.contestants(problem, info).items():
+        if ranking.refusal(solver, problem, info, Policy()) is None and "+" not in name:
+            yield name

@@ -1,0 +1,10 @@
+"""Where the project and what tests share lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SUPPORT = Path(__file__).parent
+"""The folder of what several tests use: stand-ins, plugins with faults, kernels, tables."""
+ROOT = SUPPORT.parent.parent
+"""The folder of the project."""

@@ -1,0 +1,245 @@
+"""The benchmark: figures worked out by hand, what is written and read again, what the page and the terminal show."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import asdict, replace
+
+import pytest
+from reports import DEVICE, ENVIRONMENT, ROOFS
+from rich.console import Console
+
+from convdispatch.api import ConvProblem
+from convdispatch.api.errors import InvalidArgument
+from convdispatch.measurement.peaks import traffic
+from convdispatch.tools.benchmark.measuring import session
+from convdispatch.tools.benchmark.pages.export import write_csv, write_json
+from convdispatch.tools.benchmark.pages.page import render
+from convdispatch.tools.benchmark.pages.terminal import show
+from convdispatch.tools.benchmark.report import Choice, Journal, Layer, Measured, PeerTime, Report, Row, load
+from convdispatch.tools.benchmark.summary import gaps, geomean, layer_type, lines, nets
+
+TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"
+
+
+def measured(text: str, best: float, chosen: float, peer: float | None = None) -> Measured:
+    """Figures of a problem: two solvers, ``a.one`` the best, and a peer in two layouts, the second one better."""
+    problem = ConvProblem.parse(text)
+    rows = [
+        Row("a.one", {"t": 1}, "measured", "", best, best, best, 9, 1e-7, 64, 5.0, True),
+        Row("a.two", {}, "cut", "slower", 2 * best, best, best, 9),
+        Row("b.one", {}, "measured", "", 3 * best, best, best, 9),
+        Row("c.one", {}, "wrong", "relative error 1"),
+    ]
+    times = [PeerTime("torch", "nchw", 2 * peer), PeerTime("torch", "nhwc", peer)] if peer else []
+    return Measured(
+        str(problem), problem.flops, traffic(problem), Choice("b.one", {}, "predicted", chosen),
+        Choice("a.one", {"t": 1}, "fastest", best, best, best, 9), rows, times,
+    )  # fmt: skip
+
+
+def example() -> Report:
+    one, two = "fwd_f32_mb1ic8ih10oc8kh3", "fwd_f32_mb1ic8ih10oc8kh1"
+    found = {m.problem: m for m in (measured(one, 1.0, 1.5, 4.0), measured(two, 2.0, 2.0))}
+    layers = [Layer("convnet", f"L{i}", text, count) for i, (text, count) in enumerate(zip(found, (3, 1)))]
+    return Report(layers, ENVIRONMENT, {"peers": {"torch": {"version": "2"}}}, ROOFS, found)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_sums_weigh_layers_by_their_count():
+    (net,) = nets(lines(example()), ["torch"])
+    assert (net.layers, net.best_ms, net.chosen_ms) == (4, 5.0, 6.5)
+    assert net.peers["torch"] == (12.0, 3.0, 3)  # three runs of the layer that torch ran, against ours of the same
+    assert net.ratios["torch"] == pytest.approx(4.0)
+
+
+def test_regret_is_chosen_over_best_and_never_below_one():
+    report = example()
+    assert [line.measured.regret for line in lines(report)] == [1.5, 1.0]
+    assert measured(TINY, 2.0, 1.9).regret == 1.0
+    assert geomean([1.5, None, 6.0]) == pytest.approx(3.0)
+    assert geomean([None]) is None
+
+
+@pytest.mark.parametrize("candidates", [0, 1, 2])
+def test_too_few_candidates_make_no_winner_no_regret_and_no_ratio(candidates, tmp_path):
+    """Each of them said one "a perfect choice", with nothing measured beside the choice."""
+    report = example()
+    few = report.measured["fwd_f32_mb1ic8ih10iw10oc8kh3kw3"]
+    untried = [Row("c.one", {}, "not tried", "the budget ended"), Row("d.one", {}, "refused", "no")]
+    few.rows = [*few.rows[:candidates], *untried]
+    line, other = lines(report)
+    assert (line.winner, line.measured.regret, line.fastest) == ("", None, "a.one")
+    assert line.ratio("torch") is None
+    assert line.coverage == f"{candidates} of {candidates + 1}"
+    assert line.verdict == "unknown (a.one ran)"
+    assert (other.winner, other.measured.regret, other.coverage) == ("a.one", 1.0, "3 of 4")
+    said = shown(report)
+    assert "regret of the choice: 1, on 1 of 2 problems, of which 3 candidates or more were measured" in said
+    assert "of the other 1 winner, regret and ratio are unknown" in said
+    assert re.search(rf"L0 \*3.*unknown \(a.one ran\).* {candidates} of {candidates + 1} .*unknown", said)
+    assert "torch: its time over ours" not in said
+    page = render(report)
+    assert "unknown (a.one ran)" in page
+    assert "on 1 of 2 problems with evidence" in page
+    write_csv(report, tmp_path / "r.csv")
+    with (tmp_path / "r.csv").open(newline="") as file:
+        assert next(csv.DictReader(file))["measured"] == str(candidates)
+
+
+def test_nothing_searched_is_said():
+    report = example()
+    report.settings["search"] = False
+    for found in report.measured.values():
+        found.rows = []
+    assert "nothing was searched: times and ratios are the immediate choice's" in shown(report)
+    assert lines(report)[0].ratio("torch") == 4.0
+    assert lines(report)[0].winner == ""
+
+
+def shown(report: Report) -> str:
+    console = Console(width=300, record=True, file=io.StringIO(), markup=False)
+    show(report, console)
+    return console.export_text()
+
+
+def test_a_layer_has_one_number_with_its_interval(tmp_path):
+    """The last rounds took twice the search's time: the others stand in proportion, whichever hour they are of."""
+    report = example()
+    found = report.measured["fwd_f32_mb1ic8ih10iw10oc8kh3kw3"]
+    found.best = replace(found.best, median_ms=3.6, ci_ms=(3.5, 3.75))
+    found.rows = [
+        Row("a.one", {"t": 1}, "measured", "", 1.8, 1.7, 1.9, 9, ci_ms=(1.7, 1.9), benchmarked=True, screening_ms=2.0),
+        Row("b.one", {}, "measured", "", 2.7, 2.6, 2.8, 9, benchmarked=True),
+        Row("c.one", {}, "cut", "slower", 5.4, 5.4, 5.4, 3, benchmarked=False),
+    ]
+    assert re.search(r"L0.* 3\.6 .* 3\.5-3\.75 ", shown(report))
+    details = render(report).partition("L0: every solver")[2].partition("</details>")[0]
+    cells = re.findall(r"<tr><td>.*?</tr>", details, re.DOTALL)
+    texts = [re.sub(r"(<[^>]+>)+", "|", cell) for cell in cells]
+    assert "|3.6|3.5-3.75|1|" in texts[0]
+    assert "|1.5|" in texts[1]
+    assert "|3, not benchmarked|" in texts[2]
+    assert not any(ms in text for text in texts for ms in ("1.8", "2.7", "5.4"))
+    write_csv(report, tmp_path / "r.csv")
+    with (tmp_path / "r.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["layer"] == "L0"]
+    assert [row["timed_in"] for row in rows[:5]] == ["benchmarking", "benchmarking", "search", "search", "screening"]
+    assert (rows[0]["ci_low_ms"], rows[0]["ci_high_ms"]) == ("3.5", "3.75")
+
+
+def test_roofline_is_the_larger_of_compute_and_traffic():
+    compute, memory = lines(example())
+    assert compute.bound == "compute"
+    assert compute.roof_ms == pytest.approx(compute.measured.flops / 1e9 * 1e3)
+    assert compute.measured.flops == 2 * 8 * 8 * 9 * 64
+    assert memory.measured.traffic == 4 * (800 + 64 + 800)
+    assert memory.fraction == pytest.approx(memory.roof_ms / 2.0)
+
+
+def test_gaps_come_with_the_most_lost_time_first():
+    low = gaps(lines(example()), below=1.0)
+    assert [line.layer.name for line in low] == sorted((line.layer.name for line in low), reverse=True)
+    assert gaps(lines(example()), below=0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("mb1ic3ih32oc8kh11", "first layer"),
+        ("g8mb1ic8ih8oc8kh3", "depthwise"),
+        ("mb1ic8ih8oc8kh1sh2", "strided"),
+        ("mb1ic8ih8oc8kh1", "1x1"),
+        ("mb1ic8ih8oc8kh3ph1", "3x3"),
+        ("mb1ic8ih8oc8kh5", "5x5 and more"),
+        ("mb1ic8ih8iw8oc8kh1kw3", "other"),
+    ],
+)
+def test_types_of_layer(text, kind):
+    assert layer_type(ConvProblem.parse(text)) == kind
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_json_round_trip(tmp_path):
+    report = example()
+    write_json(report, tmp_path / "r.json")
+    assert load(tmp_path / "r.json") == report
+
+
+def test_csv_has_a_line_for_all_that_was_timed(tmp_path):
+    write_csv(example(), tmp_path / "r.csv")
+    with (tmp_path / "r.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["what"] for row in rows[:8]] == ["best", "chosen", *["candidate"] * 4, "peer", "peer"]
+    assert json.loads(rows[0]["config"]) == {"t": 1}
+    assert float(rows[0]["gflops"]) == pytest.approx(example().layers and rows and 2 * 8 * 8 * 9 * 64 / 1e6)
+
+
+def test_journal_survives_a_torn_line(tmp_path):
+    report, path = example(), tmp_path / "j"
+    journal = Journal(path, report)
+    first, second = report.measured.values()
+    journal.add(first)
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(second))[:50])
+    assert list(load(path).measured) == [first.problem]
+    Journal(path, report).add(second)
+    assert load(path) == report
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 99}', "no json", '{"schema": 1, "layers": []}'])
+def test_what_is_no_report_is_refused(tmp_path, text):
+    (tmp_path / "x").write_text(text)
+    with pytest.raises(InvalidArgument):
+        load(tmp_path / "x")
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_page_stands_alone_and_escapes():
+    page = render(example())
+    assert not re.search(r"<script[^>]|<link|<img|(src|href)\s*=|url\(|@import|\bimport\b|fetch\(|https?:", page)
+    assert "<b>card</b>" not in page
+    assert "relative error 1" in page, "a wrong solver is shown"
+    assert "prefers-color-scheme: dark" in page
+    assert page.count("<svg") == 3, "the roofline, error against time, workspace against time"
+
+
+def test_a_busy_machine_is_said():
+    report = example()
+    report.environment = {**ENVIRONMENT, "load": 3.0, "device": {**DEVICE, "type": "cpu"}}
+    assert "Other work was running" in render(report)
+    report.environment = {**report.environment, "load": 0.1}
+    assert "Other work was running" not in render(report)
+
+
+def test_sources_name_no_folder():
+    assert session.placeless("/home/me/registry.yaml:11") == "registry.yaml:11"
+    assert session.placeless("measured 1.2 ms, user record") == "measured 1.2 ms, user record"
+    assert session.placeless("lock file /a/b.lock") == "lock file b.lock"
+
+
+@pytest.mark.parametrize("search", [True, False])
+def test_an_interrupt_names_resume_where_the_command_has_it(search):
+    """A model's profile searches nothing, and cannot be resumed."""
+    report = example()
+    report.measured, report.interrupted, report.settings = {}, True, {"search": search}
+    console = Console(file=io.StringIO(), width=200)
+    show(report, console)
+    said = console.file.getvalue()
+    assert "interrupted: 2 problems are not measured" in said
+    assert ("--resume FILE" in said) == search
+
+
+def test_page_of_a_run_that_measured_nothing():
+    report = example()
+    report.measured, report.interrupted = {}, True
+    assert "2 problems that were asked for are not measured" in render(report)

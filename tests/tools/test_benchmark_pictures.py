@@ -1,0 +1,129 @@
+"""Answers in sentences, the roofline, and candidates by time, error and workspace."""
+
+from __future__ import annotations
+
+import re
+
+from test_benchmark import example
+
+from convdispatch.tools.benchmark.pages.answers import answers, to_do, worst
+from convdispatch.tools.benchmark.pages.page import packaged, render
+from convdispatch.tools.benchmark.pages.plots import FAMILIES, candidates, colours, roofline
+from convdispatch.tools.benchmark.summary import lines
+
+FAST = {"float32": {name: {"rate": 1e12, "how": "fast"} for name in ("flops", "bandwidth")}}
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_five_questions_are_answered():
+    report = example()
+    report.again = {"float32": {"flops": 1e9, "bandwidth": 1e9}}
+    told = dict(answers(report))
+    assert list(told) == [
+        "Which engine?", "Why?", "How sure?", "How far from the limit?", "What about the worst layer?"]  # fmt: skip
+    assert told["Which engine?"] == "Of 4 layers a.one is fastest in 4 (100% of the time)."
+    assert "L0: a.one, of 3 of 4 candidates measured. Without measuring b.one would run: predicted." in told["Why?"]
+    assert told["How sure?"].startswith("2 of 2 problems had 3 candidates measured or more")
+    assert "nothing says that it was busy" in told["How sure?"]
+    assert "where 5 ms are taken" in told["How far from the limit?"]
+
+
+def test_the_worst_layer_loses_most_in_its_net_and_is_told_what_helps():
+    report = example()
+    for found in report.measured.values():
+        found.rows[2].reason, found.rows[2].status = "3x3 only, got 1x1", "refused"
+    report.roofs = FAST
+    lost = {line.layer.name: line.layer.count * (line.ms - line.roof_ms) for line in lines(report)}
+    line = worst(lines(report))
+    assert lost[line.layer.name] == max(lost.values())
+    assert line.layer.name == "L0"
+    words = " ".join(to_do(line))
+    assert f"convdispatch find {line.measured.problem}" in words
+    assert "candidates have no time yet" in words
+    assert "Refused: b.one: 3x3 only, got 1x1." in words
+    assert "A plugin for this geometry would fill the gap" in words
+
+
+def test_a_choice_that_costs_and_a_peer_that_wins_are_told():
+    report = example()
+    report.roofs = FAST
+    line = next(line for line in lines(report) if line.layer.name == "L0")
+    words = " ".join(to_do(line))
+    assert "Without a record b.one runs and takes 1.50 times as long" in words
+    assert "torch" not in words, "it is slower"
+    line.measured.peers[1].median_ms = 0.5
+    assert "torch needs 0.50 of the time, so there is a faster way." in " ".join(to_do(line))
+    told = " ".join(to_do(line, doubtful=True))
+    assert "torch" not in told
+    assert "measure it again on a quiet machine first" in told
+
+
+def test_nothing_measured_nothing_answered():
+    report = example()
+    report.measured = {}
+    assert answers(report) == []
+
+
+def test_an_engine_is_named_only_where_enough_was_measured():
+    report = example()
+    for found in report.measured.values():
+        found.rows = found.rows[:1]
+    assert dict(answers(report))["Which engine?"] == "Of 4 layers too little was measured to know it in 4 (5 ms)."
+
+
+def test_a_refusal_that_speaks_of_the_device_is_no_hint():
+    report = example()
+    report.roofs = FAST
+    for found in report.measured.values():
+        found.rows[2].reason, found.rows[2].status = "nvidia only, got intel", "refused"
+    assert "Refused" not in " ".join(to_do(worst(lines(report))))
+
+
+# --- the roofline, and candidates' time against error and workspace ---------------------------------------------------
+
+
+def places(svg: str) -> list[tuple[float, float, str]]:
+    found = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"[^>]*><title>([^<]*)', svg)
+    return [(float(x), float(y), title) for x, y, title in found]
+
+
+def test_the_roofline_has_each_problem_below_or_above_its_ceiling():
+    every = lines(example())
+    svg = roofline(example(), every, colours(["a.one", "b.one"]))
+    marks = places(svg)
+    assert len(marks) == len({line.measured.problem for line in every})
+    by_intensity = sorted(every, key=lambda line: line.measured.flops / line.measured.traffic)
+    titles = [title for _, _, title in sorted(marks)]
+    assert [title.split()[1] for title in titles] == [line.layer.name for line in by_intensity]
+    fastest = max(every, key=lambda line: line.gflops)
+    assert min(marks, key=lambda mark: mark[1])[2].split()[1] == fastest.layer.name, "faster stands higher"
+    ceiling = re.search(r'<polyline class="ceiling" points="([^"]+)"', svg)[1]
+    heights = [float(point.split(",")[1]) for point in ceiling.split()]
+    assert heights[0] >= heights[1] == heights[2], "memory bounds on the left, arithmetic on the right"
+    assert "multiply-add, float32: 1 GFLOP/s" in svg
+
+
+def test_candidates_stand_by_time_error_and_workspace():
+    every = lines(example())
+    colour = colours(["a.one", "b.one"])
+    by_error = places(candidates(every, colour, "error"))
+    assert len(by_error) == 2, "two candidates have an error"
+    by_workspace = places(candidates(every, colour, "workspace"))
+    assert len(by_workspace) == 2
+    assert candidates([], colour, "error") == ""
+
+
+def test_an_algorithm_has_one_colour_on_all_pages():
+    few, many = colours(["winograd.f4x3"]), colours(["acme.x", "fft.tiled", "im2col", "winograd.f2x3"])
+    assert few["winograd"] == many["winograd"]
+    assert len(set(many.values())) == 4
+    assert len({colours([f"{name}.x"])[name] for name in FAMILIES}) == len(FAMILIES)
+    assert all(css.removeprefix("var(").removesuffix(")") + ":" in packaged("page.css") for css in many.values())
+
+
+def test_what_is_unknown_stands_in_the_legend():
+    report = example()
+    assert "unknown, too few candidates" not in render(report)
+    next(iter(report.measured.values())).rows = []
+    assert "unknown, too few candidates" in render(report)

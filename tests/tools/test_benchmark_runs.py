@@ -1,0 +1,104 @@
+"""The benchmark's runs: measured, cut short, resumed, refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from click.testing import CliRunner
+from reports import ROOFS
+
+from convdispatch.api import ConvProblem
+from convdispatch.api.errors import InvalidArgument
+from convdispatch.measurement.peaks import measure_roof
+from convdispatch.measurement.shapes import Entry
+from convdispatch.tools.benchmark.measuring import run, session
+from convdispatch.tools.benchmark.pages.page import render
+from convdispatch.tools.benchmark.report import load
+from convdispatch.tools.cli.bench import bench
+
+TINY = "fwd_f32_mb1ic4ih6iw6oc4kh3kw3"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Ceilings cost a second: invented here, measured in a test of their own."""
+    roof = type("Roof", (), {})
+    monkeypatch.setattr(run, "measure_roof", lambda device, dtype: roof)
+    monkeypatch.setattr(run, "asdict", lambda value: ROOFS["float32"])
+    monkeypatch.setattr(session, "ROUNDS", (5, 5))
+
+
+def entries(*texts):
+    return {"net": [Entry(text, ConvProblem.parse(text), 1) for text in texts]}
+
+
+def test_command_measures_and_writes_everything(device, quick, tmp_path):
+    paths = {name: tmp_path / f"r.{name}" for name in ("json", "csv", "html")}
+    options = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    asked = [TINY, "mb1ic4ih6oc4kh1", "--budget", "2000", "--no-isolate"]
+    done = CliRunner().invoke(bench, [*asked, *options])
+    assert done.exit_code == 0, done.output
+    report = load(paths["json"])
+    assert len(report.measured) == 2
+    for found in report.measured.values():
+        assert found.best_ms > 0
+        assert found.regret >= 1
+        for choice in (found.best, found.chosen):
+            assert 0 < choice.error < 1e-5
+            assert 0 < choice.error_scaled < 1e-5
+        assert all(row.error_scaled is not None for row in found.rows if row.error is not None)
+    again = CliRunner().invoke(bench, ["--render", str(paths["json"]), "--html", str(tmp_path / "again.html")])
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "again.html").read_text() == paths["html"].read_text()
+    assert str(tmp_path) not in paths["html"].read_text(), "a page names no folder of the machine it was made on"
+
+
+def test_interrupt_keeps_what_was_measured_and_a_rerun_goes_on(device, quick, tmp_path, monkeypatch):
+    asked, true = [], session.Session.measure
+
+    def measure(self, problem, without=None):
+        asked.append(str(problem))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return true(self, problem)
+
+    monkeypatch.setattr(session.Session, "measure", measure)
+    problems = entries(TINY, "mb1ic4ih6oc4kh1")
+    options = {"search": False, "resume": tmp_path / "j"}
+    first = run.run(problems, device, **options)
+    assert first.interrupted
+    assert list(first.measured) == [str(ConvProblem.parse(TINY))]
+    second = run.run(problems, device, **options)
+    assert not second.interrupted
+    assert len(second.measured) == 2
+    assert asked.count(str(ConvProblem.parse(TINY))) == 1, "what was measured is not measured again"
+
+
+def test_resume_measures_again_what_another_search_measured(device, quick, tmp_path):
+    first = run.run(entries(TINY), device, search=False, resume=tmp_path / "j")
+    path = tmp_path / "j"
+    path.write_text(path.read_text().replace('"search": false', '"search": true'))
+    second = run.run(entries(TINY), device, search=False, resume=path)
+    assert second.measured != first.measured
+
+
+def test_resume_refuses_another_device(device, quick, tmp_path):
+    run.run(entries(TINY), device, search=False, resume=tmp_path / "j")
+    path = tmp_path / "j"
+    path.write_text(re.sub(r'"key": "[^"]*"', '"key": "elsewhere"', path.read_text()))
+    with pytest.raises(InvalidArgument, match="elsewhere"):
+        run.run(entries(TINY), device, resume=path)
+
+
+def test_no_solver_is_said_and_ends_nothing(device, quick):
+    report = run.run(entries(TINY), device, solver="nobody.*", search=False)
+    (found,) = report.measured.values()
+    assert "no solver" in found.failure
+    render(report)
+
+
+def test_ceilings_are_measured(device):
+    roof = measure_roof(device, "float32")
+    assert 1e8 < roof.flops.rate < 1e15
+    assert 1e8 < roof.bandwidth.rate < 1e14

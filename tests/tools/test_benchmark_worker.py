@@ -1,0 +1,322 @@
+"""The benchmark in a child process: who crashes, hangs or loses the device costs one candidate; time ends it all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from dataclasses import asdict
+
+import pytest
+from click.testing import CliRunner
+from farms import PATIENT
+from paths import SUPPORT
+
+from convdispatch.api.problem import ConvProblem
+from convdispatch.device import runtime
+from convdispatch.measurement.peaks import Peak, Roof
+from convdispatch.measurement.search.precompile import precompile
+from convdispatch.measurement.shapes import Entry
+from convdispatch.selection import dispatch
+from convdispatch.selection.plugins import loader
+from convdispatch.selection.records import perfdb
+from convdispatch.tools.benchmark.measuring import run
+from convdispatch.tools.benchmark.measuring.worker import Worker
+from convdispatch.tools.benchmark.report import load
+from convdispatch.tools.cli import main, options
+
+TINY, OTHER = "mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1"
+MORE = """
+import os, time
+from pathlib import Path
+import pyopencl as cl
+from convdispatch_im2col import Im2col
+from convdispatch.api import hookimpl
+
+class Odd(Im2col):
+    def __init__(self, name, count):
+        self.name, self.count = name, count
+
+    def configs(self, problem, device):
+        return [{"turn": turn} for turn in range(self.count)]
+
+    def cost(self, problem, device, config):
+        return None if self.name == "odd.library" else 1.0 + config["turn"]
+
+    def workspace(self, problem, device, config):
+        return None
+
+    def plan(self, context, problem, config):
+        with Path(os.environ["COMPILED"]).open("a") as file:
+            file.write(f"{problem} {self.name} {config['turn']}\\n")
+        if self.name == "odd.loses" and problem.kh == 3:
+            def refuse(*arguments, **named):
+                raise cl.LogicError("clSomething failed: INVALID_COMMAND_QUEUE")
+            cl.enqueue_copy = cl.enqueue_fill_buffer = refuse  # as a GPU's context after a kernel that faults
+        if self.name == "odd.sleeps":
+            time.sleep(600)
+        if self.name == "odd.dies" and config["turn"] == 1:
+            os.abort()
+        return super().plan(context, problem, next(iter(super().configs(problem, _info(context)))))
+
+def _info(context):
+    from convdispatch.device import runtime
+    return runtime.device_info(context.devices[0])
+
+@hookimpl
+def convdispatch_solvers():
+    return [Odd(name, int(count)) for name, _, count in (w.partition("=") for w in os.environ["ODD"].split(","))]
+"""
+
+
+@pytest.fixture
+def solvers(monkeypatch, tmp_path, device):
+    """``solvers(FAULTS="good,hangs")`` or ``solvers(ODD="odd.a=2")`` makes these the only ones, in children too."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "odd.py").write_text(MORE)
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path / "db"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("COMPILED", str(tmp_path / "compiled"))
+
+    def reset():
+        perfdb.perfdb.cache_clear()
+        dispatch.forget()
+        loader.reload()
+
+    def only(**names):
+        (kind, value), *_ = names.items()
+        place = {"FAULTS": SUPPORT / "faulty_plugin", "ODD": folder}[kind]
+        monkeypatch.setenv("CONVDISPATCH_PLUGIN_DIR", str(place))
+        monkeypatch.setenv("CONVDISPATCH_PLUGINS", {"FAULTS": "faulty", "ODD": "odd"}[kind])
+        monkeypatch.setenv(kind, value)
+        reset()
+
+    yield only
+    monkeypatch.undo()
+    reset()
+
+
+@pytest.fixture
+def roofs(monkeypatch):
+    """Ceilings that are known: a child measures them for 2 seconds, and one test that it does is enough."""
+    known = Roof("float32", Peak(1e12, "told"), Peak(1e11, "told"))
+    monkeypatch.setattr(Worker, "roof", lambda self, dtype: asdict(known))
+    monkeypatch.setattr(run, "measure_roof", lambda device, dtype: known)
+
+
+def entries(*texts):
+    return {"net": [Entry(text, ConvProblem.parse(text), 1) for text in texts]}
+
+
+def test_a_crash_and_a_hang_cost_one_candidate_each(solvers, device, hanging):
+    solvers(FAULTS="good,crashes,hangs")
+    report = run.run(entries(TINY, OTHER), device, isolate=True, timeout_s=66, budget_ms=60_000)
+    assert len(report.measured) == 2
+    assert set(report.roofs) == {"float32"}
+    for found in report.measured.values():
+        assert not found.failure
+        assert found.best.solver == "faulty.good"
+        assert found.best_ms > 0
+        rows = {row.solver: (row.status, row.reason) for row in found.rows}
+        assert rows["faulty.crashes"] == ("failed", "a process was lost: it was killed by SIGABRT")
+        assert rows["faulty.hangs"] == ("failed", "a process was lost: it gave no answer within 66 s")
+
+
+def test_a_lost_device_costs_the_candidate_that_lost_it(solvers, device, roofs):
+    solvers(ODD="odd.good=1,odd.loses=1,odd.zealous=1")
+    report = run.run(entries(TINY, OTHER), device, isolate=True, budget_ms=60_000)
+    found = report.measured[str(ConvProblem.parse(TINY))]
+    rows = {row.solver: row for row in found.rows}
+    assert rows["odd.loses"].status == "failed"
+    assert "INVALID_COMMAND_QUEUE" in rows["odd.loses"].reason
+    assert {rows["odd.good"].status, rows["odd.zealous"].status} <= {"measured", "cut"}
+    assert found.best_ms > 0
+    assert report.measured[str(ConvProblem.parse(OTHER))].best_ms > 0
+
+
+def test_nobody_survives(solvers, device, roofs):
+    solvers(FAULTS="crashes")
+    (found,) = run.run(entries(TINY), device, isolate=True, budget_ms=3000).measured.values()
+    assert found.best is None
+    assert found.failure
+    assert [row.status for row in found.rows] == ["failed"]
+
+
+def test_the_time_ends_it_and_what_was_measured_is_there(solvers, device, roofs, hanging, tmp_path, monkeypatch):
+    """After the first problem, however slow the machine is: then this clock jumps."""
+    solvers(FAULTS="good,hangs")
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * (tmp_path / "r.json").exists())
+    monkeypatch.setattr("convdispatch.measurement.farm.time", clock)
+    problems = [OTHER, *(f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 30))]
+    options = ["--within", "900", "--timeout", "60", "--budget", "600", "--json", str(tmp_path / "r.json")]
+    done = CliRunner().invoke(main, ["bench", *problems, *options])
+    assert done.exit_code == 0, done.output
+    report = load(tmp_path / "r.json")
+    assert report.interrupted
+    assert 0 < len(report.measured) < len(problems)
+    assert "problems are not measured" in done.output
+
+
+def test_a_killed_benchmark_leaves_its_json(solvers, device, tmp_path):
+    """As a job's time limit does it: no warning, and no journal was asked for."""
+    solvers(FAULTS="good")
+    path = tmp_path / "r.json"
+    command = [sys.executable, "-m", "convdispatch", "bench", "--budget", "300", "--json", str(path)]
+    problems = [f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 200)]
+    job = subprocess.Popen([*command, *problems], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + 300
+    while not path.exists() and time.monotonic() < limit:
+        time.sleep(0.1)
+    job.send_signal(signal.SIGKILL)
+    job.wait()
+    report = load(path)
+    assert report.interrupted
+    assert report.measured
+
+
+def test_no_regret_rests_on_two_candidates(solvers, device, roofs):
+    solvers(FAULTS="good,slow")
+    report = run.run(entries(TINY), device, isolate=True, budget_ms=3000)
+    assert [found.regret for found in report.measured.values()] == [None]
+
+
+def test_the_child_has_the_session_s_settings(solvers, device, roofs):
+    solvers(FAULTS="good")
+    here = run.run(entries(TINY), device, search=False)
+    there = run.run(entries(TINY), device, search=False, isolate=True)
+    assert there.settings == here.settings
+    assert [m.best.solver for m in there.measured.values()] == [m.best.solver for m in here.measured.values()]
+
+
+def test_a_worker_that_cannot_start_says_why(solvers, device):
+    solvers(FAULTS="good")
+    with pytest.raises(dispatch.ConvDispatchError, match="no OpenCL device matches 'nowhere'"):
+        Worker({"device": "nowhere", "peers": []}, 5.0)
+
+
+# --- compiling ahead --------------------------------------------------------------------------------------------------
+
+
+def compiled(tmp_path):
+    return [tuple(line.split()) for line in (tmp_path / "compiled").read_text().splitlines()]
+
+
+def test_each_problem_s_first_candidates_are_compiled_first(solvers, device, tmp_path):
+    solvers(ODD="odd.a=2,odd.b=1")
+    problems = [ConvProblem.parse(text) for text in (TINY, OTHER)]
+    assert precompile(problems, runtime.address(device), 1, 60.0) == 6
+    turns = [(name, turn) for _, name, turn in compiled(tmp_path)]
+    assert turns == [(n, t) for n, t in (("odd.a", "0"), ("odd.b", "0"), ("odd.a", "1")) for _ in problems]
+
+
+def test_a_library_is_not_loaded_in_each_process(solvers, device, tmp_path):
+    solvers(ODD="odd.library=3,odd.a=1")
+    assert precompile([ConvProblem.parse(TINY)], runtime.address(device), 1, 60.0) == 1
+    assert [name for _, name, _ in compiled(tmp_path)] == ["odd.a"]
+
+
+def test_a_compiler_that_dies_costs_its_candidate(solvers, device, tmp_path):
+    solvers(ODD="odd.dies=3")
+    problems = [ConvProblem.parse(text) for text in (TINY, OTHER)]
+    assert precompile(problems, runtime.address(device), 2, 60.0) == 4
+    assert sorted(turn for _, _, turn in compiled(tmp_path)) == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_compiling_ahead_ends_with_its_time(solvers, device):
+    solvers(ODD="odd.sleeps=1")  # for ten minutes: it is the time that ends it, and nothing was compiled
+    assert precompile([ConvProblem.parse(TINY)], runtime.address(device), 2, 0.3) == 0
+
+
+def test_the_command_compiles_ahead(solvers, device, roofs, tmp_path):
+    solvers(ODD="odd.a=2")
+    report = run.run(entries(TINY), device, isolate=True, jobs=2, budget_ms=20000)
+    assert report.measured
+    assert len(compiled(tmp_path)) >= 4, "two beforehand, two as they were measured, at most one in benchmarking"
+
+
+def test_the_default_is_all_processors_for_a_gpu_alone(device):
+    from dataclasses import replace
+
+    info = replace(runtime.device_info(device), type="cpu")
+    assert options.processes(None, info) == 0
+    assert options.processes(3, info) == 3
+    assert options.processes(None, replace(info, type="gpu")) == min(16, os.cpu_count())
+    assert options.processes(0, replace(info, type="gpu")) == 0
+
+
+# --- find, which has no child -----------------------------------------------------------------------------------------
+
+
+def run_find(*words):
+    command = [sys.executable, "-W", "ignore", "-m", "convdispatch", "find", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_find_stops_where_the_device_is_lost_and_isolated_goes_on(solvers, device, tmp_path):
+    solvers(ODD="odd.good=1,odd.loses=1,odd.zealous=1")
+    done = run_find(OTHER, TINY, "--budget", "60000", "--no-isolate")
+    assert done.returncode == 1
+    assert "odd.loses left a device that nothing runs on" in done.stderr
+    assert "--isolate" in done.stderr
+    again = run_find(OTHER, TINY, "--budget", "60000", "--isolate", "--again")
+    assert again.returncode == 0, again.stderr
+    assert str(ConvProblem.parse(TINY)) in again.stdout
+    assert "odd.zealous" in again.stdout.partition(str(ConvProblem.parse(TINY)))[2]
+
+
+def test_find_compiles_ahead(solvers, device, tmp_path):
+    solvers(ODD="odd.a=2")
+    done = run_find(TINY, "--budget", "20000", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert len(compiled(tmp_path)) >= 4, "two beforehand, two as they were measured"
+
+
+# --- a peer that dies -------------------------------------------------------------------------------------------------
+
+PEER = """
+import os
+from convdispatch.tools.benchmark.measuring.peers import Variant
+
+class Peer:
+    name, settings = "torch", {"version": "deadly"}
+
+    def __init__(self, device):
+        pass
+
+    def variants(self, problem, host, copies):
+        return [Variant("nchw", lambda count: os.abort(), lambda: os.abort())]
+"""
+
+
+def test_a_peer_that_dies_costs_itself(solvers, device, roofs, tmp_path, monkeypatch):
+    solvers(FAULTS="good")
+    (tmp_path / "deadly_peer.py").write_text(PEER)
+    (tmp_path / "sitecustomize.py").write_text(
+        "from convdispatch.tools.benchmark.measuring import peers\npeers.PEERS['torch'] = 'deadly_peer'\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    report = run.run(entries(TINY), device, isolate=True, against=["torch"], budget_ms=2000)
+    assert report.settings["peers"] == {"torch": {"version": "deadly"}}
+    (found,) = report.measured.values()
+    assert found.best.solver == "faulty.good"
+    assert [(p.peer, p.reason) for p in found.peers] == [("torch", "a process was lost: it was killed by SIGABRT")]
+
+
+def test_a_time_limit_s_signal_leaves_report_and_page(solvers, device, tmp_path):
+    solvers(FAULTS="good")
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    command = [*PATIENT, "bench", "--budget", "300", "--json", str(data), "--html", str(page)]
+    problems = [f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 200)]
+    job = subprocess.Popen([*command, *problems], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    limit = time.monotonic() + 300
+    while not data.exists() and time.monotonic() < limit:
+        time.sleep(0.1)
+    job.send_signal(signal.SIGTERM)
+    said, _ = job.communicate(timeout=200)
+    assert job.returncode == 130
+    assert "problems are not measured" in said
+    assert "ended early" in page.read_text()

@@ -1,0 +1,177 @@
+"""The back end for torch.compile: its engines, graphs that learn, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import convdispatch.torch as ct  # noqa: E402
+from convdispatch import InvalidArgument  # noqa: E402
+from convdispatch.torch.compile.backend import Backend  # noqa: E402
+from convdispatch.torch.graph import engine_choice, inductor  # noqa: E402
+
+nn = torch.nn
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x + self.norm(self.conv(x)))
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), Block(8), nn.Conv2d(8, 6, 1), nn.SiLU(), Block(6))
+    for each in net.modules():
+        if isinstance(each, nn.BatchNorm2d):
+            each.running_mean.normal_()
+            each.running_var.uniform_(0.5, 2)
+    return net
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    ct.reset_counters()
+
+
+def _error(mine: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((mine.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("engine", ["form", "operators"])
+def test_each_engine_computes_the_model(engine):
+    net, x = _net().eval(), torch.randn(2, 3, 21, 17)
+    backend = Backend(options={"engine": engine})
+    compiled = torch.compile(net, backend=backend)
+    with torch.no_grad():
+        assert _error(compiled(x), copy.deepcopy(net).double()(x.double())) < 2e-6
+    (words,) = backend.graphs[0].descriptions().values()
+    assert ("commands" in words) == (engine == "form")
+    assert sum(ct.counters()["solvers"].values()) >= 4  # all four convolutions are ours
+
+
+def test_operators_fold_norms_and_take_in_what_follows():
+    net, x = _net().eval(), torch.randn(1, 3, 12, 12)
+    seen = []
+    plain = inductor.with_our_operators
+
+    def looked(graph, device):
+        made = plain(graph, device)
+        seen.extend(str(node.target) for node in made.graph.nodes if node.op == "call_function")
+        return made
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(inductor, "with_our_operators", looked)
+        torch.compile(net, backend=Backend(options={"engine": "operators"}))(x)
+    assert seen == ["convdispatch.fused_convolution.default"] * 4  # sums, activations and norms are in them
+
+
+def test_gradients_are_the_model_s_without_a_compiler(monkeypatch):
+    monkeypatch.setattr(inductor, "available", lambda device: False)
+    net, x = _net(), torch.randn(2, 3, 15, 15)
+    exact = copy.deepcopy(net).double()
+    compiled = torch.compile(net, backend=Backend())
+    compiled(x).square().sum().backward()
+    exact(x.double()).square().sum().backward()
+    for mine, own in zip(net.parameters(), exact.parameters(), strict=True):
+        assert _error(mine.grad, own.grad) < 1e-5
+    assert ct.counters()["convolution_backward"] == 4
+    for mine, own in zip(net.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(mine.double(), own.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not inductor.available("cpu"), reason="no C++ compiler")
+def test_inductor_compiles_what_lies_between_and_convolutions_stay_ours():
+    net, x = _net(), torch.randn(2, 3, 15, 15)
+    exact = copy.deepcopy(net).double()
+    backend = Backend()
+    torch.compile(net, backend=backend)(x).square().sum().backward()
+    exact(x.double()).square().sum().backward()
+    for mine, own in zip(net.parameters(), exact.parameters(), strict=True):
+        assert _error(mine.grad, own.grad) < 1e-5
+    counts = ct.counters()
+    assert (counts["convolution"], counts["convolution_backward"], counts["left"]) == (4, 4, 0)
+    assert "with gradients" in next(iter(backend.graphs[0].descriptions().values()))
+
+
+def test_a_race_keeps_the_faster_engine():
+    calls = []
+
+    def engine(name, seconds):
+        def run(inputs):
+            calls.append(name)
+            time.sleep(seconds)
+
+        return run
+
+    faster = inspect.unwrap(engine_choice.faster)  # what stands there in tests lets the first win
+    assert faster([engine("slow", 0.01), engine("fast", 0.001)], []) == 1
+    assert faster([engine("fast", 0.001), engine("slow", 0.01)], []) == 0
+    assert calls[:4] == ["slow", "fast", "slow", "fast"]  # in turns
+
+
+def test_an_unknown_engine_is_refused_in_words():
+    with pytest.raises(InvalidArgument, match="form, inductor, operators, got 'fastest'"):
+        Backend(options={"engine": "fastest"})
+
+
+def test_torch_compile_finds_it_by_name():
+    assert "convdispatch" in torch._dynamo.list_backends()
+    net, x = _net().eval(), torch.randn(1, 3, 12, 12)
+    with torch.no_grad():
+        assert _error(torch.compile(net, backend="convdispatch")(x), copy.deepcopy(net).double()(x.double())) < 2e-6
+
+
+def test_an_assertion_on_values_holds():
+    class Checked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            torch._assert_async(x.amax() < 100)
+            return self.conv(x)
+
+    compiled, x = torch.compile(Checked().eval(), backend=Backend()), torch.randn(1, 3, 8, 8)
+    with torch.no_grad():
+        compiled(x)
+        with pytest.raises(RuntimeError, match="nonzero"):
+            compiled(x * 1e6)
+
+
+def test_graph_breaks_are_told_with_their_line():
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3)
+
+        def forward(self, x):
+            y = self.conv(x)
+            return self.conv(y) * float(y.sum().item())
+
+    fused = ct.convert(Breaks().eval(), fuse=True)
+    with torch.no_grad():
+        fused(torch.randn(1, 3, 9, 9))
+    (where,) = ct.fusion(fused).breaks
+    assert "test_torch_backend.py" in where
+    assert "item()" in where
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(3, 4, 3, stride=2), nn.Conv1d(3, 4, 3)])
+def test_a_layer_alone_is_a_form_without_a_warning(layer, recwarn):
+    x = torch.randn(1, 3, *[9] * (layer.weight.ndim - 2))
+    fused = ct.convert(layer.eval(), fuse=True)
+    with torch.no_grad():
+        assert _error(fused(x), copy.deepcopy(layer).double()(x.double())) < 1e-5
+    assert not [each for each in recwarn if "fused" in str(each.message)]
+    assert "1 convolutions" in str(ct.fusion(fused))
