@@ -395,7 +395,7 @@ HABITS: dict[str, Callable[..., Any]] = {
     "a generator": lambda m, y, x, other: sum(y * each for each in (n for n in range(3))),
     "calls a layer again": lambda m, y, x, other: y + m.extra(x).mean() + m.extra.forward(x * 2).mean(),
     "detaches": lambda m, y, x, other: y + y.detach() * 2,
-    "tolist": lambda m, y, x, other: y * sum(m.table[:2, 0].tolist()),
+    "tolist": lambda m, y, x, other: y * sum(m.table.flatten().tolist()),
     "returns a view of the input": lambda m, y, x, other: (y, x[:, :1], x) if isinstance(y, torch.Tensor) else y,
     "returns one twice": lambda m, y, x, other: {"y": y, "again": y, "part": y[:, :1]},
     "returns values": lambda m, y, x, other: [y, y.shape[0], None, "word", y.argmax(1).float().mean() * 0, y.sum()],

@@ -23,6 +23,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -51,9 +52,10 @@ LIMITS = {torch.float16: 2e-2, torch.bfloat16: 6e-2}
 NOISE = 1e-5
 """Relative error of the weights by which a program shows how far it carries errors; ten times that is allowed."""
 BATCH = 20
-HANGS_S = 300
+HANGS_S = 600.0
+"""So long may one seed take behind one door, on a busy machine."""
 STATE = Path(__file__).parent / ".fuzz_torch.json"
-"""The next seed, what was found, and the seconds so far."""
+"""The next seed, what was found, how many seeds ran, and their seconds."""
 
 
 # --- ways to call a model: each takes a world and returns a callable, which later steps use again -------------------
@@ -514,65 +516,56 @@ def child(first: int, last: int, doors: list[str]) -> None:
     """Seeds in this process; a line of JSON before each, and one for what is wrong."""
     for seed in range(first, last):
         for door in doors:
-            print(json.dumps({"seed": seed, "door": door}), flush=True)
+            print(json.dumps((seed, door, "")), flush=True)
             program = Program.of(seed)
             wrong = run(program, door)
             if wrong is not None:
-                words = f"{described(program)}\n{wrong}"
-                print(json.dumps({"seed": seed, "door": door, "wrong": words}), flush=True)
+                print(json.dumps((seed, door, f"{described(program)}\n{wrong}")), flush=True)
 
 
 def parent(given: argparse.Namespace) -> int:
     """Batches of seeds, each in a child; how many findings there were."""
-    state = (
-        {"next": 0, "seconds": 0.0, "found": []}
-        if given.first is None
-        else {"next": given.first, "seconds": 0.0, "found": []}
-    )
+    state = {"next": given.first or 0, "seeds": 0, "seconds": 0.0, "found": []}
     if given.first is None and STATE.exists():
         state = json.loads(STATE.read_text())
-    begin, last = state["next"], state["next"] + given.count
+    last = state["next"] + given.count
     while state["next"] < last:
-        started, at = time.monotonic(), {"seed": state["next"], "door": ""}
-        batch = min(last, state["next"] + BATCH)
-        command = [*again("fuzz_torch"), "--child", "--first", str(at["seed"]), "--count", str(batch - at["seed"])]
-        process = subprocess.Popen(
-            [*command, *(f"--door={each}" for each in given.door)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for wrong in _findings(process, at):
-            state["found"].append(wrong)
-            print(
-                f"--- python -m bench fuzz_torch --seed {wrong['seed']} --door {wrong['door']}\n{wrong['wrong']}",
-                flush=True,
-            )
-        state["next"] = batch if process.returncode == 0 else at["seed"] + 1
-        state["seconds"] += time.monotonic() - started
-        STATE.write_text(json.dumps(state))
-        rate = state["seconds"] / max(1, state["next"] - (begin if given.first is not None else 0))
+        first, started, at = state["next"], time.monotonic() - state["seconds"], (state["next"], "")
+        for seed, door, wrong in _told_by_child(first, min(last, first + BATCH), given.door):
+            if seed > at[0] or wrong:
+                state |= {"next": seed, "seeds": state["seeds"] + seed - at[0], "seconds": time.monotonic() - started}
+            if wrong:
+                state["found"].append((seed, door, wrong))
+                print(f"--- python -m bench fuzz_torch --seed {seed} --door {door}\n{wrong}", flush=True)
+            at = seed, door
+            STATE.write_text(json.dumps(state))
+        rate = state["seconds"] / max(1, state["seeds"])
         print(f"seed {state['next']} of {last}: {len(state['found'])} found, {rate:.2f} s a seed", flush=True)
     return len(state["found"])
 
 
-def _findings(process: subprocess.Popen[str], at: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a child finds; ``at`` is kept at the seed where it is. A child that dies or hangs is a finding."""
-    import threading
-
-    timer = threading.Timer(HANGS_S * BATCH / 4, process.kill)
-    timer.start()
+def _told_by_child(first: int, last: int, doors: list[str]) -> Iterator[tuple[int, str, str]]:
+    """Seed and door where a child is, and what is wrong there; at the end the seed to go on with. A child that dies or
+    hangs is a finding."""
+    command = [*again("fuzz_torch"), "--child", "--first", str(first), "--count", str(last - first)]
+    process = subprocess.Popen([*command, *(f"--door={each}" for each in doors)], stdout=subprocess.PIPE, text=True)
+    seed, door, timer = first, "", None
     try:
         for line in process.stdout or ():
-            with contextlib.suppress(json.JSONDecodeError):
-                told = json.loads(line)
-                if isinstance(told, dict) and "seed" in told:
-                    at.update(seed=told["seed"], door=told["door"])
-                    if "wrong" in told:
-                        yield told
+            if timer is not None:
+                timer.cancel()
+            timer = threading.Timer(HANGS_S, process.kill)
+            timer.start()
+            with contextlib.suppress(ValueError, TypeError):  # what a model prints
+                seed, door, wrong = json.loads(line)
+                yield seed, door, wrong
         if process.wait():
-            yield {**at, "wrong": f"its process ended with {process.returncode}"}
+            yield seed, door, f"its process ended with {process.returncode}"
+            last = seed + 1
+        yield last, "", ""
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
         process.kill()
         process.wait()
 

@@ -8,7 +8,6 @@ unchanged. A call that has no form runs the graph operator by operator, by ``unf
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,10 +112,6 @@ class GraphForms:
         count = sum(node.op == "placeholder" for node in graph.graph.nodes)
         self._dynamic = [place for place in range(count) if place not in packed]
         self._weight_sets = WeightSets()
-        self._constants: Constants | None = None
-        """The weights of the call that runs."""
-        self._forms: OrderedDict[Any, Form | OperatorForm] = OrderedDict()
-        """The forms of these weights."""
         self._compiled = 0
         self._lock = threading.RLock()
 
@@ -129,7 +124,6 @@ class GraphForms:
         """Free all forms, and let go of their weights; a later call makes others."""
         with self._lock:
             self._weight_sets.free()
-            self._constants, self._forms = None, OrderedDict()
 
     def __call__(self, inputs: list[Any]) -> Any:
         with self._lock:
@@ -147,42 +141,40 @@ class GraphForms:
         settings = settings_in_force() or DEFAULT
         if not _can_serve(tensors) or settings.min_flops is not None:
             return None
-        self._constants = self._weight_sets.find([inputs[place] for place in self._packed])
-        if self._constants is None:
+        constants = self._weight_sets.find([inputs[place] for place in self._packed])
+        if constants is None:
             return None
-        self._forms = self._constants.forms
+        forms = constants.forms
         on_cuda = tensors[0].is_cuda
         switched = switches(on_cuda)
         chosen = policy_of(settings, switched)
-        dtype = _dtype(tensors, self._constants.tensors)
+        dtype = _dtype(tensors, constants.tensors)
         key = (tuple(map(_kind, dynamic)), math_of(settings, switched, DTYPES[dtype]), chosen)
-        form = self._forms.get(key)
+        form = forms.get(key)
         if form is None:
             from torch._dynamo.convert_frame import compile_lock
 
             with compile_lock:  # tracers put functions of their own in PyTorch's classes meanwhile
-                form = self._forms[key] = self._build(inputs, dynamic, key, dtype)
-            while len(self._forms) > MAX_FORMS:
-                self._forms.popitem(last=False)
-        self._forms.move_to_end(key)
+                form = forms[key] = self._build(inputs, tensors, key, constants)
+            while len(forms) > MAX_FORMS:
+                forms.popitem(last=False)
+        forms.move_to_end(key)
         return form
 
     def _build(
-        self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype
+        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, constants: Constants
     ) -> Form | OperatorForm:
         """What computes the graph for such inputs."""
         forget_originals()
-        tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         device = tensors[0].device.type
         wanted, why = self._backend.engine or ("inductor" if device == "cuda" else ""), ""
         form = None
         if wanted in ("", "form"):
-            made = self._build_form(inputs, tensors, key, dtype)
+            made = self._build_form(inputs, tensors, key, constants)
             form, why = (None, f" ({made})") if isinstance(made, str) else (made, "")
-            if form is not None and (wanted == "form" or not self._may_race(inputs)):
+            if form is not None and (wanted == "form" or not self._may_race(inputs, constants)):
                 return form
-        graph = specialised(self._graph, self._is_static, inputs, self._packed)
-        self._forget_reads()
+        graph = self._specialised(inputs, constants)
         if wanted != "operators" and inductor.available(device) and self._compiled < MAX_COMPILED:
             self._compiled += 1
             with torch.inference_mode(False):
@@ -194,20 +186,20 @@ class GraphForms:
         run = inductor.with_our_operators(graph, tensors[0].device)
         return OperatorForm(run, f"operator by operator, convolutions ours{why}")
 
-    def _may_race(self, inputs: Sequence[Any]) -> bool:
+    def _may_race(self, inputs: Sequence[Any], constants: Constants) -> bool:
         """Whether inductor may be faster than a form, and can be tried."""
         if not inductor.available("cpu") or self._compiled >= MAX_COMPILED:
             return False
-        graph = specialised(self._graph, self._is_static, inputs, self._packed)
-        self._forget_reads()
+        graph = self._specialised(inputs, constants)
         return engine_choice.convolution_share(graph) < engine_choice.MIN_CONVOLUTION_SHARE
 
-    def _forget_reads(self) -> None:
-        if self._constants is not None:
-            self._constants.forget_reads()
+    def _specialised(self, inputs: Sequence[Any], constants: Constants) -> fx.GraphModule:
+        graph = specialised(self._graph, self._is_static, inputs, self._packed)
+        constants.forget_reads()
+        return graph
 
     def _build_form(
-        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, dtype: torch.dtype
+        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, constants: Constants
     ) -> Form | str:
         """A form of ours; in words why there is none."""
         from ... import inference
@@ -217,10 +209,9 @@ class GraphForms:
             return "forms run on CPUs"
         try:
             queue = runtime.queue(cpu_device())
-            graph = specialised(self._graph, self._is_static, inputs, self._packed)
-            self._forget_reads()
+            graph = self._specialised(inputs, constants)
             net = AtenNet(graph, queue, math)
-            net.check(dtype)
+            net.check(_dtype(tensors, constants.tensors))
             if net.lies_otherwise():
                 net.lie_as(self._unfused(list(inputs)))
             with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
