@@ -1,69 +1,58 @@
 """convdispatch: one ``conv`` call, many engines, chosen at run time by device and geometry.
 
 The names of ``__all__`` are what callers need; each, modules included, is imported when first used, so that ``import
-convdispatch`` is fast and opens no device. What plugins need as well is in ``convdispatch.api``.
+convdispatch`` is fast and opens no device. Zones import downward only, in the order of this list from its end. A new
+thing goes into the lowest zone that has what it needs; CONTRIBUTING.md has a table.
+
+- ``api``: the header: all that a caller or a plugin may import, and the environment variables.
+- ``device``: where commands run: vendors, queues, programs, memory, CUDA, recordings, the matrix product.
+- ``selection``: plugins, ranking, evidence, lock files, explanation, derived solvers.
+- ``measurement``: find, timing, the float64 reference, tables and dialects of problems, the conformance kit.
+- ``calls``: ``conv`` and its relatives at work: arguments, arrays, the call cache.
+- ``cluster``: many devices on many machines, by Dask.
+- ``elementwise``: tensors, and kernels from formulas.
+- ``tape``: what was computed, in order, so that gradients can be computed backwards.
+- ``tensor``: Tensor and Parameter, under the name by which users import them.
+- ``runtime``: devices, queues and memory, as users call them.
+- ``conformance``: the conformance kit's public address for pytest.
+- ``nn``: layers, their functions and optimisers.
+- ``models``: well-known nets.
+- ``inference``: nets that are only run: graphs become fused recordings.
+- ``train``: a training loop over pictures.
+- ``onnx``: model files as nets, and ONNX's own interface.
+- ``torch``: PyTorch's convolutions and compiled graphs on these engines.
+- ``jax``: JAX's convolutions on these engines.
+- ``tools``: the command line and what stands behind it.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from . import api, inference, jax, models, nn, onnx, runtime, torch, train
-    from .api import (
-        BuildFailed,
-        ConvDispatchError,
-        ConvDispatchWarning,
-        ConvProblem,
-        DeviceInfo,
-        Explanation,
-        Frozen,
-        InvalidArgument,
-        InvalidPolicy,
-        InvalidProblem,
-        LoadedPack,
-        MemoryLimit,
-        NoDevice,
-        NoSolver,
-        PlanFailed,
-        PluginError,
-        Quantization,
-        Result,
-        Results,
-        constant,
-        conv,
-        conv_backward_data,
-        conv_backward_weights,
-        conv_transpose,
-        explain,
-        find,
-        find_many,
-        load_pack,
-    )
-    from .api.policy import Policy, frozen, policy
-    from .tensor import Tensor
+import functools
+from typing import Any
 
 __version__ = "0.1.0"
-_MODULES = ("api", "inference", "jax", "models", "nn", "onnx", "runtime", "torch", "train")
-__all__ = ["conv", "conv_backward_data", "conv_backward_weights", "conv_transpose", "constant", "policy", "frozen"]
-__all__ += ["explain", "find", "find_many", "load_pack", "ConvProblem", "DeviceInfo", "Policy", "Quantization"]
-__all__ += ["Explanation", "LoadedPack", "Result", "Results", "Tensor", "__version__"]
-__all__ += ["BuildFailed", "ConvDispatchError", "ConvDispatchWarning", "Frozen", "InvalidArgument", "InvalidPolicy"]
-__all__ += ["InvalidProblem", "MemoryLimit", "NoDevice", "NoSolver", "PlanFailed", "PluginError"]
-__all__ += ["api", "inference", "jax", "models", "nn", "onnx", "runtime", "torch", "train"]
 
-if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
 
-    def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            return importlib.import_module(f".{name}", __name__)
-        if name not in __all__:
-            raise AttributeError(f"module 'convdispatch' has no attribute {name!r}; what plugins need is in .api")
-        home = importlib.import_module(".tensor" if name == "Tensor" else ".api", __name__)
-        value = globals()[name] = getattr(home, name)  # the next use is a plain look-up
-        return value
+@functools.cache
+def _names() -> tuple[Any, list[str]]:
+    from .api.lazy import lazy_names
+
+    load, names = lazy_names(globals())
+    return load, [*names, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return _names()[1]
+    if name.startswith("__"):  # what Python itself asks of any module
+        raise AttributeError(f"module 'convdispatch' has no attribute {name!r}")
+    try:
+        return _names()[0](name)
+    except AttributeError as error:
+        if error.name:  # of a module that is loaded
+            raise
+        raise AttributeError(f"{error}; what plugins need is in .api") from None
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(_names()[1])

@@ -1,4 +1,4 @@
-"""Devices, contexts, queues and memory, as callers use them; how they are made stands in ``convdispatch.device``."""
+"""Devices, contexts, queues and memory, as users call them; ``convdispatch.device`` implements them."""
 
 from .device.memory.allocator import memory_statistics, release_memory, set_memory_limit
 from .device.runtime import context, default_device, device_info, devices, find_device, platforms, probe, queue

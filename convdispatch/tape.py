@@ -22,7 +22,7 @@ __all__ = ["Ones", "Rectified", "Tape", "current_tape", "paused"]
 _marks = itertools.count(1)
 Backward = Callable[..., Sequence["Tensor | None"]]
 _AT_ONCE = 8
-"""Gradients of one tensor that wait to be added up by one kernel."""
+"""So many gradients of one tensor are added up by one kernel."""
 
 
 class Rectified(Tensor):
@@ -88,7 +88,7 @@ class Tape:
         return tensor
 
     def tracks(self, tensor: Any) -> bool:
-        """A gradient is wanted for ``tensor``: a Parameter, watched, or computed from one of these on this tape."""
+        """Whether ``tensor`` needs a gradient: a Parameter, a watched tensor, or computed from these on this tape."""
         return tensor is not None and (tensor.mark > self._first or type(tensor) is Parameter)
 
     def record(self, results: Tensor | Sequence[Tensor], inputs: Sequence[Tensor | None], backward: Backward) -> None:
@@ -109,7 +109,7 @@ class Tape:
         self._rectified.add(result.mark)
 
     def is_rectified(self, mark: int) -> bool:
-        """For functions that ``backward`` calls: the result with this mark may be given a Rectified gradient."""
+        """Whether the gradient of the result with this mark may be a Rectified, for what ``backward`` calls."""
         return mark in self._rectified
 
     def _mark(self, tensor: Tensor) -> int:
@@ -150,7 +150,7 @@ class Tape:
         elif gradient.shape != result.shape:
             raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
         wanted = {tensor.mark for tensor in keep}
-        self._rectified -= wanted  # whoever asks for a ReLU's result's gradient wants it without the slope
+        self._rectified -= wanted  # the gradient of a ReLU's result that the caller keeps is without the slope
         final: dict[int, Tensor] = {}
         self._written, self._accumulate = set(), accumulate
         gradients: dict[int, list[Tensor]] = {result.mark: [gradient]}
@@ -196,7 +196,7 @@ class Tape:
 
 
 def _sum(gradients: list[Tensor] | None) -> Tensor | None:
-    """What reached one tensor from several uses, added up in the order in which it came, by one kernel."""
+    """The sum of the gradients of one tensor's uses, in the order of their arrival, by one kernel."""
     if not gradients or len(gradients) == 1:
         return gradients[0] if gradients else None
     names = [f"g{i}" for i in range(len(gradients))]

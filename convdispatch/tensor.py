@@ -1,4 +1,4 @@
-"""Tensor and Parameter, by the name under which users import them; they are made in ``convdispatch.elementwise``."""
+"""Tensor and Parameter, under the name by which users import them; ``convdispatch.elementwise`` implements them."""
 
 from .elementwise.tensor import Parameter, Tensor
 

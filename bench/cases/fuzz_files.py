@@ -34,6 +34,7 @@ import click
 import yaml
 
 from convdispatch.api.errors import ConvDispatchError
+from convdispatch.api.policy import Policy
 from convdispatch.api.problem import ConvProblem
 from convdispatch.device import rates, runtime
 from convdispatch.device.opencl import icd, vendor_trial
@@ -41,6 +42,7 @@ from convdispatch.device.programs import binary_cache
 from convdispatch.inference import choice_cache
 from convdispatch.measurement import grammar
 from convdispatch.measurement.conformance import outcome
+from convdispatch.selection import decision_store
 from convdispatch.selection.choice import lockfile
 from convdispatch.selection.planpack import reading
 from convdispatch.selection.plugins import registry, verdicts
@@ -141,12 +143,22 @@ def _rates(path: Path) -> None:
     rates.rates(info)
 
 
-def _forms(path: Path) -> None:
-    os.environ["XDG_CACHE_HOME"] = str(path.parent)
-    place = choice_cache._file("ab")
-    place.parent.mkdir(parents=True)
+def _decision_lines() -> bytes:
+    form = {"layout": None, "queues": 1, "votes": 2, "noise": 0.5, "recalls": 0, "ms": 1.0}
+    decision = {"solver": "im2col", "config": {"tile": 8}, "source": "predicted", "math": "float32"}
+    return b"\n".join(map(_json, (["forms", "ab", form], ["decisions", PROBLEM, decision])))
+
+
+def _decisions(path: Path) -> None:
+    """Whatever a store holds, a problem is ranked where that means nothing, and forms are timed."""
+    os.environ["CONVDISPATCH_KERNEL_CACHE"] = str(path.parent)
+    info, problem = runtime.device_info(runtime.default_device()), ConvProblem.parse(PROBLEM)
+    decision_store.forget()
+    place = decision_store.decision_store(info).path
     path.rename(place)
-    choice_cache.load("ab")
+    decision_store.forget()
+    decision_store.choices(problem, info, Policy())
+    choice_cache.load((info, "ab"))
 
 
 def _vendors(path: Path) -> None:
@@ -225,7 +237,7 @@ READERS: dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]] = {
     "bench": (_bench_report, lambda path: _rendered(bench.bench, path)),
     "verify": (_verify_report, lambda path: _rendered(verify.verify, path)),
     "onnx": (_model, _onnx),
-    "forms": (lambda: _json({"layout": None, "queues": 1, "votes": 2, "noise": 0.5, "recalls": 0, "ms": 1.0}), _forms),
+    "decisions": (_decision_lines, _decisions),
     "vendors": (lambda: _json({"/lib/a.so 1 2": "", "b": "it hangs"}), _vendors),
     "icd": (lambda: b"/usr/lib/libacme.so\n", icd._library),
     "binary": (lambda: b"a 1\n" + bytes(32) + b"code", lambda path: binary_cache.read_file(path, b"a 1\n")),

@@ -30,7 +30,7 @@ import convdispatch as cd
 from bench import results
 from convdispatch.api import Solver
 from convdispatch.calls.arrays.known_libraries import library_of
-from convdispatch.calls.stream_plan import rehearse
+from convdispatch.calls.stream_call import loaded_launches
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
 from convdispatch.device.programs import kernels
@@ -205,7 +205,7 @@ def on_cuda(prepared: Any, torch: Any, tensors: Sequence[Any]) -> dict[str, tupl
     launch = BARE[3]
     stream = library_of(torch.Tensor).stream(tensors[0], 0)
     with stream.current():
-        launches = rehearse(prepared, stream)
+        launches = loaded_launches(prepared, stream)
     assert launches is not None
     ((function, arguments, places),) = launches.given
     ready, addresses = function.ready(arguments, places), [tensor.data_ptr() for tensor in tensors]

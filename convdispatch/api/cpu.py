@@ -19,7 +19,7 @@ LINE = 64
 # XTILEDATA), https://docs.kernel.org/arch/x86/xstate.html.
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 _FITTED = DeviceRates(340e9, 28e9, 8.5e-6)
-"""Of two cores with AVX-512, on which operations were counted that launches and memory take the time of."""
+"""Rates of the two cores with AVX-512 on which the cost models of CPU solvers were fitted."""
 
 
 class Balance(NamedTuple):
@@ -30,7 +30,7 @@ class Balance(NamedTuple):
 
     @classmethod
     def of(cls, known: DeviceRates) -> Balance:
-        """Of a CPU's rates: neither is faster where more cores multiply."""
+        """The balance at a CPU's rates. More cores multiply faster; launches and memory do not gain from them."""
         return cls(
             known.launch * known.flops / (_FITTED.launch * _FITTED.flops),
             known.flops / known.bandwidth / (_FITTED.flops / _FITTED.bandwidth),
@@ -38,7 +38,7 @@ class Balance(NamedTuple):
 
 
 FITTED = Balance()
-"""Of the two cores themselves."""
+"""The balance of the two cores on which cost models were fitted: 1 and 1."""
 
 
 def cdiv(a: int, b: int) -> int:
@@ -50,6 +50,19 @@ def lanes(device: DeviceInfo, dtype: str = "float32") -> int:
     """Elements of a vector of sums."""
     wide = max(4, min(16, device.simd_width))
     return wide // 2 if dtype == "float64" else wide
+
+
+def transposed(lanes: int) -> str:
+    """OpenCL statements that transpose ``lanes`` vectors V of as many lanes in registers, from ``t0_<i>`` to
+    ``t<log2 lanes>_<i>``: each stage joins the even, then the odd elements of neighbours."""
+    half, lines = lanes // 2, []
+    for stage in range(1, lanes.bit_length()):
+        for i in range(half):
+            a, b = (f"t{stage - 1}_{2 * i + k}" for k in (0, 1))
+            lines.append(
+                f"const V t{stage}_{i} = (V)({a}.even, {b}.even), t{stage}_{i + half} = (V)({a}.odd, {b}.odd);"
+            )
+    return "\n".join(lines)
 
 
 def uneven(jobs: int, device: DeviceInfo) -> float:
@@ -76,7 +89,7 @@ def lacking(*needed: str) -> str | None:
 
 
 def flags() -> frozenset[str]:
-    """The instructions of this machine's processor, as Linux names them; none where that cannot be told."""
+    """The instructions of this machine's processor, as Linux names them; empty where the system does not tell."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

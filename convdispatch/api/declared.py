@@ -26,7 +26,7 @@ def gpus_only(device: DeviceInfo) -> str | None:
 
 
 _SAID = ("name", "fuses", "deterministic", "exact", "spreads_nonfinite", "predicts", "quantized")
-"""What a declaration says of its solver, whose class need not."""
+"""The attributes that a declaration sets on its solver."""
 
 
 class Declared(Solver):
@@ -75,11 +75,11 @@ class Declared(Solver):
         return getattr(self.solver, name)
 
     def serves(self, device: DeviceInfo) -> str | None:
-        """As declared."""
+        """Why the solver does not serve a device, by its declaration; None where it does."""
         return None if self._serves is None else self._serves(device)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Where the device is served, the solver's own answer."""
+        """The declaration's reason, else the solver's own."""
         return self.serves(device) or self.solver.rejects(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:

@@ -36,7 +36,7 @@ class DeviceInfo:
     fp64: bool = False
     extensions: frozenset[str] = frozenset()
     processor: str = ""
-    """Of a CPU its family and model, instructions and caches, in words; empty where they are not known."""
+    """The family and model, instructions and caches of a CPU, in words; empty where they are not known."""
 
     def __str__(self) -> str:
         return f"{self.platform}: {self.name}" if self.platform else self.name

@@ -32,14 +32,14 @@ INTEGERS: dict[str, DType] = {
     "int8": DType("s8", 1, "char", "int", 0.0),
     "uint8": DType("u8", 1, "uchar", "int", 0.0),
 }
-"""Of x in a quantized convolution, whose w is int8 and whose sums are int32."""
+"""The dtypes of x in a quantized convolution, whose w is int8 and whose sums are int32."""
 QUANTIZED: dict[str, DType] = {
     **INTEGERS,
     "int32": DType("s32", 4, "int", "int", 0.0),
     "float32": DTYPES["float32"],
     "float16": DTYPES["float16"],
 }
-"""Of y in a quantized convolution."""
+"""The dtypes of y in a quantized convolution."""
 HEADER = 16
 """Words of a quantized convolution's table before the channels' (``quantization.py``)."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _HEAD, _TAIL = 3500, 1200
-"""Characters of a message that are kept where it is longer than both together and some words."""
+"""A longer message is cut to so many characters of its beginning and of its end."""
 
 
 class ConvDispatchError(Exception):
@@ -99,7 +99,7 @@ class Frozen(ConvDispatchError):
 
 
 class PluginError(ConvDispatchError):
-    """A plugin answered something its contract does not allow."""
+    """A plugin returned a value that its contract does not allow."""
 
 
 class ConvDispatchWarning(UserWarning):

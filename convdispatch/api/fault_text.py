@@ -22,7 +22,7 @@ _LIBRARIES = {
     "jax",
     *sys.stdlib_module_names,
 }
-"""Packages whose frames are no plugin's."""
+"""Packages that are no plugin: a plugin's own frame is the last one of another package."""
 
 
 def words(error: BaseException) -> str:
@@ -58,6 +58,8 @@ _CONTROL = re.compile(r"\x1b[\]PX^_].*?(?:\x07|\x1b\\|\x9c|$)|(?:\x1b\[|\x9b)[0-
 
 def plain(text: str, most: int = 500) -> str:
     """Somebody else's text in one line of at most ``most`` characters, without what steers a terminal."""
+    if len(text) <= most and text.isprintable():
+        return text.strip()
     found = _CONTROL.sub("", text[: 20 * most])
     found = "".join(c if c.isprintable() else " " for c in found).strip()
     return found if len(found) <= most else found[: most - 3] + "..."

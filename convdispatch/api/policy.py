@@ -23,7 +23,7 @@ class Policy:
     max_error: float | None = None
     """Largest admitted relative error (norm, against float64); measured, or stated by the solver's class."""
     workspace_limit: int | None = None
-    """Most bytes of workspace a plan may ask for."""
+    """The largest workspace, in bytes, that a plan may need."""
     deterministic: bool = False
     """Only solvers whose results repeat bit for bit."""
     fallback: bool = True
@@ -100,9 +100,8 @@ def policy(
     try:
         yield chosen
     finally:
-        with contextlib.suppress(
-            ValueError
-        ):  # it ends in another context than it began in, where it was never in force
+        # A block that ends in another context than it began in was never in force there.
+        with contextlib.suppress(ValueError):
             _current.reset(token)
 
 

@@ -21,9 +21,9 @@ class Result:
     status: str = "not tried"
     """``measured``; ``cut``, being certain to lose; ``wrong``; ``failed``; ``refused``; ``not tried``."""
     reason: str = ""
-    """Why it is not measured, in words."""
+    """Why the candidate is not measured, in words."""
     median_ms: float | None = None
-    """Of benchmarking; of screening where it was not benchmarked."""
+    """Median time of benchmarking, or of screening where the candidate was not benchmarked."""
     benchmarked: bool = False
     """Whether it ran in turns with its rivals, often enough for an interval."""
     screening_ms: float | None = None
@@ -33,7 +33,7 @@ class Result:
     ci: tuple[float, float] | None = None
     """Confidence interval of the median, 95 %."""
     count: int = 0
-    """Samples."""
+    """The number of samples."""
     error: float | None = None
     """Measured relative error on sampled outputs, against float64: the worse of ``errors``; ``max_error`` obeys it."""
     errors: dict[str, float] = field(default_factory=dict)
@@ -57,9 +57,9 @@ class Results(list[Result]):
     spent_ms: float = 0.0
     """What the search took, compilation and verification included."""
     peak_bytes: int = 0
-    """Most device memory that the search held at once: operands, workspace, packed weights."""
+    """The most device memory that the search held at once: operands, workspace, packed weights."""
     conditions: str = ""
-    """What kept the search from being complete, in words; empty when nothing did."""
+    """Why the search is not complete, in words; empty when it is."""
 
     inconclusive: str = ""
     """Why the times decide nothing, in words: what ran until then was not measured, or the device had other work."""

@@ -120,7 +120,7 @@ def _number(low: float, high: float, unit: str) -> Kind[float]:
             raise Unreadable
         return found
 
-    return Kind(f"{unit} from {low:,.0f} to {high:,.0f}", read)
+    return Kind(f"a number of {unit} from {low:,.0f} to {high:,.0f}", read)
 
 
 TRUTH: Kind[Any] = Kind("a truth value (1, true, yes or on; 0, false, no or off)", _truth)

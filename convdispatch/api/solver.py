@@ -67,9 +67,9 @@ class Solver(ABC):
     """An infinity or NaN in the tensor that is convolved (x, or dy of a data gradient) may reach outputs of its plane
     that do not read it, as it reaches the whole tile of a transform (Winograd, FFT)."""
     quantized: bool = False
-    """Computes quantized problems (``problem.quantized``); any other solver is never asked about one."""
+    """Computes quantized problems (``problem.quantized``); any other solver never sees one."""
     predicts: bool = True
-    """Whether ``cost`` may answer seconds. A plugin none of whose solvers do is asked only where a record, a lock file,
+    """Whether ``cost`` may return seconds. A plugin none of whose solvers do is asked only where a record, a lock file,
     a rule or a pin may put it first, where no other solver is left, and by ``explain`` and ``find``."""
     fuses: frozenset[str] = frozenset()
     """The parts of EPILOGUE that the solver's plans compute; dispatch adds what is missing in a pass of its own."""

@@ -7,12 +7,78 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..api.policy import current_policy
 from ..api.problem import LAYOUTS, ConvProblem
+from ..api.quantization import Quantization
 from ..selection.prepared import Constant
 from .arrays.accepted import shape_of
+
+PLACES = {"fwd": (0, 1, 2), "bwd_data": (2, 1, 0), "bwd_weights": (0, 2, 1)}
+"""By direction: the operands that are read, and the result, as indices into (x, w, y)."""
+
+
+class Request(NamedTuple):
+    """The arguments of a call."""
+
+    direction: str
+    operands: tuple[Any, Any, Any]
+    """x, w, y; None for a result that is to be allocated."""
+    options: tuple[Any, ...]
+    """Stride, padding, dilation, groups, activation, layout, math, accumulate."""
+    bias: Any = None
+    residual: Any = None
+    queue: Any = None
+    shape: tuple[int, ...] | None = None
+    """The result's, where the operands do not give it."""
+    names: tuple[str, str, str] = ("x", "w", "y")
+    """Of the operands, for errors."""
+    quantization: Quantization | None = None
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All operands."""
+        return (*self.operands, self.bias, self.residual)
+
+    @property
+    def roles(self) -> list[str]:
+        """Names of x, w, y as errors have them: a gradient is dy, the result out."""
+        roles = ["dy" if name == "y" and self.direction != "fwd" else name for name in self.names]
+        roles[PLACES[self.direction][2]] = "out"
+        return roles
+
+    def key(self, devices: Any) -> tuple[Any, ...]:
+        """All that decides the call; ``devices`` are those of a library's arrays, None for others.
+
+        Raises AttributeError for what is no array.
+        """
+        direction, operands, options, bias, residual, queue, shape, _, quantization = self
+        first, second, written = PLACES[direction]
+        lead, other = operands[first], operands[second]
+        dtype, beside, kind = lead.dtype, other.dtype, type(lead)
+        return (
+            direction,
+            lead.shape,
+            other.shape,
+            shape,
+            dtype,
+            beside is dtype or beside,  # no None: NumPy's float64 equals it
+            options,
+            kind,
+            (Constant, type(other.array)) if type(other) is Constant else type(other),
+            type(operands[written]),
+            queue if queue is not None or kind is np.ndarray else getattr(lead, "queue", None),
+            None if bias is None else (bias.shape, bias.dtype, type(bias)),
+            None if residual is None else (residual.shape, residual.dtype, type(residual)),
+            devices,
+            quantization,
+            current_policy(),
+        )
+
 
 _LETTERS = {1: "ncw", 2: "nchw", 3: "ncdhw"}
 
@@ -205,17 +271,9 @@ def transposed_shape(
     return shape, pads, rows
 
 
-def described_problem(
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    dtype: str,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...] | None,
-    names: tuple[str, str, str],
-) -> ConvProblem:
-    """What the arguments describe. Raises InvalidArgument, InvalidProblem."""
+def described_problem(request: Request, dtype: str) -> ConvProblem:
+    """What a request for arrays of a dtype describes. Raises InvalidArgument, InvalidProblem."""
+    direction, operands, options, bias, residual, _, shape, names, _ = request
     stride, padding, dilation, groups, activation, layout, math, accumulate = options
     x, w, y = operands
     dy = "dy" if names[2] == "y" else names[2]

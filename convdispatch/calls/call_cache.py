@@ -1,58 +1,88 @@
-"""The cache of calls: by what decides them, and by the operand that tells them most often."""
+"""The one cache of calls: by all that decides them, and by the weights of a layer's last one."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..api.problem import DIRECTIONS
 from ..device.programs.kernels import Programs
 from ..selection import dispatch
 
-LAST: dict[str, dict[int, Any]] = {direction: {} for direction in DIRECTIONS}
-"""By direction and the second operand's id: its last call, whose ``key`` is what decided it. A call that was made twice
-in a row is made ``again`` where its arguments are as they were; see ``guarded_replay``. Nothing rests on the id."""
-_MOST = 256
+MAX_LAST_CALLS = 256
+"""Weights of which the last call is remembered, of one part."""
 
 
-def _let_go(gone: list[Any] | None = None) -> None:
-    """Forget the calls that went; all without a list."""
-    left = set(map(id, gone or ()))
-    for known in LAST.values():
-        kept = {} if gone is None else {key: call for key, call in known.items() if id(call) not in left}
-        known.clear()
-        known.update(kept)
+class CallCache:
+    """Calls by all that decides them, and the last call of each weights: a layer's weights tell its call, most often,
+    and comparing is sooner than hashing."""
+
+    def __init__(
+        self, parts: Iterable[str], drop: Callable[[Any], Any] | None = None, used: Callable[[Any], int] | None = None
+    ) -> None:
+        """``drop(call)`` is called with each that goes; ``used(call)`` returns when it ran elsewhere, 0 if it did not
+        since this was asked last."""
+        self.last: dict[str, dict[int, tuple[Any, Any]]] = {part: {} for part in parts}
+        """By part and the weights' id: what decided their last call, and that call. Nothing rests on the id."""
+        self.calls = Programs(self._let_go, self._used)
+        self._drop, self._asked = drop, used
+        dispatch.on_forget(self.forget)
+
+    def store(self, part: str, key: Any, weights: Any, call: Any) -> None:
+        """``key`` decided a call, which is these weights' last one now."""
+        known = self.last[part]
+        if len(known) >= MAX_LAST_CALLS:
+            known.clear()
+        known[id(weights)] = key, call
+
+    def forget(self) -> None:
+        """Drop all calls."""
+        self.calls.drop()
+        self.forget_last()
+
+    def forget_last(self) -> None:
+        """Every call is looked up next time."""
+        for known in self.last.values():
+            known.clear()
+
+    def _let_go(self, gone: list[Any]) -> None:
+        left = set(map(id, gone))
+        for known in self.last.values():
+            for key in [key for key, (_, call) in known.items() if id(call) in left]:
+                known.pop(key, None)
+        if self._drop is not None:
+            for call in gone:
+                self._drop(call)
+
+    def _used(self, call: Any) -> int:
+        """When a call ran elsewhere; 1 where it is some weights' last one, which its next call then has to look up;
+        else 0."""
+        used = 0 if self._asked is None else self._asked(call)
+        for known in self.last.values():
+            for key, (_, each) in known.items():
+                if each is call:
+                    del known[key]
+                    return used or 1
+        return used
 
 
-def _used(call: Any) -> int:
-    """1 where a call is some weights' last one, which its next call then has to look up; else 0."""
-    for known in LAST.values():
-        for key, each in known.items():
-            if each is call:
-                del known[key]
-                return 1
-    return 0
-
-
-CALLS = Programs(_let_go, _used)
-dispatch.on_forget(CALLS.drop)
-dispatch.on_forget(_let_go)
+CACHE = CallCache(DIRECTIONS)
+CALLS, LAST = CACHE.calls, CACHE.last
+"""A call that was made twice in a row is made ``again`` where its arguments are as before; see ``guarded_replay``."""
 if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they can be made
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=CACHE.forget_last)
 
 
 def cached_call(direction: str, key: Any, second: Any) -> Any:
-    """The kept call; a layer's weights tell it, most often, and comparing is sooner than hashing."""
-    known = LAST[direction]
-    last = known.get(id(second))
+    """The cached call of a key, for weights ``second``; None without one."""
+    last = LAST[direction].get(id(second))
     try:
-        if last is not None and last.key == key:
-            return last
+        if last is not None and last[0] == key:
+            return last[1]
     except ValueError:  # an array among the options: it has no hash either, which says what to do
         pass
     call = CALLS.get(key)
     if call is not None:
-        if len(known) >= _MOST:
-            known.clear()
-        call.key, known[id(second)] = key, call
+        CACHE.store(direction, key, second, call)
     return call

@@ -12,30 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from ..api.errors import InvalidArgument
 from ..api.literals import Activation, Array, Layout, Math, Padding, Pads, Steps
-from ..api.policy import current_policy
 from ..api.quantization import Quantization
 from ..device import runtime
-from ..selection.prepared import Constant, constant
-from .arguments import described_problem, sizes_of, transposed_shape
+from ..selection.prepared import constant as constant
+from .arguments import PLACES, Request, sizes_of, transposed_shape
 from .arrays.accepted import brought, shape_of
-from .arrays.array_library import Library
-from .arrays.known_libraries import BARE, Torch, library_of
-from .bound_call import PLACES, Call, view_of
+from .arrays.known_libraries import BARE, library_of
+from .call import Call
 from .call_cache import CALLS, LAST, cached_call
-from .cuda_call import CudaCall, one_library
-from .guarded_replay import replay_on_host, replay_on_queue, replay_on_stream
+from .described_call import described_call
 from .output_padding import extended
-from .quantized import quantized_conv
-
-__all__ = ["constant", "conv", "conv_backward_data", "conv_backward_weights", "conv_transpose"]
+from .quantized import table_for
 
 _LAST_FORWARD = LAST["fwd"]
-_READ = {"fwd": (0, 1), "bwd_data": (2, 1), "bwd_weights": (0, 2)}
-_WRITTEN = {"fwd": 2, "bwd_data": 0, "bwd_weights": 1}
 
 
 def conv(
@@ -73,23 +63,18 @@ def conv(
     exactly what ONNX's QLinearConv defines (docs/use/quantization.md). Forward only.
     Raises InvalidArgument or InvalidProblem before anything is written, NoSolver when every solver refuses.
     """
-    if quantization is not None:
-        return quantized_conv(
-            x, w, bias, quantization, stride=stride, padding=padding, dilation=dilation, groups=groups,
-            activation=activation, residual=residual, layout=layout, math=math, out=out, queue=queue,
-            accumulate=accumulate,
-        )  # fmt: skip
     operands = x, w, out
     options = (stride, padding, dilation, groups, activation, layout, math, accumulate)
     last = _LAST_FORWARD.get(id(w))
-    if last is not None and (again := last.again) is not None:  # as _call has it: a call of it would cost a tenth
+    # As _call has it: a call of that would cost a tenth.
+    if last is not None and quantization is None and (again := last[1].again) is not None:
         if bias is residual is queue is None:
             done = again("fwd", operands, options, None)
         else:
-            done = again("fwd", operands, options, None, bias, residual, queue) if last.host else None
+            done = again("fwd", operands, options, None, bias, residual, queue) if last[1].host else None
         if done is not None:
             return done
-    return _looked_up("fwd", operands, bias, residual, queue, options)
+    return _looked_up(Request("fwd", operands, options, bias, residual, queue, quantization=quantization))
 
 
 def conv_backward_data(
@@ -111,15 +96,8 @@ def conv_backward_data(
 
     Shapes and options as in ``conv``; ``accumulate`` adds to what ``out`` holds. Raises as ``conv`` does.
     """
-    return _call(
-        "bwd_data",
-        (out, w, dy),
-        None,
-        None,
-        queue,
-        (stride, padding, dilation, groups, None, layout, math, accumulate),
-        sizes_of("x_shape", x_shape),
-    )
+    options = stride, padding, dilation, groups, None, layout, math, accumulate
+    return _call(Request("bwd_data", (out, w, dy), options, queue=queue, shape=sizes_of("x_shape", x_shape)))
 
 
 def conv_backward_weights(
@@ -141,15 +119,8 @@ def conv_backward_weights(
 
     Shapes and options as in ``conv``; ``accumulate`` adds to what ``out`` holds. Raises as ``conv`` does.
     """
-    return _call(
-        "bwd_weights",
-        (x, out, dy),
-        None,
-        None,
-        queue,
-        (stride, padding, dilation, groups, None, layout, math, accumulate),
-        sizes_of("w_shape", w_shape),
-    )
+    options = stride, padding, dilation, groups, None, layout, math, accumulate
+    return _call(Request("bwd_weights", (x, out, dy), options, queue=queue, shape=sizes_of("w_shape", w_shape)))
 
 
 def conv_transpose(
@@ -189,188 +160,63 @@ def conv_transpose(
     )
     x = extended(x, rows, layout, queue) if any(rows) else x
     options = (stride, tuple(pads), dilation, groups, activation, layout, math, False)
-    return _call("bwd_data", (out, w, x), bias, residual, queue, options, shape, names=("out", "w", "x"))
+    return _call(Request("bwd_data", (out, w, x), options, bias, residual, queue, shape, ("out", "w", "x")))
 
 
-def _call(
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    queue: Any,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...] | None = None,
-    names: tuple[str, str, str] = ("x", "w", "y"),
-) -> Any:
+def _call(request: Request) -> Any:
+    direction, operands, options, bias, residual, queue, shape, _, _ = request
     last = LAST[direction].get(id(operands[PLACES[direction][1]]))
-    if last is not None and (again := last.again) is not None:
+    if last is not None and (again := last[1].again) is not None:
         if bias is residual is queue is None:
             done = again(direction, operands, options, shape)
         else:
-            done = again(direction, operands, options, shape, bias, residual, queue) if last.host else None
+            done = again(direction, operands, options, shape, bias, residual, queue) if last[1].host else None
         if done is not None:
             return done
-    return _looked_up(direction, operands, bias, residual, queue, options, shape, names)
+    return _looked_up(request)
 
 
-def _looked_up(
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    queue: Any,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...] | None = None,
-    names: tuple[str, str, str] = ("x", "w", "y"),
-) -> Any:
+def _looked_up(request: Request) -> Any:
     """As ``_call``, by all that decides the call."""
+    direction, operands, options, bias, residual, queue, shape, _, quantization = request
     first, second, written = PLACES[direction]
-    read, other = operands[first], operands[second]
+    lead, other = operands[first], operands[second]
+    key: Any = None
+    last: Any = None
+    call: Any = None
     runtime.refuse_forked()
-    library = library_of(kind := type(read))
-    if library is not None and library is not BARE:
-        return _call_library_arrays(library, direction, operands, bias, residual, queue, options, shape, names)
+    library = library_of(type(lead))
+    library = None if library is BARE else library
+    devices = None if library is None else library.places(request.arrays)
     try:
-        dtype, beside = read.dtype, other.dtype
-        key: Any = (
-            direction,
-            read.shape,
-            other.shape,
-            shape,
-            dtype,
-            beside is dtype or beside,  # no None: NumPy's float64 equals it
-            options,
-            kind,
-            type(other),
-            type(operands[written]),
-            queue if queue is not None or kind is np.ndarray else getattr(read, "queue", None),
-            None if bias is None else (bias.shape, bias.dtype, type(bias)),
-            None if residual is None else (residual.shape, residual.dtype, type(residual)),
-            current_policy(),
-        )
-        last = LAST[direction].get(id(other))
+        key = request.key(devices)
+        last = LAST[direction].get(id(other), (None, None))[1]
         call = cached_call(direction, key, other)
     except TypeError:  # a list among the options, or something that is no array
-        changed = tuple(map(_hashable, options))
+        changed, key = tuple(map(_hashable, options)), None
         if changed != options:
-            return _looked_up(direction, operands, bias, residual, queue, changed, shape, names)
-        key = call = last = None
+            return _looked_up(request._replace(options=changed))
     except AttributeError:
-        key = call = last = None
+        key = None
     if call is None:
-        done = _brought(direction, operands, bias, residual, queue, options, shape, names)
-        if done is not None:
-            return done
+        alike = brought(request.arrays, lead, written)
+        if alike is not None:  # some were of another kind than the leading operand
+            x, w, y, bias, residual = alike
+            result = _looked_up(request._replace(operands=(x, w, y), bias=bias, residual=residual))
+            return result if operands[written] is None else operands[written]
 
-        def describe_call() -> Call:
-            return _describe_call(direction, operands, bias, residual, queue, options, shape, names)
+        def describe() -> Call:
+            return described_call(request, library, devices)
 
-        call = describe_call() if key is None else CALLS.make(key, describe_call)
-    if last is not None and last is call and call.again is None and call.fast_path:
-        if call.host:
-            given = (*operands, bias, residual, queue)
-            call.again = replay_on_host(call, call.fast_path, given, options, shape)
-        elif bias is residual is queue is None:
-            call.again = replay_on_queue(call, operands, options, shape)
+        call = describe() if key is None else CALLS.make(key, describe)
+    if quantization is not None:
+        bias = table_for(quantization, call.problem, bias, options[4], library)
+    elif last is call and call.again is None:
+        call.again = call.replay(library, (*operands, bias, residual, queue), options, shape)
     x, w, y = operands
-    return call(x, w, y, bias, residual, queue)
-
-
-def _brought(direction: str, operands: tuple[Any, Any, Any], bias: Any, residual: Any, *rest: Any) -> Any:
-    """The call's result where an operand had to be brought to the leading one's kind first; else None."""
-    lead, _, written = PLACES[direction]
-    given = brought((*operands, bias, residual), operands[lead], written)
-    if given is None:
-        return None
-    result, out = _call(direction, given[:3], *given[3:], *rest), operands[written]
-    return result if out is None else out
+    return call(x, w, y, bias, None, residual, queue)
 
 
 def _hashable(option: Any) -> Any:
     """An option's lists as tuples, so that a call with lists is found again too."""
     return tuple(map(_hashable, option)) if type(option) in (list, tuple) else option
-
-
-def _call_library_arrays(
-    library: Library,
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    queue: Any,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...] | None,
-    names: tuple[str, str, str],
-) -> Any:
-    """As ``_call`` for arrays of another library."""
-    (read, other), written = _READ[direction], _WRITTEN[direction]
-    lead, second, given = operands[read], operands[other], (*operands, bias, residual)
-    looked = library.places(given)
-    key = None
-    try:
-        dtype, beside = lead.dtype, second.dtype
-        key = (
-            direction, lead.shape, second.shape, shape, dtype, beside is dtype or beside, options, looked,
-            library, queue,
-            None if bias is None else (bias.shape, bias.dtype),
-            None if residual is None else (residual.shape, residual.dtype), current_policy(),
-        )  # fmt: skip
-        last = LAST[direction].get(id(second))
-        call = cached_call(direction, key, second)
-    except (TypeError, AttributeError):  # a list among the options, or something that is no array
-        key = call = last = None
-    if call is None:
-        done = _brought(direction, operands, bias, residual, queue, options, shape, names)
-        if done is not None:
-            return done
-    if looked[read] is None:
-        if call is None:
-
-            def on_host() -> Call:
-                kind, places = type(lead), looked[: len(given)]
-                if any(each is not None and type(each) is not kind for each in given) or any(
-                    place is not None for place in places
-                ):
-                    one_library(library, direction, given, places, names)
-
-                x, w, y, *rest = (view_of(library, each) for each in given)
-                made = _describe_call(direction, (x, w, y), *rest, queue, options, shape, names)
-                made.adopt(library, lead)
-                return made
-
-            call = on_host() if key is None else CALLS.make(key, on_host)
-        warm = last is not None and last is call and call.again is None and call.fast_path
-        if warm and type(library) is Torch and type(second) is not Constant:
-            call.again = replay_on_host(call, call.fast_path, (*given, queue), options, shape)
-        return call(*given, queue)
-    if call is None:
-        if queue is not None:
-            raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")
-
-        def describe_call() -> CudaCall:
-            roles, dtype = one_library(library, direction, given, looked[: len(given)], names)
-            problem = described_problem(direction, operands, bias, residual, dtype, options, shape, names)
-            return CudaCall(problem, library, looked[read], written, roles, library.stream(lead, looked[read]))
-
-        call = describe_call() if key is None else CALLS.make(key, describe_call)
-    if last is not None and last is call and call.again is None and call.plain and type(library) is Torch:
-        call.again = replay_on_stream(call, library, operands, options, shape)
-    return call(*given)
-
-
-def _describe_call(
-    direction: str,
-    operands: tuple[Any, Any, Any],
-    bias: Any,
-    residual: Any,
-    queue: Any,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...] | None,
-    names: tuple[str, str, str],
-) -> Call:
-    for place, (array, name) in enumerate(zip(operands, names, strict=True)):
-        if place != _WRITTEN[direction]:
-            shape_of(array, "dy" if name == "y" and direction != "fwd" else name)
-    kind = Call.kind_of(operands, bias, residual, direction, names)
-    problem = described_problem(direction, operands, bias, residual, kind.dtype, options, shape, names)
-    return Call(problem, kind, bias, residual, queue, operands, names)

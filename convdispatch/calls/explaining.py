@@ -9,7 +9,7 @@ from ..api.literals import Activation, Layout, Math, Padding, Steps
 from ..api.problem import ConvProblem
 from ..selection import explanation
 from ..selection.explanation import Explanation
-from .arguments import described_problem
+from .arguments import Request, described_problem
 
 
 def explain(
@@ -43,6 +43,6 @@ def explain(
             )
     dtype = str(problem.dtype).rpartition(".")[2]  # PyTorch says torch.float32
     options = (stride, padding, dilation, groups, activation, layout, math, False)
-    seen = described_problem("fwd", (problem, w, None), bias, residual, dtype, options, None, ("x", "w", "y"))
+    seen = described_problem(Request("fwd", (problem, w, None), options, bias, residual), dtype)
     queue = getattr(problem, "queue", None)
     return explanation.explain(seen, device if device is not None else getattr(queue, "device", None))

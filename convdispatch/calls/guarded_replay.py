@@ -1,4 +1,4 @@
-"""The same call once more: checked piece by piece, with no key to make or to look up.
+"""The same call once more: checked piece by piece, with no key to make or to look up. On CUDA the native path does it.
 
 What a warm call costs is asking its arrays what they are; here each is asked once. Where anything is not as it was the
 last time the answer is None, and the call is looked up by all that decides it.
@@ -8,117 +8,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..api.policy import current_policy, forbid_when_frozen
+from ..api.policy import current_policy
 from ..device import runtime
 from ..device.commands.interface import thread
-from ..device.cuda.stream import BLOCKED
-from ..device.native import loading
 from ..selection.prepared import Constant
-from .bound_call import Call, raise_no_room
-from .cuda_call import CudaCall
-from .fast_path import FastPath
-from .stream_plan import ALIGNMENT
-
-if TYPE_CHECKING:
-    from .arrays.known_libraries import Torch
+from .call import raise_no_room
 
 
-def replay_on_stream(
-    call: CudaCall, library: Torch, operands: Sequence[Any], options: tuple[Any, ...], shape: Any
+def replay_on_queue(
+    call: Any, operands: Sequence[Any], options: tuple[Any, ...], shape: Any
 ) -> Callable[..., Any]:
     """``again(direction, operands, options, shape)`` for the call that was just made with these; the result, or None.
 
     ``options`` and ``shape`` are the call's other arguments; it had no bias, residual and queue.
     """
-    direction, written, number, out_shape = call.problem.direction, call.written, call.number, call.out_shape
-    first, second = (place for place in range(3) if place != written)
-    lead, other = operands[first], operands[second]
-    lead_kind, other_kind, out_kind = type(lead), type(other), library.torch.Tensor
-    dtype, lead_shape, other_shape = lead.dtype, lead.shape, other.shape
-    lead_size, other_size, out_size = call.sizes[first], call.sizes[second], call.sizes[written]
-    policy, launched = current_policy(), call.given
-    native = _native(call, library, operands, options, shape)
-    if native is not None:
-        return native
-    raw, streams, current = library.raw, library.streams, library.current
-
-    def replay(given_direction: str, given: Sequence[Any], given_options: tuple[Any, ...], sizes: Any) -> Any:
-        x, w, out = given[first], given[second], given[written]
-        try:
-            if given_direction != direction or given_options != options or sizes != shape:
-                return None
-        except ValueError:  # an array among the options
-            return None
-        if (
-            type(x) is not lead_kind
-            or type(w) is not other_kind
-            or x.shape != lead_shape
-            or w.shape != other_shape
-            or x.dtype is not dtype
-            or w.dtype is not dtype
-            or x.get_device() != number
-            or w.get_device() != number
-            or x.requires_grad
-            or w.requires_grad
-            or current() != number
-            or current_policy() is not policy
-            or not x.is_contiguous()
-            or not w.is_contiguous()
-        ):
-            return None
-        stream = streams.get((number, raw(number)))
-        if stream is None:
-            return None
-        if out is None:
-            forbid_when_frozen("allocate the result (pass out=)")
-            out = x.new_empty(out_shape)
-        elif (
-            type(out) is not out_kind
-            or out.shape != out_shape
-            or out.dtype is not dtype
-            or out.get_device() != number
-            or out.requires_grad
-            or not out.is_contiguous()
-        ):
-            return None
-        a, b, at = x.data_ptr(), w.data_ptr(), out.data_ptr()
-        if not (a and b and at) or (a | b | at) % ALIGNMENT:
-            return None
-        end = at + out_size
-        if (at < a + lead_size and a < end) or (at < b + other_size and b < end):
-            return None  # which the usual way says in words
-        addresses = [0, 0, 0, 0, 0]
-        addresses[first], addresses[second], addresses[written] = a, b, at
-        return out if launched(stream, addresses) else None
-
-    return replay
-
-
-def _native(call: CudaCall, library: Torch, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-    """The same by the native call path; None where there is none, or it takes no such call."""
-    launcher = None if BLOCKED else loading.launcher()
-    if launcher is None or call.launches is None:
-        return None
-    policy, strides = current_policy(), tuple(accumulate(call.out_shape[:0:-1], mul, initial=1))[::-1]
-    context, kind = call.place.cuda.context.value, library.torch.Tensor
-    program = call.launches.program(launcher, call.name, context, call.out_shape, strides)
-    if program is None:
-        return None
-    given = tuple(None if place == call.written else each for place, each in enumerate(operands))
-    try:
-        return launcher.replay(program, call.problem.direction, options, shape, policy, policy.frozen, kind, given)
-    except RuntimeError:  # PyTorch's objects are other than the path takes them to be
-        return None
-
-
-def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
-    """As ``replay_on_stream`` for arrays on OpenCL's queues, by the call's short way."""
     direction, (first, second, written), fast_path = call.problem.direction, call.places, call.fast_path
     lead, other = operands[first], operands[second]
     lead_kind, other_kind, out_kind = type(lead), type(other), type(operands[written])
@@ -167,11 +74,12 @@ def replay_on_queue(call: Call, operands: Sequence[Any], options: tuple[Any, ...
 
 
 def replay_on_host(
-    call: Call, fast_path: FastPath, given: Sequence[Any], options: tuple[Any, ...], shape: Any
+    call: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any
 ) -> Callable[..., Any]:
     """The same for arrays in host memory; ``given`` are x, w, y, bias, residual and queue, of which it takes the others
     too. Holds no call."""
     direction, (first, second, written), ask = call.problem.direction, call.places, call.ask
+    fast_path = call.fast_path
     lead, other, bias, residual, queue = given[first], given[second], given[3], given[4], given[5]
     lead_kind, other_kind, promised = type(lead), type(other), type(other) is Constant
     dtype, beside, lead_shape, other_shape = lead.dtype, other.dtype, lead.shape, other.shape
@@ -217,10 +125,12 @@ def replay_on_host(
             promise, w = w, w.array
         try:
             done = fast_path(x, w, out, queue or ask(), bias, promise, residual)
+            if done is None and (held := owner()) is not None:
+                operands = list(given)
+                operands[second] = w
+                return held.generally(operands, bias, promise, residual, queue or ask())
         except MemoryError as error:
             raise_no_room(out_shape, error)
-        if done is None and (held := owner()) is not None:
-            return held.generally(*given, bias, residual, queue)
         return done
 
     return replay

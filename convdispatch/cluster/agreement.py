@@ -1,4 +1,4 @@
-"""Whether two devices of a kind say the same: records of one choice whose intervals lie apart are in doubt, both."""
+"""Whether two devices of a kind measure the same: records of one choice whose intervals do not overlap are in doubt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..selection.records.record import Record, now
 from ..selection.records.timing import TOLERANCE
 
 
-def is_checked(problem: str, share: float) -> bool:
+def is_measured_twice(problem: str, share: float) -> bool:
     """Whether a problem belongs to the ``share`` (0 to 1) that is measured on two devices: the same ones every time."""
     number = int.from_bytes(hashlib.sha256(problem.encode()).digest()[:8], "big")
     return number < share * 2**64

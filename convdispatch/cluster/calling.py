@@ -1,6 +1,6 @@
 """The child process in which a worker runs longer commands, such as the kit or the benchmark, on its device.
 
-A function takes the device's address, ``say`` for where it is, and JSON values; it answers JSON values.
+The function takes the device's address, ``say(words)`` to report its progress, and JSON values; it returns JSON values.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Children:
             thread.start()
 
     def _start_measurer(self) -> None:
-        with exclusive(self._silicon):  # its device's rates are measured then, once a machine
+        with exclusive(self._silicon):  # the start measures the device's rates, once a machine
             self._measurer.start()
 
     def search(self, problem: str, limits: dict[str, Any], again: bool) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Children:
         budget_s = (limits["budget_ms"] or DEFAULT_BUDGET_MS) / 1e3
         if self._compilers:
             with self._compiling:
-                waits = not self._measuring.locked()  # the device: what is not compiled then, its search compiles
+                waits = not self._measuring.locked()  # an idle device: its search compiles what is not compiled yet
                 self._compile(problem, budget_s / len(self._compilers) if waits else budget_s)
 
         def ask(without: dict[str, str]) -> dict[str, Any]:
@@ -67,11 +67,11 @@ class Children:
                 return {"failure": f"{f'{names} took the process; then ' if names else ''}it was lost: {died}"}
 
     def _compile(self, problem: str, seconds: float) -> None:
-        """Compile a problem's most promising candidates, all children at once, for at most so long."""
+        """Compile a problem's most promising candidates, all children at once, for at most ``seconds``."""
         places, until = itertools.count(), time.monotonic() + seconds
 
         def work(child: RestartingChild) -> None:
-            with contextlib.suppress(NotStarted):  # the search will not start either, and says why
+            with contextlib.suppress(NotStarted):  # the search will fail to start too, and reports why
                 for place in itertools.takewhile(lambda place: place < MOST, places):
                     _, last = compile_one(child, problem, place)
                     if last or time.monotonic() > until:

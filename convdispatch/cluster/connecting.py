@@ -11,7 +11,7 @@ from typing import Any
 
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchError, NoDevice
-from .offers import Offer, offer_of
+from .offers import Offer, offer_of_worker
 from .requirements import distributed, hint, why
 from .serving import local_cluster
 
@@ -43,17 +43,17 @@ def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(local_cluster()) if client is None else str(client)
         try:
-            with _uncollected():
+            with _without_garbage_collection():
                 made = package.Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
-            said = f"no scheduler can be used at {address} ({why(error)}); {hint(address, security)}"
-            raise ConvDispatchError(said) from error
+            message = f"no scheduler can be used at {address} ({why(error)}); {hint(address, security)}"
+            raise ConvDispatchError(message) from error
         stack.callback(made.close, timeout=2)
         yield made
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """No garbage is collected inside the block, but before it: the end of an earlier client that could not connect
     takes the lock that the start of the next one holds, and a collection within that start would wait for ever."""
     gc.collect()
@@ -67,7 +67,7 @@ def _uncollected() -> Iterator[None]:
 
 
 class Workers:
-    """The workers of a client that offer devices; ``look`` sees who came and who went."""
+    """The workers of a client that offer devices; ``look`` notices new workers and those that are gone."""
 
     def __init__(self, client: Any, devices: Sequence[str] | str | None = None) -> None:
         self._client = client
@@ -76,14 +76,14 @@ class Workers:
         self.other_versions: set[str] = set()
 
     def look(self) -> dict[str, Kind]:
-        """The kinds of device that are offered now and asked for, by key."""
+        """The kinds of device that workers offer now and that were requested, by key."""
         from .. import __version__
 
         there = list(self._client.scheduler_info(n_workers=-1)["workers"])
         new = [address for address in there if address not in self._offers]
         if new:
-            said = self._client.run(offer_of, workers=new, on_error="ignore")
-            self._offers |= {a: Offer(**{**v, "cores": tuple(v["cores"])}) if v else None for a, v in said.items()}
+            offers = self._client.run(offer_of_worker, workers=new, on_error="ignore")
+            self._offers |= {a: Offer(**{**v, "cores": tuple(v["cores"])}) if v else None for a, v in offers.items()}
         self._offers = {address: offer for address, offer in self._offers.items() if address in set(there)}
         kinds: dict[str, Kind] = {}
         for address, offer in self._offers.items():
@@ -96,7 +96,7 @@ class Workers:
         return kinds
 
     def first(self) -> dict[str, Kind]:
-        """What ``look`` answers. Raises NoDevice where that is nothing."""
+        """The kinds of device, as ``look`` returns them. Raises NoDevice where there are none."""
         kinds = self.look()
         if not kinds:
             others = sorted({offer.key for offer in self._offers.values() if offer is not None})
@@ -111,9 +111,9 @@ class Workers:
     def _wanted(self, offer: Offer) -> bool:
         if self._chosen is None:
             return True
-        said = (offer.key, offer.info["vendor"], offer.info["type"], offer.info["name"].lower())
+        texts = (offer.key, offer.info["vendor"], offer.info["type"], offer.info["name"].lower())
         return any(
             fnmatch.fnmatchcase(word, choice.lower()) or choice.lower() in word
             for choice in self._chosen
-            for word in said
+            for word in texts
         )

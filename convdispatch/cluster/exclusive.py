@@ -14,13 +14,13 @@ from ..device.cache_home import temporary
 
 try:
     import fcntl
-except ImportError:  # Windows: workers of one device are kept apart by Dask's resources alone
+except ImportError:  # Windows has no such locks: Dask's resources alone keep two tasks of a worker apart
     fcntl = None  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
 def exclusive(silicon: str) -> Iterator[None]:
-    """Inside the block no other process of this user on this machine is in such a block; waits for its turn."""
+    """Hold the lock of a piece of silicon inside the block; waits while another process of this user holds it."""
     if fcntl is None:
         yield
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..api.device import DeviceInfo
@@ -18,16 +18,15 @@ from ..selection.choice.ranking import rank
 from ..selection.plugins import verdicts
 from ..selection.records.perfdb import perfdb, scope_of
 from ..selection.records.record import Record, choice_text
-from .agreement import compare, is_checked
-from .connecting import Workers, connected
-from .interrupts import interrupts_wait
+from .agreement import compare, is_measured_twice
+from .interrupts import interrupts_deferred
 from .measuring import from_json
 from .placing import Task
-from .running import Failed, Run
+from .running import Failed, Run, cluster_run
 from .tasks import measure
 
 AGREE = 0.05
-"""Share of the problems that is measured on two devices of a kind, where there are two."""
+"""The share of problems that is measured on a second device of the kind, where there is one."""
 
 
 def _warn(words: str) -> None:
@@ -80,28 +79,32 @@ def find_many(
         "workspace_limit": workspace_limit,
         "memory_limit": memory_limit,
     }
-    with connected(client, security) as found:
-        finding = _Finding(found, Workers(found, devices), limits, again, agree, store, tell)
-        return finding.run(listed, each, start)
+    with cluster_run(client, devices, security=security, tell=tell) as run:
+        return _ClusterSearch(run, limits, again, agree, store, tell).run(listed, each, start)
 
 
-class _Finding:
-    def __init__(
-        self, client: Any, workers: Workers, limits: dict[str, Any], again: bool, agree: float, store: bool, tell: Any
-    ) -> None:
-        self._limits, self._again, self._agree, self._store, self._tell = limits, again, agree, store, tell
-        self._run = Run(client, workers, tell=tell)
-        for words in sorted(workers.other_versions):
-            tell(f"{words}: it gets no tasks")
+@dataclass
+class _ClusterSearch:
+    """One call of ``find_many``."""
+
+    _run: Run
+    _limits: dict[str, Any]
+    _again: bool
+    _agree: float
+    _store: bool
+    _tell: Callable[[str], None]
+
+    def run(self, problems: list[ConvProblem], each: Any, start: Any) -> list[Results]:
+        """Search for what is not known, and record it."""
+        for words in sorted(self._run.other_versions):
+            self._tell(f"{words}: it gets no tasks")
         self._kinds = dict(self._run.kinds)
         for kind in self._kinds.values():
             drivers = {offer.info["driver"] for offer in kind.workers.values()}
             if len(drivers) > 1:
-                tell(f"devices of one kind, {kind.key}, have different drivers: {', '.join(sorted(drivers))}")
-
-    def run(self, problems: list[ConvProblem], each: Any, start: Any) -> list[Results]:
+                self._tell(f"devices of one kind, {kind.key}, have different drivers: {', '.join(sorted(drivers))}")
         known_limits = {name: self._limits[name] for name in ("budget_ms", "workspace_limit")}
-        found: list[Results] = []
+        every_search: list[Results] = []
         tasks = [
             self._task(problem, key)
             for problem in problems  # every kind gets the first problem, then the second
@@ -112,12 +115,12 @@ class _Finding:
         start(len(tasks), known, sum(len(kind.workers) for kind in self._kinds.values()))
         self._run.add(*tasks)
         for task, answer in self._run.answers():
-            with interrupts_wait():  # what is recorded has been told of
-                results = self._heard(task, answer)
+            with interrupts_deferred():  # so that each recorded search is also reported
+                results = self._record_answer(task, answer)
                 if results is not None:
-                    found.append(results)
+                    every_search.append(results)
                     each(results)
-        return found
+        return every_search
 
     def _task(self, problem: ConvProblem, key: str, **more: Any) -> Task:
         text = str(problem)
@@ -125,15 +128,15 @@ class _Finding:
         return Task(text, key, measure, (text, limits, self._again), **more)
 
     def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What runs on such a device by what is known here; the worker's own first where no plugin here serves it."""
+        """What runs on such a device by this machine's records; None where no plugin here serves it."""
         try:
             first = rank(problem, device, Policy(workspace_limit=self._limits["workspace_limit"]))[0]
         except ConvDispatchError:
             return None
         return choice_text(first.solver.name, first.config)
 
-    def _heard(self, task: Task, answer: Any) -> Results | None:
-        """Record what a search found; None for a second search, and for one that failed, which is said."""
+    def _record_answer(self, task: Task, answer: Any) -> Results | None:
+        """Record what a search found. None for a check on a second device, and for a failure."""
         if isinstance(answer, Failed) or "failure" in answer:
             why = answer if isinstance(answer, Failed) else f"{answer['failure']} (on {answer['place']})"
             self._tell(f"{task.words} was not measured on {task.kind}: {why}")
@@ -145,16 +148,16 @@ class _Finding:
         if self._store:
             self._record(results.problem, results.device, records, answer["unsound"])
         if task.about is not None:
-            self._agree_on(task.words, task.about, records)
+            self._compare_devices(task.words, task.about, records)
             return None
         kind = self._run.kinds.get(task.kind)
         others = kind.places - {place} if kind is not None else set()
-        if others and records and self._is_checked(task.words):
+        if others and records and self._is_measured_twice(task.words):
             self._run.add(self._task(results.problem, task.kind, places=others, about=records))
         return results
 
-    def _is_checked(self, problem: str) -> bool:
-        return self._agree > 0 and is_checked(problem, self._agree)
+    def _is_measured_twice(self, problem: str) -> bool:
+        return self._agree > 0 and is_measured_twice(problem, self._agree)
 
     def _record(
         self, problem: ConvProblem, device: DeviceInfo, records: list[Record], unsound: dict[str, list[str]]
@@ -165,7 +168,7 @@ class _Finding:
             perfdb().record(*records)
             dispatch.forget(problem)
 
-    def _agree_on(self, words: str, first: list[Record], second: list[Record]) -> None:
+    def _compare_devices(self, words: str, first: list[Record], second: list[Record]) -> None:
         doubted = [record for side in compare(first, second) for record in side]
         if not doubted:
             return

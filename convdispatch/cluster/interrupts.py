@@ -12,7 +12,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextlib.contextmanager
-def interrupts_wait() -> Iterator[None]:
+def interrupts_deferred() -> Iterator[None]:
     """Inside the block SIGINT and SIGTERM are only noted; at its end their handlers hear of them.
 
     For short blocks whose halves must not part, such as to record what was measured and to tell of it. Handlers run in

@@ -20,7 +20,7 @@ from ..api.errors import NoDevice
 QUEUED = 2
 """Tasks that a worker has at most: the one that measures, and the next."""
 COMPILERS = 3
-"""Most processors a device that compile while it is measured: what a search of some seconds uses up."""
+"""The most processors per GPU that compile while it is measured: a search of some seconds needs no more."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Offer:
     """One device that a worker offers. In JSON values, for it travels from process to process."""
 
     key: str
-    """The kind of device."""
+    """The key of the kind of device."""
     address: str
-    """By which ``find_device`` finds it on its machine."""
+    """The text by which ``find_device`` finds the device on its machine."""
     place: str
-    """Machine and address, in one word: no two devices have the same."""
+    """Machine and address in one word, which no other device has."""
     info: dict[str, Any]
     """DeviceInfo's fields."""
     compilers: int
@@ -61,7 +61,7 @@ class Offer:
         return json.dumps(asdict(self))
 
 
-def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machine: str = "") -> list[Offer]:
+def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = None, machine: str = "") -> list[Offer]:
     """The devices of this machine that work and that ``choices`` name, all but simulators where nothing is named.
 
     ``compilers`` is the number of processors a GPU to compile on while it is measured; for a CPU none, whose processors
@@ -72,18 +72,18 @@ def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machi
     from ..selection.records.record import device_key
 
     if choices:
-        found = list(dict.fromkeys(runtime.find_device(choice) for choice in choices))
+        chosen = list(dict.fromkeys(runtime.find_device(choice) for choice in choices))
     else:
-        found = [d for d in runtime.devices() if runtime.device_info(d).vendor != "oclgrind" and not runtime.probe(d)]
-    if not found:
-        runtime.default_device()  # says what is wrong with those there are
+        chosen = [d for d in runtime.devices() if runtime.device_info(d).vendor != "oclgrind" and not runtime.probe(d)]
+    if not chosen:
+        runtime.default_device()  # raises NoDevice with what is wrong with each device
         raise NoDevice("only a simulator works here, which is offered where --device names it")
     machine = machine or platform.node() or "localhost"
-    gpus = sum(runtime.device_info(device).type != "cpu" for device in found)
+    gpus = sum(runtime.device_info(device).type != "cpu" for device in chosen)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    free = cores[gpus:]  # each GPU's measuring process keeps one to itself
+    free = cores[gpus:]  # each GPU's measuring process has a core of its own
     offers = []
-    for device in found:
+    for device in chosen:
         info = runtime.device_info(device)
         share = 0 if info.type == "cpu" else min(COMPILERS, len(free) // max(1, gpus))
         address = runtime.address(device)
@@ -101,7 +101,7 @@ def offers_here(choices: Sequence[str] = (), compilers: int | None = None, machi
     return offers
 
 
-def offer_of(dask_worker: Any = None) -> dict[str, Any] | None:
+def offer_of_worker(dask_worker: Any = None) -> dict[str, Any] | None:
     """What the worker that runs this offers; None where it is another's worker."""
     offer = getattr(dask_worker, "convdispatch_offer", None)
     return None if offer is None else asdict(offer)

@@ -14,7 +14,7 @@ from typing import Any
 from .offers import QUEUED, Offer
 
 DEATHS = 4
-"""A task is given up when so many workers have died while they had it."""
+"""A task fails when this many workers have died while they worked on it."""
 
 
 @dataclass(eq=False)
@@ -22,14 +22,14 @@ class Task:
     """One task: ``work(*arguments)`` on a device of a kind."""
 
     words: str
-    """What it is, for messages."""
+    """The task's name in messages."""
     kind: str
     work: Callable[..., Any]
     arguments: tuple[Any, ...]
     places: Collection[str] | None = None
-    """The devices that may run it; None for all of the kind."""
+    """The devices that may run the task; None for all of the kind."""
     about: Any = None
-    """For the caller."""
+    """Any value of the caller's."""
     deaths: int = 0
 
     def may_run(self, offer: Offer) -> bool:
@@ -54,21 +54,21 @@ class Pool:
         return [*self._working, *self._waiting]
 
     def add(self, task: Task) -> None:
-        """Add a task, which comes last."""
+        """Append a task to the queue."""
         self._waiting.append(task)
 
     def ended(self, task: Task) -> None:
-        """Remove a task that has an answer, or that is given up."""
+        """Remove a task that has an answer or has failed."""
         if self._working.pop(task, None) is None and task in self._waiting:
             self._waiting.remove(task)
 
     def again(self, task: Task) -> None:
-        """Take a task back from a worker that is gone: it comes first."""
+        """Put a task of a worker that is gone at the head of the queue."""
         self.ended(task)
         self._waiting.appendleft(task)
 
     def steps(self) -> Iterator[tuple[Task, str]]:
-        """Each task to be given out now, with its worker; it counts as given."""
+        """Each task to submit now, with its worker; the task counts as that worker's from then on."""
         loads = Counter(self._working.values())
         for depth in range(QUEUED):
             for worker in sorted((one for one in self.workers if loads[one] <= depth), key=loads.__getitem__):

@@ -1,4 +1,4 @@
-"""Dask's distributed, asked for where it is needed."""
+"""Dask's package ``distributed``, imported when it is first needed, and its certificates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def distributed() -> Any:
         raise ConvDispatchError(f"a cluster needs Dask: pip install 'convdispatch[cluster]' ({error})") from error
     for name in ("distributed", "distributed.core", "distributed.nanny", "distributed.scheduler", "distributed.worker"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # a scheduler that goes away we say ourselves
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # ``Run`` reports a scheduler that goes away
     return package
 
 

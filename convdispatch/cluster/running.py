@@ -11,25 +11,38 @@ import contextlib
 import queue
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
 from ..api.errors import ConvDispatchError
-from .connecting import Kind, Workers
+from .connecting import Kind, Workers, connected
 from .placing import DEATHS, Pool, Task
 
 LOOK_S = 2.0
-"""Seconds between two looks at which workers are there."""
+"""Seconds between two queries for the scheduler's workers."""
 GONE_S = 120.0
-"""Seconds for which no worker may offer a kind of device before its tasks are given up."""
+"""Tasks fail when no worker has offered their kind of device for so many seconds."""
 FETCH_S = 5.0
 """Seconds after which an answer that does not arrive is fetched anew: its worker may be gone meanwhile."""
 
 
 class Failed(Exception):
-    """A task has no answer: the message says why."""
+    """Why a task has no answer."""
+
+
+@contextlib.contextmanager
+def cluster_run(
+    client: Any,
+    devices: Sequence[str] | str | None = None,
+    *,
+    security: Any = None,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Iterator[Run]:
+    """Inside the block a Run on the workers of a cluster; the arguments are as ``find_many``'s."""
+    with connected(client, security) as connection:
+        yield Run(connection, Workers(connection, devices), tell=tell)
 
 
 @dataclass
@@ -60,6 +73,11 @@ class Run:
         self._absent_since: dict[str, float] = {}
         self._looked = 0.0
         self.kinds: dict[str, Kind] = workers.first()
+
+    @property
+    def other_versions(self) -> set[str]:
+        """Workers of another version of this package, in sentences: they get no tasks."""
+        return self._workers.other_versions
 
     def add(self, *tasks: Task) -> None:
         """Add tasks, also while others run."""
@@ -96,13 +114,13 @@ class Run:
                     if flight is not None:
                         ended.append(flight)
                         self._pools[flight.task.kind].ended(flight.task)
-                self._submit()  # before the answers are fetched, which may take a while
+                self._submit()  # before the answers are fetched, which may take seconds
                 yield from self._answers(ended)
         finally:
             futures = [flight.future for flight in self._flying.values()]
             self._flying.clear()
             if futures:
-                with contextlib.suppress(Exception):  # a scheduler that is gone holds none of them
+                with contextlib.suppress(Exception):  # the scheduler may be gone
                     self._client.cancel(futures, force=True)
 
     def _just_ended(self) -> list[Any]:
@@ -115,15 +133,15 @@ class Run:
         return ended
 
     def _answers(self, flights: list[_Flight]) -> Iterator[tuple[Task, Any]]:
-        """The answers of tasks that ended. A task whose answer is lost is done again."""
+        """The answers of tasks that ended. A task whose answer is lost is repeated."""
         good = [flight for flight in flights if flight.future.status == "finished"]
-        made = dict(zip((flight.future.key for flight in good), self._fetched([flight.future for flight in good])))
-        if len(made) < len(good):
+        fetched = dict(zip((flight.future.key for flight in good), self._fetched([flight.future for flight in good])))
+        if len(fetched) < len(good):
             yield from self._look()
         for flight in flights:
             task, status = flight.task, flight.future.status
-            if flight.future.key in made:
-                yield task, made[flight.future.key]
+            if flight.future.key in fetched:
+                yield task, fetched[flight.future.key]
             elif status == "error":
                 error = flight.future.exception()
                 yield task, Failed(f"{type(error).__name__}: {error}")
@@ -158,7 +176,7 @@ class Run:
             yield task, Failed(f"each of the {task.deaths} workers that took it died")
 
     def _look(self) -> Iterator[tuple[Task, Failed]]:
-        """Look at which workers are there; the tasks that no worker is left for have Failed for an answer."""
+        """Query which workers there are. Yields Failed for each task that no worker is left for."""
         try:
             self.kinds = self._workers.look()
         except (OSError, TimeoutError) as error:
@@ -185,8 +203,8 @@ class Run:
                 yield from self._lost(flight)
 
     def _given_up(self, task: Task, why: str) -> Iterator[tuple[Task, Failed]]:
-        mine = [name for name, flight in self._flying.items() if flight.task is task]
-        futures = [self._flying.pop(name).future for name in mine]
+        names = [name for name, flight in self._flying.items() if flight.task is task]
+        futures = [self._flying.pop(name).future for name in names]
         if futures:
             self._client.cancel(futures, force=True)
         self._pools[task.kind].ended(task)

@@ -43,12 +43,13 @@ def serve(
     ``ready`` is told the scheduler's address once all have registered. Ends by SIGINT, SIGTERM, or when all workers
     have ended. Raises ConvDispatchError where a port is taken or no scheduler answers.
     """
-    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")  # for the workers' processes
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")  # the workers' processes inherit the variable
     package = distributed()
     loop = asyncio.new_event_loop()  # asyncio.run would wait for threads in which Dask watches its processes
     asyncio.set_event_loop(loop)
     try:
-        loop.run_until_complete(_serve(package, address, offers, host, port, security, ready))
+        own = {"host": host, "port": port} if address is None else None
+        loop.run_until_complete(_serve(package, address, own, offers, security, ready))
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         if address is None:
             raise ConvDispatchError(f"no scheduler can listen on {host}:{port}: {why(error)}") from error
@@ -58,18 +59,18 @@ def serve(
 
 
 async def _serve(
-    package: Any, address: str | None, offers: Sequence[Offer], host: str, port: int, security: Any, ready: Any
+    package: Any, address: str | None, own: dict[str, Any] | None, offers: Sequence[Offer], security: Any, ready: Any
 ) -> None:
+    """Workers at a scheduler's address, or at a scheduler of our own on a host and port."""
     stop = asyncio.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        if address is None:
+        if own is not None:
             protocol = "tls" if security is not None else "tcp"
-            scheduler = package.Scheduler(
-                host=host, port=port, protocol=protocol, security=security, dashboard_address=f"{LOOPBACK}:0"
-            )
+            more = {"protocol": protocol, "security": security, "dashboard_address": f"{LOOPBACK}:0"}
+            scheduler = package.Scheduler(**own, **more)
             stack.push_async_callback(_within, scheduler.close)
             await scheduler
             address = scheduler.address
@@ -105,7 +106,7 @@ async def _ended(nanny: Any) -> None:
 def _nanny(package: Any, address: str, offer: Offer, security: Any) -> Any:
     scheduler = urlsplit(address).hostname or LOOPBACK
     local = scheduler in (LOOPBACK, "localhost", "::1")
-    # Not on all interfaces: on the one by which the scheduler is reached.
+    # A worker listens on the interface by which it reaches the scheduler, not on all.
     host = LOOPBACK if local else package.utils.get_ip(scheduler, urlsplit(address).port or 8786)
     return package.Nanny(
         address,

@@ -29,7 +29,7 @@ def measure(problem: str, limits: dict[str, Any], again: bool = False) -> dict[s
 
 
 def call(function: str, given: dict[str, Any], silent_s: float) -> dict[str, Any]:
-    """Call ``module:name`` on this worker's device in a child process (see ``calling``), which may be silent so long.
+    """Call ``module:name`` on this worker's device in a child process, which hangs when it is silent for ``silent_s``.
 
     Returns ``place``, and ``made`` or ``failure``.
     """

@@ -10,7 +10,6 @@ from ..measurement.conformance.outcome import Outcome, Report
 from ..measurement.conformance.verify import TIMEOUT_S, select, verify
 from ..measurement.shapes import Entry
 from ..measurement.shapes import parse as parse_entries
-from .connecting import Workers, connected
 from .placing import Task
 from .running import Run
 from .tasks import call
@@ -21,65 +20,51 @@ START_S = 180.0
 
 
 def examine(address: str, say: Callable[[str], None], own: list[list[Any]], **given: Any) -> dict[str, Any]:
-    """In the worker's child: the report of some cases."""
+    """Verify some cases; runs in the worker's child process."""
     entries = [parse_entries(f"{problem} {name} *{count}")[0] for name, problem, count in own]
     report = verify(device=address, own=entries, report=lambda case, found, total: say(case.name), **given)
     return report.to_json()
 
 
 def verify_many(
+    run: Run,
     plugin: str,
     level: str = "full",
-    client: Any = None,
-    devices: Sequence[str] | str | None = None,
     *,
-    solver: str | None = None,
-    case: str | None = None,
     own: Sequence[Entry] = (),
-    derived: bool = False,
-    jobs: int = 1,
-    timeout_s: float | None = None,
-    command: str = "",
-    security: Any = None,
     report: Callable[[Case, list[Outcome], int], None] = lambda case, outcomes, total: None,
-    tell: Callable[[str], None] = lambda words: None,
+    **options: Any,
 ) -> list[Report]:
-    """``verify`` on every kind of device: a report for each, by the kinds' names.
+    """``verify`` on every kind of device: a report for each, by the kinds' names; ``options`` are further ones of it.
 
-    ``client``, ``devices`` and ``tell`` are as ``find_many``'s, ``report`` is told of each case on each kind. What was
-    not asked, because workers went away, the plugin is not there, or of an interrupt, is ``unasked`` in its kind's
-    report; a kind of which nothing was asked has none.
+    ``report`` is told of each case on each kind. Cases that did not run, because workers went away, the plugin is not
+    there, or of an interrupt, are ``unasked`` in the kind's report; a kind on which no case ran has none.
     """
-    cases = {one.name: one for one in select(level, case, own)}
-    limit = TIMEOUT_S if timeout_s is None else timeout_s
-    given = {"plugin": plugin, "level": level, "solver": solver, "case": case, "derived": derived, "jobs": max(1, jobs)}
-    given |= {"timeout_s": limit, "command": command}
+    cases = {one.name: one for one in select(level, options.get("case"), own)}
+    limit = TIMEOUT_S if options.get("timeout_s") is None else options["timeout_s"]
+    given = {"plugin": plugin, "level": level, **options, "timeout_s": limit, "jobs": max(1, options.get("jobs") or 1)}
     given["own"] = [[entry.name, str(entry.problem), entry.count] for entry in own]
-    names = list(cases)
-    parts = [names[at : at + PART] for at in range(0, len(names), PART)]
+    names, kinds = list(cases), sorted(run.kinds)
+    unasked = {key: dict.fromkeys(names) for key in kinds}
     reports: dict[str, Report] = {}
-    with connected(client, security) as found:
-        run = Run(found, Workers(found, devices), tell=tell)
-        kinds = sorted(run.kinds)
-        unasked = {key: dict.fromkeys(names) for key in kinds}
+    # Every solver computes each case in turn, each within the limit.
+    target, silent_s = f"{__name__}:examine", START_S + 20 * limit
+    tasks = []
+    for part in (names[at : at + PART] for at in range(0, len(names), PART)):
+        request = (target, {**given, "only": part}, silent_s)
+        tasks += [Task(f"{plugin}, {len(part)} cases", key, call, request, about=part) for key in kinds]
 
-        def hear(task: Task, answer: Any) -> None:
-            made = Report.from_json(answer)
-            for name in set(task.about) - set(made.unasked):
-                del unasked[task.kind][name]
-                report(cases[name], [o for o in made.outcomes if o.case == name], len(cases) * len(kinds))
-            whole = reports.setdefault(task.kind, made)
-            if whole is not made:
-                whole.outcomes += made.outcomes
-                whole.seconds = round(whole.seconds + made.seconds, 2)
+    def hear(task: Task, answer: Any) -> None:
+        part = Report.from_json(answer)
+        for name in set(task.about) - set(part.unasked):
+            del unasked[task.kind][name]
+            report(cases[name], [o for o in part.outcomes if o.case == name], len(cases) * len(kinds))
+        whole = reports.setdefault(task.kind, part)
+        if whole is not part:
+            whole.outcomes += part.outcomes
+            whole.seconds = round(whole.seconds + part.seconds, 2)
 
-        # A case is given to every solver in turn, each within the limit.
-        target, silent_s = f"{__name__}:examine", START_S + 20 * limit
-        requests = [(part, (target, {**given, "only": part}, silent_s)) for part in parts]
-        run.called(
-            (Task(f"{plugin}, {len(part)} cases", key, call, request, about=part) for part, request in requests
-             for key in kinds), hear,
-        )  # fmt: skip
+    run.called(tasks, hear)
     place = {name: number for number, name in enumerate(names)}
     for key, whole in reports.items():
         whole.unasked = list(unasked[key])

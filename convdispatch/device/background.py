@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-__all__ = ["Threads", "at_work", "ended", "start"]
-
 EXIT_S = 60.0
 """Most seconds that the end of a process waits."""
 _changed = threading.Condition()

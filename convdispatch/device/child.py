@@ -23,8 +23,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["FEW_THREADS", "Answer", "Child", "Silent", "answer", "ends_with_parent", "questions"]
-
 FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """The environment of a child in which NumPy computes nothing: NumPy starts as many threads as processors otherwise."""
 _MARK = b"\x02convdispatch "

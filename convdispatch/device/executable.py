@@ -21,8 +21,6 @@ from .replay.arena import Lifetime, lay_out
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-__all__ = ["BIAS", "OUTPUTS", "RESIDUAL", "W", "X", "Y", "Executable", "KernelLaunch", "Place", "note_launched"]
-
 X, W, Y, BIAS, RESIDUAL = range(5)
 """The numbers of a convolution's operands; areas of scratch memory have those that follow."""
 OUTPUTS = {"fwd": Y, "bwd_data": X, "bwd_weights": W}

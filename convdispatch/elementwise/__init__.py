@@ -1,7 +1,21 @@
-"""Tensors and formulas: element-wise expressions, reductions, random numbers; kernels made at run time, and kept.
+"""Tensors and formulas: element-wise expressions, reductions, random numbers; kernels generated at run time.
 
-``tensor`` holds memory and views, ``apply`` and ``reductions`` turn formulas into kernels' calls, ``recorded`` notes
-them on the tape in force, ``operators`` gives tensors their arithmetic.
+A new function of formulas goes to ``codegen.expression``; a new operation to a module here.
+
+- ``apply``: one kernel for any element-wise expression.
+- ``codegen``: formulas to kernels' texts.
+- ``filling``: tensors of one value.
+- ``gathering``: elements chosen by indices.
+- ``interleaving``: channels first to channels last, for few channels.
+- ``joining``: concatenation.
+- ``operators``: arithmetic of tensors.
+- ``random``: random numbers.
+- ``recorded``: apply and reduce, noted on the tape in force.
+- ``reductions``: reductions of formulas.
+- ``sampling``: padding, repeating and interpolating by tables.
+- ``selecting``: largest and smallest elements.
+- ``taping``: the tape in force.
+- ``tensor``: memory and views.
 """
 
 from . import operators  # noqa: F401 (attaches to Tensor)

@@ -18,7 +18,7 @@ from .tensor import Tensor
 _calls = Programs(family=without_numbers)
 
 
-class _Call:
+class _BoundFormula:
     """One formula over operands of known shapes, strides and types: everything that can be decided beforehand."""
 
     __slots__ = ("dtype", "formula", "places", "prepared", "scalars", "shape", "written")
@@ -57,30 +57,32 @@ class _Call:
             self.prepared = prepare(first.context, formula, self.shape, tuple(operands), self.scalars, integral)
 
     def __call__(self, given: dict[str, Any], out: Any) -> Any:
-        lead = None
+        queue = None
         arguments: list[Any] = []
         scalars: list[Any] = []
         for value in given.values():
             if isinstance(value, Tensor):
-                lead = value if lead is None else lead
+                queue = value.queue if queue is None else queue
                 arguments += (value.base_data, value.offset // value.dtype.itemsize)
             else:
                 scalars.append(value)
         if self.dtype is not None:
             if out is None:
-                out = Tensor.empty(self.shape, self.dtype, lead.queue)
+                out = Tensor.empty(self.shape, self.dtype, queue)
             arguments += (out.base_data, out.offset // out.dtype.itemsize)
         if self.prepared is not None:
-            self.prepared(lead.queue, arguments + scalars)
+            self.prepared(queue, arguments + scalars)
         return out
 
 
-def compute(expression: str, named: dict[str, Any], out: Tensor | None = None, dtype: Any = None) -> tuple[_Call, Any]:
+def compute(
+    expression: str, named: dict[str, Any], out: Tensor | None = None, dtype: Any = None
+) -> tuple[_BoundFormula, Any]:
     """What ``apply`` computes, of a text over named operands, without a note on a tape: (what was decided, result)."""
     key = forms([expression, dtype], named, out)
     call = _calls.get(key)
     if call is None:
-        call = _calls.make(key, lambda: _Call(expression, named, out, dtype))
+        call = _calls.make(key, lambda: _BoundFormula(expression, named, out, dtype))
     return call, call(named, out)
 
 

@@ -24,26 +24,17 @@ if TYPE_CHECKING:
 
 _GROUP = 256
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
-_HEAD = """\
+_TEXT = """\
+kernel void gather(global const {bits} *restrict x, const long offset, global const {index} *restrict index,
+                   const long index_offset, global {bits} *restrict y) {{
   const ulong item = get_global_id(0);
   if (item >= {total}ul) return;
-"""
-_TAKE = """\
   const long inner = item % {inner}, at = item / {inner} % {count}, outer = item / {inner} / {count};
-  long j = index[index_offset + at];
+  long j = index[index_offset + {place}];
   j = clamp(j < 0 ? j + {size}l : j, 0l, {size}l - 1);
   y[item] = x[offset + (outer * {size}l + j) * {inner} + inner];
+}}
 """
-_ALONG = """\
-  long j = index[index_offset + item];
-  j = clamp(j < 0 ? j + {size}l : j, 0l, {size}l - 1);
-  const long inner = item % {inner}, outer = item / {inner} / {count};
-  y[item] = x[offset + (outer * {size}l + j) * {inner} + inner];
-"""
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor if tensor.contiguous else tensor.copy()
 
 
 @operation
@@ -54,7 +45,7 @@ def take(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
     """
     axis %= x.ndim
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-    return _gather(_TAKE, x, indices, axis, shape, indices.size)
+    return _gather("at", x, indices, axis, shape, indices.size)
 
 
 @operation
@@ -67,10 +58,11 @@ def take_along_axis(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     rest = [tuple(size for a, size in enumerate(t.shape) if a != axis) for t in (x, indices)]
     if rest[0] != rest[1]:
         raise InvalidArgument(f"indices must have x's shape {x.shape} but along axis {axis}, got {indices.shape}")
-    return _gather(_ALONG, x, indices, axis, indices.shape, indices.shape[axis])
+    return _gather("item", x, indices, axis, indices.shape, indices.shape[axis])
 
 
-def _gather(body: str, x: Tensor, indices: Tensor, axis: int, shape: tuple[int, ...], count: int) -> Tensor:
+def _gather(place: str, x: Tensor, indices: Tensor, axis: int, shape: tuple[int, ...], count: int) -> Tensor:
+    """The index of an element is at ``place`` of the indices: ``at``, its place along the axis, or its own."""
     if indices.dtype.kind not in "iu":
         raise InvalidArgument(f"indices must be integers, got {indices.dtype.name}")
     if math.prod(shape) and not x.shape[axis]:
@@ -78,25 +70,20 @@ def _gather(body: str, x: Tensor, indices: Tensor, axis: int, shape: tuple[int, 
     y = Tensor.empty(shape, x.dtype, x.queue)
     if not y.size:
         return y
-    x, indices = _dense(x), _dense(indices)
+    x, indices = (t if t.contiguous else t.copy() for t in (x, indices))
     inner = math.prod(x.shape[axis + 1 :])
     values = (y.size, inner, count, x.shape[axis])
-    launch = _launch(x.context, body, x.dtype.itemsize, element(indices.dtype).storage, values)
+    launch = _launch(x.context, place, x.dtype.itemsize, element(indices.dtype).storage, values)
     starts = (np.int64(t.offset // t.dtype.itemsize) for t in (x, indices))
     launch(x.queue, (x.base_data, next(starts), indices.base_data, next(starts), y.base_data))
     return y
 
 
 @functools.lru_cache(maxsize=512)
-def _launch(context: cl.Context, body: str, itemsize: int, index: str, values: tuple[int, ...]) -> Launch:
+def _launch(context: cl.Context, place: str, itemsize: int, index: str, values: tuple[int, ...]) -> Launch:
     total, inner, count, size = values
-    bits = _BITS[itemsize]
-    text = (
-        f"kernel void gather(global const {bits} *restrict x, const long offset, global const {index} *restrict index, "
-        f"const long index_offset, global {bits} *restrict y) {{\n"
-        + (_HEAD + body).format(total=total, inner=inner, count=count, size=size)
-        + "}\n"
-    )
+    numbers = {"total": total, "inner": inner, "count": count, "size": size}
+    text = _TEXT.format(bits=_BITS[itemsize], index=index, place=place, **numbers)
     group = _GROUP if runtime.device_info(context.devices[0]).type != "cpu" else min(_GROUP, total)
     names = ("x", "offset", "index", "index_offset", "y")
     work = -(-total // group) * group

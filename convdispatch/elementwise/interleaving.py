@@ -18,10 +18,12 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_LANES, _MOST = 16, 8
-"""Elements of a vector, and channels of a picture."""
-_EACH = 64
-"""Vectors of pixels that a work item takes: 16 took 1.04 to 1.3 times as long, 128 0.86 to 1."""
+LANES = 16
+"""Elements of a vector."""
+MAX_CHANNELS = 8
+"""Channels of a picture, at most."""
+ITEM_VECTORS = 64
+"""Vectors of pixels of a work item: 16 took 1.04 to 1.3 times as long, 128 0.86 to 1."""
 
 
 def interleaved(x: Tensor) -> Tensor | None:
@@ -58,7 +60,7 @@ def quantized_pixels(x: Tensor, scale: float, zero_point: int, dtype: str) -> Te
 def _turned(x: Tensor, dtype: np.dtype, vector: str, read: str) -> Tensor | None:
     images, channels = x.shape[:2]
     pixels = math.prod(x.shape[2:])
-    if not 2 <= channels <= _MOST or pixels < _LANES or not images or not x.contiguous:
+    if not 2 <= channels <= MAX_CHANNELS or pixels < LANES or not images or not x.contiguous:
         return None
     if runtime.device_info(x.queue.device).type != "cpu":
         return None
@@ -72,12 +74,12 @@ def _turned(x: Tensor, dtype: np.dtype, vector: str, read: str) -> Tensor | None
 def _launch(context: cl.Context, images: int, channels: int, pixels: int, vector: str, read: str) -> Launch:
     lines = []
     for k in range(channels):  # the vector of elements 16 k to 16 k + 15: element e is channel e % C of pixel e / C
-        places = [divmod(_LANES * k + lane, channels) for lane in range(_LANES)]
+        places = [divmod(LANES * k + lane, channels) for lane in range(LANES)]
         value = "v0"
         for c in range(1, channels):
             # Lanes of channel c come from its plane, those of channels before it from what was put together so far.
             first = [pixel if c == 1 else lane for lane, (pixel, _) in enumerate(places)]
-            mask = [_LANES + pixel if channel == c else first[lane] for lane, (pixel, channel) in enumerate(places)]
+            mask = [LANES + pixel if channel == c else first[lane] for lane, (pixel, channel) in enumerate(places)]
             value = f"shuffle2({value}, v{c}, ({vector})({', '.join(map(str, mask))}))"
         lines.append(f"vstore16({value}, {k}, to);")
     load = "read(from + {})" if read else "vload16(0, from + {})"
@@ -88,15 +90,15 @@ def _launch(context: cl.Context, images: int, channels: int, pixels: int, vector
 void interleave(global const uint *restrict x, const long offset, global {vector[:-2]} *restrict y) {{
   x += offset + get_global_id(1) * {channels * pixels}L;
   y += get_global_id(1) * {channels * pixels}L;
-  const int first = get_global_id(0) * {_EACH * _LANES}, end = min(first + {_EACH * _LANES}, {pixels});
-  for (int at = first; at < end; at += {_LANES}) {{
-    const int p = min(at, {pixels - _LANES});
+  const int first = get_global_id(0) * {ITEM_VECTORS * LANES}, end = min(first + {ITEM_VECTORS * LANES}, {pixels});
+  for (int at = first; at < end; at += {LANES}) {{
+    const int p = min(at, {pixels - LANES});
     global const uint *from = x + p;
     global {vector[:-2]} *to = y + p * {channels};
     {body}
   }}
 }}
 """
-    work = (-(-pixels // (_EACH * _LANES)), images, 1)
+    work = (-(-pixels // (ITEM_VECTORS * LANES)), images, 1)
     return Launch(build(context, text), "interleave", work, (1, 1, 1), "x offset y", names=("x", "offset", "y"),
                   dtypes=[None, np.int64, None])  # fmt: skip

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,12 +20,18 @@ from .tensor import Tensor
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_PARTS = 8
+MAX_PARTS = 8
 """Tensors that one kernel takes."""
-_GROUP, _LEAST = 256, 64
-"""Work items of a group, and the longest row's least length in them; shorter ones leave groups empty."""
-_ROWS, _EACH, _LANES = 16, 64, 16
-"""Rows from which a CPU's kernel is worth it, most rows of its work items, and elements of its vectors."""
+GPU_GROUP = 256
+"""Work items of a GPU's group, at most."""
+GPU_MIN_LENGTH = 64
+"""Least length of the longest row, in work items: shorter ones leave groups empty."""
+CPU_MIN_ROWS = 16
+"""Rows from which a CPU's kernel is worth it."""
+CPU_MAX_ROWS = 64
+"""Rows of a CPU's work item, at most."""
+CPU_LANES = 16
+"""Elements of a CPU's vectors."""
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
 
 
@@ -80,106 +85,72 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 1) -> Tensor:
 def _copy(tensors: list[Tensor], views: list[Tensor], result: Tensor, axis: int) -> None:
     """The tensors to where they belong, in one launch, unless they are too many, too small or not contiguous."""
     filled = [(tensor, view) for tensor, view in zip(tensors, views, strict=True) if tensor.size]
-    size = result.dtype.itemsize
-
-    def one_by_one() -> None:
+    size, rows, unit, lengths = result.dtype.itemsize, math.prod(result.shape[:axis]), 0, [0]
+    if 2 <= len(filled) <= MAX_PARTS and size in _BITS and all(tensor.contiguous for tensor, _ in filled):
+        cpu = runtime.device_info(result.queue.device).type == "cpu"
+        numbers = [n for tensor, view in filled for n in (view.offset, tensor.offset, tensor.nbytes // rows)]
+        unit = size if cpu or any(number % 16 for number in numbers) else 16
+        lengths = [tensor.nbytes // rows // unit for tensor, _ in filled]
+        worthwhile = size == 4 and rows >= CPU_MIN_ROWS and min(lengths) >= CPU_LANES
+        if not (worthwhile if cpu else max(lengths) >= GPU_MIN_LENGTH):
+            unit = 0
+    if not unit:
         for tensor, view in filled:
             compute("x", {"x": tensor}, out=view)
-
-    rows = math.prod(result.shape[:axis])
-    if not 2 <= len(filled) <= _PARTS or size not in _BITS or not all(t.contiguous for t, _ in filled):
-        one_by_one()
         return
-    if runtime.device_info(result.queue.device).type == "cpu":
-        lengths = [tensor.size // rows for tensor, _ in filled]
-        if size != 4 or rows < _ROWS or min(lengths) < _LANES:
-            one_by_one()
-            return
-        _join_rows(result.context, len(filled))(result, filled, rows, lengths)
-        return
-    # In bytes; in pieces of 16 where all allow that.
-    starts, offsets = [view.offset for _, view in filled], [tensor.offset for tensor, _ in filled]
-    lengths = [tensor.nbytes // rows for tensor, _ in filled]
-    unit = 16 if not any(number % 16 for number in (*starts, *lengths, *offsets)) else size
-    if max(lengths) < _LEAST * unit:
-        one_by_one()
-        return
-    launch = _launch(result.context, unit, rows, *(tuple(n // unit for n in numbers) for numbers in (lengths, starts)))
-    operands: list[Any] = []
-    for tensor, _ in filled:
-        operands += (tensor.base_data, np.int64(tensor.offset // unit))
+    starts = tuple(view.offset // unit for _, view in filled)
+    launch = _launch(result.context, unit, rows, tuple(lengths), starts)
+    operands = [part for tensor, _ in filled for part in (tensor.base_data, np.int64(tensor.offset // unit))]
     launch(result.queue, (*operands, result.base_data))
+
+
+_CPU_ROW = """\
+inline void copy_row(global const uint *restrict x, global uint *restrict y, const long n) {
+  for (long i = 0; i + 16 <= n; i += 16) vstore16(vload16(0, x + i), 0, y + i);
+  if (n % 16) vstore16(vload16(0, x + n - 16), 0, y + n - 16);
+}
+"""
+"""A row by vectors of sixteen; the last one ends with the row, so what two write is the same."""
 
 
 @keeps_programs
 def _launch(context: cl.Context, unit: int, rows: int, lengths: tuple[int, ...], starts: tuple[int, ...]) -> Launch:
-    """A kernel for so many tensors of any length; a work item is a place in a row of a tensor.
-
-    Row and tensor are the same for a whole group, so that neighbours run together.
-    """
-    bits, parts = _BITS[unit], range(len(lengths))
+    """A kernel for so many tensors of any length. A GPU's work item is a place in a row of a tensor (row and tensor are
+    the same for a whole group, so that neighbours run together), a CPU's some rows of all tensors."""
+    bits, parts, head = _BITS[unit], range(len(lengths)), ""
+    if runtime.device_info(context.devices[0]).type == "cpu":
+        head, share = "__attribute__((reqd_work_group_size(1, 1, 1))) ", max(1, min(CPU_MAX_ROWS, rows // CPU_MIN_ROWS))
+        work, group = (-(-rows // share), 1, 1), (1, 1, 1)
+        lines = [
+            "const long first = get_global_id(0) * share, end = min(first + share, rows);",
+            "for (long row = first; row < end; ++row) {",
+            *(f"  copy_row(p{k} + o{k} + row * n{k}, y + row * whole + s{k}, n{k});" for k in parts),
+            "}",
+        ]
+    else:
+        items = min(GPU_GROUP, 1 << (max(lengths) - 1).bit_length())
+        share = -(-max(lengths) // items)
+        work, group = (share * rows * items, len(lengths)), (items, 1)
+        lines = [
+            "const uint row = (uint)get_group_id(0) / (uint)share;",
+            "const long i = ((uint)get_group_id(0) % (uint)share) * (long)get_local_size(0) + get_local_id(0);",
+            "const int part = get_global_id(1);",
+            f"global const {bits} *x = p0 + o0;",
+            "long length = n0, start = s0;",
+            *(f"if (part == {k}) x = p{k} + o{k}, length = n{k}, start = s{k};" for k in parts[1:]),
+            "if (i < length) y[row * whole + start + i] = x[row * length + i];",
+        ]
     arguments = [
         f"global const {bits} *restrict p{k}, const long o{k}, const long n{k}, const long s{k}" for k in parts
     ]
-    choose = [f"if (part == {k}) x = p{k} + o{k}, length = n{k}, start = s{k};" for k in parts[1:]]
-    lines = [
-        "const uint row = (uint)get_group_id(0) / blocks;",
-        "const long i = ((uint)get_group_id(0) % blocks) * (long)get_local_size(0) + get_local_id(0);",
-        "const int part = get_global_id(1);",
-        f"global const {bits} *x = p0 + o0;",
-        "long length = n0, start = s0;",
-        *choose,
-        "if (i < length) y[row * whole + start + i] = x[row * length + i];",
-    ]
+    arguments += ["const long share", "const long rows", "const long whole", f"global {bits} *restrict y"]
     inner = "\n  ".join(lines)
-    arguments += ["const uint blocks", "const long whole", f"global {bits} *restrict y"]
-    text = f"kernel void join({', '.join(arguments)}) {{\n  {inner}\n}}\n"
-    group = min(_GROUP, 1 << (max(lengths) - 1).bit_length())
-    blocks = -(-max(lengths) // group)
-    work = (blocks * rows * group, len(lengths))
+    text = f"{_CPU_ROW if head else ''}kernel {head}void join({', '.join(arguments)}) {{\n  {inner}\n}}\n"
     given = [value for k in parts for value in (f"p{k}", f"o{k}", np.int64(lengths[k]), np.int64(starts[k]))]
+    given += [np.int64(share), np.int64(rows), np.int64(sum(lengths)), "y"]
     names = [f"{name}{k}" for k in parts for name in "po"] + ["y"]
-    given += [np.uint32(blocks), np.int64(sum(lengths)), "y"]
-    return Launch(build(context, text), "join", work, (group, 1), given, names=names)
-
-
-@keeps_programs
-def _join_rows(context: cl.Context, count: int) -> Callable[..., None]:
-    """``join(result, (tensor, view) pairs, rows, lengths)`` on a CPU: a work item copies rows, by vectors of sixteen;
-    the last one of a part ends with it, so what two write is the same."""
-    parts = range(count)
-    lines = [
-        "const long first = get_global_id(0) * each, end = min(first + each, rows);",
-        "for (long row = first; row < end; ++row) {",
-        "  global uint *to = y + row * whole;",
-        *(f"  copy_row(p{k} + o{k} + row * n{k}, to, n{k});\n    to += n{k};" for k in parts),
-        "}",
-    ]
-    inner = "\n  ".join(lines)
-    arguments = [f"global const uint *restrict p{k}, const long o{k}, const long n{k}" for k in parts]
-    arguments += ["global uint *restrict y, const long whole, const long rows, const long each"]
-    text = (
-        "inline void copy_row(global const uint *restrict x, global uint *restrict y, const long n) {\n"
-        "  for (long i = 0; i + 16 <= n; i += 16) vstore16(vload16(0, x + i), 0, y + i);\n"
-        "  if (n % 16) vstore16(vload16(0, x + n - 16), 0, y + n - 16);\n}\n"
-        f"kernel __attribute__((reqd_work_group_size(1, 1, 1))) void join({', '.join(arguments)}) {{\n  {inner}\n}}\n"
-    )
-    program = build(context, text)
-    names = [f"{name}{k}" for k in parts for name in "pon"] + ["y", "whole", "rows", "each"]
-    dtypes = [None, np.int64, np.int64] * count + [None, np.int64, np.int64, np.int64]
-
-    @functools.cache
-    def launch(items: int) -> Launch:
-        return Launch(program, "join", (items, 1, 1), (1, 1, 1), names, names=names, dtypes=dtypes)
-
-    def join(result: Tensor, filled: Any, rows: int, lengths: list[int]) -> None:
-        each, operands = max(1, min(_EACH, rows // _ROWS)), []
-        for (tensor, _), length in zip(filled, lengths, strict=True):
-            operands += [tensor.base_data, np.int64(tensor.offset // 4), np.int64(length)]
-        operands += [result.base_data, np.int64(sum(lengths)), np.int64(rows), np.int64(each)]
-        launch(-(-rows // each))(result.queue, operands)
-
-    return join
+    dtypes = [each for _ in parts for each in (None, np.int64, np.int64, np.int64)] + [np.int64] * 3 + [None]
+    return Launch(build(context, text), "join", work, group, given, names=names, dtypes=dtypes)
 
 
 def _parts(buffer: Tensor, axis: int, sizes: Sequence[int]) -> list[Tensor]:

@@ -22,7 +22,7 @@ from .tensor import Tensor
 _calls = Programs(family=without_numbers)
 
 
-class _Call:
+class _BoundReduction:
     """One reduction over operands of known shapes, strides and types."""
 
     __slots__ = ("axes", "dtypes", "formulas", "reduction", "scale", "shape", "short")
@@ -83,7 +83,7 @@ def combine(
     keepdims: bool = False,
     out: Tensor | Sequence[Tensor] | None = None,
     store: Tensor | None = None,
-) -> tuple[_Call, list[Tensor]]:
+) -> tuple[_BoundReduction, list[Tensor]]:
     """What ``reduce`` computes, without a note on a tape: (what was decided, results)."""
     texts = (expression,) if isinstance(expression, str) else tuple(expression)
     given = () if out is None else (out,) if isinstance(out, Tensor) else tuple(out)
@@ -91,7 +91,7 @@ def combine(
     key = forms([operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims, outs], operands, store)
     call = _calls.get(key)
     if call is None:
-        call = _calls.make(key, lambda: _Call(operation, texts, axes, keepdims, outs, operands, store))
+        call = _calls.make(key, lambda: _BoundReduction(operation, texts, axes, keepdims, outs, operands, store))
     queue, arguments, scalars = None, [], []
     for value in operands.values():
         if isinstance(value, Tensor):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 Table = tuple[np.ndarray, np.ndarray | None]
 """Indices ``[out, taps]`` into an axis and their weights; without weights there is one tap, ``[out]``."""
 _GROUP = 256
-_ITEMS, _GROUPS = 1024, 64
-"""Items of a work group on a CPU at most, and groups at least where there are several rows in each."""
+CPU_GROUP_ITEMS = 1024
+"""Work items of a group on a CPU, at most."""
+CPU_MIN_GROUPS = 64
+"""Groups on a CPU, at least, where there are several rows in each."""
 
 
 def sample(x: Tensor, tables: Mapping[int, Table], fill: float = 0.0) -> Tensor:
@@ -76,53 +78,48 @@ def sampled(x: Tensor, axes: Sequence[int], operands: Sequence[Tensor | None], f
     if not y.size:
         return y
     weighted = tuple(operand is not None for operand in operands[1::2])
-    launch = _launch(x.context, x.dtype, x.shape, tuple(shape), tuple(axes), tuple(taps), weighted, float(fill))
+    form = _Form(x.dtype, x.shape, tuple(shape), tuple(axes), tuple(taps), weighted, float(fill))
     memory = [operand.base_data for operand in operands if operand is not None]
-    launch(x.queue, (given.base_data, np.int64(given.offset // x.dtype.itemsize), *memory, y.base_data))
+    first = np.int64(given.offset // x.dtype.itemsize)
+    _launch(x.context, form)(x.queue, (given.base_data, first, *memory, y.base_data))
     return y
 
 
+class _Form(NamedTuple):
+    """What the kernel's text follows from; ``shape`` is x's, ``result`` y's."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    result: tuple[int, ...]
+    axes: tuple[int, ...]
+    taps: tuple[int, ...]
+    weighted: tuple[bool, ...]
+    fill: float
+
+
 @functools.lru_cache(maxsize=1024)
-def _launch(
-    context: cl.Context,
-    dtype: np.dtype,
-    shape: tuple[int, ...],
-    result: tuple[int, ...],
-    axes: tuple[int, ...],
-    taps: tuple[int, ...],
-    weighted: tuple[bool, ...],
-    fill: float,
-) -> Launch:
-    total, summing = math.prod(result), any(weighted)
+def _launch(context: cl.Context, form: _Form) -> Launch:
+    total, inner = math.prod(form.result), form.result[-1]
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
-    text = _source(dtype, shape, result, axes, taps, weighted, fill, by_rows=not gpu)
-    tables = [name for n, has in enumerate(weighted) for name in (f"i{n}", *([f"w{n}"] if has else []))]
+    tables = [name for n, has in enumerate(form.weighted) for name in (f"i{n}", *([f"w{n}"] if has else []))]
     names = ["x", "offset", *tables, "y"]
-    inner = result[-1]
     size: tuple[int, ...] = (-(-total // _GROUP) * _GROUP,) if gpu else (inner, total // inner)
     group = (_GROUP,) if gpu else _rows(inner, total // inner)
-    program = build(context, f"// {'weighted ' * summing}sample along {axes}\n" + text)
+    comment = f"// {'weighted ' * any(form.weighted)}sample along {form.axes}\n"
+    program = build(context, comment + _source(form, by_rows=not gpu))
     return Launch(program, "sample_axes", size, group, " ".join(names), names=names)
 
 
 def _rows(inner: int, rows: int) -> tuple[int, ...] | None:
     """A work group of several short rows on a CPU, which takes a while to begin one; None: as the runtime likes."""
-    most = min(_ITEMS // inner, rows // _GROUPS)
+    most = min(CPU_GROUP_ITEMS // inner, rows // CPU_MIN_GROUPS)
     count = next((count for count in range(most, 1, -1) if rows % count == 0), 1)
     return (inner, count) if count > 1 else None
 
 
-def _source(
-    dtype: np.dtype,
-    shape: tuple[int, ...],
-    result: tuple[int, ...],
-    axes: tuple[int, ...],
-    taps: tuple[int, ...],
-    weighted: tuple[bool, ...],
-    fill: float,
-    by_rows: bool,
-) -> str:
+def _source(form: _Form, by_rows: bool) -> str:
     """The kernel, with an item for each element of the result; ``by_rows``, dimension 0 is its last axis."""
+    dtype, shape, result, axes, taps, weighted, fill = form
     store, kind, summing = element(dtype), kind_of([dtype], False), any(weighted)
     arguments = [f"global const {store.storage} *restrict x", "const long offset"]
     for n, has in enumerate(weighted):

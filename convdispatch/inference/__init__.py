@@ -1,8 +1,23 @@
-"""The inference form of a net: traced once, fused, recorded with its memory laid out, and replayed.
+"""The inference form of a net: traced once, fused, planned, recorded in one arena, and replayed.
 
-``build(net, shape)`` goes through ``trace`` (operations to a graph), ``fuse`` (what convolutions take in), ``layout``
-(pictures the other way), ``lower`` (a graph to recorded commands), ``arena`` and ``schedule`` (memory, queues) and
-``program`` (bound launches).
+``build(net, shape)`` runs ``trace``, the ``passes``, ``lower`` and ``device.replay`` in this order, for each layout
+that is worth it, and returns the fastest form. A new rewriting of graphs goes to ``passes``.
+
+- ``building``: a net to its fastest form.
+- ``choice_cache``: which form was fastest, on disk.
+- ``form_benchmark``: forms timed as they will be used.
+- ``form_tiers``: the predicted form runs while the others are built in the background.
+- ``graph``: values, nodes, and views of values.
+- ``graph_variants``: a net to its graphs, one a layout.
+- ``host_arrays``: a net on NumPy's arrays in place.
+- ``layout_planning``: the layout of each operation, by a minimum cut.
+- ``layout_pruning``: layouts that are predicted to be slow are not built.
+- ``lower``: a graph to a recording.
+- ``multi_device``: one net on several devices.
+- ``net``: the form as it runs.
+- ``passes``: rewritings of graphs.
+- ``trace``: a net to a graph.
+- ``weights``: weights packed for plans.
 """
 
 from .building import build, problems

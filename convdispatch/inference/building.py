@@ -29,7 +29,7 @@ from .lower import lower, problem_of
 from .net import InferenceNet
 from .passes.layout import LAYOUTS, MIXED
 from .passes.slicing import sliced
-from .weights import Aside, Weights
+from .weights import Background, Weights
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -63,7 +63,7 @@ def build(
     "nhwc", or "mixed", where a plan over the net turns some pictures) and ``queues`` (at most so many, for branches
     that do not depend on each other) are chosen by timing where they are None; with ``recall`` a choice on which two
     measurements agree is kept on disk, and the next process builds that form alone. With ``recall`` a large net with
-    nothing cached on a CPU is answered in the form that is predicted fastest: the others are built aside, then calls
+    nothing cached on a CPU runs in the form that is predicted fastest: the others are built in the background, then calls
     with arrays run all in turns, and the fastest stays. ``policy(tier="full")``, or ``deterministic``, waits for all.
 
     ``for_`` says what forms are timed at: ``"latency"``, one call that is waited for, or ``"throughput"``, calls that
@@ -127,9 +127,9 @@ def build(
             graphs |= mixed(graph, queue, ranked)
         graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
         graphs, later = tiered(graphs, ranked, queue.device) if tiers else (graphs, {})
-        plans = _plans(graphs, queue, ranked, graph.aside)
+        plans = _plans(graphs, queue, ranked, graph.background)
         forms = _forms(graphs, counts, queue, threads, *plans)
-    graph.aside.end()
+    graph.background.end()
     best = _fastest(forms, purpose, key, known)
     if net_key:
         artifact_store.note("forms", net_key, lambda: {"layout": best.layout, "queues": best.queues}, queue.device)
@@ -138,7 +138,7 @@ def build(
 
         def others() -> list[InferenceNet]:
             with side_by_side(queue.device, at_once=True, beside_calls=True):
-                planned = _plans(later, queue, ranked, Aside())
+                planned = _plans(later, queue, ranked, Background())
                 with background.at_work():
                     return _forms(later, counts, queue, threads, *planned)
 
@@ -146,7 +146,7 @@ def build(
             if key is not None:
                 choice_cache.store(key, form.layout, form.queues, verdict, known)
 
-        best.watch = Tiers(others, keep)
+        best.watch = Tiers(best, others, keep)
     return best
 
 
@@ -178,10 +178,10 @@ def _counts(wanted: int | None, threads: str) -> tuple[int, ...]:
 
 
 def _plans(
-    graphs: Mapping[str | None, Graph], queue: cl.CommandQueue, ranked: Ranked, aside: Aside
+    graphs: Mapping[str | None, Graph], queue: cl.CommandQueue, ranked: Ranked, pending: Background
 ) -> tuple[Mapping[ConvProblem, Prepared], Weights]:
     """The plans of all convolutions, side by side, and their weights on the way into them."""
-    weights, given = Weights(queue, aside), planned_convolutions(graphs.values())
+    weights, given = Weights(queue, pending), planned_convolutions(graphs.values())
 
     def pack(problem: ConvProblem, prepared: Prepared) -> None:
         for w in given[problem]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -63,6 +64,7 @@ class Choice:
     """A form, how many measurements in a row named it, and how noisy the last was."""
 
     layout: str | None
+    """The form's layout; where engines were timed, the engine's name."""
     queues: int
     votes: int = 0
     noise: float = 0.0
@@ -77,15 +79,16 @@ class Choice:
         return self.votes >= ENOUGH and (self.noise <= CALM or self.recalls < NOISY_RECALLS)
 
 
-def load(key: Key) -> Choice | None:
-    """What is known of a net's forms; None for nothing. A final choice of a noisy machine counts its uses."""
+def load(key: Key, names: Sequence[str | None] = (None, *LAYOUTS, MIXED)) -> Choice | None:
+    """What is known of a net's forms, which are called ``names``; None for nothing. A final choice of a noisy machine
+    counts its uses."""
     stored = decision_store(key[0]).get("forms", key[1])
     with contextlib.suppress(ValueError, TypeError):
         held = Choice(**(stored or {}))
         numbers = (held.queues, held.votes, held.recalls)
         if not all(type(n) is int and 0 <= n <= 1 << 30 for n in numbers) or not 1 <= held.queues <= 64:
             return None
-        if held.layout not in (None, *LAYOUTS, MIXED) or not all(0 <= float(n) < 1e9 for n in (held.noise, held.ms)):
+        if held.layout not in names or not all(0 <= float(n) < 1e9 for n in (held.noise, held.ms)):
             return None
         if held.is_final and held.noise > CALM:
             _write(key, replace(held, recalls=held.recalls + 1))
@@ -110,15 +113,15 @@ class Watch:
         self.key, self.choice, self.left, self.least = key, choice, _WATCHED, float("inf")
 
     def call(self, net: Any, inputs: Any, change: Any) -> Any:
-        """The results of ``net``, an ``InferenceNet``, as its ``call_on_host`` answers them."""
+        """The results of ``net``, an ``InferenceNet``, as its ``call_on_host`` returns them."""
         start = time.perf_counter()
-        answer = net.call_on_host(inputs, change)
+        results = net.call_on_host(inputs, change)
         self.left, self.least = self.left - 1, min(self.least, 1e3 * (time.perf_counter() - start))
         if self.left <= 0 and net.watch is self:
             net.watch = None
             if self.least < CONTRADICTS * self.choice.ms:
                 _write(self.key, replace(self.choice, votes=0))
-        return answer
+        return results
 
     def pin(self, net: Any) -> None:
         """This form stays in any case."""

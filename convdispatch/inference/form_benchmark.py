@@ -18,8 +18,10 @@ import numpy as np
 from ..api.errors import InvalidArgument
 
 PURPOSES = ("latency", "throughput")
-ROUNDS, LEAST_ROUNDS = 5, 2
-"""Turns of each form in a series; fewer where runs are long."""
+ROUNDS = 5
+"""Turns of each form in a series."""
+LEAST_ROUNDS = 2
+"""Turns of each form in a series where runs are long."""
 SERIES_S = 1.0
 """A series should take no longer, but for its least rounds."""
 SAMPLE_S = 0.02

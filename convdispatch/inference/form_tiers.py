@@ -1,4 +1,4 @@
-"""The form of a net that is predicted fastest answers while the others are built aside; then its calls decide.
+"""The form of a net that is predicted fastest runs while the others are built in the background; then calls decide.
 
 With nothing cached a net in two layouts takes a compiler twice as long as in one. So the first calls run what the
 prediction names, and once the others are there, calls with the host's arrays run each form in turns: what they take
@@ -11,6 +11,7 @@ import contextvars
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,10 @@ SAMPLES = 4
 def tiered(
     graphs: dict[str | None, Graph], ranked: Ranked, device: cl.Device
 ) -> tuple[dict[str | None, Graph], dict[str | None, Graph]]:
-    """Which of the ``graphs``, by layout, to build now, and which aside; all now where the policy waits, or for few."""
+    """Which of the ``graphs``, by layout, to build now, and which in the background.
+
+    All now where the policy waits, or where there are few convolutions.
+    """
     policy = current_policy()
     waits = (policy.tier or settings.TIER.value()) == "full" or policy.deterministic or policy.frozen
     if waits or len(graphs) < 2 or compilers(device) < 2:
@@ -56,17 +60,20 @@ def tiered(
 
 
 class Tiers:
-    """Builds the other forms of a net in a thread, then times its calls in turns over all; see ``InferenceNet.watch``.
+    """Builds the other forms of ``net`` in a thread, then times its calls in turns over all; see
+    ``InferenceNet.watch``.
 
-    ``build`` answers the others; ``keep`` is told the form that stays and the verdict.
+    ``build`` returns the others; ``keep`` is called with the form that stays and the verdict.
     """
 
     def __init__(
         self,
+        net: InferenceNet,
         build: Callable[[], Sequence[InferenceNet]],
         keep: Callable[[InferenceNet, Verdict], Any],
     ) -> None:
         self._build, self._keep = build, keep
+        _undecided.add(net)
         self._others: Sequence[InferenceNet] | None = None
         """None until they are built; none where that failed."""
         self._lock, self._turn = threading.Lock(), 0
@@ -97,7 +104,7 @@ class Tiers:
             place, self._turn = self._turn % (1 + len(others)), self._turn + 1
         start = time.perf_counter()
         try:
-            answer = (others[place - 1] if place else net).call_on_host(inputs, change)
+            results = (others[place - 1] if place else net).call_on_host(inputs, change)
         except InvalidArgument:
             raise
         except Exception:
@@ -110,7 +117,7 @@ class Tiers:
             self._samples[place].append(took)
             if net.watch is self and all(len(each) > SAMPLES for each in self._samples):
                 self._decide(net, others)
-        return answer
+        return results
 
     def _decide(self, net: InferenceNet, others: Sequence[InferenceNet]) -> None:
         half = SAMPLES // 2
@@ -128,3 +135,24 @@ class Tiers:
         """The form that ``net`` is now stays."""
         if net.watch is self:
             net.watch = None
+            _undecided.discard(net)
+
+
+_undecided: weakref.WeakSet[InferenceNet] = weakref.WeakSet()
+"""Nets whose forms are being built or timed."""
+
+
+def settle(net: InferenceNet) -> bool:
+    """Wait until the fastest form of a net is known, by calls on zeros; whether that was open."""
+    if not isinstance(net.watch, Tiers):
+        return False
+    net.watch.thread.join()
+    given = [np.zeros(x.shape, x.dtype) for x in net._lowered.inputs]  # who asks for ``net.inputs`` holds the form
+    while isinstance(net.watch, Tiers):
+        net(*given)
+    return True
+
+
+def settle_all() -> int:
+    """``settle`` for all nets of this process; how many were open."""
+    return sum(map(settle, list(_undecided)))

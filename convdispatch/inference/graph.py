@@ -11,7 +11,7 @@ import numpy as np
 from ..calls.arguments import transposed_shape
 from ..device.tracing import map_structure
 from ..tensor import Tensor
-from .weights import Aside
+from .weights import Background
 
 CONVOLUTIONS = ("convolution", "quantized_convolution", "transposed_convolution")
 
@@ -64,7 +64,7 @@ class Node:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any = None
-    """Refs in the structure that the function answers."""
+    """Refs in the structure that the function returns."""
     sources: tuple[str, ...] = ()
     """Names of what the node computes in the net's own words, where it has some: all that was fused into it."""
 
@@ -103,12 +103,12 @@ _GEOMETRY = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "gro
 
 @dataclass(eq=False)
 class Graph:
-    """Nodes in an order in which they can run; ``output`` holds Refs in the structure that the net answers."""
+    """Nodes in an order in which they can run; ``output`` holds Refs in the structure that the net returns."""
 
     inputs: list[Value]
     nodes: list[Node] = field(default_factory=list)
     output: Any = None
-    aside: Aside = field(default_factory=Aside)
+    background: Background = field(default_factory=Background)
     """What still computes some of the weights."""
 
     def uses(self) -> dict[Value, int]:
@@ -119,15 +119,41 @@ class Graph:
                 count[ref.value] = count.get(ref.value, 0) + 1
         return count
 
-    def substitute(self, old: Value, new: Value) -> None:
-        """Let every view of ``old`` be the same view of ``new``."""
-
-        def change(operand: Any) -> Any:
-            return replace(operand, value=new) if isinstance(operand, Ref) and operand.value is old else operand
-
+    def change(self, change: Callable[[Any], Any]) -> None:
+        """Replace every operand of the nodes, and of the output, by what ``change`` returns for it."""
         for node in self.nodes:
             node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
         self.output = map_operands(change, self.output)
+
+    def take_in(self, producer: Node, node: Node, **options: Any) -> Node:
+        """One operation in the place of ``node``, whose value it makes: the producer's, with ``options`` more."""
+        fused = Node(producer.function, (), {**producer.kwargs, **options}, sources=producer.sources + node.sources)
+        value = node.result.value
+        value.node, value.shape = fused, producer.result.value.shape
+        fused.result = value.whole
+        self.nodes[self.nodes.index(node)] = fused
+        self.nodes.remove(producer)
+        return fused
+
+    def summands(self, node: Node) -> list[Ref]:
+        """The two flat views whose sum an element-wise node is, that of the later operation first; else none."""
+        given = {name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")}
+        text = str(node.kwargs.get("expression", "+".join(given))).replace(" ", "")
+        sides = list(given.values())
+        if len(sides) != 2 or set(text.split("+")) != set(given):
+            return []
+        if not all(isinstance(side, Ref) and side.is_flat and side.shape == node.result.shape for side in sides):
+            return []
+        order = {each: place for place, each in enumerate(self.nodes)}
+        return sorted(sides, key=lambda side: order.get(side.value.node, -1), reverse=True)
+
+    def substitute(self, old: Value, new: Value) -> None:
+        """Let every view of ``old`` be the same view of ``new``."""
+        self.change(
+            lambda operand: (
+                replace(operand, value=new) if isinstance(operand, Ref) and operand.value is old else operand
+            )
+        )
 
     def move(self, queue: Any) -> None:
         """Copy the tensors (weights) that lie in another context than ``queue``'s to its device."""
@@ -137,13 +163,11 @@ class Graph:
             if not isinstance(operand, Tensor) or operand.queue.context == queue.context:
                 return operand
             if id(operand) not in moved:
-                self.aside.end()
+                self.background.end()
                 moved[id(operand)] = Tensor.from_numpy(operand.numpy(), queue)
             return moved[id(operand)]
 
-        for node in self.nodes:
-            node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
-        self.output = map_operands(change, self.output)
+        self.change(change)
 
     def prune(self) -> None:
         """Drop the nodes whose results nobody uses."""
@@ -169,5 +193,5 @@ def operands(structure: Any) -> Iterator[Any]:
 
 
 def map_operands(change: Callable[[Any], Any], structure: Any) -> Any:
-    """The structure with every Ref and tensor replaced by what ``change`` answers."""
+    """The structure with every Ref and tensor replaced by what ``change`` returns."""
     return map_structure(Ref | Tensor, change, structure)

@@ -29,7 +29,7 @@ _UNIT = 1e12
 """Capacities are whole picoseconds: with integers the cut is exact, and the same wherever it is computed."""
 _FIRST_FACTOR = {"local_response_norm": 1.5}
 _POOLS = frozenset({"max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "global_average_pool",
-                     "dequantized_average", "quantized_avg_pool"})  # fmt: skip
+                     "dequantized_average"})  # fmt: skip
 """Pools read and write at memory speed with channels last on a CPU, and at half of that with channels first."""
 
 
@@ -44,7 +44,7 @@ class Costs:
 def plan(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> frozenset[Node] | None:
     """The operations to turn for the least predicted time; None where no mixture is worth it, or times are unknown.
 
-    ``cost`` answers a convolution's seconds, NaN where nobody knows.
+    ``cost`` returns a convolution's seconds, NaN where they are not known.
     """
     costs = costs_of(graph, device, cost)
     times = list(costs.nodes.values())

@@ -63,7 +63,7 @@ def lower(
 
     With ``weights`` these are packed once ``weights.settle()`` has returned.
     """
-    taken = weights or Weights(queue, graph.aside)
+    taken = weights or Weights(queue, graph.background)
     with tracing(None):
         lowered = _Lowering(graph, queue, ready or {}, taken).run()
     if weights is None:
@@ -133,12 +133,7 @@ class _Lowering:
         self._memory: dict[Value, Tensor] = {}
         self._align = self.recording.device.mem_base_addr_align // 8
         self._place = {node: place for place, node in enumerate(graph.nodes)}
-        self._joins = self._find_joins()
-        self._grown = {
-            node: later for node, later in incremental_concats(graph).items() if not self._is_contiguous(later)
-        }
-
-        self._written = self._find_written()
+        self._plan_concatenations()
 
     def run(self) -> Lowered:
         """All nodes in order."""
@@ -183,25 +178,22 @@ class _Lowering:
     def _node(self, node: Node) -> LoweredNode:
         if is_planned(node) or node.name == QUANTIZED:
             return self._convolution(node)
-        if node in self._joins.values() and self._is_joined(node):
+        if node.name == "concatenate" and self._is_joined(node):
             return LoweredNode(node.name)
-        if node in self._grown or node in self._grown.values() or node in self._written.values():
-            self._grow(node)
-            return LoweredNode(node.name)
-        if node in self._written:
+        if node in self._formulas:
             self._write_part(node)
             return LoweredNode(node.name)
-        answer = node.function(*map_operands(self._operand, node.args), **map_operands(self._operand, node.kwargs))
-        self._bind(node.result, answer)
+        made = node.function(*map_operands(self._operand, node.args), **map_operands(self._operand, node.kwargs))
+        self._bind(node.result, made)
         return LoweredNode(node.name)
 
-    def _bind(self, result: Any, answer: Any) -> None:
+    def _bind(self, result: Any, made: Any) -> None:
         """Note where an operation put its results."""
         if isinstance(result, Ref):
             if result.value not in self._memory:
-                self._memory[result.value] = answer
+                self._memory[result.value] = made
         elif isinstance(result, list | tuple):
-            for one, other in zip(result, answer, strict=True):
+            for one, other in zip(result, made, strict=True):
                 self._bind(one, other)
 
     def _convolution(self, node: Node) -> LoweredNode:
@@ -250,126 +242,89 @@ class _Lowering:
             return tensor.copy().base_data
         return base.get_sub_region(tensor.offset, tensor.nbytes)
 
-    # --- concatenation -----------------------------------------------------------------------------------------------
+    # --- concatenations: parts are views of the result's memory, computed in place where they can be -----------------
 
-    def _find_joins(self) -> dict[Value, Node]:
-        """Results of convolutions that a concatenation reads, where parts of its result are contiguous."""
-        found: dict[Value, Node] = {}
-        for node in self.graph.nodes:
-            if node.name != "concatenate":
-                continue
-            if self._is_contiguous(node):
-                parts = [ref.value for ref in node.kwargs["tensors"]]
+    def _plan_concatenations(self) -> None:
+        """Find which values are computed in their place of a concatenation that reads them."""
+        uses, self._joins, self._formulas = self.graph.uses(), dict[Value, Node](), dict[Node, Node]()
+        joins = [node for node in self.graph.nodes if node.name == "concatenate"]
+        self._within = {
+            node: later for node, later in incremental_concats(self.graph).items() if not _is_contiguous(later)
+        }
+        """Concatenations whose result is a part, with gaps, of a later one's."""
+        for join in joins:
+            parts = [ref.value for ref in join.kwargs["tensors"] if isinstance(ref, Ref) and ref.is_whole]
+            if _is_contiguous(join):
                 if len(set(parts)) == len(parts):
-                    found |= {value: node for value in parts if value not in found}
-        return found
-
-    @staticmethod
-    def _is_contiguous(join: Node) -> bool:
-        """Whether a concatenation reads whole values, and its result holds each in one piece."""
-        tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
-        contiguous = all(size == 1 for size in join.result.shape[: axis % len(join.result.shape)])
-        return contiguous and all(isinstance(ref, Ref) and ref.is_whole for ref in tensors)
-
-    def _find_written(self) -> dict[Node, Node]:
-        """Formulas that a concatenation alone reads, whose result holds each part with gaps: written into it."""
-        uses, found = self.graph.uses(), {}
-        for join in self.graph.nodes:
-            if join.name != "concatenate" or self._is_contiguous(join) or join in self._joins.values():
+                    self._joins |= {value: join for value in parts if value not in self._joins}
                 continue
-            for ref in join.kwargs["tensors"]:
-                maker = ref.value.node if isinstance(ref, Ref) and ref.is_whole else None
-                if maker is None or maker.name != "apply" or maker.args or uses[ref.value] != 1:
-                    continue
-                if isinstance(maker.kwargs.get("expression"), str) and maker.kwargs.get("out") is None:
-                    found[maker] = join
-        return found
+            for value in parts:
+                maker = value.node
+                if maker is not None and maker.name == "apply" and not maker.args and uses[value] == 1:
+                    if isinstance(maker.kwargs.get("expression"), str) and maker.kwargs.get("out") is None:
+                        self._formulas[maker] = join
+        self._filled = {*self._within, *self._within.values(), *self._formulas.values()}
+        """Concatenations whose memory is there before they are computed."""
 
     def _write_part(self, node: Node) -> None:
         """A formula's result in its place of the concatenation that reads it."""
-        join, value = self._written[node], node.result.value
-        place = next(i for i, ref in enumerate(join.kwargs["tensors"]) if ref.value is value)
-        part = self._parts_of(join)[place]
+        part = self._part(self._formulas[node], node.result.value)
         given = map_operands(self._operand, {k: v for k, v in node.kwargs.items() if k not in ("expression", "dtype")})
         compute(node.kwargs["expression"], given, out=part)
-        self._memory[value] = part
+        self._memory[node.result.value] = part
 
     def _result(self, node: Node) -> Tensor:
         """Where a convolution writes: memory of its own, or its part of a concatenation."""
         value = node.result.value
-        if value not in self._memory:
-            part = self._part(value)
-            if part is not None:
-                self._memory[value] = part
+        part = None if value in self._memory else self._buffer_part(value)
+        if part is not None:
+            self._memory[value] = part
         return self._tensor(value)
 
-    def _part(self, value: Value) -> Tensor | None:
-        """A value's part of the concatenation that reads it; None where there is none that a buffer can begin at."""
+    def _buffer_part(self, value: Value) -> Tensor | None:
+        """A value's part, without gaps, of the concatenation that reads it; None where no buffer can begin there."""
         join = self._joins.get(value)
-        if join is None:
-            return None
-        whole, shapes = self._memory.get(join.result.value), self._shapes(join)
-        if whole is None:  # what is joined may be joined again: a dense block is one memory
-            whole = self._part(join.result.value) or shapes[0]
+        part = None if join is None else self._part(join, value)
+        return part if part is not None and part.offset % self._align == 0 else None
+
+    def _part(self, join: Node, value: Value) -> Tensor:
         place = next(i for i, ref in enumerate(join.kwargs["tensors"]) if ref.value is value)
-        part = _parts_like(whole, shapes[1])[place]
-        if part.offset % self._align:
-            return None
-        self._memory[join.result.value] = whole
-        return part
+        return self._parts(join)[place]
 
-    def _shapes(self, join: Node) -> tuple[Tensor, list[Tensor]]:
-        """Memory for a concatenation's result, of which nothing is taken before it is used, and its parts."""
-        tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
-        return concatenation_buffer([ref.shape for ref in tensors], axis, join.result.value.dtype, self.recording)  # type: ignore[arg-type]
-
-    def _grow(self, node: Node) -> None:
-        """A concatenation as a part of the one that it is joined into; what does not lie there yet is copied."""
-        for part, ref in zip(self._parts_of(node), node.kwargs["tensors"], strict=True):
-            source = self._operand(ref)
-            if source.base_data is not part.base_data or source.offset != part.offset:
-                compute("x", {"x": source}, out=part)
-
-    def _parts_of(self, node: Node) -> list[Tensor]:
-        """The parts of a concatenation's memory, which is made here, or is a part of a later one's."""
-        value, later = node.result.value, self._grown.get(node)
+    def _parts(self, join: Node) -> list[Tensor]:
+        """The parts of a concatenation's memory, which is allocated here, or is a part of a later one's."""
+        value, later = join.result.value, self._within.get(join)
+        axis, shapes = join.kwargs.get("axis", 1), [ref.shape for ref in join.kwargs["tensors"]]
         if value not in self._memory:
-            if later is None:
-                self._memory[value] = self._shapes(node)[0]
-            else:
-                place = next(i for i, ref in enumerate(later.kwargs["tensors"]) if ref.value is value)
-                self._memory[value] = self._parts_of(later)[place]
-        whole, axis = self._memory[value], node.kwargs.get("axis", 1)
-        before, starts = (slice(None),) * (axis % whole.ndim), [0]
-        for ref in node.kwargs["tensors"]:
-            starts.append(starts[-1] + ref.shape[axis])
-        return [whole[(*before, slice(start, end))] for start, end in itertools.pairwise(starts)]
+            part = self._buffer_part(value) if later is None else self._part(later, value)
+            if part is None:  # of which nothing is allocated before it is used
+                part, _ = concatenation_buffer(shapes, axis, value.dtype, self.recording)  # type: ignore[arg-type]
+            self._memory[value] = part
+        whole, axis = self._memory[value], axis % len(value.shape)
+        starts = itertools.accumulate((shape[axis] for shape in shapes), initial=0)
+        return [whole[(slice(None),) * axis + (slice(*between),)] for between in itertools.pairwise(starts)]
 
     def _is_joined(self, node: Node) -> bool:
-        """Copy what does not stand in a concatenation's memory yet; whether the memory is there."""
-        whole = self._memory.get(node.result.value)
-        if whole is None and node.result.value in self._joins and node.result.value not in self._memory:
-            whole = self._joined_again(node)
-        if whole is None:
+        """Copy to a concatenation's memory what is not there yet; whether there is memory already."""
+        value = node.result.value
+        if node not in self._filled and value not in self._memory and self._buffer_part(value) is None:
             return False
-        for part, ref in zip(_parts_like(whole, self._shapes(node)[1]), node.kwargs["tensors"], strict=True):
+        for part, ref in zip(self._parts(node), node.kwargs["tensors"], strict=True):
             source = self._operand(ref)
-            if source.base_data is not part.base_data or source.offset != part.offset:
+            if source.base_data is part.base_data and source.offset == part.offset:
+                continue
+            if _is_contiguous(node):
                 self.recording.copy(part.base_data, source.base_data, source.nbytes, source.offset, part.offset)
+            else:
+                compute("x", {"x": source}, out=part)
         return True
 
-    def _joined_again(self, node: Node) -> Tensor | None:
-        """The place of a concatenation's result in the next one, where its own parts lie contiguously too."""
-        if not self._is_contiguous(node):
-            return None
-        part = self._part(node.result.value)
-        if part is not None:
-            self._memory[node.result.value] = part
-        return part
 
-
-def _parts_like(whole: Tensor, parts: list[Tensor]) -> list[Tensor]:
-    return [Tensor(whole.base_data, p.shape, p.dtype, whole.queue, p.strides, whole.offset + p.offset) for p in parts]
+def _is_contiguous(join: Node) -> bool:
+    """Whether a concatenation reads whole values, and its result holds each in one piece."""
+    tensors, axis = join.kwargs["tensors"], join.kwargs.get("axis", 1)
+    contiguous = all(size == 1 for size in join.result.shape[: axis % len(join.result.shape)])
+    return contiguous and all(isinstance(ref, Ref) and ref.is_whole for ref in tensors)
 
 
 def _keep(tensor: Tensor) -> Tensor:

@@ -80,16 +80,16 @@ class InferenceNets:
 
         The first error of a device is raised in its batch's place.
         """
-        work: SimpleQueue[tuple[Any, _Answer] | None] = SimpleQueue()
+        work: SimpleQueue[tuple[Any, _Result] | None] = SimpleQueue()
         threads = [threading.Thread(target=_serve, args=(net, work), daemon=True) for net in self.nets]
         for thread in threads:
             thread.start()
-        waiting: deque[_Answer] = deque()
+        waiting: deque[_Result] = deque()
         try:
             for given in batches:
-                answer = _Answer()
-                work.put((given if isinstance(given, tuple) else (given,), answer))
-                waiting.append(answer)
+                result = _Result()
+                work.put((given if isinstance(given, tuple) else (given,), result))
+                waiting.append(result)
                 if len(waiting) >= AHEAD * len(self.nets):
                     yield waiting.popleft().get()
             while waiting:
@@ -101,7 +101,7 @@ class InferenceNets:
                 thread.join()
 
 
-class _Answer:
+class _Result:
     """A result that one thread gives and another waits for."""
 
     def __init__(self) -> None:
@@ -119,12 +119,12 @@ class _Answer:
 
 def _serve(net: Callable[..., Any], work: SimpleQueue[Any]) -> None:
     while (task := work.get()) is not None:
-        inputs, answer = task
+        inputs, result = task
         with background.at_work():
             try:
-                answer.put(net(*inputs))
+                result.put(net(*inputs))
             except BaseException as error:
-                answer.put(None, error)
+                result.put(None, error)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -55,7 +55,7 @@ class Watch(Protocol):
 
 
 class InferenceNet:
-    """A net ready to run: ``net(x)`` copies x in, replays the program and answers the result.
+    """A net ready to run: ``net(x)`` copies x in, replays the program and returns the result.
 
     Calls are enqueued in order on one queue and do not wait for each other; NumPy arrays come back as NumPy arrays.
     """
@@ -208,9 +208,9 @@ class InferenceNet:
                 stream.copy(CudaMemory(address, real.nbytes, held), real.base_data, real.nbytes, real.offset)
                 return library.finished(made, stream)
 
-            answer = map_operands(fetch, self._lowered.output)
+            results = map_operands(fetch, self._lowered.output)
             library.keep(stream, inputs)
-        return answer
+        return results
 
     def become(self, form: InferenceNet) -> None:
         """Run as another form of the same net from now on."""

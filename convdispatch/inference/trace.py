@@ -32,8 +32,8 @@ def trace(net: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: Any, 
     dtypes = dtype if isinstance(dtype, list | tuple) else [dtype] * len(shapes)
     given = [tracer.input(tuple(shape), np.dtype(each)) for shape, each in zip(shapes, dtypes, strict=True)]
     with tracing(tracer.note):
-        answer = net(*given)
-    tracer.graph.output = map_operands(tracer.ref, answer)
+        results = net(*given)
+    tracer.graph.output = map_operands(tracer.ref, results)
     tracer.graph.prune()
     return tracer.graph
 
@@ -67,22 +67,22 @@ class _Tracer:
         return Ref(value, tensor.shape, None if tensor.contiguous else tensor.strides, tensor.offset + slot.offset)
 
     def note(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Stand for a call: keep it as a node and answer tensors without values."""
+        """Stand for a call: note it as a node and return tensors without values."""
         given, options = map_operands(self.ref, args), map_operands(self.ref, kwargs)
         name = source()
         node = Node(function, given, options, sources=(name,) if name else ())
         with tracing(None):
             rule = _RULES.get(function.__name__)
             if rule:
-                answer = self._answer(node, rule(function, args, kwargs))
+                results = self._tensor(Value(*rule(function, args, kwargs), node))
             else:
-                answer = function(*map_operands(self._here, args), **map_operands(self._here, kwargs))
+                results = function(*map_operands(self._here, args), **map_operands(self._here, kwargs))
         if rule is None:
-            for tensor in _fresh(answer, self._values):
+            for tensor in _fresh(results, self._values):
                 self._values[tensor.base_data.root] = Value(tensor.shape, tensor.dtype, node)
-        node.result = map_operands(self.ref, answer)
+        node.result = map_operands(self.ref, results)
         self.graph.nodes.append(node)
-        return answer
+        return results
 
     def _here(self, tensor: Tensor) -> Tensor:
         """The same memory with the recording for a queue: an operation takes its first operand's."""
@@ -90,11 +90,8 @@ class _Tracer:
             return tensor
         return Tensor(tensor.base_data, tensor.shape, tensor.dtype, self.recording, tensor.strides, tensor.offset)
 
-    def _answer(self, node: Node, form: tuple[tuple[int, ...], np.dtype]) -> Tensor:
-        return self._tensor(Value(*form, node))
 
-
-def _fresh(answer: Any, known: dict[Slot, Value]) -> list[Tensor]:
+def _fresh(results: Any, known: dict[Slot, Value]) -> list[Tensor]:
     found: list[Tensor] = []
 
     def look(tensor: Any) -> Any:
@@ -102,7 +99,7 @@ def _fresh(answer: Any, known: dict[Slot, Value]) -> list[Tensor]:
             found.append(tensor)
         return tensor
 
-    map_operands(look, answer)
+    map_operands(look, results)
     return found
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 
-class Aside:
+class Background:
     """Computes tensors in a thread, one after the other."""
 
     def __init__(self) -> None:
@@ -46,8 +46,8 @@ class Aside:
 class Weights:
     """Weights in the forms that plans take, for commands of ``queue``; safe from several threads."""
 
-    def __init__(self, queue: cl.CommandQueue, aside: Aside) -> None:
-        self._queue, self._aside = queue, aside
+    def __init__(self, queue: cl.CommandQueue, background: Background) -> None:
+        self._queue, self._background = queue, background
         self._made: dict[Any, Any] = {}
         self._packing: list[tuple[Any, Tensor | None]] = []
         """Events of weights that are being packed, and what must live until then."""
@@ -59,7 +59,7 @@ class Weights:
 
     def _make(self, given: Tensor, prepared: Prepared) -> Any:
         w = given
-        self._aside.wait(w)
+        self._background.wait(w)
         if w.offset or not w.contiguous:
             w = w.copy()
         if w.queue != self._queue:  # with which there is no order
@@ -73,6 +73,7 @@ class Weights:
         return memory
 
     def settle(self) -> None:
-        """Wait until all are packed: replays have no event to wait for."""
+        """Wait until all are packed and copied: replays have no event to wait for, and may run on no queue at all."""
         while self._packing:
             self._packing.pop()[0].wait()
+        self._queue.finish()

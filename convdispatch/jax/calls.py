@@ -6,17 +6,24 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..api.errors import InvalidArgument
 from ..api.policy import policy
 from ..api.problem import ConvProblem
+from ..calls.call import PLACES
+from ..calls.framework.host import cpu_device, refuse_dtype
+from ..calls.host_call import HostCall
+from ..calls.stream_call import StreamCall
+from ..device import runtime
+from ..device.cuda.stream import CudaStream, place_of
 from ..device.programs.kernels import Programs
+from . import counting
 from .ffi import Frame, handler
-from .host_call import HostCall
 
 TARGET = "convdispatch.convolution"
 """The name of the custom call in compiled programs; its attribute is the problem as text."""
 _alive: list[Any] = []
 _calls = Programs()
-"""By platform and a problem's text."""
+"""By platform, the device's number and a problem's text."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -30,28 +37,61 @@ def register() -> None:
         ffi.register_ffi_target(TARGET, capsule, platform=platform)
 
 
-def call_for(platform: str, text: bytes) -> Any:
-    """The call of a problem on a platform, prepared. Raises Fallback where it cannot be."""
-    key = (platform, text)
+def call_for(platform: str, text: bytes, number: int = 0) -> Any:
+    """The call of a problem on a platform's device of a number, prepared. Raises Fallback where it cannot be."""
+    key = (platform, number, text)
     call = _calls.get(key)
     if call is None:
         with policy(tier=None):  # a compiled program keeps what it gets: no general kernel for the time being
-            call = _calls.make(key, lambda: _maker(platform)(ConvProblem.parse(text.decode())))
+            call = _calls.make(key, lambda: _made(platform, ConvProblem.parse(text.decode()), number))
     return call
 
 
-def _maker(platform: str) -> Callable[[ConvProblem], Any]:
+def _made(platform: str, problem: ConvProblem, number: int) -> HostCall | StreamCall:
     if platform == "cpu":
-        return HostCall
-    from .cuda_call import CudaBufferCall
+        device = cpu_device(pointers=True)
+        refuse_dtype(problem, device)
+        return HostCall(problem, runtime.context(device))
+    stream = CudaStream(place_of(number), 0)
+    refuse_dtype(problem, stream.device)
+    return StreamCall(problem, stream)
 
-    return CudaBufferCall
+
+def _addresses(problem: ConvProblem, frame: Frame) -> list[int]:
+    addresses = [0] * 5
+    for place, address in zip(PLACES[problem.direction], (*frame.operands, *frame.results), strict=True):
+        addresses[place] = address
+    return addresses
 
 
 def _on_host(frame: Frame) -> None:
-    lead, other = frame.operands
-    call_for("cpu", frame.text)(lead, other, frame.results[0])
+    """Run on XLA's buffers; the result is there on return."""
+    call = call_for("cpu", frame.text)
+    if call.launch is not None and not call.launch(_addresses(call.problem, frame), call.ask()):
+        raise InvalidArgument("XLA's buffers for operands and result must be apart, got some over the others")
+    counting.ours(call.solver)
 
 
 def _on_cuda(frame: Frame) -> None:
-    call_for("cuda", frame.text)(frame)
+    """Give the launches to XLA's stream; scratch memory is XLA's, where it has room."""
+    call = call_for("cuda", frame.text, frame.device)
+    borrowed: list[Callable[[], None]] = []
+    own = CudaStream(call.place, frame.stream)
+
+    def allocate(size: int) -> tuple[int, Any]:
+        try:
+            address, free = frame.allocate(size)
+        except MemoryError:
+            return own.scratch(size)
+        borrowed.append(free)
+        return address, None
+
+    stream = CudaStream(call.place, frame.stream, allocate)
+    try:
+        with stream.current():
+            if not call.empty:
+                call.launch(stream, _addresses(call.problem, frame))
+    finally:
+        for free in borrowed:  # in the stream's order
+            free()
+    counting.ours(call.solver)

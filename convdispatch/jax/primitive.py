@@ -17,10 +17,8 @@ from jax._src.lax import convolution as theirs
 
 from ..api import settings as environment
 from ..api.errors import InvalidArgument
-from ..calls.framework.enabled import Enabled
+from ..calls.framework.enabled import Enabled as Enabled
 from .lowering import lower
-
-__all__ = ["Enabled", "conv_general_dilated", "conv_p", "disable", "enable", "jax_conv_p", "settings_in_force"]
 
 _PLATFORMS = ("cpu", "cuda")
 _MATHS = (None, "float32", "ieee", "tf32", "fast")

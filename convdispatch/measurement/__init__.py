@@ -1,9 +1,23 @@
 """What is true of an engine: solvers and problems become times, errors and verdicts.
 
-``find`` searches for the fastest solver of a problem (``search`` holds its parts), ``measure`` turns samples into
-medians and benchmarking, ``reference`` is the float64 oracle, ``conformance`` the kit behind ``convdispatch verify``,
-``grammar`` reads and writes problems in every dialect, ``shapes`` holds tables of them. What is measured is kept by
-``selection.records``. A new dialect goes to ``grammar``, a new check of plugins to ``conformance``.
+What is measured is stored by ``selection.records``. A new dialect goes to ``grammar``, a new check of plugins to
+``conformance``. May import selection, device and api.
 
-May import selection, device and api.
+- ``find``: ``find``: measures what could compute a problem, and records it.
+- ``search``: the parts of that: candidates, their trial, benchmarking, the verdict.
+- ``aside``: a search in a process of its own, beside the caller's.
+- ``measure``: times rival candidates in interleaved rounds.
+- ``compiling``: compiles with a time limit.
+- ``run_reports``: where a run was, and the files of reports, for the kit and the benchmark.
+- ``farm``: child processes that are started again after a death, and tasks spread over them.
+- ``reference``: the float64 reference of every convolution.
+- ``quantized``: the reference, and random operands, of quantized convolutions.
+- ``sampled``: judges a computed tensor by float64 at a sample of its elements.
+- ``conformance``: the kit behind ``convdispatch verify``.
+- ``calibration``: measures a device's rates.
+- ``first_sight``: has a device calibrated in a child process when it is first used.
+- ``peaks``: measures a device's ceilings, for the roofline.
+- ``fitting``: fits a solver's cost to its measured records.
+- ``grammar``: reads and writes problems in every dialect.
+- ``shapes``: tables of problems.
 """

@@ -16,8 +16,6 @@ from ..device.child import answer, ends_with_parent, questions
 from ..selection.plugins.loader import plugins
 from ..selection.records.record import LEAST_SAMPLES, choice_text
 
-__all__ = ["BETTER", "MODULE", "disturbance", "worth"]
-
 MODULE = __name__
 BETTER = 1.05
 """So many times faster than what runs now a candidate must be to replace it: times of one queue are not another's."""
@@ -58,7 +56,7 @@ def _serve() -> None:
 
 
 def _searched(device: Any, problem: str, incumbent: str, deterministic: bool, budget_ms: float) -> dict[str, Any]:
-    from .search import Search  # the process that asks imports this module, and searches nothing
+    from .search import Search  # imported here, because the parent imports this module and never searches
 
     with policy(deterministic=deterministic):
         chosen = Policy(deterministic=deterministic)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 UNSTEADY = 1.5
-"""Times that slow samples may take of the quick ones, on a device without other work."""
+"""Time of slow samples over quick ones from which the device counts as busy with other work."""
 
 SHARED = 0.7
 """Of a CPU's processors, or of those that its control group may use, what a process has at least where nobody else
@@ -29,7 +29,9 @@ SLICED = 1.3
 in which one kernel of half a millisecond fits and a sample does not. Hot devices lose a tenth of their clock."""
 
 _NOTHING = "kernel void nothing(global int *p) { if (get_global_id(0) == 12345) *p = 1; }"
-_CHAIN, _SAMPLES = 200, 9
+_CHAIN = 200
+"""Launches of a sample, each behind the last."""
+_SAMPLES = 9
 
 
 class Unsteady(Exception):

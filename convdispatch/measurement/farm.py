@@ -46,32 +46,24 @@ class OutOfTime(Exception):
 class RestartingChild:
     """``python -m module``, started when something is asked, and again after a death.
 
-    ``setup`` is its first line. With ``greets`` the child answers it, by ``{"error": words}`` where it cannot work.
+    ``setup`` is its first line, which the child greets; by ``{"error": words}`` where it cannot work.
     After ``until`` (``time.monotonic``) every question raises OutOfTime.
     """
 
     def __init__(
-        self,
-        module: str,
-        setup: Mapping[str, Any],
-        *,
-        greets: bool = True,
-        start_s: float = START_S,
-        until: float | None = None,
+        self, module: str, setup: Mapping[str, Any], *, start_s: float = START_S, until: float | None = None
     ) -> None:
-        self._module, self._setup, self._greets, self._start_s, self._until = module, setup, greets, start_s, until
+        self._module, self._setup, self._start_s, self._until = module, setup, start_s, until
         self._child: Child | None = None
         self._lock = threading.Lock()
         self._ended = False
 
     def start(self) -> dict[str, Any]:
-        """Start a child; answers its greeting. Raises NotStarted, and OutOfTime after ``end``."""
+        """Start a child and return its greeting. Raises NotStarted, and OutOfTime after ``end``."""
         with self._lock:
             if self._ended:
                 raise OutOfTime
             self._child = Child(self._module, self._setup)
-        if not self._greets:
-            return {}
         try:
             greeting = self.hear(self._start_s)
         except Died as died:
@@ -82,7 +74,7 @@ class RestartingChild:
         return greeting
 
     def ask(self, question: Mapping[str, Any]) -> None:
-        """Send a question; ``hear`` answers it. Raises as ``start`` does."""
+        """Send a question, whose reply ``hear`` returns. Raises as ``start`` does."""
         if self._child is None:
             self.start()
         self._child.say(question)  # type: ignore[union-attr]
@@ -110,7 +102,7 @@ class RestartingChild:
     def answer(
         self, question: Mapping[str, Any], limit_s: float, say: Callable[[str], None] = lambda at: None
     ) -> dict[str, Any]:
-        """Ask, hear ``{"at": candidate}`` any number of times, and answer what comes then.
+        """Ask, hear ``{"at": candidate}`` any number of times, and return the reply that comes then.
 
         Each silence may last ``limit_s``. Raises Died, with where the child was; ``{"lost": words}``, said by a child
         whose device runs nothing any more, is such a death.
@@ -150,7 +142,7 @@ class RestartingChild:
 
 
 def outlive(ask: Callable[[dict[str, str]], _R]) -> _R:
-    """What ``ask(without)`` answers, asked again without the candidate that it died at, for the reason given.
+    """What ``ask(without)`` returns; after a death it is called again without the candidate that the child was at.
 
     Raises Died after DEATHS of them, or at the second that no candidate is to blame for.
     """
@@ -174,7 +166,7 @@ def farm(
     work: Callable[[RestartingChild, _T], _R],
     until: float | None = None,
 ) -> Iterator[tuple[_T, _R]]:
-    """Each task with what ``work(child, task)`` makes of it, as they end, ``jobs`` at a time, a child each.
+    """Each task with the result of ``work(child, task)``, as they end; ``jobs`` run at a time, each in its own child.
 
     ``work`` may add to ``tasks``. A task whose child does not start goes back for the others, which have one; once none
     has, NotStarted is raised here, after all that is done, and the tasks that are left stand in ``tasks``. Ends without

@@ -73,7 +73,7 @@ def find(
     results = search.run()
     if store:
         search.record(results)
-        results.runs = afterwards(results, replace(policy, workspace_limit=search.workspace_limit))
+        results.runs = afterwards(results, replace(policy, workspace_limit=search.options.workspace_limit))
     return results
 
 
@@ -94,13 +94,14 @@ def why_find(
     """
     from ..selection.choice.provenance import current
     from ..selection.records.perfdb import perfdb, scope_of
+    from ..selection.records.record import stale
 
     policy = policy or current_policy()
     known = perfdb().lookup(problem, device, scope_of(policy))
     if not known:
         return "never measured"
     for record in known:
-        doubt = perfdb().stale(record, current(record.solver, device, workspace_limit))
+        doubt = stale(record, current(record.solver, device, workspace_limit))
         if doubt:
             return f"{record.solver} was {doubt}"
     if here and (new := _newcomers(problem, device, policy, known, workspace_limit)):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 AGAIN_S = 3600.0
 """Seconds after which a device that could not be calibrated is tried again."""
 CHILD_S = 60.0
-"""Most seconds of the child's."""
+"""Most seconds that the calibrating child may take."""
 _seen: set[Any] = set()
 _lock = threading.Lock()
 
@@ -52,7 +52,7 @@ def _marked(device: cl.Device) -> bool:
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
-    except OSError:  # nothing can be kept
+    except OSError:  # the folder cannot be written, so rates could not be stored
         return False
     return True
 

@@ -1,6 +1,6 @@
 """Times rival candidates in interleaved rounds.
 
-Nothing here knows of OpenCL: a candidate is a callable that runs once and answers how long it took, and the clock is
+Nothing here knows of OpenCL: a candidate is a callable that runs once and returns how long it took, and the clock is
 the caller's, so all of it is tested with a clock that lies. Times are milliseconds.
 """
 
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from ..selection.records.timing import BadTiming, Timing, check_time, order_interval, summarise
 
+PRECISION = 0.01
+"""Width of a confidence interval over the median, below which a candidate needs no further samples."""
 CUT_FACTOR = 3.0
 """Below six samples there is no interval: cut a candidate whose best is this many times a rival's worst."""
 
@@ -21,7 +23,7 @@ CUT_FACTOR = 3.0
 def timed(
     work: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns, repeat: int = 1
 ) -> Callable[[], float]:
-    """A sample function: runs ``work`` ``repeat`` times and answers milliseconds a run.
+    """A sample function: runs ``work`` ``repeat`` times and returns milliseconds a run.
 
     ``clock`` counts nanoseconds in whole numbers, so that a difference loses nothing. ``work`` returns when it is done.
     """
@@ -37,7 +39,7 @@ def timed(
 
 @dataclass(frozen=True)
 class Candidate:
-    """One rival: a name, and a function that runs it once and answers its milliseconds."""
+    """One rival: a name, and a function that runs it once and returns its milliseconds."""
 
     name: str
     sample: Callable[[], float]
@@ -85,15 +87,14 @@ def interleaved(
     min_rounds: int = 7,
     budget_ms: float | None = None,
     cut_factor: float = 1.05,
-    precision: float = 0.01,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> dict[str, Outcome]:
-    """Sample the candidates in interleaved rounds and answer an Outcome for each name.
+    """Sample the candidates in interleaved rounds and return an Outcome for each name.
 
     A round runs each candidate once and begins one place further than the last, so a drift of clock or temperature, or
     the cache that a neighbour leaves, falls on all alike. A candidate is cut when the lower bound of its interval
     exceeds the best upper bound times ``cut_factor``. Benchmarking ends after ``rounds``; after ``min_rounds`` once
-    each interval left is narrower than ``precision`` of its median; and when ``budget_ms`` (by ``clock``, nanoseconds)
+    each interval left is narrower than PRECISION of its median; and when ``budget_ms`` (by ``clock``, nanoseconds)
     has no room for another run.
     """
     names = [candidate.name for candidate in candidates]
@@ -113,7 +114,7 @@ def interleaved(
                 continue
             _run_once(entrant)
         _cut(entrants, cut_factor)
-        if turn + 1 >= min_rounds and all(_converged(entrant, precision) for entrant in running):
+        if turn + 1 >= min_rounds and all(map(_converged, running)):
             break
     return {entrant.candidate.name: _outcome(entrant) for entrant in entrants}
 
@@ -139,11 +140,11 @@ def _cut(entrants: Sequence[_Entrant], factor: float) -> None:
             entrant.ended = ("cut", f"its best run took {min(entrant.samples) / worst:.1f} times the best one's worst")
 
 
-def _converged(entrant: _Entrant, precision: float) -> bool:
+def _converged(entrant: _Entrant) -> bool:
     interval = entrant.interval()
     if entrant.ended is not None:
         return True
-    return interval is not None and interval[1] - interval[0] <= precision * statistics.median(entrant.samples)
+    return interval is not None and interval[1] - interval[0] <= PRECISION * statistics.median(entrant.samples)
 
 
 def _outcome(entrant: _Entrant) -> Outcome:

@@ -16,7 +16,7 @@ from ..api.problem import ConvProblem
 from ..api.quantization import Quantization, Table
 
 
-def random_operands(problem: ConvProblem, seed: int, density: float = 1.0) -> dict[str, np.ndarray]:
+def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
     """x and w over all values of 8 bits, a residual, and a table by which y covers its range and saturates."""
     random = np.random.default_rng(seed)
     out, limits = problem.out_dtype or "int32", np.iinfo(problem.dtype)

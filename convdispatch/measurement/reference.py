@@ -26,41 +26,52 @@ _GATHER = 1 << 22
 """Most elements that ``sample`` gathers at once (32 MB in float64)."""
 
 
-def compute(
-    problem: ConvProblem,
-    *,
-    x: np.ndarray | None = None,
-    w: np.ndarray | None = None,
-    y: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    residual: np.ndarray | None = None,
-    initial: np.ndarray | None = None,
-) -> np.ndarray:
+def compute(problem: ConvProblem, **operands: np.ndarray | None) -> np.ndarray:
     """The tensor that ``problem.direction`` writes, float64, in the problem's layout.
 
-    ``x``, ``w`` and ``y`` have the problem's shapes; the written one is not read. ``initial`` is what the output
-    holds before, for a problem that accumulates. Raises InvalidArgument for a missing operand or a wrong shape.
+    ``operands`` are ``x``, ``w`` and ``y``, of which the written one is not read, ``bias``, ``residual``, and
+    ``initial``: what the output holds before, for a problem that accumulates. Each has the problem's shape for it.
+    Raises InvalidArgument for a missing operand or a wrong shape.
     """
+    operands = _centred(problem, operands)
+    read = {name: _operand(problem, name, operands.get(name)) for name in "xwy" if name != problem.written}
+    directions = {"fwd": _forward, "bwd_data": _backward_data, "bwd_weights": _backward_weights}
+    sums = _external(problem, directions[problem.direction](problem, **read), problem.out_shape)
+    return _finished(problem, sums, operands)
+
+
+def _centred(problem: ConvProblem, operands: dict[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:
+    """The operands; a quantized convolution's x less its zero point."""
+    if not problem.quantized:
+        return operands
+    table = _table(problem, operands.get("bias"))
+    return operands | {"x": quantized.centred(_shaped(problem, "x", operands.get("x"), problem.x_shape), table)}
+
+
+def _finished(
+    problem: ConvProblem, sums: np.ndarray, operands: dict[str, np.ndarray | None], at: np.ndarray | None = None
+) -> np.ndarray:
+    """The sums through the epilogue: all of them, or those of the flat indices ``at``."""
+    where = None if at is None else np.unravel_index(at, problem.out_shape)
+    channel = None if where is None else where[1 if problem.layout == "nchw" else -1]
+
+    def along(numbers: np.ndarray) -> np.ndarray:  # one number a channel of the written tensor, whatever the direction
+        return _bias(problem, numbers) if channel is None else numbers[channel]
+
+    def added(name: str) -> np.ndarray:
+        array = _shaped(problem, name, operands.get(name), problem.out_shape)
+        return array if at is None else array.reshape(-1)[at]
+
     if problem.quantized:
-        table = _table(problem, bias)
-        x = quantized.centred(_shaped(problem, "x", x, problem.x_shape), table)
-    operands = {"x": x, "w": w, "y": y}
-    read = {name: _operand(problem, name, array) for name, array in operands.items() if name != problem.written}
-    result = {"fwd": _forward, "bwd_data": _backward_data, "bwd_weights": _backward_weights}[problem.direction](
-        problem, **read
-    )
-    result = _external(problem, result, problem.out_shape)
-    if problem.quantized:
-        added = _shaped(problem, "residual", residual, problem.out_shape) if problem.residual else None
-        return quantized.finished(problem, result, table, lambda numbers: _bias(problem, numbers), added)
+        residual = added("residual") if problem.residual else None
+        return quantized.finished(problem, sums, _table(problem, operands.get("bias")), along, residual)
+    result = sums
     if problem.bias:
-        result = result + _bias(problem, _given(problem, "bias", bias, (problem.channels_out,)))
+        result = result + along(_given(problem, "bias", operands.get("bias"), (problem.channels_out,)))
     if problem.residual:
-        result = result + _given(problem, "residual", residual, problem.out_shape)
+        result = result + added("residual").astype(np.float64)
     result = apply_activation(problem.activation, result)
-    if problem.accumulate:
-        result = result + _given(problem, "initial", initial, problem.out_shape)
-    return result
+    return result + added("initial").astype(np.float64) if problem.accumulate else result
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
@@ -199,52 +210,19 @@ def positions(problem: ConvProblem, count: int = 256, seed: int = 0) -> np.ndarr
     return np.unique(np.ravel_multi_index(tuple(points.T), shape).astype(np.int64))
 
 
-def sample(
-    problem: ConvProblem,
-    at: np.ndarray,
-    *,
-    x: np.ndarray | None = None,
-    w: np.ndarray | None = None,
-    y: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    residual: np.ndarray | None = None,
-    initial: np.ndarray | None = None,
-) -> np.ndarray:
+def sample(problem: ConvProblem, at: np.ndarray, **operands: np.ndarray | None) -> np.ndarray:
     """``compute(...).ravel()[at]`` without computing the rest: float64, one value a flat index of ``at``.
 
     Takes time in proportion to ``len(at)`` times the length of one element's sum.
     """
-    if problem.quantized:
-        table = _table(problem, bias)
-        x = quantized.centred(_shaped(problem, "x", x, problem.x_shape), table)
-    operands = {"x": x, "w": w, "y": y}
-    views = {name: _view(problem, name, array) for name, array in operands.items() if name != problem.written}
+    operands = _centred(problem, operands)
+    views = {name: _view(problem, name, operands.get(name)) for name in "xwy" if name != problem.written}
     at = np.asarray(at, np.int64).ravel()
-    where = np.unravel_index(at, problem.out_shape)
-    channel_axis = 1 if problem.layout == "nchw" else len(where) - 1
-    spatial = list(where[1:])
-    channel = spatial.pop(channel_axis - 1)
+    outer, *spatial = np.unravel_index(at, problem.out_shape)
+    channel = spatial.pop(0 if problem.layout == "nchw" else -1)
     spatial = [np.zeros_like(at)] * (3 - problem.ndim) + spatial
-    if problem.direction == "bwd_weights":
-        result = _sample_weights(problem, where[0], channel, spatial, **views)
-    else:
-        result = _sample_data(problem, where[0], channel, spatial, **views)
-    if problem.quantized:
-        added = np.asarray(residual).reshape(-1)[at] if problem.residual else None
-        return quantized.finished(problem, result, table, lambda numbers: numbers[channel], added)
-    if problem.bias:
-        # A bias follows the written tensor's channels, whatever the direction.
-        result = result + _given(problem, "bias", bias, (problem.channels_out,))[channel]
-    if problem.residual:
-        result = result + _take(problem, "residual", residual, at)
-    result = apply_activation(problem.activation, result)
-    return result + _take(problem, "initial", initial, at) if problem.accumulate else result
-
-
-def _take(problem: ConvProblem, name: str, array: np.ndarray | None, at: np.ndarray) -> np.ndarray:
-    if np.shape(array) != problem.out_shape:
-        raise InvalidArgument(f"{name} must have shape {problem.out_shape} for {problem}, got {np.shape(array)}")
-    return np.asarray(array).reshape(-1)[at].astype(np.float64)
+    sums_at = _sample_weights if problem.direction == "bwd_weights" else _sample_data
+    return _finished(problem, sums_at(problem, outer, channel, spatial, **views), operands, at)
 
 
 def _view(problem: ConvProblem, name: str, array: np.ndarray | None) -> np.ndarray:
@@ -259,17 +237,11 @@ def _view(problem: ConvProblem, name: str, array: np.ndarray | None) -> np.ndarr
 
 
 def _sample_data(
-    problem: ConvProblem,
-    batch: np.ndarray,
-    channel: np.ndarray,
-    spatial: list[np.ndarray],
-    w: np.ndarray,
-    x: np.ndarray | None = None,
-    y: np.ndarray | None = None,
+    problem: ConvProblem, batch: np.ndarray, channel: np.ndarray, spatial: list[np.ndarray], **views: np.ndarray
 ) -> np.ndarray:
     """Elements of y (given x) or of x (given y): a sum over the other's channels of one group, and taps."""
-    forwards = x is not None
-    source = x if forwards else y
+    forwards, w = "x" in views, views["w"]
+    source = views["x" if forwards else "y"]
     icg, ocg = problem.ic // problem.g, problem.oc // problem.g
     summed = np.arange(icg if forwards else ocg)
     taps = np.array(list(itertools.product(range(problem.kd), range(problem.kh), range(problem.kw))), np.int64)

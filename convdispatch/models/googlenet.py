@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..nn import LRN, AvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Sequential, functional
@@ -26,20 +27,13 @@ _MODULES = (
 class Inception(Module):
     """1×1; 1×1 then 3×3; 1×1 then 5×5; pooling then 1×1; concatenated along the channels."""
 
-    def __init__(
-        self, ic: int, one: int, reduce3: int, three: int, reduce5: int, five: int, pooled: int, layout: str, queue: Any
-    ) -> None:
+    def __init__(self, ic: int, widths: Sequence[int], layout: str, queue: Any) -> None:
         common = {"activation": "relu", "layout": layout, "queue": queue}
+        one, reduce3, three, reduce5, five, pooled = widths
         self.axis = 1 if layout == "nchw" else 3
         self.branch1 = Sequential(Conv2d(ic, one, 1, **common))
-        self.branch2 = Sequential(
-            Conv2d(ic, reduce3, 1, **common),
-            Conv2d(reduce3, three, 3, padding=1, **common),
-        )
-        self.branch3 = Sequential(
-            Conv2d(ic, reduce5, 1, **common),
-            Conv2d(reduce5, five, 5, padding=2, **common),
-        )
+        self.branch2 = Sequential(Conv2d(ic, reduce3, 1, **common), Conv2d(reduce3, three, 3, padding=1, **common))
+        self.branch3 = Sequential(Conv2d(ic, reduce5, 1, **common), Conv2d(reduce5, five, 5, padding=2, **common))
         self.branch4 = Sequential(MaxPool2d(3, 1, 1, layout=layout), Conv2d(ic, pooled, 1, **common))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,11 +58,9 @@ class GoogLeNet(Module):
             LRN(5, layout=layout),
             MaxPool2d(3, 2, ceil_mode=True, layout=layout),
         )
+        pool = MaxPool2d(3, 2, ceil_mode=True, layout=layout)
         self.inceptions = Sequential(
-            *(
-                MaxPool2d(3, 2, ceil_mode=True, layout=layout) if row is None else Inception(*row[1:], layout, queue)
-                for row in _MODULES
-            )
+            *(pool if row is None else Inception(row[1], row[2:], layout, queue) for row in _MODULES)
         )
         self.pool = AvgPool2d(7, 1, layout=layout)
         self.flatten = Flatten(layout=layout)

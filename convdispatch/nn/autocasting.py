@@ -13,6 +13,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..elementwise import apply
+from ..elementwise.codegen.elements import numpy_dtype
 from ..tape import current_tape, paused
 from ..tensor import Tensor
 
@@ -33,12 +34,7 @@ class autocast:  # noqa: N801 (a context manager, used like a function)
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
         if name not in ("float16", "bfloat16", "float32"):
             raise InvalidArgument(f"autocast takes float16, bfloat16 or float32, got {name}")
-        if name == "bfloat16":
-            import ml_dtypes
-
-            self._dtype: Any = np.dtype(ml_dtypes.bfloat16)
-        else:
-            self._dtype = np.dtype(name) if name == "float16" else None
+        self._dtype = None if name == "float32" else numpy_dtype(name)
 
     def __enter__(self) -> None:
         self._outer = getattr(_threads, "dtype", None)

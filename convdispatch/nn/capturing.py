@@ -26,9 +26,9 @@ GRAPH_FROM = 16
 def capture(function: Callable[..., Any]) -> Captured:
     """``function`` as something faster to call again and again; a decorator.
 
-    ``function`` takes tensors on one queue and answers tensors (or tuples, lists, dictionaries of them, or None). The
+    ``function`` takes tensors on one queue and returns tensors (or tuples, lists, dictionaries of them, or None). The
     first call for some shapes runs it as it is, the second records what it enqueues, and from then on a call copies
-    the arguments to where the recording reads them, enqueues its kernels and answers the same tensors, **whose values
+    the arguments to where the recording reads them, enqueues its kernels and returns the same tensors, **whose values
     the next call overwrites**. Parameters, gradients, running statistics and other tensors that the function uses
     besides its arguments stay where they are and are read and written anew each time; dropout draws anew too.
 
@@ -58,13 +58,13 @@ class _Recorded:
             Tensor(self.recording.allocate(x.nbytes, persistent=True), x.shape, x.dtype, x.queue) for x in given
         ]  # fmt: skip
         with self.recording.capture():
-            answer = function(*inputs)
-        map_structure(Tensor, _keep, answer)
+            results = function(*inputs)
+        map_structure(Tensor, _keep, results)
         self.program = Program(self.recording)
         if len(self.recording.commands) >= GRAPH_FROM:
             self.program.use_graph()
         self.inputs = [self._real(x) for x in inputs]
-        self.answer = map_structure(Tensor, self._real, answer)
+        self.results = map_structure(Tensor, self._real, results)
 
     def _real(self, tensor: Tensor) -> Tensor:
         if type(tensor.base_data) is not Slot:
@@ -77,18 +77,18 @@ class _Recorded:
             other = other if other.contiguous else other.copy()
             runtime.copy(mine.queue, mine.base_data, other.base_data, mine.nbytes, source_offset=other.offset)
         self.program.run()
-        return self.answer
+        return self.results
 
 
 class Captured:
-    """What ``capture`` answers. Safe from several threads, one call at a time."""
+    """What ``capture`` returns. Safe from several threads, one call at a time."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function, self._lock = function, threading.Lock()
         self._known: OrderedDict[Any, _Recorded | None] = OrderedDict()
 
     def __call__(self, *given: Tensor) -> Any:
-        """The function's answer for ``given``. Raises InvalidArgument for anything but tensors on one queue."""
+        """The function's results for ``given``. Raises InvalidArgument for anything but tensors on one queue."""
         if not given or not all(isinstance(x, Tensor) for x in given):
             raise InvalidArgument(f"a captured function takes tensors, got {[type(x).__name__ for x in given]}")
         if any(x.queue != given[0].queue for x in given):
@@ -96,11 +96,11 @@ class Captured:
         key = (given[0].queue, *((x.shape, x.dtype) for x in given))
         with self._lock:
             if key not in self._known:
-                answer = self._function(*given)  # plans are made, gradients get their memory
+                results = self._function(*given)  # plans are made, gradients get their memory
                 self._known[key] = None
                 if len(self._known) > _SHAPES:
                     self._known.popitem(last=False)
-                return answer
+                return results
             self._known.move_to_end(key)
             recorded = self._known[key]
             if recorded is None:

@@ -15,10 +15,16 @@ from ..device.programs.kernels import Launch, build, define, kernel_text
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_GROUP, _DEEP, _WIDEST = 256, 32, 64
-"""Work items of a first group, those of a second one that share a channel, vectors side by side in a first group."""
-_FULL, _ROWS = 8, 16
-"""First groups a compute unit, and rows of a work item below which there are fewer."""
+FIRST_GROUP_ITEMS = 256
+"""Work items of a group of the first launch, at most."""
+SECOND_GROUP_ITEMS = 32
+"""Work items of a group of the second launch that share a channel."""
+MAX_VECTORS = 64
+"""Vectors of channels side by side in a group of the first launch."""
+GROUPS_PER_UNIT = 8
+"""Groups of the first launch for each compute unit."""
+MIN_ROWS = 16
+"""Rows of a work item below which there are fewer groups."""
 
 
 def channel_sums(context: cl.Context, dtype: str, rows: int, channels: int) -> Callable[[Commands, Any, Any], None]:
@@ -32,12 +38,12 @@ def channel_sums(context: cl.Context, dtype: str, rows: int, channels: int) -> C
     vector = 16 // DTYPES[dtype].itemsize
     if channels % vector or not 0 < rows < 1 << 31:
         raise ValueError(f"sums take channels that {vector} divides and up to 2**31 rows, got {channels} and {rows}")
-    columns = next(n for n in range(min(_WIDEST, channels // vector), 0, -1) if channels // vector % n == 0)
-    deep = _GROUP // columns
+    columns = next(n for n in range(min(MAX_VECTORS, channels // vector), 0, -1) if channels // vector % n == 0)
+    deep = FIRST_GROUP_ITEMS // columns
     units = device_info(context.devices[0]).compute_units
-    most = max(1, _FULL * units * columns * vector // channels)
-    groups = max(1, min(most, -(-rows // (deep * _ROWS))))
-    text = storage_macros(dtype) + define(VECTOR=vector, GROUP=_GROUP, DEEP=_DEEP)
+    most = max(1, GROUPS_PER_UNIT * units * columns * vector // channels)
+    groups = max(1, min(most, -(-rows // (deep * MIN_ROWS))))
+    text = storage_macros(dtype) + define(VECTOR=vector, GROUP=FIRST_GROUP_ITEMS, DEEP=SECOND_GROUP_ITEMS)
     program = build(context, text + kernel_text(__package__, "channel_sums.cl"))
     many = (np.uint32(rows), np.uint32(groups), np.uint32(channels))
     across = channels // vector
@@ -45,10 +51,9 @@ def channel_sums(context: cl.Context, dtype: str, rows: int, channels: int) -> C
     first = Launch(
         program, "channel_parts", (across, groups * deep), local, ("g", "parts", many[0], many[2]), names=("g", "parts")
     )
-    size = (channels, _DEEP)
-    second = Launch(
-        program, "channel_sums", size, (vector, _DEEP), ("parts", "sums", *many[1:]), names=("parts", "sums")
-    )
+    size = (channels, SECOND_GROUP_ITEMS)
+    local, names = (vector, SECOND_GROUP_ITEMS), ("parts", "sums")
+    second = Launch(program, "channel_sums", size, local, (*names, *many[1:]), names=names)
 
     def give(commands: Commands, g: Any, sums: Any) -> None:
         parts = commands.allocate(4 * groups * channels)

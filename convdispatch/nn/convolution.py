@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,24 +38,15 @@ def convolution(
 
     An activation is fused where its gradient can be told from the result; otherwise it follows as a kernel of its own.
     """
-    geometry = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-        "layout": layout,
-        "math": math,
-    }
-    x, w, bias, residual = cast(x, w, bias, residual)
-    tape, after = current_tape(), None
-    watched = tape is not None and any(tape.tracks(t) for t in (x, bias, residual) if t is not None)
-    watched = watched or (tape is not None and isinstance(w, Tensor) and tape.tracks(w))
-    if watched and activation is not None and gradient_of_result(activation) is None:
-        activation, after = None, activation
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    geometry |= {"layout": layout, "math": math}
+    x, w, bias, residual = operands = cast(x, w, bias, residual)
+    tape = _tape_of(operands)
+    fused, after = _fused(tape, activation)
     given = dense(x)
-    y = conv(given, w, bias, residual=dense(residual), activation=activation, **geometry)
-    if watched:
-        _record(tape, y, x, given, w, bias, residual, activation, geometry)
+    y = conv(given, w, bias, residual=dense(residual), activation=fused, **geometry)
+    if tape is not None:
+        _Note(tape, operands, given, w, fused, geometry).record(y)
     return y if after is None else activate(y, after)
 
 
@@ -66,36 +59,24 @@ def linear(
     ``w`` is ``[oc, ic]``, or as ``conv()`` takes it: ``[oc, ic, 1, 1]``, with ``layout="nhwc"`` ``[oc, 1, 1, ic]``, or
     a constant made of it. Raises InvalidArgument unless x has two axes and w fits.
     """
-    x, w, bias = cast(x, w, bias)
+    x, w, bias = operands = cast(x, w, bias)
     if len(x.shape) != 2:
         raise InvalidArgument(f"a linear map takes x of shape (mb, features), got {x.shape}")
     shape = w.shape
-    if len(shape) not in (2, 4) or (len(shape) == 4 and shape[0] * max(shape[1:]) != _count(shape)):
+    if len(shape) not in (2, 4) or (len(shape) == 4 and shape[0] * max(shape[1:]) != math.prod(shape)):
         raise InvalidArgument(f"a linear map takes w of shape (oc, ic) or with two axes of size 1, got {tuple(shape)}")
     features = max(shape[1:])
     if x.shape[1] != features:
         raise InvalidArgument(f"w of shape {tuple(shape)} takes {features} features, x has shape {x.shape}")
-    mb, picture = x.shape[0], (lambda n, c: (n, c, 1, 1)) if layout == "nchw" else (lambda n, c: (n, 1, 1, c))
-    tape, after = current_tape(), None
-    watched = tape is not None and any(isinstance(t, Tensor) and tape.tracks(t) for t in (x, w, bias))
-    if watched and activation is not None and gradient_of_result(activation) is None:
-        activation, after = None, activation
+    tape = _tape_of(operands)
+    fused, after = _fused(tape, activation)
     with paused():
-        given = dense(x).reshape(picture(mb, features))
-        weight = w.reshape(picture(shape[0], features)) if len(shape) == 2 else w
-        result = conv(given, weight, bias, activation=activation, layout=layout)
-        y = result.reshape(mb, shape[0])
-    if watched:
-        geometry = {"layout": layout}
-        _record(tape, y, x, given, w, bias, None, activation, geometry, picture(mb, shape[0]), weight)
+        given = dense(x).reshape(picture_of(x.shape, layout))
+        weight = _filters_of(w, layout) if len(shape) == 2 else w
+        y = conv(given, weight, bias, activation=fused, layout=layout).reshape(x.shape[0], shape[0])
+    if tape is not None:
+        _Note(tape, (*operands, None), given, weight, fused, {"layout": layout}).record(y)
     return y if after is None else activate(y, after)
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def dense(tensor: Tensor | None) -> Any:
@@ -106,63 +87,101 @@ def dense(tensor: Tensor | None) -> Any:
         return apply("x", x=tensor)
 
 
-def _record(
-    tape: Tape,
-    y: Tensor,
-    x: Tensor,
-    given: Tensor,
-    w: Any,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
-    geometry: dict[str, Any],
-    y_shape: tuple[int, ...] | None = None,
-    weight: Any = None,
-) -> None:
-    """Note a convolution. ``given``, ``weight`` and ``y_shape`` are x, w and y's shape as ``conv`` had them."""
-    layout = geometry["layout"]
-    weight = w if weight is None else weight
-    needs_x, needs_w = tape.tracks(x), isinstance(w, Tensor) and tape.tracks(w)
-    needs_bias, needs_residual = tape.tracks(bias), tape.tracks(residual)
-    slope = gradient_of_result(activation) if activation else None
-    # Only what the gradients read is held: y for the activation's slope, x for the weights', the weights for x's.
-    held_y = y if slope else None
-    held_x = given if needs_w else None
-    x_shape = given.shape
-    inputs = (x, w if needs_w else None, bias, residual)
-    axes = tuple(a for a in range(y.ndim) if a != (1 if layout == "nchw" else y.ndim - 1))
+def _tape_of(operands: Sequence[Any]) -> Tape | None:
+    """The tape in force, if it tracks one of the operands."""
+    tape = current_tape()
+    return tape if tape is not None and any(isinstance(t, Tensor) and tape.tracks(t) for t in operands) else None
 
-    def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
-        db = dw = dx = None
+
+def _fused(tape: Tape | None, activation: str | None) -> tuple[str | None, str | None]:
+    """The activation that the convolution computes, and the one that follows it as a kernel of its own."""
+    if tape is None or activation is None or gradient_of_result(activation) is not None:
+        return activation, None
+    return None, activation
+
+
+def _sum_of_channels(tape: Tape, bias: Any, like: Tensor, layout: str, text: str = "", **given: Any) -> Tensor:
+    """A bias' gradient: the sum over all axes but the channels' of ``like``, or of a formula of its shape."""
+    axes = tuple(a for a in range(like.ndim) if a != (1 if layout == "nchw" else like.ndim - 1))
+    return reduce("sum", text or "x", axes, out=tape.sink(bias), **(given or {"x": like}))
+
+
+class _Note:
+    """What the gradients of a convolution read. ``given`` and ``weight`` are x and w as ``conv`` had them."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        operands: Sequence[Any],
+        given: Tensor,
+        weight: Any,
+        activation: str | None,
+        geometry: dict[str, Any],
+    ) -> None:
+        x, w, self.bias, residual = operands
+        self.tape, self.weight, self.activation, self.geometry = tape, weight, activation, geometry
+        self.w = w if isinstance(w, Tensor) and tape.tracks(w) else None
+        self.inputs = (x, self.w, self.bias, residual)
+        self.needs_x, self.needs_bias, self.needs_residual = map(tape.tracks, (x, self.bias, residual))
+        self.slope = gradient_of_result(activation) if activation else None
+        self.x_shape, self.given_shape = x.shape, given.shape
+        # Only what the gradients read is held: y for the activation's slope, x for the weights', the weights for x's.
+        self.x = given if self.w is not None else None
+        self.y: Tensor | None = None
+
+    def record(self, y: Tensor) -> None:
+        """Note that ``y`` is the result."""
+        self.y = y if self.slope else None
+        self.tape.record(y, self.inputs, self.backward)
+        if self.activation == "relu":
+            self.tape.rectify(y)
+
+    def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of x, w, bias and residual."""
+        layout, db, dw, dx = self.geometry["layout"], None, None, None
         if type(dy) is Rectified:  # the pooling after the ReLU knew what the ReLU cut
-            if needs_bias:
-                db = reduce("sum", dy.formula, axes, out=tape.sink(bias), **dy.operands)
-        elif held_y is None:
+            if self.needs_bias:
+                db = _sum_of_channels(self.tape, self.bias, dy, layout, dy.formula, **dy.operands)
+        elif self.y is None:
             dy = dense(dy)
-            if needs_bias:
-                db = reduce("sum", "x", axes, x=dy, out=tape.sink(bias))
-        elif needs_bias:
+            if self.needs_bias:
+                db = _sum_of_channels(self.tape, self.bias, dy, layout)
+        elif self.needs_bias:
             sloped = Tensor.empty(dy.shape, dy.dtype, dy.queue)
-            db = reduce("sum", slope, axes, dy=dy, y=held_y, out=tape.sink(bias), store=sloped)  # type: ignore[arg-type]
+            db = _sum_of_channels(self.tape, self.bias, dy, layout, self.slope, dy=dy, y=self.y, store=sloped)
             dy = sloped
         else:
-            dy = apply(slope, dy=dy, y=held_y)  # type: ignore[arg-type]
-        d = dy if y_shape is None else dy.reshape(y_shape)
-        if needs_w:
-            out = tape.sink(w)
-            dw = conv_backward_weights(held_x, d, weight.shape, out=_as(out, weight.shape), **geometry)
-        if needs_x:
-            dx = conv_backward_data(d, weight, x_shape, **geometry)
-            dx = dx if dx.shape == x.shape else dx.reshape(x.shape)
-        return dx, dw, db, dy if needs_residual else None
-
-    tape.record(y, inputs, backward)
-    if activation == "relu":
-        tape.rectify(y)
+            dy = apply(self.slope, dy=dy, y=self.y)
+        d = dy if dy.ndim == len(self.given_shape) else dy.reshape(picture_of(dy.shape, layout))
+        if self.w is not None:
+            out, shape = self.tape.sink(self.w), self.weight.shape
+            out = out if out is None or out.shape == shape else out.reshape(shape)
+            dw = conv_backward_weights(self.x, d, shape, out=out, **self.geometry)
+        if self.needs_x:
+            dx = conv_backward_data(d, self.weight, self.given_shape, **self.geometry)
+            dx = dx if dx.shape == self.x_shape else dx.reshape(self.x_shape)
+        return dx, dw, db, dy if self.needs_residual else None
 
 
-def _as(out: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
-    return out if out is None or out.shape == shape else out.reshape(shape)
+_FILTERS: weakref.WeakKeyDictionary[Tensor, Tensor] = weakref.WeakKeyDictionary()
+"""Matrices to their views as filters: a call remembers the last one of the same weights, by the object."""
+
+
+def _filters_of(w: Any, layout: str) -> Any:
+    """A matrix as filters of one pixel: the same view at each call, while its memory is the same."""
+    shape = picture_of(w.shape, layout)
+    if not isinstance(w, Tensor):
+        return w.reshape(shape)
+    view = _FILTERS.get(w)
+    if view is None or (view.base_data, view.offset, view.shape) != (w.base_data, w.offset, shape):
+        view = _FILTERS[w] = w.reshape(shape)
+    return view
+
+
+def picture_of(shape: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Rows of features as pictures of one pixel."""
+    n, c = shape[0], max(shape[1:])
+    return (n, c, 1, 1) if layout == "nchw" else (n, 1, 1, c)
 
 
 @operation
@@ -185,10 +204,9 @@ def transposed_convolution(
 
     Where gradients are recorded, the sum with ``residual`` and the activation are kernels of their own.
     """
-    x, w, bias, residual = cast(x, w, bias, residual)
-    tape = current_tape()
-    watched = tape is not None and any(isinstance(t, Tensor) and tape.tracks(t) for t in (x, w, bias, residual))
-    if watched and (activation is not None or residual is not None):
+    x, w, bias, residual = operands = cast(x, w, bias, residual)
+    tape = _tape_of(operands)
+    if tape is not None and (activation is not None or residual is not None):
         options = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
         y = transposed_convolution(x, w, bias, **options, groups=groups, layout=layout, math=math)
         y = y if residual is None else apply("x + y", x=y, y=residual)
@@ -209,7 +227,7 @@ def transposed_convolution(
     given = dense(x)
     options |= {"activation": activation, "residual": dense(residual)}
     y = conv_transpose(given, w, bias, padding=padding, output_padding=output_padding, **options)
-    if not watched:
+    if tape is None:
         return y
     del options["activation"], options["residual"]
     options["padding"] = tuple(pads)
@@ -220,8 +238,7 @@ def transposed_convolution(
         dy = dense(dy)
         db = dw = dx = None
         if needs_bias:
-            axes = tuple(a for a in range(dy.ndim) if a != (1 if layout == "nchw" else dy.ndim - 1))
-            db = reduce("sum", "x", axes, x=dy, out=tape.sink(bias))
+            db = _sum_of_channels(tape, bias, dy, layout)
         if needs_w:  # the convolution that this is the transpose of reads dy and would have made x
             dw = conv_backward_weights(dy, held, w.shape, out=tape.sink(w), **options)
         if needs_x:

@@ -6,7 +6,7 @@ Those that look at channels take ``layout`` as ``conv()`` does; parameters are s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..device import runtime
 from ..elementwise import Generator, full
 from ..tensor import Parameter, Tensor
 from . import functional
+from .convolution import picture_of
 from .modules import Module, tell
 
 if TYPE_CHECKING:
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
 
 
 class _Weighted(Module):
-    """What Conv2d and Linear share: a weight, perhaps a bias, and the weight's frozen form."""
+    """What convolutions and Linear share: a weight, and perhaps a bias."""
 
     weight: Parameter
     bias: Parameter | None
+    options: dict[str, Any]
 
     def _make(
-        self, shape: tuple[int, ...], inputs: int, outputs: int, bias: bool, queue: Any, rng: np.random.Generator | None
+        self, shape: tuple[int, ...], inputs: int, biases: int, queue: Any, rng: np.random.Generator | None
     ) -> None:
         # Uniform within 1/sqrt(inputs of one output), as PyTorch's layers begin.
         rng, queue = rng or np.random.default_rng(), queue or runtime.queue()
@@ -42,8 +44,23 @@ class _Weighted(Module):
             return Parameter(Tensor.from_numpy((rng.random(sizes, np.float32) * 2 - 1) * np.float32(bound), queue))
 
         self.weight = uniform(*shape)
-        self.bias = uniform(outputs) if bias else None
-        self._w: Any = None
+        self.bias = uniform(biases) if biases else None
+
+    def torch_axes(self, name: str) -> tuple[int, ...] | None:
+        return (0, 3, 1, 2) if name == "weight" and self.weight.ndim == 4 and self.options["layout"] == "nhwc" else None
+
+
+class _Planned(_Weighted):
+    """What Conv2d and Linear share: the weight's frozen form, and the problem that they ask to solve."""
+
+    _w: Any = None
+
+    def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
+        """The problem that calling this layer with an x of that shape asks to solve."""
+        w, options = self._shaped(), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1} | self.options
+        options |= {"bias": self.bias is not None, "residual": residual, "constant_weights": self._w is not None}
+        x_shape = picture_of(x_shape, options["layout"]) if len(x_shape) == 2 else x_shape
+        return describe("fwd", x_shape, w.shape, None, w.dtype.name, **options)
 
     def freeze(self) -> Module:
         self._w = constant(self._shaped())
@@ -62,7 +79,7 @@ class _Weighted(Module):
         return self.weight if self._w is None else self._w
 
 
-class Conv2d(_Weighted):
+class Conv2d(_Planned):
     """``activation(conv(x, weight) + bias + residual)``; x and residual are NCHW or NHWC, as ``layout`` says.
 
     ``kernel``, ``stride``, ``padding`` and ``dilation`` are what ``conv()`` takes. ``weight`` is ``[oc, ic/groups, kh,
@@ -89,29 +106,16 @@ class Conv2d(_Weighted):
         if ic % groups or oc % groups:
             raise InvalidArgument(f"channels must be multiples of groups={groups}, got {ic} and {oc}")
         shape = (oc, ic // groups, *kernel) if layout == "nchw" else (oc, *kernel, ic // groups)
-        self._make(shape, math.prod(shape[1:]), oc, bias, queue, rng)
-        self.options = {
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-            "activation": activation,
-            "layout": layout,
-        }
+        self._make(shape, math.prod(shape[1:]), oc if bias else 0, queue, rng)
+        self.options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        self.options |= {"activation": activation, "layout": layout}
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         tell(self, x, residual)
         return functional.convolution(x, self.operand, self.bias, residual=residual, **self.options)
 
-    def torch_axes(self, name: str) -> tuple[int, ...] | None:
-        return (0, 3, 1, 2) if name == "weight" and self.options["layout"] == "nhwc" else None
 
-    def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
-        """The problem that calling this layer with an x of that shape asks to solve."""
-        return _problem(self, x_shape, self.weight.shape, residual, **self.options)
-
-
-class ConvTranspose2d(Module):
+class ConvTranspose2d(_Weighted):
     """``conv_transpose(x, weight) + bias``; ``weight`` is ``[ic, oc/groups, kh, kw]``, for "nhwc" ``[ic, kh, kw,
     oc/groups]``."""
 
@@ -135,24 +139,15 @@ class ConvTranspose2d(Module):
         if ic % groups or oc % groups:
             raise InvalidArgument(f"channels must be multiples of groups={groups}, got {ic} and {oc}")
         shape = (ic, oc // groups, *kernel) if layout == "nchw" else (ic, *kernel, oc // groups)
-        _Weighted._make(self, shape, oc // groups * math.prod(kernel), oc, bias, queue, rng)  # type: ignore[arg-type]
-        self.options = {
-            "stride": stride,
-            "padding": padding,
-            "output_padding": output_padding,
-            "dilation": dilation,
-            "groups": groups,
-            "layout": layout,
-        }
+        self._make(shape, oc // groups * math.prod(kernel), oc if bias else 0, queue, rng)
+        self.options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        self.options |= {"output_padding": output_padding, "layout": layout}
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.transposed_convolution(x, self.weight, self.bias, **self.options)
 
-    def torch_axes(self, name: str) -> tuple[int, ...] | None:
-        return (0, 3, 1, 2) if name == "weight" and self.options["layout"] == "nhwc" else None
 
-
-class Linear(_Weighted):
+class Linear(_Planned):
     """``activation(x · weightᵀ + bias)`` for x ``[mb, ic]``, computed as a convolution of 1×1 pictures.
 
     ``weight`` is ``[oc, ic]``; ``layout`` is how ``conv()`` is asked, and changes no result.
@@ -169,23 +164,16 @@ class Linear(_Weighted):
         queue: cl.CommandQueue | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
-        self._make((oc, ic), ic, oc, bias, queue, rng)
+        self._make((oc, ic), ic, oc if bias else 0, queue, rng)
         self.options = {"activation": activation, "layout": layout}
 
     def _shaped(self) -> Tensor:
-        oc, ic = self.weight.shape
-        shape = (oc, ic, 1, 1) if self.options["layout"] == "nchw" else (oc, 1, 1, ic)
+        shape = picture_of(self.weight.shape, self.options["layout"])
         return Tensor(self.weight.base_data, shape, self.weight.dtype, self.weight.queue, None, self.weight.offset)
 
     def forward(self, x: Tensor) -> Tensor:
         tell(self, x)
         return functional.linear(x, self.operand, self.bias, **self.options)
-
-    def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
-        """The problem that calling this layer with an x of that shape asks to solve."""
-        mb, features = x_shape
-        picture = (mb, features, 1, 1) if self.options["layout"] == "nchw" else (mb, 1, 1, features)
-        return _problem(self, picture, self._shaped().shape, residual, **self.options)
 
 
 class BatchNorm2d(Module):
@@ -217,24 +205,26 @@ class BatchNorm2d(Module):
         return functional.batch_norm(x, *values, training=self.training, residual=residual, **self.options)
 
 
-class MaxPool2d(Module):
+class _Pool2d(Module):
+    pool: Callable[..., Tensor]
+
+    def __init__(self, kernel: Any, stride: Any = None, padding: Any = 0, **options: Any) -> None:
+        self.kernel, self.stride, self.padding, self.options = kernel, stride, padding, options
+
+    def forward(self, x: Tensor) -> Tensor:
+        return type(self).pool(x, self.kernel, self.stride, self.padding, **self.options)
+
+
+class MaxPool2d(_Pool2d):
     """The largest value of each window; options as ``functional.max_pool``."""
 
-    def __init__(self, kernel: Any, stride: Any = None, padding: Any = 0, **options: Any) -> None:
-        self.kernel, self.stride, self.padding, self.options = kernel, stride, padding, options
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.max_pool(x, self.kernel, self.stride, self.padding, **self.options)
+    pool = staticmethod(functional.max_pool)
 
 
-class AvgPool2d(Module):
+class AvgPool2d(_Pool2d):
     """The mean of each window; options as ``functional.avg_pool``."""
 
-    def __init__(self, kernel: Any, stride: Any = None, padding: Any = 0, **options: Any) -> None:
-        self.kernel, self.stride, self.padding, self.options = kernel, stride, padding, options
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.avg_pool(x, self.kernel, self.stride, self.padding, **self.options)
+    pool = staticmethod(functional.avg_pool)
 
 
 class AdaptiveAvgPool2d(Module):
@@ -302,33 +292,3 @@ class Flatten(Module):
             x = x.transpose(0, 3, 1, 2)
         return functional.flatten(x)
 
-
-def _problem(
-    layer: _Weighted,
-    x_shape: Sequence[int],
-    w_shape: Sequence[int],
-    residual: bool,
-    *,
-    activation: str | None,
-    layout: str,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> ConvProblem:
-    return describe(
-        "fwd",
-        x_shape,
-        w_shape,
-        None,
-        layer.weight.dtype.name,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        layout=layout,
-        bias=layer.bias is not None,
-        residual=residual,
-        activation=activation,
-        constant_weights=layer._w is not None,
-    )

@@ -14,7 +14,10 @@ from ..api.errors import InvalidArgument
 from ..elementwise import apply, full, reduce
 from ..tensor import Tensor
 
-_LARGEST, _LEAST = 2.0**24, 1.0
+MAX_SCALE = 2.0**24
+"""The largest scale."""
+MIN_SCALE = 1.0
+"""The least scale."""
 _UPDATE = """
 scale = where(bad > 0, max(scale * 0.5, least), where(well + 1 >= interval, min(scale * 2, largest), scale))
 well = where(bad > 0, 0, where(well + 1 >= interval, 0, well + 1))
@@ -29,9 +32,9 @@ class LossScaler:
     """
 
     def __init__(self, scale: float = 2.0**16, interval: int = 2000, queue: Any = None) -> None:
-        if not _LEAST <= scale <= _LARGEST or interval < 1:
+        if not MIN_SCALE <= scale <= MAX_SCALE or interval < 1:
             raise InvalidArgument(
-                f"a scale is {_LEAST:g} to {_LARGEST:g} and an interval 1 or more, got {scale} and {interval}"
+                f"a scale is {MIN_SCALE:g} to {MAX_SCALE:g} and an interval 1 or more, got {scale} and {interval}"
             )
         self.interval = interval
         self._scale, self._well, self._bad = (full((1,), value, queue=queue) for value in (scale, 0.0, 0.0))
@@ -56,7 +59,7 @@ class LossScaler:
         apply(
             ";".join(_UPDATE.strip().split("\n")),
             **{"scale": self._scale, "well": self._well, "bad": self._bad},
-            **{"least": _LEAST, "largest": _LARGEST, "interval": float(self.interval)},
+            **{"least": MIN_SCALE, "largest": MAX_SCALE, "interval": float(self.interval)},
         )
 
     def state_dict(self) -> dict[str, np.ndarray]:

@@ -20,11 +20,10 @@ from .convolution import dense
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_ITEMS = 64
-_HELD = 16
+_ROW_WORK_ITEMS = 64
+"""Work items of a row, but for long rows on a GPU."""
+_REGISTER_ELEMENTS = 16
 """Elements of a row that a GPU's work item keeps in registers at most."""
-_ALL, _ELEMENTS = 1024, 1 << 15
-"""Work items of the group that computes a whole loss on a GPU, and for how many logits; for more two launches pay."""
 
 
 @operation
@@ -100,16 +99,12 @@ def cross_entropy(x: Tensor, labels: Any, *, reduction: str = "mean") -> Tensor:
     scale = 1.0 / rows if reduction == "mean" else 1.0
     # A float16 slope is scaled when its gradient is known, which may have been made large to keep it from vanishing.
     later = scale if x.dtype == np.float16 else 1.0
-    factors = (scale, scale / later)
-    launch, whole = _cross_entropy(x.context, x.dtype.name, width, rows, watched, factors, reduction != "none")
-    losses = Tensor.empty(() if whole else (rows,), x.dtype, x.queue)
+    launch = _cross_entropy(x.context, x.dtype.name, width, rows, scale / later if watched else None)
+    losses = Tensor.empty((rows,), x.dtype, x.queue)
     operands = (given.base_data, _first(given), labels.base_data, _first(labels), losses.base_data)
     launch(x.queue, operands if slope is None else (*operands, slope.base_data))
-    if reduction == "none" or whole:
-        loss = losses
-    else:
-        with paused():
-            loss = reduce(reduction, "x", x=losses)
+    with paused():
+        loss = losses if reduction == "none" else reduce(reduction, "x", x=losses)
     if watched:
 
         def backward(dy: Tensor) -> tuple[Tensor]:
@@ -147,41 +142,23 @@ def _first(x: Tensor) -> np.int64:
 
 @keeps_programs
 def _softmax(context: cl.Context, dtype: str, width: int, rows: int) -> Launch:
-    text, items = _text(context, dtype, width, {"slope": False, "all": 0})
+    text, items = _text(context, dtype, width, slope=False)
     names = ("x", "offset", "y")
     return Launch(build(context, text), "softmax", (rows * items,), (items,), " ".join(names), names=names)
 
 
 @keeps_programs
-def _cross_entropy(
-    context: cl.Context, dtype: str, width: int, rows: int, slope: bool, factors: tuple[float, float], one: bool
-) -> tuple[Launch, bool]:
-    """The kernel, and whether it answers one number, as it may where ``one``; else one for each row.
-
-    ``factors`` are those of the one number and of the slopes.
-    """
-    info = runtime.device_info(context.devices[0])
-    whole = one and info.type != "cpu" and rows * width <= _ELEMENTS
-    fewest = 1 << (max(1, -(-width // _HELD)) - 1).bit_length()  # that keep a row in registers
-    items = min(_ITEMS, fewest) if whole else None
-    group = min(_ALL, info.max_work_group_size)
-    at_once = min(group // items, 1 << (rows - 1).bit_length()) if items else 0
-    values = {"slope": slope, "all": at_once, **({"mb": rows} if whole else {})}
-    text, items = _text(context, dtype, width, values, items)
-    names = ("x", "offset", "labels", "labels_offset", "losses", *(("slopes",) if slope else ()))
-    numbers = map(np.float64 if dtype == "float64" else np.float32, factors)  # of the kernel's ACC
-    size = items * (at_once if whole else rows)
-    group = items * (at_once or 1)
-    kernel = "cross_entropy_of_all" if whole else "cross_entropy"
-    return Launch(build(context, text), kernel, (size,), (group,), (*numbers, *names), names=names), whole
+def _cross_entropy(context: cl.Context, dtype: str, width: int, rows: int, slope_scale: float | None) -> Launch:
+    """The kernel of all rows' losses, and of their slopes times ``slope_scale`` unless that is None."""
+    text, items = _text(context, dtype, width, slope=slope_scale is not None)
+    names = ("x", "offset", "labels", "labels_offset", "losses", *(("slopes",) if slope_scale is not None else ()))
+    number = (np.float64 if dtype == "float64" else np.float32)(slope_scale or 0.0)  # of the kernel's ACC
+    return Launch(build(context, text), "cross_entropy", (rows * items,), (items,), (number, *names), names=names)
 
 
-def _text(
-    context: cl.Context, dtype: str, width: int, values: dict[str, Any], items: int | None = None
-) -> tuple[str, int]:
+def _text(context: cl.Context, dtype: str, width: int, slope: bool) -> tuple[str, int]:
     """softmax.cl for rows of ``width``, and the work items of a row: enough that a GPU's keep it in registers."""
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
-    if items is None:
-        items = _ITEMS if not gpu or width <= _ITEMS * 4 else 256
-    values = {"width": width, "items": items, "held": gpu and width <= items * _HELD, **values}
+    items = _ROW_WORK_ITEMS if not gpu or width <= _ROW_WORK_ITEMS * 4 else 256
+    values = {"width": width, "items": items, "held": gpu and width <= items * _REGISTER_ELEMENTS, "slope": slope}
     return storage_macros(dtype) + config_macros(values) + kernel_text("convdispatch.nn", "softmax.cl"), items

@@ -66,10 +66,7 @@ class Module:
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters and the other tensors kept with them (running statistics), by names such as ``"conv.weight"``."""
-        for prefix, module in self.named_modules():
-            for name, value in vars(module).items():
-                if isinstance(value, Tensor) and not name.startswith("_"):
-                    yield f"{prefix}.{name}" if prefix else name, value
+        return ((name, tensor) for name, tensor, _ in self._places())
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """What training changes, by name; one that is used in two places is named once."""
@@ -124,7 +121,18 @@ class Module:
         Raises InvalidArgument, and changes nothing, unless names and shapes fit.
         """
         places = {name: (tensor, axes) for name, tensor, axes in self._places()}
-        given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+        self._take(places, {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")})
+
+    def load(self, values: Mapping[str, np.ndarray]) -> None:
+        """Replace every value by the array of its name, in the shape it has here; thaws.
+
+        Axes of size 1 do not count.
+        Raises InvalidArgument, and changes nothing, unless names and shapes are exactly this module's.
+        """
+        self._take({name: (tensor, None) for name, tensor in self.named_tensors()}, values)
+
+    def _take(self, places: dict[str, tuple[Tensor, tuple[int, ...] | None]], given: Mapping[str, Any]) -> None:
+        """Write arrays to the tensors of their names; axes that are not None are those of the array's shape."""
         if places.keys() != given.keys():
             missing, unknown = sorted(places.keys() - given.keys()), sorted(given.keys() - places.keys())
             raise InvalidArgument(f"values do not match: missing {missing or 'none'}, unknown {unknown or 'none'}")
@@ -142,27 +150,11 @@ class Module:
         self.thaw()
 
     def _places(self) -> Iterator[tuple[str, Tensor, tuple[int, ...] | None]]:
+        """Names, tensors, and the order in which their axes are PyTorch's."""
         for prefix, module in self.named_modules():
             for name, value in vars(module).items():
                 if isinstance(value, Tensor) and not name.startswith("_"):
                     yield f"{prefix}.{name}" if prefix else name, value, module.torch_axes(name)
-
-    def load(self, values: Mapping[str, np.ndarray]) -> None:
-        """Replace every value by the array of its name, in the shape it has here; thaws.
-
-        Axes of size 1 do not count.
-        Raises InvalidArgument, and changes nothing, unless names and shapes are exactly this module's.
-        """
-        own = dict(self.named_tensors())
-        if own.keys() != values.keys():
-            missing, unknown = sorted(own.keys() - values.keys()), sorted(values.keys() - own.keys())
-            raise InvalidArgument(f"parameters do not match: missing {missing or 'none'}, unknown {unknown or 'none'}")
-        for name, tensor in own.items():
-            if tensor.shape != tuple(values[name].shape) and _trimmed(values[name].shape) != _trimmed(tensor.shape):
-                raise InvalidArgument(f"{name} has shape {tensor.shape}, got {tuple(values[name].shape)}")
-        for name, tensor in own.items():
-            tensor.write(values[name].reshape(tensor.shape))
-        self.thaw()
 
 
 def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:

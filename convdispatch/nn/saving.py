@@ -26,6 +26,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..device import jsontext
+from ..elementwise.codegen.elements import numpy_dtype
 from ..tensor import Tensor
 
 _CODES = {
@@ -188,7 +189,7 @@ def _parse(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         shape, (start, stop) = entry["shape"], entry["data_offsets"]
         if entry["dtype"] not in _NAMES:
             raise ValueError(f"{name} is of the unknown type {entry['dtype']!r}")
-        dtype = _dtype(_NAMES[entry["dtype"]])
+        dtype = numpy_dtype(_NAMES[entry["dtype"]])
         if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
             raise ValueError(f"{name} has sizes or offsets that are no whole numbers")
         if start != end or stop - start != math.prod(shape) * dtype.itemsize or stop > len(body):
@@ -199,11 +200,3 @@ def _parse(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     if end != len(body):
         raise ValueError(f"{len(body) - end} bytes at the end belong to no tensor")
     return {name: arrays[name] for name in header}, metadata
-
-
-def _dtype(name: str) -> np.dtype:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)

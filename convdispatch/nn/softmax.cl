@@ -1,14 +1,12 @@
 // y[r, k] = exp(x[r, k] - m_r) / sum over j of exp(x[r, j] - m_r), m_r the largest of row r: one work group a row.
 // losses[r] = m_r + log(sum over j of exp(x[r, j] - m_r)) - x[r, labels[r]]; slopes[r, k] is its derivative by
-// x[r, k], times slope_scale. cross_entropy_of_all gives scale times the sum of the losses, in one work group that
-// takes several rows at a time.
+// x[r, k], times slope_scale.
 //
 // Values the host defines:
 //   WIDTH         elements of a row
 //   ITEMS         work items of a row, a power of two
 //   SLOPE         1 to store the cross-entropy's slopes
 //   HELD          1 to keep a row's elements in registers between passes (GPUs, short rows)
-//   ALL           0, or how many rows cross_entropy_of_all takes at a time, of MB rows
 //   REAL ACC LOAD STORE   the element type (convdispatch.api.dtypes)
 // Offsets count elements to the first. Work item t of a row takes the elements t, t + ITEMS, ...
 
@@ -53,11 +51,6 @@
   part[t] = sum;                                                         \
   REDUCE(PLUS)
 
-#define LOSS (known ? largest + log(part[0]) - LOAD(x, row + (known ? label : 0)) : (ACC)NAN)
-#define SLOPES                                                           \
-  OVER_ROW(const ACC slope = known ? EXP(k) / part[0] - (ACC)(k == label) : (ACC)NAN; \
-           STORE(slopes, row + k, slope * slope_scale);)
-
 kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void softmax(global const REAL *x, const long offset, global REAL *y) {
   local ACC part[ITEMS];
@@ -69,7 +62,7 @@ void softmax(global const REAL *x, const long offset, global REAL *y) {
 }
 
 kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void cross_entropy(const ACC scale, const ACC slope_scale, global const REAL *x, const long offset,
+void cross_entropy(const ACC slope_scale, global const REAL *x, const long offset,
                    global const int *labels, const long labels_offset, global REAL *losses
 #if SLOPE
                    , global REAL *slopes
@@ -82,46 +75,10 @@ void cross_entropy(const ACC scale, const ACC slope_scale, global const REAL *x,
   SUM_OF_ROW
   const int label = labels[labels_offset + get_group_id(0)];
   const int known = label >= 0 && label < WIDTH;
-  if (t == 0) STORE(losses, get_group_id(0), LOSS);
+  const ACC loss = known ? largest + log(part[0]) - LOAD(x, row + (known ? label : 0)) : (ACC)NAN;
+  if (t == 0) STORE(losses, get_group_id(0), loss);
 #if SLOPE
-  SLOPES
+  OVER_ROW(const ACC slope = known ? EXP(k) / part[0] - (ACC)(k == label) : (ACC)NAN;
+           STORE(slopes, row + k, slope * slope_scale);)
 #endif
 }
-
-#if ALL
-
-kernel __attribute__((reqd_work_group_size(ITEMS * ALL, 1, 1)))
-void cross_entropy_of_all(const ACC scale, const ACC slope_scale, global const REAL *x, const long offset,
-                          global const int *labels, const long labels_offset, global REAL *loss
-#if SLOPE
-                          , global REAL *slopes
-#endif
-) {
-  local ACC parts[ITEMS * ALL];
-  const int t = get_local_id(0) % ITEMS, mine = get_local_id(0) / ITEMS;
-  local ACC *part = parts + mine * ITEMS;
-  x += offset;
-  ACC total = 0;
-  for (int first = 0; first < MB; first += ALL) {
-    // Beyond the last row the last one is computed again, for the barriers' sake; its slopes are the same.
-    const int r = min(first + mine, MB - 1);
-    const long row = r * (long)WIDTH;
-    SUM_OF_ROW
-    const int label = labels[labels_offset + r];
-    const int known = label >= 0 && label < WIDTH;
-    if (first + mine < MB) total += LOSS;
-#if SLOPE
-    SLOPES
-#endif
-    barrier(CLK_LOCAL_MEM_FENCE);  // before part is written again
-  }
-  if (t == 0) parts[mine] = total;
-  barrier(CLK_LOCAL_MEM_FENCE);
-  if (get_local_id(0) == 0) {
-    ACC sum = 0;
-    for (int i = 0; i < ALL; ++i) sum += parts[i];
-    STORE(loss, 0, sum * scale);
-  }
-}
-
-#endif

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..calls.arrays.accepted import refuse_mask
+from ..elementwise.codegen.elements import numpy_dtype
 from ..tensor import Tensor
 
 
@@ -18,7 +19,7 @@ class Caller:
 
     def __init__(self, given: Sequence[Any], queue: Any) -> None:
         self.queue = queue
-        self._lead = given[0] if given else np.empty(0)
+        self._first = given[0] if given else np.empty(0)
 
     def taken(self, value: Any, port: Any) -> Any:
         """A NumPy array or a Tensor of the type that the port's numbers are computed in.
@@ -50,8 +51,8 @@ class Caller:
             return value
         if hasattr(value, "base_data"):  # pyopencl's array
             return Tensor(value.base_data, tuple(value.shape), value.dtype, value.queue, value.strides, value.offset)
-        if _is_torch(value) and value.device.type == "cpu":
-            return _torch_to_numpy(value)
+        if is_torch(value) and value.device.type == "cpu":
+            return torch_to_numpy(value)
         if hasattr(value, "__dlpack__"):
             return Tensor.from_dlpack(value, self.queue)
         if hasattr(value, "__array__"):
@@ -60,44 +61,44 @@ class Caller:
 
     def given(self, result: Any) -> Any:
         """A result that nobody else holds as the caller's first array is."""
-        lead = self._lead
-        if isinstance(lead, Tensor):
+        first = self._first
+        if isinstance(first, Tensor):
             return result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
-        if hasattr(lead, "base_data"):
+        if hasattr(first, "base_data"):
             import pyopencl.array as cl_array
 
             t = result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
             return cl_array.Array(t.queue, t.shape, t.dtype, data=t.base_data, strides=t.strides, offset=t.offset)
-        if _is_torch(lead):
-            host = result.numpy() if isinstance(result, Tensor) and lead.device.type == "cpu" else result
-            return _torch_of(host, lead)
-        if hasattr(lead, "__dlpack__") and not isinstance(lead, np.ndarray | np.generic):
+        if is_torch(first):
+            host = result.numpy() if isinstance(result, Tensor) and first.device.type == "cpu" else result
+            return _torch_of(host, first)
+        if hasattr(first, "__dlpack__") and not isinstance(first, np.ndarray | np.generic):
             t = result if isinstance(result, Tensor) else Tensor.from_numpy(result, self.queue)
-            package = sys.modules[type(lead).__module__.partition(".")[0]]
+            package = sys.modules[type(first).__module__.partition(".")[0]]
             reader = getattr(package, "from_dlpack", None) or package.dlpack.from_dlpack
             return reader(t)
         return result.numpy() if isinstance(result, Tensor) else result
 
 
-def _is_torch(value: Any) -> bool:
+def is_torch(value: Any) -> bool:
+    """Whether a value is a tensor of PyTorch, which is not imported to tell."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _torch_to_numpy(value: Any) -> np.ndarray:
-    torch = sys.modules["torch"]
-    value = value.detach()
+def torch_to_numpy(value: Any) -> np.ndarray:
+    """NumPy's view of a tensor of PyTorch in host memory; bfloat16 as ml_dtypes has it."""
+    torch, value = sys.modules["torch"], value.detach()
     if value.dtype == torch.bfloat16:
-        import ml_dtypes
-
-        return value.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+        value = value if value.is_contiguous() else value.contiguous()
+        return value.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))  # type: ignore[no-any-return]
     return value.numpy()  # type: ignore[no-any-return]
 
 
-def _torch_of(result: Any, lead: Any) -> Any:
+def _torch_of(result: Any, first: Any) -> Any:
     torch = sys.modules["torch"]
     if isinstance(result, Tensor):
         return torch.from_dlpack(result)
     if result.dtype.name == "bfloat16":
         return torch.from_numpy(np.ascontiguousarray(result).view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(result).to(lead.device)
+    return torch.from_numpy(result).to(first.device)

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..elementwise.codegen.elements import numpy_dtype
 from ..tensor import Tensor
+from .arrays import is_torch, torch_to_numpy
 from .model import OnnxNet
 from .types import dtype_of
 
@@ -61,8 +63,8 @@ class OrtValue:
             return array
         if isinstance(array, Tensor):
             return array.numpy()
-        if _is_torch(array):
-            return _host_view(array.detach().cpu())
+        if is_torch(array):
+            return torch_to_numpy(array.detach().cpu())
         return np.from_dlpack(array) if self.device_name() == "cpu" else np.asarray(array.get())
 
     def shape(self) -> list[int]:
@@ -85,7 +87,7 @@ class OrtValue:
         """``"cpu"`` or ``"cuda"``."""
         if isinstance(self.array, np.ndarray):
             return "cpu"
-        if _is_torch(self.array):
+        if is_torch(self.array):
             return str(self.array.device.type)
         return "cpu" if self.array.__dlpack_device__()[0] == 1 else "cuda"
 
@@ -93,7 +95,7 @@ class OrtValue:
         """Where the first element lies."""
         if isinstance(self.array, np.ndarray):
             return int(self.array.ctypes.data)
-        if _is_torch(self.array):
+        if is_torch(self.array):
             return int(self.array.data_ptr())
         if self.device_name() == "cpu":
             return int(np.from_dlpack(self.array).ctypes.data)
@@ -105,7 +107,7 @@ class OrtValue:
 
     def update_inplace(self, data: np.ndarray) -> None:
         """Write NumPy's values into the memory."""
-        if _is_torch(self.array):
+        if is_torch(self.array):
             self.array.copy_(sys.modules["torch"].from_numpy(np.ascontiguousarray(data)))
         else:
             np.copyto(self.numpy(), data)
@@ -137,14 +139,13 @@ class IOBinding:
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """An input in host memory: a NumPy array, a torch tensor, anything with DLPack."""
-        self._inputs[self._known(name, self._net.inputs + self._net.optional, "input")] = arr_on_cpu
+        self.bind_ortvalue_input(name, arr_on_cpu)
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
         """An input at an address, without gaps; the caller keeps the memory."""
-        array = _at(device_type, device_id, element_type, shape, buffer_ptr)
-        self._inputs[self._known(name, self._net.inputs + self._net.optional, "input")] = array
+        self.bind_ortvalue_input(name, _at(device_type, device_id, element_type, shape, buffer_ptr))
 
     def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
         """An input that is an OrtValue, or any array."""
@@ -251,32 +252,16 @@ def _dtype(kind: Any) -> np.dtype:
     """NumPy's dtype of a type as onnxruntime takes it: NumPy's, ONNX's number, a name."""
     if isinstance(kind, int) and not isinstance(kind, bool):
         return dtype_of(kind)
-    if isinstance(kind, str) and kind == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(kind)
-
-
-def _is_torch(array: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
+    return numpy_dtype(kind)
 
 
 def _is_host(array: Any) -> bool:
     """Whether NumPy can see and write the memory."""
-    return isinstance(array, np.ndarray) or (_is_torch(array) and array.device.type == "cpu")
+    return isinstance(array, np.ndarray) or (is_torch(array) and array.device.type == "cpu")
 
 
 def _host_view(array: Any) -> np.ndarray:
-    if isinstance(array, np.ndarray):
-        return array
-    torch = sys.modules["torch"]
-    if array.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        return array.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
-    return array.detach().numpy()  # type: ignore[no-any-return]
+    return array if isinstance(array, np.ndarray) else torch_to_numpy(array)
 
 
 def _torch(what: str) -> Any:
@@ -289,7 +274,7 @@ def _torch(what: str) -> Any:
 
 def _synchronise(arrays: Any) -> None:
     for array in arrays:
-        if _is_torch(array) and array.is_cuda:
+        if is_torch(array) and array.is_cuda:
             sys.modules["torch"].cuda.current_stream(array.device).synchronize()
         elif isinstance(array, Tensor):
             array.queue.finish()

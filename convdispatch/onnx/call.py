@@ -11,7 +11,7 @@ from ..api.errors import InvalidArgument
 from ..tensor import Tensor
 
 Operand = Tensor | np.ndarray | None
-OPERATORS: dict[str, Callable[[Call], Any]] = {}
+OPERATORS: dict[str, Callable[[BoundNode], Any]] = {}
 """Name of each operator of ONNX's own domain to what computes it."""
 
 
@@ -27,10 +27,10 @@ class NeedsValue(Exception):
         super().__init__(why)
 
 
-def operator(*names: str) -> Callable[[Callable[[Call], Any]], Callable[[Call], Any]]:
-    """Enter a function under operators' names; it takes a Call and returns an operand, or a sequence of them."""
+def operator(*names: str) -> Callable[[Callable[[BoundNode], Any]], Callable[[BoundNode], Any]]:
+    """Enter a function under operators' names; it takes a BoundNode and returns an operand, or a sequence of them."""
 
-    def enter(function: Callable[[Call], Any]) -> Callable[[Call], Any]:
+    def enter(function: Callable[[BoundNode], Any]) -> Callable[[BoundNode], Any]:
         for name in names:
             OPERATORS[name] = function
         return function
@@ -38,22 +38,41 @@ def operator(*names: str) -> Callable[[Callable[[Call], Any]], Callable[[Call], 
     return enter
 
 
-class Call:
-    """A node with its operands; made by the interpreter."""
+def standard(domain: str) -> bool:
+    """Whether a domain is ONNX's own."""
+    return domain in ("", "ai.onnx")
 
-    def __init__(
-        self,
-        interpreter: Any,
-        node: Any,
-        operands: Sequence[Operand],
-        attributes: dict[str, Any],
-        opset: int,
-        sources: Sequence[frozenset[str]],
-        scope: Any = None,
-    ) -> None:
-        self.scope = scope
-        self.interpreter, self.node, self.operands, self.attributes = interpreter, node, list(operands), attributes
-        self.opset, self.sources = opset, list(sources)
+
+def attribute_value(attribute: Any) -> Any:
+    """An attribute's value as Python has it."""
+    from onnx.helper import get_attribute_value
+
+    return get_attribute_value(attribute)
+
+
+def attributes_of(node: Any, scope: Any) -> dict[str, Any]:
+    """A node's attributes, those of a function's body taken from the call."""
+    found = {}
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            found[attribute.name] = attribute_value(attribute)
+        elif attribute.ref_attr_name in scope.attributes:
+            found[attribute.name] = scope.attributes[attribute.ref_attr_name]
+    return found
+
+
+class BoundNode:
+    """A node of a graph with its operands."""
+
+    def __init__(self, interpreter: Any, node: Any, scope: Any) -> None:
+        self.interpreter, self.node, self.scope = interpreter, node, scope
+        found = [scope.find(name) if name else (None, frozenset()) for name in node.input]
+        self.operands: list[Operand] = [value for value, _ in found]
+        self.sources: list[frozenset[str]] = [source for _, source in found]
+        """The net's inputs that each operand depends on."""
+        self.attributes, self.standard = attributes_of(node, scope), standard(node.domain)
+        versions = ("", "ai.onnx") if self.standard else (node.domain,)
+        self.opset: int = next((scope.opsets[domain] for domain in versions if domain in scope.opsets), 1)
         self.queue, self.math = interpreter.queue, interpreter.math
 
     @property

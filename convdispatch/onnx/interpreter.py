@@ -1,4 +1,4 @@
-"""Walks a graph's nodes in order, with tensors that are traced and arrays that are known, and answers its outputs.
+"""Walks a graph's nodes in order, with tensors that are traced and arrays that are known, and returns its outputs.
 
 A node all of whose operands are known is folded on the host; others go to their operator. What has no operator here but
 is a function, of the model or of ONNX itself, is walked through in its place. ``If`` takes the branch that is known.
@@ -7,6 +7,7 @@ is a function, of the model or of ONNX itself, is walked through in its place. `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from ..api.errors import ConvDispatchError, InvalidArgument
 from ..api.fault_text import words
 from ..device.tracing import naming
 from ..tensor import Tensor
-from . import folding
-from .call import OPERATORS, Call, NeedsValue, Operand, Unsupported, describe_node
+from . import constants, folding
+from .call import OPERATORS, BoundNode, NeedsValue, Operand, Unsupported, attribute_value, standard
+from .reading import onnx_package, to_array
 
 MOST_NODES = 200_000
 """Of a graph with its functions walked through."""
@@ -28,11 +30,6 @@ _HOST = frozenset({"Shape", "Size"})
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
-
-
-def standard(domain: str) -> bool:
-    """Whether a domain is ONNX's own."""
-    return domain in ("", "ai.onnx")
 
 
 class Scope:
@@ -73,7 +70,7 @@ def _count(nodes: Iterable[Any], functions: Mapping[Any, Any], known: dict[Any, 
 
 
 class Interpreter:
-    """One pass over a model; ``run`` answers the outputs.
+    """One pass over a model; ``run`` computes the outputs.
 
     ``memory`` keeps what was uploaded and folded of the model's own values for the next pass.
     """
@@ -122,51 +119,41 @@ class Interpreter:
             self._node(node, scope)
 
     def _node(self, node: Any, scope: Scope) -> None:
-        found = [scope.find(name) if name else (None, frozenset()) for name in node.input]
-        operands, sources = [value for value, _ in found], [source for _, source in found]
-        attributes = _attributes(node, scope)
-        if node.op_type == "If" and standard(node.domain):
-            self._branch(node, scope, operands, attributes, sources)
+        call = BoundNode(self, node, scope)
+        if node.op_type == "If" and call.standard:
+            self._branch(call)
             return
         with naming(next((name for name in node.output if name), "")):
-            results = self._results(node, scope, operands, attributes, sources)
+            results = self._results(call)
         if len(results) < len([name for name in node.output if name]):
-            raise Unsupported(f"{describe_node(node)} has {len(node.output)} outputs, of which {len(results)} are here")
-        if standard(node.domain) and results and isinstance(results[0], Tensor):
-            self.made[id(results[0])] = node.op_type, operands, attributes
+            raise Unsupported(f"{call.name} has {len(node.output)} outputs, of which {len(results)} are here")
+        if call.standard and results and isinstance(results[0], Tensor):
+            self.made[id(results[0])] = node.op_type, call.operands, call.attributes
             self._seen.append(results[0])  # held: its id stays its own
-        depends = frozenset().union(*sources)
+        depends = frozenset().union(*call.sources)
         for name, value in zip(node.output, results, strict=False):
             if isinstance(value, Tensor) and value.nbytes > self._most:
                 raise InvalidArgument(
-                    f"{describe_node(node)} makes a tensor of shape {value.shape}, {value.nbytes} bytes: "
+                    f"{call.name} makes a tensor of shape {value.shape}, {value.nbytes} bytes: "
                     f"the device has {self._most}"
                 )
             if name:
                 scope.values[name], scope.sources[name], scope.makers[name] = value, depends, (node, scope)
 
-    def _results(
-        self,
-        node: Any,
-        scope: Scope,
-        operands: list[Operand],
-        attributes: dict[str, Any],
-        sources: list[frozenset[str]],
-    ) -> Sequence[Operand]:
-        ours = standard(node.domain)
-        opset = scope.opsets.get("" if ours else node.domain, scope.opsets.get("ai.onnx", 1) if ours else 1)
-        if ours and node.op_type in _HOST and operands:
-            return [_shape_of(node.op_type, operands[0], attributes)]
-        if ours and all(not isinstance(value, Tensor) for value in operands) and node.op_type not in _RANDOM:
+    def _results(self, call: BoundNode) -> Sequence[Operand]:
+        node, ours = call.node, call.standard
+        if ours and node.op_type in _HOST and call.operands:
+            return [_shape_of(node.op_type, call.operands[0], call.attributes)]
+        known = all(not isinstance(value, Tensor) for value in call.operands)
+        if ours and known and node.op_type not in _RANDOM:
             try:
-                return self._fold(node, scope, operands, opset)
+                return self._fold(call)
             except folding.Unfoldable:
                 pass
         function = self._functions.get((node.domain, node.op_type, getattr(node, "overload", "")))
         if function is None and ours and node.op_type in OPERATORS:
-            call = Call(self, node, operands, attributes, opset, sources, scope)
             try:
-                answer = OPERATORS[node.op_type](call)
+                results = OPERATORS[node.op_type](call)
             except (NeedsValue, Unsupported):
                 raise
             except InvalidArgument as error:
@@ -177,29 +164,27 @@ class Interpreter:
                 raise
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise InvalidArgument(f"{call.name} is none that can be computed: {words(error)}") from error
-            return answer if isinstance(answer, list | tuple) else (answer,)
+            return results if isinstance(results, list | tuple) else (results,)
         if function is None and ours:
-            function = body_of(node, opset, operands)
+            function = body_of(node, call.opset, call.operands)
         if function is None:
-            raise Unsupported(f"{describe_node(node)} has no operator here")
-        return self._function(function, node, scope, operands, attributes, sources)
+            raise Unsupported(f"{call.name} has no operator here")
+        return self._function(function, call)
 
     # --- known on the host -------------------------------------------------------------------------------------------
 
-    def _fold(self, node: Any, scope: Scope, operands: list[Operand], opset: int) -> Sequence[Operand]:
-        from . import constants
-
+    def _fold(self, call: BoundNode) -> Sequence[Operand]:
+        node, scope, operands = call.node, call.scope, call.operands
         lasting = scope.depth == 0 and all(value is None or id(value) in self._lasting for value in operands)
         key = ("fold", id(node))
         if lasting and key in self._memory:
             return self._memory[key][0]  # type: ignore[no-any-return]
         plain = constants.value_of(node) if node.op_type == "Constant" else None
-        if node.op_type == "DequantizeLinear" and standard(node.domain):  # the reference has it from set 19 on alone
-            plain = constants.dequantized(operands, _attributes(node, scope))
+        if node.op_type == "DequantizeLinear":  # the reference has it from set 19 on alone
+            plain = constants.dequantized(operands, call.attributes)
         if plain is None:
             values = {name: value for name, value in zip(node.input, operands, strict=True) if name}
-            made = _resolved(node, scope)
-            results = folding.evaluate(made, values, {"": opset}, describe_node(node))  # type: ignore[arg-type]
+            results = folding.evaluate(_resolved(call), values, {"": call.opset}, call.name)  # type: ignore[arg-type]
         else:
             results = [plain]
         if lasting:
@@ -209,46 +194,25 @@ class Interpreter:
 
     # --- graphs within -----------------------------------------------------------------------------------------------
 
-    def _branch(
-        self,
-        node: Any,
-        scope: Scope,
-        operands: list[Operand],
-        attributes: dict[str, Any],
-        sources: list[frozenset[str]],
-    ) -> None:
-        condition = operands[0]
+    def _branch(self, call: BoundNode) -> None:
+        node, scope, condition = call.node, call.scope, call.operands[0]
         if isinstance(condition, Tensor):
-            raise NeedsValue(sources[0], f"{describe_node(node)} must know its condition")
-        graph = attributes["then_branch" if bool(np.ravel(condition)[0]) else "else_branch"]
+            raise NeedsValue(call.sources[0], f"{call.name} must know its condition")
+        graph = call.attributes["then_branch" if bool(np.ravel(condition)[0]) else "else_branch"]
         inner = Scope(scope.opsets, scope, scope.attributes)
         for tensor in graph.initializer:
-            from .reading import to_array
-
             inner.values[tensor.name] = to_array(tensor, None)
         self.run(graph.node, inner)
         for name, made in zip(node.output, graph.output, strict=False):
             scope.values[name], scope.sources[name] = inner.find(made.name)
 
-    def _function(
-        self,
-        function: Any,
-        node: Any,
-        scope: Scope,
-        operands: list[Operand],
-        attributes: dict[str, Any],
-        sources: list[frozenset[str]],
-    ) -> Sequence[Operand]:
-        opsets = {"" if standard(o.domain) else o.domain: o.version for o in function.opset_import} or dict(
-            scope.opsets
-        )
-        defaults = {a.name: _value(a) for a in function.attribute_proto}
-        inner = Scope(opsets, None, {**defaults, **attributes})
-        inner.depth = scope.depth + 1
-        missing = [None] * (len(function.input) - len(operands))
-        for name, value, source in zip(
-            function.input, [*operands, *missing], [*sources, *[frozenset()] * len(missing)]
-        ):
+    def _function(self, function: Any, call: BoundNode) -> Sequence[Operand]:
+        opsets = _opsets(function) or dict(call.scope.opsets)
+        defaults = {a.name: attribute_value(a) for a in function.attribute_proto}
+        inner = Scope(opsets, None, {**defaults, **call.attributes})
+        inner.depth = call.scope.depth + 1
+        operands, sources = chain(call.operands, repeat(None)), chain(call.sources, repeat(frozenset[str]()))
+        for name, value, source in zip(function.input, operands, sources):
             inner.values[name], inner.sources[name] = value, source
         self.run(function.node, inner)
         return [inner.find(name)[0] for name in function.output]
@@ -256,8 +220,7 @@ class Interpreter:
 
 def body_of(node: Any, opset: int, operands: Sequence[Operand] | None = None) -> Any:
     """The function by which ONNX itself defines an operator, or None."""
-    import onnx
-
+    onnx = onnx_package()
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:
@@ -293,33 +256,19 @@ def _shape_of(kind: str, value: Any, attributes: Mapping[str, Any]) -> np.ndarra
     return np.array(shape[slice(attributes.get("start", 0), attributes.get("end"))], np.int64)
 
 
-def _attributes(node: Any, scope: Scope) -> dict[str, Any]:
-    """A node's attributes, those of a function's body taken from the call."""
-    found = {}
-    for attribute in node.attribute:
-        if not attribute.ref_attr_name:
-            found[attribute.name] = _value(attribute)
-        elif attribute.ref_attr_name in scope.attributes:
-            found[attribute.name] = scope.attributes[attribute.ref_attr_name]
-    return found
+def _opsets(function: Any) -> dict[str, int]:
+    """The versions of the operator sets that a function's body is written in."""
+    return {"" if standard(o.domain) else o.domain: o.version for o in function.opset_import}
 
 
-def _value(attribute: Any) -> Any:
-    from onnx.helper import get_attribute_value
-
-    return get_attribute_value(attribute)
-
-
-def _resolved(node: Any, scope: Scope) -> Any:
+def _resolved(call: BoundNode) -> Any:
     """The node with the attributes that a function's call gives."""
-    import onnx
-
-    if not any(attribute.ref_attr_name for attribute in node.attribute):
-        return node
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    if not any(attribute.ref_attr_name for attribute in call.node.attribute):
+        return call.node
+    onnx, copy = onnx_package(), call.node.__class__()
+    copy.CopyFrom(call.node)
     del copy.attribute[:]
-    copy.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in _attributes(node, scope).items())
+    copy.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in call.attributes.items())
     return copy
 
 
@@ -349,8 +298,7 @@ def check_operators(model: Any, opsets: Mapping[str, int]) -> None:
                 if key not in seen:
                     seen.add(key)
                     function = functions[key]
-                    inner = {"" if standard(o.domain) else o.domain: o.version for o in function.opset_import}
-                    look(function.node, inner, depth + 1)
+                    look(function.node, _opsets(function), depth + 1)
             elif not ours or not _has(node, versions.get("", 1)):
                 missing.setdefault(f"{node.domain + '.' if not ours else ''}{node.op_type}", []).append(
                     node.name or next((name for name in node.output if name), "")
@@ -368,8 +316,7 @@ def check_operators(model: Any, opsets: Mapping[str, int]) -> None:
 def _has(node: Any, opset: int) -> bool:
     if node.op_type in OPERATORS or node.op_type in _HOST | _ALWAYS_FOLDED | {"If"}:
         return True
-    import onnx
-
+    onnx = onnx_package()
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:

@@ -12,6 +12,7 @@ import numpy as np
 from .. import inference, runtime
 from ..api.errors import InvalidArgument
 from ..device.programs.kernels import Programs
+from ..elementwise.codegen.elements import numpy_dtype
 from ..tensor import Tensor
 from . import operators  # noqa: F401 (enters the operators)
 from .arrays import Caller
@@ -71,8 +72,8 @@ class _Form(NamedTuple):
 
 
 class OnnxNet:
-    """``net(feeds)`` takes arrays by name and answers a dict of results; ``net(*arrays)`` takes them in the file's
-    order and answers the result, or a tuple of several.
+    """``net(feeds)`` takes arrays by name and returns a dict of results; ``net(*arrays)`` takes them in the file's
+    order and returns the result, or a tuple of several.
 
     Arrays are NumPy's, torch's, a device's (Tensor, pyopencl) or anything with DLPack; results are of the first one's
     kind. Calls may come from several threads.
@@ -127,8 +128,8 @@ class OnnxNet:
             return self.run(given[0])
         if len(given) != len(self.inputs):
             raise InvalidArgument(f"the net takes {len(self.inputs)} arrays ({self._listed()}), got {len(given)}")
-        answer = self._run(list(given), {})
-        return answer[0] if len(answer) == 1 else tuple(answer)
+        results = self._run(list(given), {})
+        return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
         """Results by name for arrays by name; a result named in ``out`` is written to the host's array there.
@@ -140,8 +141,8 @@ class OnnxNet:
         replaced = frozenset(port.name for port in self.optional if port.name in feeds)
         if replaced:
             return self._fed(replaced).run(feeds, out)
-        answer = self._run(self._ordered(feeds), out or {})
-        return dict(zip((port.name for port in self.outputs), answer, strict=True))
+        results = self._run(self._ordered(feeds), out or {})
+        return dict(zip((port.name for port in self.outputs), results, strict=True))
 
     def _listed(self) -> str:
         return ", ".join(map(str, self.inputs)) or "none"
@@ -337,11 +338,7 @@ def _check_opset(opsets: Mapping[str, int]) -> None:
 
 
 def _float_type(dtype: Any) -> np.dtype:
-    if isinstance(dtype, str) and dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    found = np.dtype(dtype)
+    found = numpy_dtype(dtype)
     if found.name not in ("float16", "bfloat16", "float32", "float64"):
         raise InvalidArgument(f"dtype must be float16, bfloat16, float32 or float64, got {found.name}")
     return found

@@ -82,7 +82,7 @@ class InferenceSession:
         return [self._described(port) for port in self.net.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
-        """What ``run`` answers."""
+        """What ``run`` returns."""
         return [self._described(port) for port in self.net.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:

@@ -1,11 +1,29 @@
 """Which engine runs: a problem and a device become solvers in order, each with a configuration and the reason for it.
 
-``loader`` finds plugins, ``registry`` reads rules, ``asking`` is where a solver is asked, guarded. ``ranking`` is the
-order of choice, from top to bottom; ``dispatch`` makes and runs the first choice's plan, and the next one's where it
-fails. ``evidence`` and ``neighbours`` say what was measured of this problem or of one like it, ``lockfile`` what was
-fixed, ``explanation`` all of it in words. ``derivation`` fills a plugin's gaps by rewriting problems, ``layers`` wrap
-what runs. ``records`` keeps measurements: it stands here because a choice reads them, while ``measurement``, one zone
-higher, makes them. A new reason to refuse or to prefer goes to ``ranking`` or ``evidence``.
+A new reason to refuse or to prefer goes to ``choice``, a new thing that this machine decides to ``decision_store``.
+Records stand here because a choice reads them, while ``measurement``, one zone higher, makes them. May import device
+and api.
 
-May import device and api.
+- ``dispatch``: makes the first candidate's plan and runs it; where one fails, the next candidate's.
+- ``choice``: the order of choice: rules, records, neighbours and lock files.
+- ``decision_store``: what this machine decided, from process to process; read before anything is ranked.
+- ``solver_query``: asks solvers, guarded, and caches what they answered.
+- ``visible_problem``: the problem as a solver sees it, without the parts of the epilogue that it does not fuse.
+- ``reach``: which problems no kernel is given as they are, because of padding and strides far beyond the input.
+- ``derivation``: derived solvers: a plugin's gaps filled by rewriting problems.
+- ``prepared``: a plan with its workspace, packed weights and the epilogue that its solver does not fuse.
+- ``constants``: constant weights and their packed forms.
+- ``layer_chain``: runs a plan through the layers that wrap it.
+- ``layers``: the layers themselves: tracing and validation.
+- ``async_compile``: the tier ``ready``: a general plan computes while the chosen one is compiled.
+- ``generic_solver``: the general plan: any convolution by one program that takes the geometry as arguments.
+- ``single_thread``: which calls one thread should compute alone.
+- ``planpack``: plan packs: decisions, programs and packed weights of a net in one file.
+- ``plugins``: finds, loads and watches plugins; rules and errata of ``registry.yaml``.
+- ``defensive_copy``: asks a plugin over copies of what it is handed, and sets it aside where it changes them.
+- ``answer_child``: the child process in which unproven plugins are asked first.
+- ``records``: measurements as immutable records in files that processes share.
+- ``explanation``: every solver's answer to a problem, for ``explain``.
+- ``explanation_text``: what ``explain`` returns, in words and as JSON.
+- ``text_table``: tables for terminals and pipes.
 """

@@ -16,8 +16,6 @@ from .plugins import answer_trial
 from .plugins.loader import plugins
 from .visible_problem import visible_problem
 
-__all__: list[str] = []
-
 
 def _serve() -> None:
     """Ask each solver of the one plugin that loads here everything about a problem, and say where this is; then the

@@ -17,6 +17,7 @@ from ..api.problem import ConvProblem
 from ..device import background, runtime
 from ..device.commands.interface import thread
 from ..device.programs.kernels import Programs, without_numbers
+from .choice.ranking import Candidate
 from .generic_solver import GenericSolver, generic_s
 from .prepared import Prepared
 
@@ -35,7 +36,7 @@ _under_way: dict[Any, Future[Prepared]] = {}
 
 def is_enabled(policy: Policy) -> bool:
     """Whether a call under a policy may compute by another plan meanwhile."""
-    if policy.tier != "ready" or thread.capturing is not None:  # what is recorded stays as it is
+    if policy.tier != "ready" or thread.capturing is not None:  # a recording would keep the general plan
         return False
     return not (policy.frozen or policy.deterministic or policy.solver)
 
@@ -47,7 +48,7 @@ def ready_first(
     make: Callable[[], Prepared],
     arrived: Callable[[], Any],
 ) -> Prepared:
-    """What ``make()`` answers, if that is within ``WAIT_S``; else a plan that is ready, until ``arrived()``.
+    """The plan that ``make()`` returns, if it takes at most ``WAIT_S``; else the general plan, until ``arrived()``.
 
     Raises what ``make`` raises, where the caller still waits for it.
     """
@@ -67,13 +68,13 @@ def ready_first(
 
 def _meanwhile(context: cl.Context, problem: ConvProblem) -> Prepared:
     plan = _GENERAL.plan(context, problem, {})
-    return Prepared(context, problem, problem, _GENERAL, {}, plan, "until the chosen plan is compiled")
+    return Prepared(context, problem, problem, Candidate(_GENERAL, {}, "until the chosen plan is compiled"), plan)
 
 
 def _make(compiling: Future[Prepared], key: Any, make: Callable[[], Prepared], arrived: Callable[[], Any]) -> None:
     try:
         made = make()
-    except BaseException as error:  # a call that asks later meets it
+    except BaseException as error:  # raised in the call that asks for the plan next
         compiling.set_exception(error)
     else:
         compiling.set_result(made)
@@ -84,5 +85,5 @@ def _make(compiling: Future[Prepared], key: Any, make: Callable[[], Prepared], a
 
 
 def forget() -> None:
-    """Drop what computes meanwhile."""
+    """Drop the general plans."""
     _plans.drop()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Constant:
-    """Weights that will not change: a plan may pack or transform them once, and the packed form is kept here.
+    """Weights that will not change: a plan may pack or transform them once, and the packed form is cached here.
 
     Behaves as the array it wraps where ``conv`` looks (shape, dtype). Writing to the array afterwards is an error
     that nothing detects.
@@ -36,9 +36,9 @@ class Constant:
         self.array = array
         self._packed: dict[Any, Any] = {}
         self.addresses: dict[Any, Any] = {}
-        """Where packed forms lie, once they are there, by whatever their reader looks them up by."""
+        """Addresses of packed forms that are complete, by the key of the fast path that reads them."""
         self.releases = 0
-        """How often packed forms were let go."""
+        """How often packed forms were released: a fast path that remembers one compares this number."""
         self._device_copies: dict[Any, Any] = {}
         self._seen: dict[str, Constant] = {}
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class Constant:
         return f"<constant weights of {self.dtype}, {tuple(self.shape)}, in {type(self.array).__name__}>"
 
     def seen_as(self, kind: str, view: Callable[[], Any]) -> Constant:
-        """The same weights by another kind of array over their memory; keeps packed forms as this does."""
+        """The same weights as another kind of array over their memory, with a cache of packed forms of its own."""
         found = self._seen.get(kind)
         if found is None:
             found = self._seen.setdefault(kind, Constant(view()))
@@ -93,10 +93,12 @@ class Constant:
                 if found is None:
                     with layer(str(prepared.problem)), phase("packing"):
                         found = _pack(prepared, commands, queue, w, wait_for)
-                    commands.flush()  # other queues may wait for it
+                    commands.flush()  # flushed, because other queues may wait for the packing
                     self._packed[key], made = found, True
-        if made and commands.kind != "cuda":  # of these a captured graph may know the address alone
-            prepared.packed_for(self)  # without the lock: what goes for it may be packed forms of these weights
+        if made and commands.kind != "cuda":  # a captured CUDA graph may hold nothing but the address
+            prepared.packed_for(
+                self
+            )  # called without the lock, because it may evict packed forms of these same weights
         memory, event = found
         if event is not None and commands.complete(event):
             if key in self._packed:
@@ -105,8 +107,8 @@ class Constant:
         return memory, event
 
     def release(self, pack_key: Any) -> None:
-        """Let go of the packed forms of a pack key, but those on CUDA. Calls under way hold ``addresses``, and so what
-        they read: the dictionary is replaced, not changed."""
+        """Release the packed forms of a pack key, except those on CUDA. Calls under way hold ``addresses``, and by it
+        the memory that they read, so the dictionary is replaced and not changed."""
         with self._lock:
             gone = {key for key in self._packed if key[1] == pack_key and key[0] != "cuda"}
             memory = [self._packed[key][0] for key in gone]
@@ -131,7 +133,7 @@ def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) 
             event = pack(queue, w, memory, wait_for)
         else:
             event = commands.call(pack, (w, memory), "pack", wait_for)
-        if isinstance(commands, HostQueue):  # whose scratch memory lives until it is finished
+        if isinstance(commands, HostQueue):  # scratch memory of a host queue lives until the queue is finished
             commands.finish(event)
         return memory, event
 
@@ -139,10 +141,10 @@ def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) 
 
 
 def _gathered(form: str, prepared: Any, commands: Commands, w: Any, wait_for: Any, made: Callable[[], Any]) -> Any:
-    """What ``made`` answers, noted for a pack where packing takes longer than reading the packed form would."""
-    made()[1].wait()  # the first time loads kernels
+    """What ``made`` returns; the packed form goes into the pack if packing takes longer than reading it would."""
+    made()[1].wait()  # not timed: the first packing loads its kernels
     packed_s = read_s = math.inf
-    for _ in range(3):  # the least: who else works here must not decide what a pack holds
+    for _ in range(3):  # the least of three, so that other work on the machine does not decide what a pack holds
         start = time.perf_counter()
         memory, event = made()
         event.wait()

@@ -1,4 +1,4 @@
-"""What this machine decided, from process to process: one store that every door reads before it ranks or times anything.
+"""What this machine decided, from process to process: one store that every door reads before it ranks or times.
 
 A store belongs to a device and to *circumstances*, which are all that a decision follows from: the device and its
 driver, the sources of this package and of the plugins, the registry, records, verdicts and rates, and this library's
@@ -60,11 +60,11 @@ class DecisionStore:
         """Where decisions are written; None where the kernel cache is off."""
         self.tables: dict[str, dict[str, Any]] = {}
         """By table and key."""
-        lines = 0
-        for lines, (table, key, value) in enumerate(_lines(path), 1):
+        lines = _lines(path)
+        for table, key, value in lines:
             self.tables.setdefault(table, {})[key] = value
         live = [[table, key, value] for table, values in self.tables.items() for key, value in values.items()]
-        if path is not None and lines > 2 * len(live) + 64:  # most lines were replaced by later ones
+        if path is not None and len(lines) > 2 * len(live) + 64:  # most lines were replaced by later ones
             with contextlib.suppress(OSError):
                 publish(path, "".join(json.dumps(line) + "\n" for line in live))
 
@@ -210,9 +210,7 @@ def _is_sound(decision: Mapping[str, Any] | None, problem: ConvProblem) -> bool:
     )
 
 
-def _stored_candidate(
-    problem: ConvProblem, device: DeviceInfo, decision: Mapping[str, Any] | None
-) -> Candidate | None:
+def _stored_candidate(problem: ConvProblem, device: DeviceInfo, decision: Mapping[str, Any] | None) -> Candidate | None:
     """A stored decision as a candidate; None where there is none, or its solver is set aside here since then."""
     if decision is None or not _is_sound(decision, problem):
         return None

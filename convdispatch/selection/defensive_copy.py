@@ -46,10 +46,14 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
     that it was loaded with; it is named and set aside then.
     """
     loaded = plugins().loaded_as.get(id(solver))
-    if (loaded is not None and loaded.own) or "chain" in vars(solver):  # a derived one asks the plugin's in its turn
+    if (loaded is not None and loaded.own) or "chain" in vars(
+        solver
+    ):  # a derived solver asks its plugin's solver through this function
         return getattr(solver, method)(*arguments)
     own = [each if isinstance(each, _VALUES) else None for each in arguments]
-    was = [vars(each).copy() if each is not None else {} for each in own]  # others may derive numbers meanwhile
+    was = [
+        vars(each).copy() if each is not None else {} for each in own
+    ]  # another thread may add derived numbers meanwhile
     handed = [copied(each) for each in arguments]
     policy = current_policy()
     lent, left = copied(policy), list[Policy]()
@@ -78,12 +82,14 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
 
 
 def _answered(solver: Solver, method: str, handed: list[Any], lent: Policy, left: list[Policy]) -> Any:
-    """The answer under the policy ``lent``; ``left`` gets the one that is in force after it."""
+    """The answer under the policy ``lent``; the policy that is in force after it is appended to ``left``."""
     in_force.set(lent)
     try:
         answer = getattr(solver, method)(*handed)
         if method == "configs" and hasattr(answer, "__iter__") and not isinstance(answer, list | tuple | str | Mapping):
-            return list(itertools.islice(answer, MOST_CONFIGS + 1))  # which may never end
+            return list(
+                itertools.islice(answer, MOST_CONFIGS + 1)
+            )  # because an iterator of configurations may never end
         return answer
     finally:
         left.append(current_policy())
@@ -93,11 +99,19 @@ def copied(value: Any) -> Any:
     """A value's own copy where it is a problem, a device, a policy or a configuration; anything else itself."""
     if isinstance(value, _VALUES):
         made = object.__new__(type(value))
-        vars(made).update(vars(value))  # what was derived from it once, too
+        vars(made).update(vars(value))  # numbers that were derived from it are copied too
         return made
     if isinstance(value, Mapping):
-        return dict(value) if all(type(each) in _PLAIN for each in value.values()) else copy.deepcopy(dict(value))
+        return {key: _copied_value(each) for key, each in value.items()}
     return value
+
+
+def _copied_value(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is dict:
+        return {key: _copied_value(each) for key, each in value.items()}
+    return copy.deepcopy(value)
 
 
 def changed(handed: Any, values: Mapping[str, Any]) -> str:
@@ -108,7 +122,7 @@ def changed(handed: Any, values: Mapping[str, Any]) -> str:
             return ""
         names = [name for name, value in values.items() if name not in theirs or theirs[name] is not value]
         diffs = [f"{name} from {values[name]!r} to {reprlib.repr(theirs.get(name))}" for name in names[:2]]
-    except Exception:  # values of the plugin's own kinds
+    except Exception:  # the plugin put in values whose comparison or repr raises
         diffs = []
     return f"{_KINDS.get(type(handed), 'kind of what')} that it was handed" + (f", {', '.join(diffs)}" if diffs else "")
 
@@ -119,9 +133,9 @@ def _new_traits(solver: Solver, loaded: LoadedAs | None) -> str:
     try:
         if traits_of(solver) == loaded.traits:
             return ""
-    except Exception:  # values that do not even compare
+    except Exception:  # the plugin put in values whose comparison raises
         pass
-    with contextlib.suppress(Exception):  # by its name it would pass for another's
+    with contextlib.suppress(Exception):  # restored, because a changed name would pass for another solver's
         vars(solver).update(zip(TRAITS, loaded.traits, strict=True))
     return "name, fuses or another attribute of its own solver"
 

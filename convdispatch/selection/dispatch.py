@@ -1,4 +1,4 @@
-"""Makes and runs plans: the first choice's plan is made ready and kept; where one fails, the next choice's.
+"""Makes and runs plans: the first candidate's plan is made and cached; where it fails, the next candidate's.
 
 Who is chosen stands in ``ranking``.
 """
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 _plans = Programs(let_go)
-"""Prepared by (context, problem, what a policy selects)."""
+"""Plans (Prepared) by context, problem and what a policy selects."""
 _sizes = Families(SIZES_OF_A_LAYER)
 _forgetters: list[Any] = []
 _NO_LAYERS = contextlib.nullcontext()
@@ -70,7 +70,7 @@ def prepare(
     policy: Policy | None = None,
     ranked: Iterable[Candidate] | None = None,
 ) -> Prepared:
-    """The plan to run for a problem: kept, or chosen and compiled now.
+    """The plan to run for a problem: from the cache, or chosen and compiled now.
 
     A candidate whose plan cannot be made is quarantined with a warning and the next one is tried, unless the policy
     says ``fallback=False``. ``ranked`` are its candidates under this policy, if they are known.
@@ -85,13 +85,13 @@ def prepare(
 
 
 def _counted(key: Any, prepared: Prepared) -> Prepared:
-    """A plan that is about to be held under a key: weights that are packed for it count there."""
+    """The plan, which is about to be cached under a key: weights that are packed for it count towards that entry."""
     prepared.grow = functools.partial(_plans.grow, key)
     return prepared
 
 
 def planned(problem: ConvProblem, context: cl.Context, policy: Policy) -> bool:
-    """Whether ``prepare`` has the plan at hand."""
+    """Whether the plan that ``prepare`` would return is in the cache."""
     return _plans.get((context, problem, policy.selection)) is not None
 
 
@@ -108,7 +108,7 @@ def _planned_now(
 
     with layer(str(problem)):
         if async_compile.is_enabled(policy):
-            return async_compile.ready_first(problem, context, key, chosen, _look_anew)
+            return async_compile.ready_first(problem, context, key, chosen, _invalidate_calls)
         return chosen()
 
 
@@ -131,7 +131,7 @@ def prepare_all(
             then(problem, prepared)
 
     if not policy.frozen:
-        plugins()  # once, before threads ask
+        plugins()  # plugins load once, before threads ask for them
         run_side_by_side([functools.partial(one, problem) for problem in dict.fromkeys(problems)])
     return found
 
@@ -159,7 +159,7 @@ def _planned_first(
             continue
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
-            made = with_room(context.devices[0], functools.partial(plan, candidate.source, candidate.math))
+            made = with_room(context.devices[0], functools.partial(plan, candidate))
             decisions.note(made, context.devices[0], policy, thread.compiled - compiled)
             return made
         except (Frozen, PlanFailed):
@@ -168,7 +168,7 @@ def _planned_first(
             if policy.frozen:
                 raise
             _lacked(problem, device, candidate.solver.name, 0, policy, error)
-        except ArgumentsChanged as error:  # which was said, of its plugin
+        except ArgumentsChanged as error:  # the warning has named the plugin already
             forbid_fallback(problem, candidate.solver.name, str(error), policy, error)
         except Exception as error:
             quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
@@ -182,7 +182,7 @@ def _candidates(
     policy: Policy,
     ranked: Iterable[Candidate] | None = None,
 ) -> Iterator[Candidate]:
-    """A plan pack's decision, then the others, who are ranked only when they are wanted."""
+    """A plan pack's candidate first; then the others, which are ranked only if the loop reaches them."""
     first = None
     if artifact_store.in_force():
         with phase("selection"):
@@ -202,16 +202,17 @@ def make(
     problem: ConvProblem,
     context: cl.Context,
     policy: Policy | None = None,
-    source: str = "",
-    math: str = "",
+    candidate: Candidate | None = None,
 ) -> Prepared:
-    """One solver's plan for one configuration, with the generic epilogue where the solver lacks it; not kept.
+    """One solver's plan for one configuration, with the generic epilogue where the solver lacks it; not cached.
 
-    ``math``: what the configuration was offered for, where that is known; else the solver is asked.
+    ``candidate`` is what the two were chosen as, if they were: it gives the plan's source, and perhaps the math that
+    the configuration was offered for, for which the solver is asked otherwise.
     Raises what the solver raises, and PluginError if the plan breaks the contract or the workspace limit.
     """
+    candidate = candidate or Candidate(solver, config, "")
     seen = visible_problem(solver, problem)
-    shown = planned_as(solver, problem, seen, context, config, math)
+    shown = planned_as(candidate, problem, seen, context)
     with phase("plan"):
         plan = checked_plan(solver, guarded(f"{solver.name}.plan()", ask, solver, "plan", context, shown, config))
     size = plan.workspace_size
@@ -219,7 +220,7 @@ def make(
     if limit is not None and size > limit:
         raise PluginError(f"{solver.name} needs {size} bytes of workspace, the limit is {limit}")
     must_have_room(problem, runtime.device_info(context.devices[0]), solver.name, size)
-    return Prepared(context, problem, seen, solver, config, plan, source, shown.math)
+    return Prepared(context, problem, seen, replace(candidate, math=shown.math), plan)
 
 
 def quarantine(
@@ -244,39 +245,35 @@ def quarantine(
 def forbid_fallback(
     problem: ConvProblem, solver: str, reason: str, policy: Policy | None, error: BaseException | None
 ) -> None:
-    """Raise PlanFailed where the policy wants this solver or none."""
+    """Raise PlanFailed where the policy forbids another solver than the one that failed."""
     if policy is not None and not policy.fallback:
         message = f"{solver} failed on {problem}, and policy(fallback=False) forbids another: {reason}"
         raise PlanFailed(message) from error
 
 
 def run(
-    problem: ConvProblem,
     prepared: Prepared,
     queue: cl.CommandQueue,
-    x: Any,
-    w: Any,
-    y: Any,
-    bias: Any = None,
-    residual: Any = None,
+    operands: Sequence[Any],
     wait_for: Any = None,
     constant: Constant | None = None,
     failed: BaseException | None = None,
 ) -> cl.Event:
     """Enqueue a prepared convolution; if that fails, quarantine its solver and run the next candidate.
 
-    ``constant`` is the promise behind ``w``, where the caller gave one: it keeps the packed forms. A device that is
-    full gets back what waits in pools, and the same plan one more try. There is no second try where commands were
-    enqueued and the result's memory is read too (``accumulate``). ``failed`` is how the plan's executable ended for a
-    caller that ran it itself.
+    ``operands`` are the memory of x, w, y, bias and residual. ``constant`` is the promise behind w, where the caller
+    gave one: it caches the packed forms. A device that is full gets back what waits in pools, and the same plan one
+    more try. There is no second try where commands were enqueued and the result's memory is read too
+    (``accumulate``). ``failed`` is how the plan's executable ended for a caller that ran it itself.
 
     Raises PlanFailed, MemoryLimit.
     """
-    room = False
+    problem, room = prepared.problem, False
+    x, w, y, bias, residual = (*operands, None, None)[:5]
     while True:
         before: int | None = None
         try:
-            handed_over = failed is not None  # by a fast path
+            handed_over = failed is not None  # a fast path ran the plan's executable itself
             if failed is not None:
                 error, failed = failed, None
                 raise error
@@ -286,7 +283,7 @@ def run(
                 after = wait_for if packed is None else [*(wait_for or ()), packed]
             before = thread.given
             with unpacked_weights(w) if prepared.layered else _NO_LAYERS:
-                event = prepared.enqueue(queue, x, weights, y, bias, residual, after)
+                event = prepared.enqueue(queue, x, weights, y, bias, residual, wait_for=after)
             if not hasattr(event, "wait"):
                 raise no_event(prepared, event)
             break
@@ -297,13 +294,15 @@ def run(
             commands = int(getattr(error, "launched", False)) if before is None else thread.given - before
             begun = (before is not None or handed_over) and prepared.begun(commands, wrote, residual)
             lacking: MemoryLimit | None = error if isinstance(error, NoWorkspace) else None
-            full_up = handed_over and isinstance(error, MemoryLimit)  # perhaps a workspace's
+            full_up = handed_over and isinstance(error, MemoryLimit)  # the memory that lacks may be a workspace's
             if lacking is None and (out_of_memory(error) or (full_up and not room)):
                 if not (room or begun) and make_room(queue.device):
                     room = True
                     continue
                 lacking = full(queue.device, error) if out_of_memory(error) else error
-                if begun or prepared.recordable:  # its commands take no memory of their own
+                if (
+                    begun or prepared.recordable
+                ):  # a recordable plan's commands take no memory of their own, so another plan would lack it too
                     raise lacking from error
             device, policy, name = runtime.device_info(queue.device), current_policy(), prepared.solver.name
             if lacking is not None:
@@ -321,7 +320,10 @@ def run(
                     f"other solver can start from there, so what the result holds is undefined; {words(error)}"
                 ) from error
             if out_of_order(real := getattr(queue, "queue", queue)):
-                wait_for = [*(wait_for or ()), runtime.pending(real)]  # what the failed plan enqueued still runs
+                wait_for = [
+                    *(wait_for or ()),
+                    runtime.pending(real),
+                ]  # commands that the failed plan enqueued still run
             prepared = prepare(problem, prepared.context, policy)
     return event
 
@@ -329,7 +331,7 @@ def run(
 def _lacked(
     problem: ConvProblem, device: DeviceInfo, solver: str, size: int, policy: Policy, error: MemoryLimit
 ) -> None:
-    """Set a solver aside for which there was no memory, until nobody else is left either."""
+    """Set a solver aside for lack of memory; once no other solver is left it may be tried again."""
     if not policy.fallback:
         raise error
     lacked(problem, device, solver, size, error)
@@ -337,21 +339,21 @@ def _lacked(
 
 
 def adopt(problem: ConvProblem, context: cl.Context, policy: Policy, prepared: Prepared) -> None:
-    """From now on calls under a policy run this plan: they find it when they look next, and wait for nothing."""
+    """Cache a plan that was made elsewhere: from now on calls under the policy run it."""
     key = (context, problem, policy.selection)
     _plans.drop(lambda other: other == key)
     _plans.put(key, _counted(key, prepared), CALL_BYTES)
-    _look_anew()
+    _invalidate_calls()
 
 
-def _look_anew() -> None:
-    """Kept calls ask for their plan again; plans stay."""
+def _invalidate_calls() -> None:
+    """Make cached calls ask for their plan again; cached plans stay."""
     for forgetter in _forgetters:
         forgetter()
 
 
 def forget(problem: ConvProblem | None = None) -> None:
-    """Drop kept plans, of one problem or all, so that the next call chooses anew; for new records or plugins."""
+    """Drop cached plans, of one problem or all, so that the next call chooses anew: after new records or plugins."""
     _plans.drop(lambda key: problem is None or key[1] == problem)
     if problem is None:
         _sizes.forget()
@@ -360,16 +362,17 @@ def forget(problem: ConvProblem | None = None) -> None:
         verdicts.refresh()
         decision_store.forget()
         async_compile.forget()
-    _look_anew()
+    _invalidate_calls()
 
 
-def on_forget(callback: Any) -> None:
-    """Call ``callback()`` whenever plans are dropped; for caches that hold a Prepared."""
+def on_forget(callback: Any) -> Any:
+    """Call ``callback()`` whenever plans are dropped; for caches that hold a Prepared. Returns it."""
     _forgetters.append(callback)
+    return callback
 
 
 @on_ban
 def _forget_plans() -> None:
     """A plugin was set aside: what it planned is chosen anew."""
     _plans.drop(lambda key: True)
-    _look_anew()
+    _invalidate_calls()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..api.errors import ConvDispatchWarning, Frozen, PluginError
@@ -34,20 +34,11 @@ def unpacked_weights(weights: Any) -> Iterator[None]:
 
 
 def enqueue_plan(
-    problem: Any,
-    plan: Any,
-    queue: Any,
-    x: Any,
-    w: Any,
-    y: Any,
-    workspace: Any,
-    wait_for: Any = None,
-    bias: Any = None,
-    residual: Any = None,
+    problem: Any, plan: Any, queue: Any, operands: Sequence[Any], workspace: Any, wait_for: Any = None
 ) -> Any:
-    """Call a plan with the keywords it knows: bias and residual only where the problem it was made for has them."""
-    if not (problem.bias or problem.residual):
-        return plan.enqueue(queue, x, w, y, workspace, wait_for)
+    """Call a plan with the keywords it knows: of ``operands``, which are x, w, y, bias and residual, the last two only
+    where the problem that it was made for has them."""
+    x, w, y, bias, residual = operands
     extras = {"bias": bias} if problem.bias else {}
     if problem.residual:
         extras["residual"] = residual
@@ -73,7 +64,7 @@ class _Innermost:
     ) -> Any:
         """Run the plan."""
         seen = getattr(plan, "_made_for", problem)  # whatever a layer did to its copy
-        return enqueue_plan(seen, plan, queue, x, w, y, workspace, wait_for, bias, residual)
+        return enqueue_plan(seen, plan, queue, (x, w, y, bias, residual), workspace, wait_for)
 
 
 class _Watched:
@@ -137,8 +128,8 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
     same = watched.operands and all(one is other for one, other in zip(watched.operands, operands, strict=True))
     if same:  # it was run on the caller's memory, and need not run again
         return watched.outcome
-    given = {name: rest.get(name) for name in ("workspace", "wait_for", "bias", "residual")}
-    return enqueue_plan(problem, plan, queue, x, w, y, **given)
+    given = (*operands, rest.get("bias"), rest.get("residual"))
+    return enqueue_plan(problem, plan, queue, given, rest.get("workspace"), rest.get("wait_for"))
 
 
 def _layer_of(error: BaseException) -> str | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import reprlib
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..api.errors import PluginError
 from ..api.problem import ConvProblem
-from ..api.solver import Plan, Solver
+from ..api.solver import Plan
 from ..device import runtime
 from ..device.commands.interface import Commands, thread
 from ..device.commands.queues import OpenCLQueue, commands_of
@@ -22,6 +22,7 @@ from ..device.executable import OUTPUTS, Executable, W
 from ..device.memory.allocator import out_of_memory, same_memory
 from ..device.plans.steps import StepPlan
 from ..device.programs.kernels import KernelPlan, Launch, build, kernel_text
+from .choice.ranking import Candidate
 from .choice.set_aside import NoWorkspace
 from .constants import Constant, constant
 from .layer_chain import enqueue_plan, run_layered
@@ -41,20 +42,19 @@ class Prepared:
         context: cl.Context,
         problem: ConvProblem,
         seen: ConvProblem,
-        solver: Solver,
-        config: Mapping[str, Any],
+        candidate: Candidate,
         plan: Plan,
-        source: str = "",
-        math: str = "",
     ) -> None:
+        """``seen`` is what of the problem the plan computes; the epilogue's other parts are added here."""
+        solver, config = candidate.solver, candidate.config
         self.context, self.problem, self.solver, self.config = context, problem, solver, config
-        self.plan, self.source = plan, source
-        self.math = math or seen.math
-        """What the solver planned it in: the problem's own, or more accurate."""
+        self.plan, self.source = plan, candidate.source
+        self.math = candidate.math or seen.math
+        """The math that the plan computes in: the problem's own, or a more accurate one."""
         self.workspace_size = plan.workspace_size
         self._executable: Executable | None = None
         self.grow: Callable[[int], Any] = _uncounted
-        """Counts bytes of packed weights for the plan, where it is held within a bound."""
+        """Adds bytes of packed weights to the plan's entry, where the plan is in a bounded cache."""
         self._packers: weakref.WeakSet[Constant] = weakref.WeakSet()
         self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
         self.pack_key = (context, solver.name, getattr(plan, "pack_key", None) or (seen, repr(sorted(config.items()))))
@@ -62,11 +62,11 @@ class Prepared:
         self._epilogue = None if seen == problem else _Epilogue(context, problem, seen)
         self.layered = bool(plugins().layers)
         self.recordable = getattr(plan, "recordable", True) and not self.layered
-        """Whether the plan gives all its commands by the header's means; layers may do anything."""
+        """Whether the plan gives all its commands by the header's means, so that they can be recorded."""
         self.streams = getattr(plan, "streams", False) and not self.layered
-        """Whether a plan of its own means also takes a CUDA stream for its queue."""
+        """Whether a plan that enqueues by its own means also takes a CUDA stream in the place of a queue."""
         self.bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
-        """Whether ``plan.enqueue(queue, x, w, y, workspace, wait_for)`` is all of it."""
+        """Whether a call is nothing but ``plan.enqueue(queue, x, w, y, workspace, wait_for)``."""
 
     def packed_for(self, constant: Constant) -> None:
         """Weights were packed for this plan: they count as its memory until it goes, or the weights do."""
@@ -75,7 +75,7 @@ class Prepared:
         weakref.finalize(constant, _no_longer_packed, weakref.ref(self)).atexit = False
 
     def let_go(self) -> None:
-        """The plan is not held any more for calls to come: packed weights go with it."""
+        """Release the packed weights of a plan that has left the cache."""
         self.grow = _uncounted
         for weights in list(self._packers):
             weights.release(self.pack_key)
@@ -96,34 +96,25 @@ class Prepared:
         """The solver adds the residual itself, element by element, so that it may be the output's own memory."""
         return self._seen.residual
 
-    def enqueue(
-        self,
-        queue: cl.CommandQueue,
-        x: cl.MemoryObject,
-        w: cl.MemoryObject,
-        y: cl.MemoryObject,
-        bias: cl.MemoryObject | None = None,
-        residual: cl.MemoryObject | None = None,
-        wait_for: Sequence[cl.Event] | None = None,
-    ) -> cl.Event:
-        """Enqueue convolution and epilogue; never waits. ``w`` is the packed form where ``packed_size`` is not 0."""
+    def enqueue(self, queue: cl.CommandQueue, *operands: Any, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
+        """Enqueue convolution and epilogue; never waits. ``operands`` are the memory of x, w, y, bias and residual, of
+        which the last two may be left out; w is the packed form where ``packed_size`` is not 0."""
         if thread.capturing is None and not isinstance(queue, Commands):
-            return self._enqueue(queue, x, w, y, bias, residual, wait_for)
+            return self._enqueue(queue, operands, wait_for)
         commands = commands_of(queue)
         if type(commands) is Recording:
-            return self.executable(commands.queue).place(commands, (x, w, y, bias, residual))
-        return self._give(commands, x, w, y, bias, residual, wait_for)
+            return self.executable(commands.queue).place(commands, (*operands, None, None)[:5])
+        return self._give(commands, operands, wait_for)
 
-    def _give(self, commands: Commands, *operands: Any) -> Any:
-        """Let the plan enqueue on ``commands``; ``operands`` end with what to wait for."""
+    def _give(self, commands: Commands, operands: Sequence[Any], wait_for: Any = None) -> Any:
+        """Let the plan enqueue on ``commands``."""
         if type(commands) is OpenCLQueue:
-            return self._enqueue(commands.queue, *operands)
+            return self._enqueue(commands.queue, operands, wait_for)
         if self.recordable or (commands.kind == "cuda" and self.streams):
             try:
-                return self._enqueue(commands, *operands)
+                return self._enqueue(commands, operands, wait_for)
             except (AttributeError, TypeError) as error:
                 raise self.misused(commands, error) from error
-        *operands, wait_for = operands
         return commands.call(self._enqueue_own, operands, self.solver.name, wait_for)
 
     def _slots(self) -> list[Slot | None]:
@@ -134,21 +125,22 @@ class Prepared:
         return [Slot(max(size, 1)) if there else None for size, there in zip(sizes, needed, strict=True)]
 
     def recorded(self, queue: cl.CommandQueue, slots: Sequence[Slot | None] = ()) -> Recording:
-        """Its commands on ``slots`` for x, w, y, bias and residual. Raises PluginError for a plan that answers no
+        """Its commands on ``slots`` for x, w, y, bias and residual. Raises PluginError for a plan that returns no
         event."""
         recording = Recording(queue)
-        self._enqueue_checked(recording, *(slots or self._slots()))
+        self._enqueue_checked(recording, slots or self._slots())
         return recording
 
     def executable(self, queue: cl.CommandQueue) -> Executable:
-        """It as recorded once; opaque where it cannot be recorded: it is enqueued at each call then, which says what is
-        wrong with it. ``queue`` is any of its context."""
+        """The plan's commands, recorded once. Where they cannot be recorded the executable is opaque: a call enqueues
+        the plan then, and reports what is wrong with it. ``queue`` is any queue of the plan's context."""
         if self._executable is None:
             outputs, slots = [OUTPUTS[self.problem.direction]], self._slots()
             owner, found = weakref.ref(self), None
 
-            def enqueue(queue: Any, *operands: Any) -> Any:  # for who holds the plan: no executable keeps it alive
-                return owner()._enqueue_checked(queue, *operands)  # type: ignore[union-attr]
+            # The executable holds the plan weakly: whoever holds the plan also holds the executable.
+            def enqueue(queue: Any, *operands: Any, wait_for: Any = None) -> Any:
+                return owner()._enqueue_checked(queue, operands, wait_for)  # type: ignore[union-attr]
 
             if self.recordable:
                 try:
@@ -162,14 +154,14 @@ class Prepared:
             self._executable = found
         return self._executable
 
-    def _enqueue_checked(self, queue: Any, *operands: Any) -> Any:
-        event = self._give(commands_of(queue), *operands, *(None,) * (6 - len(operands)))
+    def _enqueue_checked(self, queue: Any, operands: Sequence[Any], wait_for: Any = None) -> Any:
+        event = self._give(commands_of(queue), operands, wait_for)
         if not hasattr(event, "wait"):
             raise no_event(self, event)
         return event
 
     def misused(self, commands: Commands, error: AttributeError | TypeError) -> PluginError:
-        """What pyopencl's error of what is no OpenCL queue and no buffer means."""
+        """The error for a plan that gave pyopencl a queue or memory that is not OpenCL's."""
         return PluginError(
             f"{self.solver.name}'s plan gave commands to {type(commands).__name__} that are not the header's "
             f"({error}); a plan that enqueues by its own means says recordable = False"
@@ -179,17 +171,16 @@ class Prepared:
         """A plan of its own means, which a replay may hand a CUDA stream. Raises Unlaunchable."""
         if not self.streams and isinstance(queue, Commands):
             raise Unlaunchable(f"{self.solver.name} enqueues by its own means, on OpenCL's queues")
-        return self._enqueue(queue, *operands, wait_for=wait_for)
+        return self._enqueue(queue, operands, wait_for)
 
-    def _enqueue(
-        self, queue: Any, x: Any, w: Any, y: Any, bias: Any = None, residual: Any = None, wait_for: Any = None
-    ) -> Any:
+    def _enqueue(self, queue: Any, operands: Sequence[Any], wait_for: Any = None) -> Any:
         scratch = self._scratch(queue) if self.workspace_size else None
         if self.bare:
-            return self.plan.enqueue(queue, x, w, y, scratch, wait_for)
+            return self.plan.enqueue(queue, *operands[:3], scratch, wait_for)
+        operands = (*operands, None, None)[:5]
         if self._epilogue is not None:
-            return self._epilogue(self, queue, x, w, y, scratch, bias, residual, wait_for)
-        return self._enqueue_plan(queue, x, w, y, scratch, bias, residual, wait_for)
+            return self._epilogue(self, queue, operands, scratch, wait_for)
+        return self._enqueue_plan(queue, operands, scratch, wait_for)
 
     def _scratch(self, queue: Any) -> Any:
         """Memory for the workspace. Raises NoWorkspace where there is none."""
@@ -202,32 +193,22 @@ class Prepared:
                 ) from error
             raise
 
-    def _enqueue_plan(
-        self, queue: Any, x: Any, w: Any, y: Any, scratch: Any, bias: Any, residual: Any, wait_for: Any
-    ) -> cl.Event:
+    def _enqueue_plan(self, queue: Any, operands: Sequence[Any], scratch: Any, wait_for: Any) -> cl.Event:
         if self.layered:
-            return run_layered(
-                self._seen,
-                self.solver,
-                self.plan,
-                queue,
-                (x, w, y),
-                workspace=scratch,
-                wait_for=wait_for,
-                bias=bias,
-                residual=residual,
-            )
-        return enqueue_plan(self._seen, self.plan, queue, x, w, y, scratch, wait_for, bias, residual)
+            *first, bias, residual = operands
+            more = {"workspace": scratch, "wait_for": wait_for, "bias": bias, "residual": residual}
+            return run_layered(self._seen, self.solver, self.plan, queue, tuple(first), **more)
+        return enqueue_plan(self._seen, self.plan, queue, operands, scratch, wait_for)
 
 
 def let_go(gone: Sequence[Prepared]) -> None:
-    """Plans are not held any more for calls to come."""
+    """Release what plans that have left the cache hold."""
     for each in gone:
         each.let_go()
 
 
 def _uncounted(nbytes: int) -> None:
-    """Of a plan that is held within no bound."""
+    """Counts nothing, for a plan that is in no bounded cache."""
 
 
 def _no_longer_packed(plan: weakref.ref[Prepared]) -> None:
@@ -246,12 +227,13 @@ def operand_sizes(problem: ConvProblem) -> tuple[int, ...]:
 
 
 def no_event(prepared: Prepared, found: Any) -> PluginError:
-    """For a plan that answers something else than an event."""
+    """The error for a plan whose ``enqueue`` returns something else than an event."""
     return PluginError(f"{prepared.solver.name}'s enqueue must return an event, got {reprlib.repr(found)}")
 
 
 class _Epilogue:
-    """What the solver does not fuse, as one pass over the written tensor after the convolution."""
+    """One pass over the written tensor, after the convolution, for the parts of the epilogue that its solver does not
+    fuse."""
 
     def __init__(self, context: cl.Context, problem: ConvProblem, seen: ConvProblem) -> None:
         self.accumulates = problem.accumulate and not seen.accumulate
@@ -269,25 +251,16 @@ class _Epilogue:
         program = build(context, text + kernel_text(__package__, "epilogue.cl"))
         names = ("out", "fresh", "bias", "residual")
         self._launch = Launch(program, "epilogue", (max(1, -(-size // chunk)),), None, arguments, names=names)
-        self._written, self._bytes = problem.written, size * problem.itemsize
+        self._written, self._bytes = "xwy".index(problem.written), size * problem.itemsize
 
     def __call__(
-        self,
-        prepared: Prepared,
-        queue: Any,
-        x: Any,
-        w: Any,
-        y: Any,
-        scratch: Any,
-        bias: Any,
-        residual: Any,
-        wait_for: Any,
+        self, prepared: Prepared, queue: Any, operands: Sequence[Any], scratch: Any, wait_for: Any
     ) -> cl.Event:
-        operands = {"x": x, "w": w, "y": y}
-        out = operands[self._written]
+        *_, bias, residual = given = list(operands)
+        out = given[self._written]
         if self.accumulates:
-            operands[self._written] = runtime.allocate(queue, self._bytes)
-        event = prepared._enqueue_plan(queue, *operands.values(), scratch, bias, residual, wait_for)
-        if not hasattr(event, "wait"):  # before this pass waits for it
+            given[self._written] = runtime.allocate(queue, self._bytes)
+        event = prepared._enqueue_plan(queue, given, scratch, wait_for)
+        if not hasattr(event, "wait"):  # checked here, because the epilogue waits for this event
             raise no_event(prepared, event)
-        return self._launch(queue, (out, operands[self._written], bias, residual), [event])
+        return self._launch(queue, (out, given[self._written], bias, residual), [event])

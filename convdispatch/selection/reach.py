@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from ..api.problem import ConvProblem
 
 FAR = 1 << 20
-"""Places that padding, stride and dilation may lead beyond the input; farther axes are rewritten where they can be."""
+"""Elements that padding, stride and dilation may reach beyond the input; beyond, an axis is rewritten if possible."""
 MOST_PLACES = 1 << 31
-"""Places that 32-bit indices count along an axis."""
+"""Elements along an axis that 32-bit indices can count."""
 _TILE = 64
 """Outputs and taps that kernels may count beyond the last, because they compute whole tiles."""
 _MOST_TAPS = 1 << 16
-"""Taps of an axis, and outputs that one meets, which are looked at one by one."""
+"""Most taps of an axis that are examined one by one."""
 
 Meeting = tuple[int, int, int]
 """A tap, and the first and last output that it meets inside the input."""
@@ -29,7 +29,7 @@ Meeting = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Cut:
-    """What of one axis takes part in a sum: sizes and first places of x, w and y, and how they meet."""
+    """The part of one axis that takes part in sums: sizes and first indices of x, w and y, and the geometry between."""
 
     i: int
     k: int
@@ -45,6 +45,7 @@ class Cut:
     """Whether any tap meets the input; if none does, every sum is zero, and the sizes are 1."""
 
 
+@functools.lru_cache(maxsize=1024)
 def out_of_reach(problem: ConvProblem) -> str | None:
     """Why no kernel is given the problem as it is, or None."""
     for axis in problem.axes:
@@ -62,7 +63,7 @@ def out_of_reach(problem: ConvProblem) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def reduction(problem: ConvProblem) -> dict[str, Cut] | None:
-    """What of each axis takes part, where that is less far away than the problem's own numbers; else None."""
+    """For each axis the part that takes part in sums, where that has a smaller geometry; else None."""
     cuts, changed = {}, False
     for axis in problem.axes:
         i, k, o, s, d, p, p_r = (getattr(problem, n) for n in (*(f"{x}{axis}" for x in "ikosdp"), f"p{axis}_r"))
@@ -94,7 +95,7 @@ def _cut(i: int, k: int, o: int, s: int, d: int, p: int) -> Cut | None:
 
 
 def _meetings(i: int, k: int, o: int, s: int, d: int, p: int) -> list[Meeting] | None:
-    """Which taps meet which outputs, in order; None where there are too many taps to look at."""
+    """Each tap that reads inside the input with its first and last output; None where there are too many taps."""
     begin, end = max(0, -((o - 1) * s - p) // d), min(k, (p + i - 1) // d + 1)
     if end - begin > _MOST_TAPS:
         return None

@@ -1,4 +1,4 @@
-"""Asks solvers, in a guard: whatever one answers or raises, the caller gets values of the right kind or a sentence.
+"""Asks solvers, guarded: whatever one returns or raises, the caller gets values of the right kind or a sentence.
 
 A solver is asked once a problem for everything: whether it refuses, its configurations, what the first of them costs
 and needs; what the others cost, when somebody wants to know. The problem's ``math`` is the least accuracy: where it is
@@ -49,16 +49,16 @@ __all__ = [
 ]
 
 FLOORS = {"tf32": ("float32", "ieee"), "fast": ("float32", "ieee")}
-"""By a problem's math those that are more accurate; the later is asked for where the earlier is refused."""
+"""For each ``math`` of a problem, the more accurate ones in which a solver is asked too, the first preferred."""
 _MOST_ANSWERS = 8192
-"""Answers that are kept: some fifty solvers', derived ones among them, for 160 problems."""
+"""Cached answers: those of some fifty solvers, derived ones among them, for 160 problems."""
 
 _lock = threading.Lock()
 _answers: OrderedDict[tuple[Any, ConvProblem, DeviceInfo], SolverAnswers] = OrderedDict()
 
 
 class Fault(Exception):
-    """A solver broke its contract, which was said; it is set aside for the problem."""
+    """A solver broke its contract, of which a warning was given; it is set aside for the problem."""
 
 
 class SolverAnswers:
@@ -69,11 +69,11 @@ class SolverAnswers:
         self.refused: str | None = None
         """The solver's own reason why it cannot compute the problem; None where it accepts, or has a fault."""
         self.fault: str | None = None
-        """What it did that no solver may; it is set aside then."""
+        """How the solver broke its contract; it is set aside for the problem then."""
         self.elsewhere: str | None = None
-        """Its reason to refuse everything on this device."""
+        """The solver's reason to refuse every problem on this device."""
         self.configs: tuple[Mapping[str, Any], ...] = ()
-        """What it offers, the one to use unmeasured first; at least one where it accepts."""
+        """The configurations that the solver offers, first the one to use unmeasured; at least one where it accepts."""
         self._texts: frozenset[str] | None = None
         self._costs: dict[str, float | None] = {}
         self._sizes: dict[str, int | None] = {}
@@ -84,9 +84,9 @@ class SolverAnswers:
             self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _reason)
-            self.refused = computes_dtype(solver, problem)
-            if "reduced" not in vars(solver).get("chain", ()):
-                self.refused = self.refused or out_of_reach(problem)
+            self.refused = self.elsewhere or computes_dtype(solver, problem)
+            if self.refused is None and "reduced" not in vars(solver).get("chain", ()):
+                self.refused = out_of_reach(problem)
             self.refused = self.refused or self._answer("rejects", _reason)
             if self.refused is None:
                 self.configs = self._answer("configs", _configs)
@@ -98,7 +98,7 @@ class SolverAnswers:
             self._admit_more_accurate()
 
     def _admit_more_accurate(self) -> None:
-        """Offer what the solver offers for more accurate math too; of those with equal configurations the own one."""
+        """Add what the solver offers for more accurate math; of equal configurations the problem's own stays."""
         for math_ in FLOORS.get(self.problem.math, ()):
             other = SolverAnswers(self.solver, _with_math(self.problem, math_), self.device)
             if other.accepts:
@@ -165,7 +165,7 @@ class SolverAnswers:
             return check(ask(self.solver, method, *arguments))
         except (KeyboardInterrupt, Frozen):
             raise
-        except ArgumentsChanged as error:  # which was said, of its plugin
+        except ArgumentsChanged as error:  # the warning has named the plugin already
             self.fault, self.configs = str(error), ()
             raise Fault(str(error)) from None
         except answer_trial.Hang as hang:
@@ -181,12 +181,12 @@ class SolverAnswers:
         raise Fault(what)
 
     def ban(self, why: str) -> None:
-        """The solver's plugin was set aside after this was asked."""
+        """Mark the answers as faulty, because the solver's plugin was set aside after it was asked."""
         self.fault, self.configs = self.fault or why, ()
 
     _kind = ""
     _said = False
-    """Whether others see this answer: a fault that comes later is said at once."""
+    """Whether the answers are in the cache: a fault that is found later is reported at once."""
 
     def _say(self) -> None:
         plugin = plugins().provider(self.solver.name)
@@ -199,9 +199,10 @@ class SolverAnswers:
 
 
 def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAnswers:
-    """What ``solver`` answers for what it is shown of ``problem``, asked now or kept. Never raises for its sake."""
+    """The solver's answers for what it is shown of ``problem``, from the cache or asked now. A solver's fault is not
+    raised."""
     seen = visible_problem(solver, problem)
-    chain = vars(solver).get("chain", ())  # a derived solver is made anew for each call
+    chain = vars(solver).get("chain", ())  # a derived solver is a new object at each call
     key = (id(solver.root) if chain else id(solver), chain), seen, device  # type: ignore[attr-defined]
     with _lock:
         found = _answers.get(key)
@@ -228,18 +229,17 @@ def admits(problem: ConvProblem, math_: str) -> bool:
     return math_ == problem.math or (problem.dtype == "float32" and math_ in FLOORS.get(problem.math, ()))
 
 
-def planned_as(
-    solver: Solver, problem: ConvProblem, seen: ConvProblem, context: Any, config: Mapping[str, Any], math_: str = ""
-) -> ConvProblem:
-    """The problem for which the solver's ``plan`` is asked, where it sees ``seen`` of ``problem``; see ``FLOORS``.
+def planned_as(candidate: Any, problem: ConvProblem, seen: ConvProblem, context: Any) -> ConvProblem:
+    """The problem for which a candidate's ``plan`` is asked, where its solver sees ``seen`` of ``problem``.
 
-    ``math_`` is the math that the configuration was offered for, where that is known: then nobody is asked.
+    It has the math that the configuration was offered for (``FLOORS``); where the candidate does not say it, the solver
+    is asked.
     """
-    if math_:
-        return _with_math(seen, math_)
+    if candidate.math:
+        return _with_math(seen, candidate.math)
     if seen.math not in FLOORS:
         return seen
-    return query(solver, problem, device_info(context.devices[0])).shown(config)
+    return query(candidate.solver, problem, device_info(context.devices[0])).shown(candidate.config)
 
 
 def forget() -> None:
@@ -254,7 +254,7 @@ def serves(solver: Solver, device: DeviceInfo) -> bool:
         return _reason(ask(solver, "serves", device)) is None
     except (KeyboardInterrupt, Frozen):
         raise
-    except BaseException:  # which ``query`` meets too, and says
+    except BaseException:  # ``query`` meets the same fault, and reports it
         return False
 
 
@@ -279,7 +279,7 @@ def predicted(
 
 
 def _least_cost(solver: Solver, seen: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-    """Of a configuration that may have been offered for more accurate math."""
+    """The cost of a configuration that may have been offered for more accurate math."""
     answers = query(solver, seen, device)
     if answers.offers(config):
         try:
@@ -331,7 +331,7 @@ def checked_plan(solver: Solver, plan: Any) -> Any:
 
 
 class _Wrong(Exception):
-    """An answer of another kind than the contract names: what it was, and what was expected."""
+    """A return value of another kind than the contract names; the text says what it was and what was expected."""
 
 
 def _wrong(answer: Any, expected: str) -> _Wrong:

@@ -1,5 +1,4 @@
-"""What of a problem counts: for a solver, all but the parts of the epilogue that it does not fuse; for a layer, all but
-sizes."""
+"""A problem as a solver sees it, without the parts of the epilogue that it does not fuse; and a layer."""
 
 from __future__ import annotations
 
@@ -10,17 +9,17 @@ from ..api.problem import ConvProblem
 from ..api.solver import Solver
 
 SIZES_OF_A_LAYER = 4
-"""Sizes of one layer that are a net's own, most likely: it has layers alike at several resolutions."""
+"""The first sizes of a layer that count as the net's own, because nets have equal layers at several resolutions."""
 _LAYER = [each.name for each in fields(ConvProblem) if each.init and each.name not in ("mb", "id", "ih", "iw")]
 
 
 def layer_of(problem: ConvProblem) -> tuple[Any, ...]:
-    """What problems have in common that are one layer at other sizes."""
+    """Everything of a problem except its sizes: equal for one layer at different sizes."""
     return tuple(getattr(problem, name) for name in _LAYER)
 
 
 def computes_dtype(solver: Solver, problem: ConvProblem) -> str | None:
-    """Why a solver of floating-point problems computes no quantized one, nor one of these any other; or None."""
+    """Why a solver cannot compute the problem's kind of dtype, floating-point or quantized; None where it can."""
     if problem.quantized and not getattr(solver, "quantized", False):
         return f"floating-point dtypes only, got {problem.dtype_text}"
     if getattr(solver, "quantized", False) and not problem.quantized:

@@ -1,8 +1,22 @@
-"""What a person runs: the command line and what stands behind it.
+"""What a person runs: a command turns its arguments into a call of one function here or below, its result into text.
 
-``cli`` holds a file a subcommand, ``doctor`` says what was found and how to mend it, ``benchmark`` sets solvers beside
-ceilings and other libraries, ``classify`` names what a picture shows, ``progress`` tells what remains. A new peer goes
-to ``benchmark``, a new subcommand to ``cli``.
+A new subcommand is a module of ``cli``, a new peer one of ``benchmark``; what several commands need is here. May import
+everything below; nothing imports tools.
 
-May import everything below; nothing imports tools.
+- ``cli``: the ``convdispatch`` command, a file a subject.
+- ``benchmark``: every solver and other libraries on each layer, beside the device's ceilings.
+- ``doctor``: what was found, what did not load, why, and how to mend it.
+- ``folders``: the folders that are written on this machine.
+- ``problems``: what a command's argument names, as problems.
+- ``model_file``: an ONNX file on the command line: its inputs and its convolutions.
+- ``run_model``: a model file run on arrays, timed, and compared with another library.
+- ``layer_times``: a model's layers beside onnxruntime's times for the same nodes.
+- ``peer_process``: onnxruntime's runs of a model file in a process of its own.
+- ``classify``: what a picture shows, and what each layer of the net that says so costs.
+- ``ready``: makes ready a net, a model, a lock file or a problem, as its first call would.
+- ``torch_script``: makes ready a PyTorch model that a script returns.
+- ``packing``: writes a plan pack of what a command names.
+- ``rendered``: a solver's kernels as text, for a device that need not be there.
+- ``replay``: a trace's calls made on this machine, beside the trace.
+- ``progress``: how far a long command is and what remains.
 """

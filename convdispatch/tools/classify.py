@@ -7,10 +7,11 @@ holds, for every convolution, the solver that dispatch chose and its time, and t
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
-from ..calls.conv import constant, conv
 from ..device import runtime
 from ..inference import InferenceNet
 from ..models.efficientnet import CLASSES, MEAN, SCALE, SIZE, EfficientNetLite0
@@ -33,7 +33,6 @@ from .model_file import IMAGENET, scaled_picture
 
 if TYPE_CHECKING:
     import pyopencl as cl
-    from rich.console import Console
 
 _SAMPLE_MS = 2.0
 """A short layer is repeated until one sample takes about this long, so that the clock and the waiting cost little."""
@@ -85,123 +84,107 @@ class ClassifyReport:
     runs: int = 0
     model: str = "EfficientNet-lite0"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        layers = [
-            {
-                "layer": layer.name,
-                "problem": str(layer.problem),
-                "solver": layer.solver,
-                "source": layer.source,
-                "ms": layer.ms,
-                "gflops": layer.gflops,
-            }
-            for layer in self.layers
-        ]
-        return {
-            "model": self.model,
-            "device": self.device,
-            "layout": self.layout,
-            "pictures": [asdict(picture) for picture in self.pictures],
-            "layers": layers,
-            "net_ms": self.net_ms,
-            "runs": self.runs,
-        }
-
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
         for picture in self.pictures:
             yield picture_table(picture)
         if self.layers:
             yield layer_table(self)
 
-    def show(self, console: Console) -> None:
-        """Print the tables."""
-        console.print(self)
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What ``classify`` does. Raises InvalidArgument for numbers out of range."""
+
+    top: int = 5
+    """Names for each picture."""
+    layout: str = "nchw"
+    """The layout of EfficientNet-lite0; a model file has its own."""
+    runs: int = 10
+    """Samples of each layer's time; 0 for no timing."""
+    most_pixels: int = MOST_PIXELS
+    """A picture of more pixels is refused."""
+    mean: Sequence[float] = IMAGENET[0]
+    """What is subtracted from a file's pictures, which are RGB, 0 to 255."""
+    scale: Sequence[float] = IMAGENET[1]
+    """What the rest is divided by."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top <= CLASSES:
+            raise InvalidArgument(f"top must be 1 to {CLASSES}, got {self.top}")
+        if self.runs < 0:
+            raise InvalidArgument(f"runs must be 0 or more, got {self.runs}")
 
 
 def classify(
     paths: Sequence[str | PathLike[str]] = (),
     *,
-    top: int = 5,
-    device: Any = None,
-    layout: str = "nchw",
-    runs: int = 10,
-    most_pixels: int = MOST_PIXELS,
-    report: Callable[[str], None] | None = None,
     model: str | PathLike[str] | None = None,
-    mean: Sequence[float] = IMAGENET[0],
-    scale: Sequence[float] = IMAGENET[1],
+    device: Any = None,
+    report: Callable[[str], None] = lambda words: None,
+    **options: Any,
 ) -> ClassifyReport:
     """Name what is on each picture (two samples when no path is given), then time the net layer by layer.
 
     ``model`` is an ONNX file of ImageNet's thousand classes (or 1001, the first for none of them) to take instead of
-    EfficientNet-lite0; its pictures are RGB, 0 to 255, minus ``mean``, over ``scale``; its layout is the file's, and
-    its layers are those of the inference form. ``top`` names a picture; ``device`` is what ``runtime.find_device``
-    takes; ``runs`` samples a layer, 0 for no timing; ``most_pixels`` of a picture are read; ``report`` is told in words
-    what happens next. Policies in force apply.
+    EfficientNet-lite0; its layers are those of the inference form. ``device`` is what ``runtime.find_device`` takes;
+    ``report`` is told in words what happens next; ``options`` are Options' fields. Policies in force apply.
 
     Raises InvalidArgument for a path that is no readable picture or an extra that is not installed, before anything
     is computed; NoDevice; NoSolver.
     """
-    if not 1 <= top <= CLASSES:
-        raise InvalidArgument(f"top must be 1 to {CLASSES}, got {top}")
-    if runs < 0:
-        raise InvalidArgument(f"runs must be 0 or more, got {runs}")
-    tell = report or (lambda words: None)
-    if model is not None:
-        return _classify_by(
-            model, list(paths) or sample_pictures(), top, device, runs, tell, (mean, scale), most_pixels
-        )
+    chosen = Options(**options)
     files = list(paths) or sample_pictures()
-    inputs = [_input(read_picture(file, SIZE, most_pixels=most_pixels), layout) for file in files]
-    class_names()  # what is not installed is told before anything is computed
+    run = _with_efficientnet if model is None else functools.partial(_with_model, model)
+    return run(files, device, report, chosen)
+
+
+def _with_efficientnet(
+    files: Sequence[Any], device: Any, report: Callable[[str], None], options: Options
+) -> ClassifyReport:
+    inputs = [_input(read_picture(file, SIZE, most_pixels=options.most_pixels), options.layout) for file in files]
+    class_names()  # raises for an extra that is not installed, before anything is computed
     queue = runtime.queue(runtime.find_device(device))
     where = runtime.device_info(queue.device)
-    tell("reading the weights")
-    net = EfficientNetLite0.pretrained(layout, queue)
-    tell(f"compiling for {where}")
+    report("reading the weights")
+    net = EfficientNetLite0.pretrained(options.layout, queue)
+    report(f"compiling for {where}")
     pictures = tuple(
-        _picture(file, softmax(net(Tensor.from_numpy(array, queue))).numpy()[0], top)
+        _picture(file, softmax(net(Tensor.from_numpy(array, queue))).numpy()[0], options.top)
         for file, array in zip(files, inputs, strict=True)
     )
-    if not runs:
-        return ClassifyReport(str(where), layout, pictures)
-    tell("timing the net and each layer")
-    net_ms, layers = time_net(net, Tensor.from_numpy(inputs[0], queue), runs)
-    return ClassifyReport(str(where), layout, pictures, layers, net_ms, runs)
+    if not options.runs:
+        return ClassifyReport(str(where), options.layout, pictures)
+    report("timing the net and each layer")
+    net_ms, layers = time_net(net, Tensor.from_numpy(inputs[0], queue), options.runs)
+    return ClassifyReport(str(where), options.layout, pictures, layers, net_ms, options.runs)
 
 
-def _classify_by(
-    model: str | PathLike[str],
-    files: Sequence[str | PathLike[str]],
-    top: int,
-    device: Any,
-    runs: int,
-    tell: Callable[[str], None],
-    normalised: tuple[Sequence[float], Sequence[float]],
-    most_pixels: int,
+def _with_model(
+    model: str | PathLike[str], files: Sequence[Any], device: Any, report: Callable[[str], None], options: Options
 ) -> ClassifyReport:
     """``classify`` with an ONNX file's net."""
     from ..onnx import load
 
-    class_names()  # what is not installed is told before anything is computed
-    tell("reading the model")
+    class_names()
+    report("reading the model")
     net = load(model, device=device)
     if len(net.inputs) != 1:
         raise InvalidArgument(f"a net of pictures has one input, {model} has {', '.join(map(str, net.inputs))}")
-    inputs = [scaled_picture(file, net.inputs[0], *normalised, most_pixels=most_pixels) for file in files]
+    scaling = {"mean": options.mean, "scale": options.scale, "most_pixels": options.most_pixels}
+    inputs = [scaled_picture(file, net.inputs[0], **scaling) for file in files]
     where = runtime.device_info(net.queue.device)
-    tell(f"compiling for {where}")
+    report(f"compiling for {where}")
     pictures = tuple(
-        _picture(file, _probabilities(net(array), model), top) for file, array in zip(files, inputs, strict=True)
+        _picture(file, _probabilities(net(array), model), options.top)
+        for file, array in zip(files, inputs, strict=True)
     )
     title, built = Path(model).name, net.latest
     layout = built.layout or "as traced" if built is not None else "as traced"
-    if not runs or built is None:
+    if not options.runs or built is None:
         return ClassifyReport(str(where), layout, pictures, model=title)
-    tell("timing the net and each layer")
-    net_ms, layers = _time_form(built, runs)
-    return ClassifyReport(str(where), layout, pictures, layers, net_ms, runs, title)
+    report("timing the net and each layer")
+    net_ms, layers = _time_form(built, options.runs)
+    return ClassifyReport(str(where), layout, pictures, layers, net_ms, options.runs, title)
 
 
 def _picture(file: Any, probabilities: np.ndarray, top: int) -> Picture:
@@ -211,41 +194,25 @@ def _picture(file: Any, probabilities: np.ndarray, top: int) -> Picture:
 
 
 def _probabilities(result: Any, model: Any) -> np.ndarray:
-    """Of ImageNet's classes, from a net's logits or probabilities. Raises InvalidArgument for other results."""
+    """Probabilities of ImageNet's classes from a net's result. Raises InvalidArgument for another number of classes."""
     first = result[0] if isinstance(result, tuple) else result
     values = np.ravel(first[:1]).astype(np.float64)
     if values.size not in (CLASSES, CLASSES + 1):
         raise InvalidArgument(f"{model} answers {values.size} numbers a picture, expected ImageNet's {CLASSES} classes")
-    if values.min() < 0 or abs(values.sum() - 1) > 1e-2:  # logits
+    if values.min() < 0 or abs(values.sum() - 1) > 1e-2:  # the result is logits
         values = np.exp(values - values.max())
         values /= values.sum()
     return values[-CLASSES:]
 
 
 def _time_form(built: InferenceNet, runs: int) -> tuple[float, tuple[LayerTime, ...]]:
-    """Milliseconds of a built net, and of its convolutions, each alone on random data."""
-    queue = built.queue
-    works: list[Callable[[], object]] = [built.run]
-    layers = [layer for layer in built.layers if layer.problem is not None]
-    for layer in layers:
-        rng, problem = np.random.default_rng(0), layer.problem
-        shapes = [problem.x_shape, problem.w_shape]
-        x, w = (Tensor.from_numpy(rng.standard_normal(shape).astype(problem.dtype), queue) for shape in shapes)
-        bias = Tensor.from_numpy(np.zeros(problem.oc, problem.dtype), queue) if problem.bias else None
-        residual = Tensor.from_numpy(np.zeros(problem.y_shape, problem.dtype), queue) if problem.residual else None
-        works.append(functools.partial(_conv_of, problem, x, constant(w), bias, residual))
-    net_ms, *layers_ms = _medians(works, queue, runs)
+    """Milliseconds of a built net and of its convolutions as they run in it; NaN where the device does not time one."""
+    (net_ms,) = _medians([built.run], built.queue, runs)
+    timed = [(layer, ms) for layer, ms in zip(built.layers, built.layer_ms(runs), strict=True) if layer.problem]
     return net_ms, tuple(
         LayerTime(f"conv{place}", layer.problem, layer.solver, layer.source, ms)
-        for place, (layer, ms) in enumerate(zip(layers, layers_ms, strict=True), 1)
+        for place, (layer, ms) in enumerate(timed, 1)
     )
-
-
-def _conv_of(problem: ConvProblem, x: Tensor, w: Any, bias: Any, residual: Any) -> Any:
-    letters = [[getattr(problem, letter + axis) for axis in problem.axes] for letter in "sd"]
-    pads = [(getattr(problem, f"p{axis}"), getattr(problem, f"p{axis}_r")) for axis in problem.axes]
-    options = {"groups": problem.g, "activation": problem.activation, "layout": problem.layout, "math": problem.math}
-    return conv(x, w, bias, stride=letters[0], padding=pads, dilation=letters[1], residual=residual, **options)
 
 
 def _input(picture: np.ndarray, layout: str) -> np.ndarray:
@@ -261,13 +228,13 @@ def time_net(net: Module, x: Tensor, runs: int) -> tuple[float, tuple[LayerTime,
     overlap, so the sum of all layers can be below the net's time.
     """
     names = {id(module): name for name, module in net.named_modules()}
-    seen: list[tuple[Module, tuple[Tensor, ...]]] = []
-    with observe(lambda layer, x, residual: seen.append((layer, (x,) if residual is None else (x, residual)))):
+    calls: list[tuple[Module, tuple[Tensor, ...]]] = []
+    with observe(lambda layer, x, residual: calls.append((layer, (x,) if residual is None else (x, residual)))):
         net(x)
-    works = [lambda: net(x), *(functools.partial(layer, *operands) for layer, operands in seen)]
+    works = [lambda: net(x), *(functools.partial(layer, *operands) for layer, operands in calls)]
     net_ms, *layers_ms = _medians(works, x.queue, runs)
     layers = []
-    for (layer, operands), ms in zip(seen, layers_ms, strict=True):
+    for (layer, operands), ms in zip(calls, layers_ms, strict=True):
         problem = layer.problem(operands[0].shape, len(operands) > 1)
         prepared = dispatch.prepare(problem, x.context)
         layers.append(LayerTime(names[id(layer)], problem, prepared.solver.name, prepared.source, ms))
@@ -306,7 +273,7 @@ def picture_table(picture: Picture) -> Table:
 
 def layer_table(report: ClassifyReport) -> Table:
     """Layer, problem, solver, milliseconds and GFLOP/s; the footer holds the sums and the whole net."""
-    total = sum(layer.ms for layer in report.layers)
+    total = sum(layer.ms for layer in report.layers if not math.isnan(layer.ms))
     flops = sum(layer.problem.flops for layer in report.layers)
     title = f"{report.model}, batch 1, {report.layout}, on {report.device}"
     caption = f"whole net, warm: {report.net_ms:.2f} ms; median of {report.runs} samples everywhere"

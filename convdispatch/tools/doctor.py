@@ -16,10 +16,12 @@ from ..device.native import loading
 from ..device.opencl import icd, vendor_trial
 from ..device.programs.kernels import NEW_SHARE, cache_limit
 from ..device.rates import rates, switched_off
+from ..measurement.run_reports import versions
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
 from .folders import folders
 
+PACKAGES = ("convdispatch", "pyopencl", "numpy", "pluggy", "intel-opencl-rt", "pocl-binary-distribution")
 _PROBE = "import sys; from convdispatch import runtime; print(runtime.probe(runtime.devices()[int(sys.argv[1])]) or '')"
 _PROBE_SECONDS = 120
 
@@ -46,7 +48,7 @@ class Report:
     environment: dict[str, str] = field(default_factory=dict)
     """The variables that are set, as they are written."""
     unreadable: list[str] = field(default_factory=list)
-    """Those of them that cannot be read; their defaults hold in this report."""
+    """The variables that cannot be read; this report is of their defaults."""
     advice: list[str] = field(default_factory=list)
 
     @property
@@ -65,7 +67,7 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
     compilers abort on failure, and a plugin may crash, exit or hang. ``again`` forgets what was seen of them before.
     """
     environment, faults = settings.texts(), settings.faults()
-    with settings.changed(dict.fromkeys(faults)):  # what cannot be read is told, and its default looked at
+    with settings.changed(dict.fromkeys(faults)):  # what cannot be read is reported, and its default examined
         report = _examined(probe, again)
     report.environment, report.advice = environment, [*faults.values(), *report.advice]
     report.unreadable = [name for name in faults if name in settings.SETTINGS]
@@ -76,14 +78,14 @@ def _examined(probe: bool, again: bool) -> Report:
     if again:
         vendor_trial.forget()
     if try_each(again):
-        plugins.cache_clear()  # they are loaded below, where warnings are not wanted
+        plugins.cache_clear()  # ``_plugins`` loads them again, without warnings
     vendors = [asdict(vendor) for vendor in icd.vendors()]
     devices = [_device(number, device, probe) for number, device in enumerate(runtime.devices())]
     default, default_problem = _default()
     source, problem, note = _registry()
     report = Report(
         python=f"{sys.version.split()[0]} ({sys.executable})",
-        versions=_versions(),
+        versions=versions(PACKAGES),
         vendors=vendors,
         devices=devices,
         default_device=default,
@@ -102,7 +104,7 @@ def _examined(probe: bool, again: bool) -> Report:
 
 
 def _cache_limit() -> str:
-    """How much the caches of programs may hold."""
+    """The limit of the caches of programs, in words."""
     limit = cache_limit()
     return f"{limit >> 20} MiB, of which further sizes of layers take {min(limit, NEW_SHARE) >> 20}"
 
@@ -122,18 +124,6 @@ def _native() -> str:
     return "runs, below Python" if why is None else f"no, calls go by Python: {why}"
 
 
-def _versions() -> dict[str, str]:
-    import importlib.metadata as metadata
-
-    found = {}
-    for name in ("convdispatch", "pyopencl", "numpy", "pluggy", "intel-opencl-rt", "pocl-binary-distribution"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def _device(number: int, device: Any, probe: bool) -> dict[str, Any]:
     info = runtime.device_info(device)
     problem = _probe(number) if probe else None
@@ -150,16 +140,16 @@ def _device(number: int, device: Any, probe: bool) -> dict[str, Any]:
         "fp64": info.fp64,
         "rates": _rates(info),
         "problem": problem,
-        "mend": _mend_device(info.vendor, problem),
+        "mend": _repair_hint(info.vendor, problem),
     }
 
 
 def _rates(info: Any) -> str:
     """What solvers predict by, and whether it was measured."""
-    found = rates(info)
-    how = "measured" if found.measured else "estimated, CONVDISPATCH_RATES=off" if switched_off() else "estimated"
-    numbers = f"{found.flops * 1e-9:,.0f} GFLOP/s, {found.bandwidth * 1e-9:,.0f} GB/s"
-    return f"{numbers}, {found.launch * 1e6:.3g} us a launch ({how})"
+    known = rates(info)
+    how = "measured" if known.measured else "estimated, CONVDISPATCH_RATES=off" if switched_off() else "estimated"
+    numbers = f"{known.flops * 1e-9:,.0f} GFLOP/s, {known.bandwidth * 1e-9:,.0f} GB/s"
+    return f"{numbers}, {known.launch * 1e6:.3g} us a launch ({how})"
 
 
 def _probe(number: int) -> str | None:
@@ -178,7 +168,7 @@ def _probe(number: int) -> str | None:
     return child.stdout.strip() or None
 
 
-def _mend_device(vendor: str, problem: str | None) -> str | None:
+def _repair_hint(vendor: str, problem: str | None) -> str | None:
     if problem is None:
         return None
     if vendor == "pocl":
@@ -208,12 +198,12 @@ def _plugins() -> list[Any]:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report says the same, with the mend
+        warnings.simplefilter("ignore")  # the report has the same texts, with what to do
         loaded = plugins()
-        return [_with_note(loaded, entry) for entry in loaded.report]
+        return [_with_unavailable_reason(loaded, entry) for entry in loaded.report]
 
 
-def _with_note(loaded: Any, entry: Any) -> Any:
+def _with_unavailable_reason(loaded: Any, entry: Any) -> Any:
     """A plugin may say by ``unavailable()`` that it can do nothing on this machine, and why."""
     reason = loaded.unavailable(entry.name) if entry.status == "loaded" else None
     return replace(entry, reason="; ".join(filter(None, (reason, entry.reason)))) if reason else entry

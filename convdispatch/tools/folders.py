@@ -18,7 +18,7 @@ from ..selection.records.perfdb import user_folder
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder and what is kept in it."""
+    """A folder and what its files are."""
 
     name: str
     path: Path
@@ -26,20 +26,20 @@ class Folder:
     variable: str
     """The environment variable that names another place."""
     cache: bool
-    """Whether all of it is made again where it is missing."""
+    """Whether its files are created again when they are missing."""
     files: str = "*"
     """Which of its files are meant."""
 
     @property
     def size(self) -> int:
-        """Bytes of the files in it; 0 where it is not there."""
+        """Bytes of the folder's files; 0 where there is no folder."""
         return sum(file.stat().st_size for file in self._meant())
 
     def _meant(self) -> list[Path]:
         return [file for file in self.path.rglob(self.files) if file.is_file() and not file.is_symlink()]
 
     def clear(self) -> int:
-        """Delete the folder; the bytes that it held."""
+        """Delete the folder; returns the bytes that it held."""
         size = self.size
         if self.files != "*":
             for file in self._meant():

@@ -25,7 +25,7 @@ _ADDED = re.compile(r"(_nchwc|_nhwc|_bn|_mul|_token_\d+)$")
 
 @dataclass(frozen=True)
 class Step:
-    """What a library ran: its operator or solver, its milliseconds, and the results of the file's nodes it made."""
+    """What a library ran: operator or solver, milliseconds, and the results of the file's nodes that it computed."""
 
     what: str
     ms: float
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def ms(self) -> tuple[float, float]:
-        """Milliseconds here, and there."""
+        """Milliseconds of this package, and of the other library."""
         return sum(step.ms for step in self.ours), sum(step.ms for step in self.theirs)
 
 
@@ -65,8 +65,8 @@ def onnxruntime_steps(path: Path | str, graph: Any, feeds: Mapping[str, Any], th
             name, ms = event["name"].removesuffix("_kernel_time"), event["dur"] * 1e-3
             before = least.get(name)
             least[name] = (event["args"]["op_name"], ms if before is None else min(ms, before[1]))
-    found = covered(graph, {name: what for name, (what, _) in least.items()})
-    return [Step(what, ms, found[name]) for name, (what, ms) in least.items()]
+    nodes = covered(graph, {name: what for name, (what, _) in least.items()})
+    return [Step(what, ms, nodes[name]) for name, (what, ms) in least.items()]
 
 
 def covered(graph: Any, steps: Mapping[str, str]) -> dict[str, frozenset[str]]:
@@ -75,18 +75,18 @@ def covered(graph: Any, steps: Mapping[str, str]) -> dict[str, frozenset[str]]:
     makers = {name: node for node in graph.node for name in node.output if name}
     named = {node.name: node.output[0] for node in graph.node if node.name}
     named |= {f"{node.op_type}_{place}": node.output[0] for place, node in enumerate(graph.node) if not node.name}
-    ends = {name: _end(name, makers, named) for name in steps}
+    ends = {name: _named_result(name, makers, named) for name in steps}
     taken = {end for end in ends.values() if end is not None}
-    found = {}
+    nodes = {}
     for name, what in steps.items():
         end = ends[name]
-        path = None if end is None else _back(end, what.removeprefix("Fused"), makers, taken - {end})
-        found[name] = frozenset(() if end is None else path or (end,))
-    return found
+        path = None if end is None else _nodes_back_to(end, what.removeprefix("Fused"), makers, taken - {end})
+        nodes[name] = frozenset(() if end is None else path or (end,))
+    return nodes
 
 
-def _end(name: str, makers: Mapping[str, Any], named: Mapping[str, str]) -> str | None:
-    """The result that a step's name is made of; None for one that is of no node."""
+def _named_result(name: str, makers: Mapping[str, Any], named: Mapping[str, str]) -> str | None:
+    """The node's result after which a step is named; None for a step that is of no node."""
     name = name.removeprefix("fused ")
     while True:
         if name in makers or name in named:
@@ -97,7 +97,7 @@ def _end(name: str, makers: Mapping[str, Any], named: Mapping[str, str]) -> str 
         name = shorter
 
 
-def _back(end: str, what: str, makers: Mapping[str, Any], others: set[str]) -> list[str] | None:
+def _nodes_back_to(end: str, what: str, makers: Mapping[str, Any], others: set[str]) -> list[str] | None:
     """Results from ``end`` back to a node with the operator ``what``, none of them another step's end; the shortest."""
     paths = [[end]]
     for _ in range(8):
@@ -120,19 +120,19 @@ def rows(graph: Any, ours: Iterable[Step], theirs: Iterable[Step]) -> list[Row]:
     owner: dict[str, Row] = {}
     alone: dict[str, Row] = {}
     for step in ours:
-        _place(found, owner, [owner[name] for name in step.nodes if name in owner], step).ours.append(step)
+        _row_of_step(found, owner, [owner[name] for name in step.nodes if name in owner], step).ours.append(step)
     for step in theirs:
-        met = [owner[name] for name in step.nodes if name in owner] or _reading(step.nodes, readers, owner)
+        met = [owner[name] for name in step.nodes if name in owner] or _rows_of_readers(step.nodes, readers, owner)
         if not met:
             met = [alone[step.what]] if step.what in alone else []
-            alone[step.what] = _place(found, owner, met, step)
+            alone[step.what] = _row_of_step(found, owner, met, step)
             alone[step.what].theirs.append(step)
         else:
-            _place(found, owner, met, step).theirs.append(step)
+            _row_of_step(found, owner, met, step).theirs.append(step)
     return found
 
 
-def _place(found: list[Row], owner: dict[str, Row], met: Sequence[Row], step: Step) -> Row:
+def _row_of_step(found: list[Row], owner: dict[str, Row], met: Sequence[Row], step: Step) -> Row:
     """The row of a step: the first of those that it meets, which takes in the others, or a new one."""
     places = sorted({next(i for i, row in enumerate(found) if row is one) for one in met})
     if not places:
@@ -147,7 +147,7 @@ def _place(found: list[Row], owner: dict[str, Row], met: Sequence[Row], step: St
     return row
 
 
-def _reading(nodes: Iterable[str], readers: Mapping[str, list[str]], owner: Mapping[str, Row]) -> list[Row]:
+def _rows_of_readers(nodes: Iterable[str], readers: Mapping[str, list[str]], owner: Mapping[str, Row]) -> list[Row]:
     """The row of the nearest node that reads ``nodes`` and has one."""
     todo = list(nodes)
     for _ in range(8):

@@ -45,7 +45,7 @@ def input_shapes(net: Any, batch: int | None, given: Mapping[str, Any] | None = 
     return shapes
 
 
-def entries_of(
+def entries_of_model(
     path: Path | str, *, batch: int | None = None, layout: str | None = None, device: Any = None
 ) -> list[Entry]:
     """The convolutions of a model as it runs, with what is fused into them, named in order; equal ones are counted.
@@ -55,18 +55,18 @@ def entries_of(
     from ..onnx import load
 
     net = load(path, device=device)
-    found = counted(net.problems(*input_shapes(net, batch), layout=layout))
-    if not found:
+    entries = counted(net.problems(*input_shapes(net, batch), layout=layout))
+    if not entries:
         raise InvalidArgument(f"{path} has no convolutions with constant weights")
-    return found
+    return entries
 
 
 def counted(problems: Iterable[Any]) -> list[Entry]:
     """Problems named by their place, equal ones counted."""
     counts: dict[Any, Entry] = {}
     for place, problem in enumerate(problems, 1):
-        held = counts.get(problem)
-        counts[problem] = Entry(f"conv{place}", problem, 1) if held is None else held._replace(count=held.count + 1)
+        equal = counts.get(problem)
+        counts[problem] = Entry(f"conv{place}", problem, 1) if equal is None else equal._replace(count=equal.count + 1)
     return list(counts.values())
 
 
@@ -108,7 +108,7 @@ def read_inputs(
     Raises InvalidArgument for what cannot be read or does not belong.
     """
     ports = {port.name: port for port in net.inputs}
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for text in texts:
         name, sign, rest = text.partition("=")
         file = Path(rest if sign else text)
@@ -117,19 +117,19 @@ def read_inputs(
                 raise InvalidArgument(f"the net has inputs {', '.join(ports)}: name one, --input NAME={text}")
             name = next(iter(ports))
         if file.suffix in _PICTURES:
-            found[name] = scaled_picture(file, _port(ports, name), *IMAGENET)
+            arrays[name] = scaled_picture(file, _port(ports, name), *IMAGENET)
         else:
-            found |= _arrays(file, name if sign or file.suffix != ".npz" else None)
-    for name in found:
+            arrays |= _arrays(file, name if sign or file.suffix != ".npz" else None)
+    for name in arrays:
         _port(ports, name)
     if batch is not None:
-        found = {name: _repeated(array, batch) for name, array in found.items()}
+        arrays = {name: _repeated(array, batch) for name, array in arrays.items()}
     rng, random = np.random.default_rng(seed), []
-    for port, shape in zip(net.inputs, input_shapes(net, batch, found), strict=True):
-        if port.name not in found:
-            found[port.name] = rng.standard_normal(shape).astype(port.dtype)
+    for port, shape in zip(net.inputs, input_shapes(net, batch, arrays), strict=True):
+        if port.name not in arrays:
+            arrays[port.name] = rng.standard_normal(shape).astype(port.dtype)
             random.append(port.name)
-    return found, random
+    return arrays, random
 
 
 def _port(ports: Mapping[str, Any], name: str) -> Any:

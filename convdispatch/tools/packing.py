@@ -13,7 +13,7 @@ from .ready import make_ready
 
 
 class _Forms:
-    """The forms that were chosen, for the second making."""
+    """The forms that were chosen, for the second build."""
 
     def __init__(self, gathered: artifact_store.Gathered) -> None:
         self.name, self.identity, self._forms = "the first making", gathered.identity, gathered.tables["forms"]
@@ -28,28 +28,22 @@ class _Forms:
 
 
 def make_pack(
-    what: str,
-    target: str | Path,
-    device: str | None = None,
-    batch: int | None = None,
-    all_weights: bool = False,
-    training: bool = False,
-    autocast: str | None = None,
+    what: str, target: str | Path, device: str | None = None, *, all_weights: bool = False, **options: Any
 ) -> str:
     """Write a plan pack of a net by name, an ONNX file, a script's PyTorch model, a lock file or a problem; a sentence
     about it.
 
-    Packed weights go in where they take longer to make than to read, or all of them.
+    Packed weights go in where they take longer to make than to read, or all of them. ``options`` are ``make_ready``'s.
     """
     chosen = find_device(device)
     with artifact_store.gathering(chosen) as first:
-        make_ready(what, device, batch, training, autocast)
+        make_ready(what, device, **options)
     forms = _Forms(first)
     artifact_store.put_in_force(forms)
     try:
         _forget()
         with artifact_store.gathering(chosen, all_weights) as gathered:
-            ready = make_ready(what, device, batch, training, autocast)
+            ready = make_ready(what, device, **options)
     finally:
         artifact_store.take_out_of_force(forms)
     size = planpack.write(target, gathered)
@@ -61,6 +55,6 @@ def make_pack(
 
 
 def _forget() -> None:
-    """Drop plans and programs, so that those that are used are made, and noted, again."""
+    """Drop plans and programs, so that those that are used are built, and noted, again."""
     dispatch.forget()
     kernels.forget()

@@ -44,17 +44,17 @@ class PeerProcess:
             raise
 
     def times(self, runs: int) -> list[float]:
-        """Milliseconds of so many runs, after one unseen; this process stands still meanwhile."""
+        """Milliseconds of each of ``runs`` runs, after one that is not timed; this process waits meanwhile."""
         self._child.say({"runs": runs})
         return self._heard()["ms"]  # type: ignore[no-any-return]
 
     def _heard(self) -> Answer:
-        said = self._child.hear()
-        if said is None:
+        reply = self._child.hear()
+        if reply is None:
             raise InvalidArgument(f"onnxruntime's process was lost: {self._child.how_it_ended()}")
-        if "failed" in said:
-            raise InvalidArgument(said["failed"])
-        return said
+        if "failed" in reply:
+            raise InvalidArgument(reply["failed"])
+        return reply
 
     def close(self) -> None:
         """End the process."""
@@ -85,18 +85,18 @@ def _serve() -> None:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         feeds = {each.name: feeds[each.name] for each in session.get_inputs()}
         np.savez(Path(arrays).parent / _RESULTS, *session.run(None, feeds), allow_pickle=False)
-    except Exception as error:  # its own exception types are not public
+    except Exception as error:  # onnxruntime's exception types are not public
         answer({"failed": f"onnxruntime cannot run {path} so: {str(error).splitlines()[0]}"})
         return
     answer({})
     for request in asked:
         session.run(None, feeds)
-        found = []
+        times = []
         for _ in range(request["runs"]):
             start = time.perf_counter()
             session.run(None, feeds)
-            found.append((time.perf_counter() - start) * 1e3)
-        answer({"ms": found})
+            times.append((time.perf_counter() - start) * 1e3)
+        answer({"ms": times})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from ..api.errors import InvalidArgument, InvalidPolicy, InvalidProblem
 from ..api.problem import ConvProblem
 from ..measurement import grammar, shapes
 from ..measurement.shapes import Entry
-from .model_file import counted, entries_of, is_model
+from .model_file import counted, entries_of_model, is_model
 
 
 def known_nets() -> list[str]:
@@ -44,7 +44,7 @@ def _named(name: str, batch: int | None, layout: str | None) -> list[Entry]:
     if name in shapes.names():
         return list(shapes.load(name))
     if is_model(name):
-        return entries_of(name, batch=batch, layout=layout)
+        return entries_of_model(name, batch=batch, layout=layout)
     if name in known_nets():
         from ..inference import problems
         from ..models import catalogue
@@ -60,7 +60,7 @@ def _is_file(name: Path | str) -> bool:
     """Whether a file has the name, which may be any text."""
     try:
         return Path(name).is_file()
-    except (OSError, ValueError):  # longer than a name may be, or with a NUL
+    except (OSError, ValueError):  # the text is longer than a file's name may be, or has a NUL
         return False
 
 

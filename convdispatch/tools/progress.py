@@ -78,7 +78,7 @@ class Progress:
         return max(each - now, 0.0) + max(each, now / (ended + 1)) * (left - 1)
 
     def line(self, title: str) -> str:
-        """All of it in one line."""
+        """Title, counts, times and words in one line."""
         return f"{title}: {self.done} of {self.total}, {duration(self.elapsed_s)}, {self.remains}: {self.words}"
 
     @property
@@ -87,7 +87,7 @@ class Progress:
         left = self.remaining_s
         if left is None:
             return "what remains is not known yet"
-        # A step that ends within the second is not late: nothing is left to wait for.
+        # Rounded to whole seconds: a step that ends within the second is not late.
         overdue = self.done < self.total and round(left) == 0 and self._clock() - self._last >= 1
         return "it takes longer than expected" if overdue else f"about {duration(left)} left"
 
@@ -138,7 +138,7 @@ def _tell(console: Console, title: str, counted: Progress, ended: threading.Even
 
 
 class _Left(ProgressColumn):
-    """rich's own column knows nothing before the second step has ended."""
+    """What remains, also before the second step has ended, when rich's own column knows nothing."""
 
     def __init__(self, counted: Progress) -> None:
         super().__init__()

@@ -22,17 +22,17 @@ from .model_file import input_shapes, is_model
 
 @dataclass
 class Ready:
-    """What was made ready, and what was spent on it."""
+    """What was made ready, and the time that each phase of it took."""
 
     name: str
     device: str
     notes: startup_profile.Notes
     seconds: float
     held: Any = None
-    """The form or the plans, kept alive."""
+    """The form or the plans, referenced so that they stay in memory."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: seconds and counts by layer and phase."""
+        """JSON values: seconds and counts by layer and phase."""
         spent = [
             {"layer": layer, "phase": phase, "count": one.count, "seconds": one.seconds}
             for (layer, phase), one in self.notes.spent.items()
@@ -94,7 +94,7 @@ def _held(what: str, device: Any, batch: int | None) -> Any:
         return build(net, (batch or 1, net.CHANNELS, net.SIZE, net.SIZE), queue=commands, recall=True)
     if Path(what).is_file():
         decisions = lockfile.read(what)
-        lockfile.agree(decisions)  # a command's process does nothing else
+        lockfile.agree(decisions)  # the decisions hold for the whole process, which belongs to this command
         return [dispatch.prepare(ConvProblem.parse(text), context(device)) for text in decisions]
     from .problems import read_entries
 

@@ -42,7 +42,7 @@ DESCRIBED = {
 
 
 class _Context:
-    """Stands for a context, so that nothing that is kept by a real one is made of text alone."""
+    """A stand-in for a context, so that no cache of a real context gets entries that are text alone."""
 
     def __init__(self, device: Any) -> None:
         self.devices = [device]
@@ -63,28 +63,28 @@ def rendered(
     """
     info, context = _place(device, described)
     if solver is None:
-        found = explain(problem, info)
-        if found.chosen is None:
-            raise NoSolver(problem, str(info), {one.solver: str(one.reason) for one in found.verdicts})
-        solver = found.chosen
+        explanation = explain(problem, info)
+        if explanation.chosen is None:
+            raise NoSolver(problem, str(info), {one.solver: str(one.reason) for one in explanation.verdicts})
+        solver = explanation.chosen
     known = plugins().solvers
     try:
         chosen = named(solver, known)
     except KeyError:
         raise InvalidArgument(f"no solver is called {solver!r}; there are {', '.join(sorted(known))}") from None
-    seen = visible_problem(chosen, problem)
-    reason = chosen.rejects(seen, info)
+    visible = visible_problem(chosen, problem)
+    reason = chosen.rejects(visible, info)
     if reason:
         raise InvalidArgument(f"{solver} refuses {problem} on {info}: {reason}")
     if config is None:
-        config = next(iter(chosen.configs(seen, info)), {})
+        config = next(iter(chosen.configs(visible, info)), {})
     with rendering() as texts:
-        chosen.plan(context, seen, config)
+        chosen.plan(context, visible, config)
     return solver, config, [text for text in texts if isinstance(text, str)]
 
 
 def _place(device: str | None, described: str | None) -> tuple[DeviceInfo, Any]:
-    """What solvers are told, and a context of it."""
+    """A device's description and a stand-in for its context."""
     if described is None:
         found = runtime.find_device(device)
         return runtime.device_info(found), _Context(found)

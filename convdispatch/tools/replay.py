@@ -33,7 +33,7 @@ _LINE = re.compile(
 
 
 @dataclass(frozen=True)
-class Call:
+class TraceLine:
     """One line of a trace: microseconds in enqueue, and until the result was there, where the trace waited for it."""
 
     problem: str
@@ -44,7 +44,7 @@ class Call:
     done_us: float | None = None
 
 
-def read_trace(path: Path) -> list[Call]:
+def read_trace(path: Path) -> list[TraceLine]:
     """The calls of a trace; other lines, as of a log, are passed over. Raises InvalidArgument."""
     try:
         text = plainfile.read_text(path)
@@ -56,23 +56,25 @@ def read_trace(path: Path) -> list[Call]:
     return calls
 
 
-def _call(said: dict[str, Any]) -> Call:
-    done = None if said["done_us"] is None else float(said["done_us"])
+def _call(fields: dict[str, Any]) -> TraceLine:
+    done = None if fields["done_us"] is None else float(fields["done_us"])
     try:
-        problem = str(ConvProblem.parse(said["problem"]))
+        problem = str(ConvProblem.parse(fields["problem"]))
     except InvalidProblem as error:
         raise InvalidArgument(f"a trace names a problem that cannot be read: {error}") from error
-    return Call(problem, said["solver"], said["device"], int(said["workspace"]), float(said["host_us"]), done)
+    return TraceLine(
+        problem, fields["solver"], fields["device"], int(fields["workspace"]), float(fields["host_us"]), done
+    )
 
 
 def replay(
-    calls: Iterable[Call],
+    calls: Iterable[TraceLine],
     target: Path,
     device: Any = None,
     *,
     most: int = 20,
     say: Callable[[str, int], None] = lambda words, advance: None,
-) -> tuple[list[Call], dict[str, str]]:
+) -> tuple[list[TraceLine], dict[str, str]]:
     """Run the calls' problems here, each at most ``most`` times, and append what the trace layer says to ``target``.
 
     Answers the calls as they went here, and by problem why one could not run.
@@ -91,7 +93,7 @@ def replay(
             try:
                 run = _runner(ConvProblem.parse(text), queue)
                 with settings.changed({settings.TRACE.name: os.devnull}):
-                    run()  # the first one compiles, loads and warms
+                    run()  # the first call compiles, loads and warms up
                 for _ in range(min(count, most)):
                     run()
             except (ConvDispatchError, MemoryError, cl.Error) as error:
@@ -100,7 +102,7 @@ def replay(
     return _known(target)[before:], failures
 
 
-def _known(path: Path) -> list[Call]:
+def _known(path: Path) -> list[TraceLine]:
     return read_trace(path) if path.exists() and path.stat().st_size else []
 
 
@@ -110,19 +112,20 @@ def _runner(problem: ConvProblem, queue: Any) -> Callable[[], None]:
 
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     host = random_operands(problem, 0)
-    held = {name: cl.Buffer(queue.context, flags, hostbuf=a) for name, a in host.items() if name != "initial"}
+    buffers = {name: cl.Buffer(queue.context, flags, hostbuf=a) for name, a in host.items() if name != "initial"}
     size = math.prod(problem.out_shape) * problem.out_itemsize
-    held[problem.written] = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size)
-    cl.enqueue_fill_buffer(queue, held[problem.written], b"\0", 0, size)
+    buffers[problem.written] = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size)
+    cl.enqueue_fill_buffer(queue, buffers[problem.written], b"\0", 0, size)
     prepared = dispatch.prepare(problem, queue.context)
-    weights = held["w"]
+    weights = buffers["w"]
     if prepared.packed_size:
         weights = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, prepared.packed_size)
-        prepared.plan.pack(queue, held["w"], weights).wait()
+        prepared.plan.pack(queue, buffers["w"], weights).wait()
 
     def run() -> None:
-        extras = {"bias": held.get("bias"), "residual": held.get("residual")}
-        prepared.enqueue(queue, held["x"], weights, held["y"], **extras).wait()
+        prepared.enqueue(
+            queue, buffers["x"], weights, buffers["y"], buffers.get("bias"), buffers.get("residual")
+        ).wait()
 
     return run
 
@@ -180,7 +183,7 @@ class Compared:
         return asdict(self) | {"whole_us": self.whole}
 
 
-def compare(there: list[Call], here: list[Call], failures: dict[str, str] | None = None) -> Compared:
+def compare(there: list[TraceLine], here: list[TraceLine], failures: dict[str, str] | None = None) -> Compared:
     """Both sides by problem, in the order of the first."""
     problems = dict.fromkeys(call.problem for call in [*there, *here])
     sides = {problem: (_side(there, problem), _side(here, problem)) for problem in problems}
@@ -188,7 +191,7 @@ def compare(there: list[Call], here: list[Call], failures: dict[str, str] | None
     return Compared(names, sides, failures or {})  # type: ignore[arg-type]
 
 
-def _side(calls: list[Call], problem: str) -> Side | None:
+def _side(calls: list[TraceLine], problem: str) -> Side | None:
     mine = [call for call in calls if call.problem == problem]
     if not mine:
         return None

@@ -19,7 +19,7 @@ from .peer_process import PeerProcess
 
 _ROUNDS = 5
 _PAUSE_S = 0.05
-"""For the other engine's threads, which look for work for a while after a run."""
+"""Pause before each engine's turn: the other engine's threads spin for a while after a run."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,19 @@ def run_model(
     batch: int | None = None,
     against: str | None = None,
     device: Any = None,
-    math: str = "float32",
-    dtype: str | None = None,
     runs: int = 20,
+    **numbers: Any,
 ) -> tuple[RunReport, Any]:
     """Run a model; ``(report, net)``. ``inputs`` are texts as ``read_inputs`` takes them; the rest is random.
+
+    ``numbers`` are ``math`` and ``dtype`` of ``onnx.load``.
 
     Raises InvalidArgument for files and arrays that do not fit, and for a peer that is not installed; NoDevice.
     """
     from ..onnx import load
 
     start = time.perf_counter()
-    net = load(path, device=device, math=math, dtype=dtype)
+    net = load(path, device=device, **numbers)
     load_s = time.perf_counter() - start
     feeds, random = read_inputs(net, inputs, batch)
     peer = None if against is None else PeerProcess(against, Path(path), feeds, _threads(net))
@@ -113,22 +114,10 @@ def run_model(
         errors = {name: _error(outputs[name], theirs[name]) for name in outputs}
         compared = Compared(str(against), errors, their_ms)
         layers = _layers(path, net, feeds, runs)
-    where = device_info(find_device(device))
-    report = RunReport(
-        str(path),
-        str(where),
-        feeds,
-        random,
-        outputs,
-        load_s,
-        first_s,
-        ms,
-        runs,
-        _form_of(net),
-        compared,
-        layers,
-    )
-    return report, net
+    where = str(device_info(find_device(device)))
+    found = {"outputs": outputs, "load_s": load_s, "first_s": first_s, "ms": ms, "runs": runs}
+    found |= {"form": _form_of(net), "compared": compared, "layers": layers}
+    return RunReport(str(path), where, feeds, random, **found), net
 
 
 def _layers(path: Path | str, net: Any, feeds: Mapping[str, np.ndarray], runs: int) -> list[Any]:
@@ -143,13 +132,13 @@ def _layers(path: Path | str, net: Any, feeds: Mapping[str, np.ndarray], runs: i
         Step(layer.solver or layer.name, ms, frozenset(layer.sources), layer.problem.flops if layer.problem else 0.0)
         for layer, ms in zip(built.layers, built.layer_ms(runs), strict=True)
     ]
-    given = {each.name: feeds[each.name] for each in graph.input if each.name in feeds}
-    theirs = onnxruntime_steps(path, graph, given, _threads(net), runs)
+    inputs = {each.name: feeds[each.name] for each in graph.input if each.name in feeds}
+    theirs = onnxruntime_steps(path, graph, inputs, _threads(net), runs)
     return list(table(graph, rows(graph, ours, theirs), "onnxruntime"))
 
 
 def _threads(net: Any) -> int:
-    """A CPU device's; 0, as many as there are, where the net runs elsewhere."""
+    """Compute units of a CPU device; 0, which is as many threads as there are cores, for another device."""
     device = net.queue.device
     return int(device.max_compute_units) if device.type & 2 else 0
 

@@ -24,7 +24,7 @@ def _built(what: str) -> tuple[Any, tuple[Any, ...]]:
     path, _, name = what.partition(":")
     if not Path(path).is_file():
         raise InvalidArgument(f"there is no file {path}: name a script as net.py:function, got {what!r}")
-    sys.path.insert(0, str(Path(path).resolve().parent))  # as ``python net.py`` has it
+    sys.path.insert(0, str(Path(path).resolve().parent))  # ``python net.py`` has the script's folder on the path, too
     function = runpy.run_path(path, run_name="convdispatch_pack").get(name or "build")
     if not callable(function):
         raise InvalidArgument(f"{path} has no function {name or 'build'}, which answers (model, inputs)")
@@ -52,15 +52,15 @@ def make_ready(what: str, training: bool = False, autocast: str | None = None) -
     with policy(tier="full"), door.enable(), contextlib.nullcontext() if training else torch.inference_mode():
         with casting:
             door.prepare(model, *inputs)
-            found = model(*inputs)
+            output = model(*inputs)
         if training:
-            sum(each.float().sum() for each in _tensors(found) if each.requires_grad).backward()  # type: ignore[union-attr]
+            sum(each.float().sum() for each in _tensors(output) if each.requires_grad).backward()  # type: ignore[union-attr]
     return model
 
 
-def _tensors(found: Any) -> list[Any]:
-    """The tensors of a model's answer, however it is nested."""
-    if hasattr(found, "detach"):
-        return [found]
-    values = found.values() if isinstance(found, dict) else found if isinstance(found, tuple | list) else ()
+def _tensors(output: Any) -> list[Any]:
+    """The tensors of a model's result, however it is nested."""
+    if hasattr(output, "detach"):
+        return [output]
+    values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
     return [each for value in values for each in _tensors(value)]

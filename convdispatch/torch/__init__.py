@@ -1,9 +1,30 @@
 """PyTorch's door: unchanged models on these engines, on the CPU, on CUDA devices, and on a device of OpenCL's alone.
 
-``with enable(): model(x)`` is enough. ``routing`` sits in PyTorch's dispatcher, ``engine`` turns an operator's
-arguments into kept calls, ``host`` and ``streams`` run them on PyTorch's own memory; ``operators``, ``functional``,
-``modules`` are for ``torch.compile`` and ``torch.export``. A new option of ``enable`` goes to ``settings``, a new
-private name of PyTorch's to ``requirements``. Inside, ``import torch`` is PyTorch.
+``with enable(): model(x)`` replaces eager convolutions, ``torch.compile(model, backend="convdispatch")`` computes whole
+graphs. A new option of ``enable`` goes to ``settings``, a new private name of PyTorch's to ``requirements``. Inside,
+``import torch`` is PyTorch.
+
+- ``captures``: a CUDA graph's capture begins once everything pending is there.
+- ``compile``: operators for ``torch.compile`` and ``torch.export``, and the back end.
+- ``cores``: PyTorch's threads sleep between its operators.
+- ``counting``: counts which calls are ours and why others are PyTorch's.
+- ``data_reads``: who reads ``.data`` of a parameter may write through it.
+- ``device``: PyTorch's device "opencl".
+- ``dispatch``: convolutions in PyTorch's dispatcher become cached calls.
+- ``dynamo_frames``: what Dynamo must not compile by itself.
+- ``eager``: one operator call at a time.
+- ``explaining``: ``explain`` and ``report`` of a model.
+- ``functional``: ``conv1d`` to ``conv_transpose3d`` with PyTorch's signatures.
+- ``geometry``: arguments of ``aten::convolution`` as problems.
+- ``graph``: graphs of ATen operators become forms, or inductor's code with our convolutions.
+- ``layer_activations``: activation layers as ``conv()``'s words.
+- ``modules``: layers that ``convert`` puts in.
+- ``ranks``: processes of one training take the same decisions.
+- ``requirements``: what this package needs of PyTorch.
+- ``sampled``: whether a tensor still holds its values, by a sample.
+- ``settings``: what holds for a call.
+- ``warmup``: ``prepare`` and ``ready``.
+- ``weights``: which weights are constant, and until when.
 """
 
 from __future__ import annotations
@@ -30,7 +51,7 @@ with collection_put_off():  # PyTorch is asked for first
     )
     from .graph.conversion import convert
     from .graph.report import Fusion, fusion
-    from .warmup import prepare
+    from .warmup import prepare, ready
 
 if TYPE_CHECKING:
     from .device.register import register_device
@@ -51,6 +72,7 @@ __all__ = [
     "explain",
     "fusion",
     "prepare",
+    "ready",
     "register_device",
     "report",
     "reset_counters",

@@ -2,70 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..calls.framework import autotune
-
-__all__ = [
-    *("Tape", "compiling", "counters", "fallback", "left", "ours", "repeated", "reset_counters", "several", "solved"),
-    *("taped", "watch_left"),
-]
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 _reasons: Counter[str] = Counter()
 _solvers: Counter[str] = Counter()
 _watchers: list[Callable[[str, str], None]] = []
-
-
 _ticks: dict[str, list[None]] = {"convolution": [], "convolution_backward": []}
 """One None a call that was not added to the counts yet: to append is one step for Python, so it takes no lock."""
 _MOST_TICKS = 4096
 _others: list[Callable[[], tuple[int, int, dict[str, int], int]]] = []
-
-
-class Tape:
-    """Counts of one thread's calls, for what runs the same without calls."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
-        self.solvers: Counter[str] = Counter()
-
-    @property
-    def compiling(self) -> bool:
-        """Whether a call waited for its kernel."""
-        return self.counts["compiling"] > 0
-
-
-class _Thread(threading.local):
-    tape: Tape | None = None
-
-
-_thread = _Thread()
-
-
-@contextlib.contextmanager
-def taped() -> Iterator[Tape]:
-    """What this thread would count meanwhile, which is not counted."""
-    before, made = _thread.tape, Tape()
-    _thread.tape = made
-    try:
-        yield made
-    finally:
-        _thread.tape = before
-
-
-def repeated(tape: Tape) -> None:
-    """All of it happened."""
-    with _lock:
-        _counts.update(tape.counts)
-        _reasons.update(tape.reasons)
-        _solvers.update(tape.solvers)
 
 
 def also(counts: Callable[[], tuple[int, int, dict[str, int], int]]) -> None:
@@ -76,9 +28,6 @@ def also(counts: Callable[[], tuple[int, int, dict[str, int], int]]) -> None:
 
 def ours(operator: str) -> None:
     """A call of ``operator`` was computed here."""
-    if _thread.tape is not None:
-        _thread.tape.counts[operator] += 1
-        return
     ticks = _ticks[operator]
     ticks.append(None)
     if len(ticks) > _MOST_TICKS:
@@ -109,10 +58,6 @@ def several(operator: str, solvers: Sequence[str]) -> None:
 
 def left(operator: str, reason: str) -> None:
     """A call of ``operator`` was left to PyTorch."""
-    if _thread.tape is not None:
-        _thread.tape.counts["left"] += 1
-        _thread.tape.reasons[f"{operator}: {reason}"] += 1
-        return
     with _lock:
         _counts["left"] += 1
         _reasons[f"{operator}: {reason}"] += 1
@@ -122,9 +67,6 @@ def left(operator: str, reason: str) -> None:
 
 def compiling() -> None:
     """A call was answered by PyTorch's kernel, until ours is compiled."""
-    if _thread.tape is not None:
-        _thread.tape.counts["compiling"] += 1
-        return
     with _lock:
         _counts["compiling"] += 1
 
@@ -137,7 +79,7 @@ def watch_left(watcher: Callable[[str, str], None]) -> Callable[[], None]:
 
 def solved(solver: str) -> None:
     """A solver ran; an operator's call runs up to two."""
-    (_solvers if _thread.tape is None else _thread.tape.solvers)[solver] += 1
+    _solvers[solver] += 1
 
 
 def counters() -> dict[str, Any]:

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Reads", "count"]
-
 _reads: dict[int, int] = {}
 """By the id of a parameter that is watched: how often its ``.data`` was read."""
 _watchers: dict[int, int] = {}

@@ -12,8 +12,6 @@ from typing import Any
 
 from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
 
-__all__ = ["looks_on", "skip_our_frames", "unseen"]
-
 looks_on = get_eval_frame_callback
 """Dynamo's function that is asked at each call of Python's; None where Dynamo does not look on in this thread."""
 

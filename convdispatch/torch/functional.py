@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -145,82 +145,46 @@ _Ints = int | Sequence[int]
 _Tensor = torch.Tensor
 
 
-def conv1d(
-    input: _Tensor,
-    weight: _Tensor,
-    bias: _Tensor | None = None,
-    stride: _Ints = 1,
-    padding: _Ints | str = 0,
-    dilation: _Ints = 1,
-    groups: int = 1,
-) -> _Tensor:
-    """As ``torch.nn.functional.conv1d``."""
-    return _conv(1, input, weight, bias, stride, padding, dilation, groups)
+def _convolution(ndim: int) -> Callable[..., torch.Tensor]:
+    """``conv1d`` to ``conv3d``."""
+
+    def conv(
+        input: _Tensor,
+        weight: _Tensor,
+        bias: _Tensor | None = None,
+        stride: _Ints = 1,
+        padding: _Ints | str = 0,
+        dilation: _Ints = 1,
+        groups: int = 1,
+    ) -> _Tensor:
+        return _conv(ndim, input, weight, bias, stride, padding, dilation, groups)
+
+    return _named(conv, f"conv{ndim}d")
 
 
-def conv2d(
-    input: _Tensor,
-    weight: _Tensor,
-    bias: _Tensor | None = None,
-    stride: _Ints = 1,
-    padding: _Ints | str = 0,
-    dilation: _Ints = 1,
-    groups: int = 1,
-) -> _Tensor:
-    """As ``torch.nn.functional.conv2d``."""
-    return _conv(2, input, weight, bias, stride, padding, dilation, groups)
+def _transposed_convolution(ndim: int) -> Callable[..., torch.Tensor]:
+    """``conv_transpose1d`` to ``conv_transpose3d``."""
+
+    def conv_transpose(
+        input: _Tensor,
+        weight: _Tensor,
+        bias: _Tensor | None = None,
+        stride: _Ints = 1,
+        padding: _Ints = 0,
+        output_padding: _Ints = 0,
+        groups: int = 1,
+        dilation: _Ints = 1,
+    ) -> _Tensor:
+        return _conv_transpose(ndim, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+    return _named(conv_transpose, f"conv_transpose{ndim}d")
 
 
-def conv3d(
-    input: _Tensor,
-    weight: _Tensor,
-    bias: _Tensor | None = None,
-    stride: _Ints = 1,
-    padding: _Ints | str = 0,
-    dilation: _Ints = 1,
-    groups: int = 1,
-) -> _Tensor:
-    """As ``torch.nn.functional.conv3d``."""
-    return _conv(3, input, weight, bias, stride, padding, dilation, groups)
+def _named(function: Callable[..., torch.Tensor], name: str) -> Callable[..., torch.Tensor]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"As ``torch.nn.functional.{name}``."
+    return function
 
 
-def conv_transpose1d(
-    input: _Tensor,
-    weight: _Tensor,
-    bias: _Tensor | None = None,
-    stride: _Ints = 1,
-    padding: _Ints = 0,
-    output_padding: _Ints = 0,
-    groups: int = 1,
-    dilation: _Ints = 1,
-) -> _Tensor:
-    """As ``torch.nn.functional.conv_transpose1d``."""
-    return _conv_transpose(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-def conv_transpose2d(
-    input: _Tensor,
-    weight: _Tensor,
-    bias: _Tensor | None = None,
-    stride: _Ints = 1,
-    padding: _Ints = 0,
-    output_padding: _Ints = 0,
-    groups: int = 1,
-    dilation: _Ints = 1,
-) -> _Tensor:
-    """As ``torch.nn.functional.conv_transpose2d``."""
-    return _conv_transpose(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-def conv_transpose3d(
-    input: _Tensor,
-    weight: _Tensor,
-    bias: _Tensor | None = None,
-    stride: _Ints = 1,
-    padding: _Ints = 0,
-    output_padding: _Ints = 0,
-    groups: int = 1,
-    dilation: _Ints = 1,
-) -> _Tensor:
-    """As ``torch.nn.functional.conv_transpose3d``."""
-    return _conv_transpose(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
+conv1d, conv2d, conv3d = map(_convolution, (1, 2, 3))
+conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_transposed_convolution, (1, 2, 3))

@@ -1,4 +1,5 @@
-"""prepare: what a model's first step would choose, compile and load is made ready before, on all processors.
+"""prepare and ready: what calls would choose, compile and load is made ready before, on all processors; what is under
+way in the background is waited for.
 
 Ranks of one training best call it before the first step: CUDA loads a program when the device is idle, and a device on
 which a collective is under way waits for the other ranks.
@@ -9,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ..api.errors import ConvDispatchError
 from ..api.policy import policy
+from ..calls.framework import autotune, tiers
 from ..calls.framework.fallback import Fallback
 from ..calls.planner_pool import progress_line
 from ..device.programs import compile_pool
+from ..inference import form_tiers
 from . import ranks
 from .dispatch import engine, routing
-from .eager.planning import FallbackCall
+from .eager.planning import LeftToPyTorch
 from .geometry import Geometry
 from .requirements import lacking
 from .settings import DEFAULT
@@ -47,11 +50,9 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
     with keeping_buffers(inner), torch.random.fork_rng(devices=_numbers(inner)), _recorder(calls):
         inner(*inputs, **named)
     tasks, reasons = list(calls.values()), {}
-    first, done = ranks.share(len(tasks)), [0]
-    with policy(tier="full"), progress_line.shown("compiling", lambda: (done[0], len(tasks) - done[0])):
-        with _compilers(inner):
-            compile_pool.run([functools.partial(_counted, task, done) for task in tasks[first:] + tasks[:first]])
-        done[0] = len(tasks)
+    first = ranks.share(len(tasks))
+    devices = (each.device for each in inner.parameters() if each.device.type in ("cpu", "cuda"))
+    with compiled_side_by_side(tasks[first:] + tasks[:first], next(devices, None)):
         found = [_outcome(task) for task in tasks]
     engine.prepared(calls)
     for reason in found:
@@ -60,6 +61,32 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
     left = sum(reasons.values())
     took = time.perf_counter() - begin
     return {"ours": len(tasks) - left, "left": left, "reasons": reasons, "seconds": took}
+
+
+def ready(timeout: float = 600.0) -> dict[str, int]:
+    """Wait for what earlier calls left to the background, so that later calls run what stays.
+
+    Returns how many of each were waited for: "kernels" that were being compiled, of problems that PyTorch computes
+    meanwhile; "forms" of compiled graphs whose layouts were being built and timed; "measurements" of autotune, at most
+    ``timeout`` seconds.
+    """
+    found = {"kernels": tiers.pending(), "forms": 0, "measurements": autotune.pending()}
+    tiers.drain()
+    found["forms"] = form_tiers.settle_all()
+    autotune.drain(timeout)
+    return found
+
+
+@contextlib.contextmanager
+def compiled_side_by_side(tasks: Sequence[Callable[[], Any]], device: torch.device | None) -> Iterator[None]:
+    """Run ``tasks``, which plan problems, in child processes too, with a line on a terminal. The block begins when
+    all is compiled: in it nothing is answered by another kernel meanwhile."""
+    done = [0]
+    with policy(tier="full"), progress_line.shown("compiling", lambda: (done[0], len(tasks) - done[0])):
+        with _compilers(device):
+            compile_pool.run([functools.partial(_counted, task, done) for task in tasks])
+        done[0] = len(tasks)
+        yield
 
 
 def _counted(task: Callable[[], Any], done: list[int]) -> None:
@@ -75,7 +102,7 @@ def _outcome(task: Callable[[], Any]) -> str | None:
         call = task()
     except (ConvDispatchError, Fallback) as error:
         return str(error).splitlines()[0]
-    return call.reason if isinstance(call, FallbackCall) else None
+    return call.reason if isinstance(call, LeftToPyTorch) else None
 
 
 @contextlib.contextmanager
@@ -95,17 +122,17 @@ def _numbers(model: torch.nn.Module) -> list[int]:
     return sorted({each.get_device() for each in model.parameters() if each.is_cuda})
 
 
-def _compilers(model: torch.nn.Module) -> Any:
-    for each in model.parameters():
-        with contextlib.suppress(Fallback):
-            if each.is_cuda:
-                from .eager.cuda_stream import device
+def _compilers(device: torch.device | None) -> Any:
+    """Where compilers run side by side for a device of PyTorch's."""
+    with contextlib.suppress(Fallback):
+        if device is not None and device.type == "cuda":
+            from .eager.cuda_stream import device as opencl_device
 
-                return compile_pool.side_by_side(device(each), for_cuda=True)
-            if each.is_cpu:
-                from ..calls.framework.host import cpu_device
+            return compile_pool.side_by_side(opencl_device(torch.empty(0, device=device)), for_cuda=True)
+        if device is not None:
+            from ..calls.framework.host import cpu_device
 
-                return compile_pool.side_by_side(cpu_device())
+            return compile_pool.side_by_side(cpu_device())
     return contextlib.nullcontext()
 
 

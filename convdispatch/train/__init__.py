@@ -1,4 +1,13 @@
-"""Training of a small net on pictures: ``convdispatch train``."""
+"""Training of a small net on pictures: ``convdispatch train``.
+
+- ``batches``: batches gathered on the device.
+- ``checkpoint``: a run's state in a file.
+- ``curve``: a loss curve as text.
+- ``data``: data sets.
+- ``loop``: the training loop.
+- ``net``: the small net.
+- ``run``: one run in flight.
+"""
 
 from .data import Pictures, load
 from .loop import TrainReport, train

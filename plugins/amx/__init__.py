@@ -3,9 +3,21 @@
     y[place, n] = sum over (tap, c) of x[place * step + origin + tap * spread, c] w[n, c, tap]
 
 Elements become sums of one, two or three bfloat16 (``splits``), which the processor multiplies in tiles of 16x16 sums
-at sixteen times the rate of its vectors. A band of the source lies in the cache as planes of such numbers, in rows
+at sixteen times the rate of its vectors. A band of the source is in the cache as planes of such numbers, in rows
 whose zeros serve two neighbours (``geometry``), so that a tap is an offset and nothing is lowered. All instructions are
 in ``instructions``; ``processor`` says whether a machine has them, ``probe`` has a device prove that they compute.
+
+- ``banded``: what both kernels share: bands of rows, and how configurations are rated.
+- ``convolve``: ``amx.tiles``: forward and data gradient.
+- ``dots``: AVX512-BF16's products as text.
+- ``geometry``: rows of positions in which a tap is one offset.
+- ``instructions``: the matrix registers' products as text.
+- ``probe``: a device proves that it computes.
+- ``processor``: whether the processor has the instructions.
+- ``sizes``: a geometry's numbers as one argument.
+- ``splits``: how many bfloat16 numbers an element becomes.
+- ``vectors``: ``amx.vectors`` and ``amx.vector_weights``.
+- ``weights``: ``amx.weights``: the weights' gradient.
 """
 
 from __future__ import annotations

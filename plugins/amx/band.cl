@@ -5,7 +5,7 @@
 //
 // C channels of a group in BLOCKS; BAND_ROWS rows of positions; POSITIONS of a part, with what tiles read beyond
 // PARTS parts of AREA bytes, PART_AT where they read; TAP_AT bytes of each phase's taps, TAPS of them, BEFORE those
-// STEP  SW in the text, where vectors lie along rows (channels first)
+// STEP  SW in the text, where vectors are along rows (channels first)
 // Bytes of the slot where each step begins for position 0: [phase][block][tap].
 void list_steps(SIZES_IN global int *offsets) {
   ONCE for (int phase = 0; phase < PHASES; ++phase)
@@ -26,7 +26,7 @@ void list_targets(SIZES_IN global long *rows_at, int first, int rows, int phase)
   }
 }
 #if ACROSS
-// Sixteen positions from q on of a row that lies from x[at] on, zeros but for those from begin to end; whole: all of it
+// Sixteen positions from q on of a row that is from x[at] on, zeros but for those from begin to end; whole: all of it
 // may be read.
 inline float16 sixteen_from(global const REAL *x, long at, int q, int begin, int end, bool whole) {
   if (whole) {
@@ -60,7 +60,7 @@ void fill_pairs(SIZES_IN SCALE_IN global uchar *to, global const REAL *x, global
   }
 }
 #elif !NHWC
-// A row of 32 channels, of which some are there; they lie ``plane`` elements apart and are turned by sixteen positions.
+// A row of 32 channels, of which some are there; they are ``plane`` elements apart and are turned by sixteen positions.
 void fill_row(SCALE_IN global uchar *to, global const REAL *x, int begin, int end, int width, long left, long plane,
               int channels) {
   ONCE for (int q = 0; q < width; ++q)
@@ -77,7 +77,7 @@ void fill_row(SCALE_IN global uchar *to, global const REAL *x, int begin, int en
       for (int p = 0; p < PLANES; ++p) v[p][i] = (a[p] >> 16) | b[p];
     }
     for (int p = 0; p < PLANES; ++p) {
-      turn(v[p]);
+      transpose(v[p]);
       ONCE for (int i = 0; i < n; ++i) *(global pairs16 *)(to + ((q + i) * PLANES + p) * 64) = v[p][i];
     }
   }

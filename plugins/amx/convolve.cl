@@ -10,7 +10,7 @@
 // ROWS rows of positions of a band, BANDS bands; JOBS jobs for ITEMS work items
 // SUMS_AT  bytes of the slot before sums, which are followed by where rows read, where those of each phase are written, and
 //          where each step begins for position 0
-// OUT_STEP  OW_ in the text, where vectors lie along rows (channels first): there sums of positions are turned first
+// OUT_STEP  OW_ in the text, where vectors are along rows (channels first): there sums of positions are turned first
 // SCALED    1: bands and weights were multiplied by powers of two, of which sums are freed as they leave
 // PLACES_FIRST  1: panels are the inner loop, so that what neighbours in memory is written in turn
 #include <convdispatch/first_lanes.cl>
@@ -21,12 +21,12 @@ inline void put_some(OUT_PARAMS, long at, V v, int n, ACC b) {
 
 #if !NHWC && !ACROSS
 // [32 positions][32 n] to [n][positions], half of it where ``channels`` say so.
-void turn_tile(global const float *sums, global float *turned, int channels) {
+void transpose_tile(global const float *sums, global float *turned, int channels) {
   ONCE for (int n = 0; n < channels; n += 16)
     ONCE for (int i = 0; i < 32; i += 16) {
       uint16 v[16];
       for (int j = 0; j < 16; ++j) v[j] = *(global const uint16 *)(sums + (i + j) * 32 + n);
-      turn(v);
+      transpose(v);
       for (int j = 0; j < 16; ++j) *(global uint16 *)(turned + (n + j) * 32 + i) = v[j];
     }
 }
@@ -38,7 +38,7 @@ void turn_tile(global const float *sums, global float *turned, int channels) {
 #define DOWN_IN float down,
 #define DOWN POWER(-k),
 typedef int16 __attribute__((aligned(4))) some_ints;
-// The exponent that the largest of a band should have after it is multiplied: with w's the products lie in the middle of
+// The exponent that the largest of a band should have after it is multiplied: with w's the products are in the middle of
 // float32's range, and what is smaller by 2^100 has room below.
 int wanted_exponent(SIZES_IN global const int *notes) {
   int largest = NONE;
@@ -77,7 +77,7 @@ void put_tile(SIZES_IN DOWN_IN global float *sums, OUT_PARAMS, global const long
   const V low = 0, high = 0;
 #elif !ACROSS
   ONCE for (int side = 0; side < SIDES; ++side)
-    turn_tile(sums + side * SIDE_, sums + side * SIDE_ + 1024, channels);
+    transpose_tile(sums + side * SIDE_, sums + side * SIDE_ + 1024, channels);
   sums += 1024;
 #endif
   const int width = QW;

@@ -15,7 +15,6 @@ from convdispatch.api import (
     ConvProblem,
     DeviceInfo,
     Launch,
-    Solver,
     StepPlan,
     TensorLayout,
     build,
@@ -24,35 +23,33 @@ from convdispatch.api import (
     geometry_of,
     kernel_text,
     phase_count,
-    rates,
     storage_macros,
 )
-from convdispatch.api.cpu import PAGE, Balance, cdiv, uneven
+from convdispatch.api.cpu import PAGE, cdiv, uneven
 
-from .geometry import bands_of, flat_of, merged
+from .banded import MAX_SLOT_BYTES, BandedKernel, BandedSolver, tiles_of
+from .geometry import bands_of
 from .instructions import CONFIGURE, product
 from .probe import require
 from .sizes import passed
-from .splits import PRODUCTS, planes_of
+from .splits import PRODUCTS
 
-_LEAST = 8
-"""Channels of a group, below which most of a tile would be empty."""
-_SLOT, _MOST_SLOT = 768 * 1024, 4 << 20  # bytes of a band's planes: wanted, and at most
-_NEAR = 512 * 1024
+SLOT_BYTES = 768 * 1024
+"""Bytes of a band's planes that are wanted at most."""
+NEAR_WEIGHT_BYTES = 512 * 1024
 """Bytes of weights that stay in the cache beside a band."""
-_FIRST = 34 << 10
+FIRST_CACHE_BYTES = 34 << 10
 """Bytes of weights that stay in the first cache beside eight positions."""
-_RUN = 512
-"""Vectors of weights that are turned before the first of them is packed, at most."""
-_SIDE = 2048
-"""Sums of a tile, as they are and turned."""
-_NOTE = 34
+MAX_TURNED_VECTORS = 512
+"""Vectors of weights that are transposed before the first of them is packed, at most."""
+TILE_SUMS = 2048
+"""Sums of a tile, as they are and transposed."""
+NOTE_NUMBERS = 34
 """Numbers that are noted of a panel's block of weights, behind them."""
-_STEPS = 4096
-"""Entries of the table of offsets at most."""
-
-
-TAKES = "float32 but for ieee, float16 and bfloat16"
+MAX_STEPS = 4096
+"""Entries of the table of offsets, at most."""
+MAX_PHASES = 16
+"""Phases of a stride, at most."""
 
 
 class Costs(NamedTuple):
@@ -79,54 +76,40 @@ class Costs(NamedTuple):
     """A tile of 16 channels or fewer, beside a whole one."""
 
 
-class TilesKernel:
-    """One configuration, worked out without compiling."""
-
+class TilesKernel(BandedKernel):
     name = "amx.tiles"
-    vectors = False
-    """AVX512-BF16 takes the place of matrix registers."""
     costs = Costs(4650.0, 7200.0, 6.0, 112.0, 2.2e6, (63.0, 86.0, 50.0), 134.0, (21.0, 115.0, 23.0))
     timed = 1.25, 1.45
-    """Times of what is counted, of one plane and of several: 69 of 154 drawn problems, on four cores of a Xeon."""
+    """Measured over counted time, of one plane and of several: 69 of 154 drawn problems, on four cores of a Xeon."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self.problem = problem = merged(problem)
-        self.config = config
-        self.geometry = geometry = geometry_of(problem)
-        self.flat = flat = flat_of(geometry)
-        self.planes, self.nhwc = config["planes"], problem.layout == "nhwc"
-        self.scaled = problem.dtype == "float32"
-        # In NCHW a single tap reads whole lines of places as they lie; of several taps all but one begin amid a line.
+        super().__init__(problem, config)
+        problem, geometry, flat = self.problem, self.geometry, self.flat
+        # In NCHW a single tap reads whole lines of places as they are; of several taps all but one begin amid a line.
         self.across = not self.nhwc and geometry.volume == 1
         self.sides = 2 if not self.nhwc and geometry.out_step[2] == 2 and geometry.target.size[2] > 1 else 1
-        self.blocks, self.panels = cdiv(geometry.c, 32), cdiv(geometry.m, 32)
-        self.all_rows = geometry.images * flat.rows
-        self.rows = min(config["rows"], self.all_rows)
         whole = geometry.pointwise if self.nhwc else self.across and geometry.out_step[2] == 1
         self.in_place = self.vectors and self.nhwc and whole and geometry.c % 32 == 0 and self.rows * flat.pitch >= 32
         self.rounded = self.vectors and whole and not fused(problem)
         near = 64 * config["panels"] * cdiv(geometry.c, 32) * 32
-        self.tall = 8 if self.in_place and near <= _FIRST else 32
-        self.bands = cdiv(self.all_rows, self.rows)
-        self.band_rows = self.rows + flat.beyond
+        self.tall = 8 if self.in_place and near <= FIRST_CACHE_BYTES else 32
         # An odd number of cache lines a plane, so that rows spread over the cache's sets.
         self.positions = (cdiv(self.band_rows * flat.pitch + 48, 16) | 1) * 16
         self.unit = 4 if self.across else 64 * self.planes
         self.area = 64 if self.in_place else self.positions * 64 * self.planes
         self.sums_at = cdiv(self.blocks * len(flat.parts) * self.area, 64) * 64
-        self.shares = cdiv(self.panels, config["panels"])
         self.jobs = geometry.groups * self.bands * self.shares
         self.items = min(self.jobs, config["items"])
         self.taps = [len(taps) for taps in flat.taps]
         self.steps = self.blocks * sum(self.taps)
         # Where rows read, where those of each phase are written, and where steps begin.
         lists = 8 * (self.band_rows + len(geometry.phases) * self.rows) + 4 * self.steps
-        sums = 4 * (self.sides * _SIDE + 1024 * self.scaled)
+        sums = 4 * (self.sides * TILE_SUMS + 1024 * self.scaled)
         self.slot = cdiv(self.sums_at + sums + lists + 256, PAGE) * PAGE
         self.step_w = 2048 * self.planes
         self.slots_size = self.items * self.slot
         self.notes_at = geometry.groups * self.panels * self.steps * self.step_w
-        notes = 4 * _NOTE * geometry.groups * self.panels * self.blocks * self.scaled
+        notes = 4 * NOTE_NUMBERS * geometry.groups * self.panels * self.blocks * self.scaled
         self.packed_size = self.notes_at + notes
 
     @property
@@ -141,16 +124,11 @@ class TilesKernel:
         triples = {"X": geometry.source.size, "S": geometry.step, "Q": [axis.pitch for axis in flat.axes], "T": size}
         ints = {name + axis: n for name, triple in triples.items() for axis, n in zip("DHW", triple, strict=True)}
         ints |= {f"O{axis}_": value for axis, value in zip("DHW", geometry.out_step, strict=True)}
-        ints |= {
-            "IMAGES": geometry.images,
-            "GROUPS": geometry.groups,
-            "G": geometry.source.channels,
-            "C": geometry.c,
-            "N": geometry.m,
-        }
+        ints |= {"IMAGES": geometry.images, "GROUPS": geometry.groups, "G": geometry.source.channels}
+        ints |= {"C": geometry.c, "N": geometry.m}
         ints |= {"BLOCKS": self.blocks, "PANELS": self.panels, "PER": self.config["panels"], "PARTS_OF_N": self.shares}
         ints |= {"ROWS": self.rows, "BANDS": self.bands, "BAND_ROWS": self.band_rows, "ALL_ROWS": self.all_rows}
-        near = self.nhwc and self.config["panels"] * self.steps * self.step_w <= _NEAR
+        near = self.nhwc and self.config["panels"] * self.steps * self.step_w <= NEAR_WEIGHT_BYTES
         ints |= {"POSITIONS": self.positions, "ITEMS": self.items, "PLACES_FIRST": near}
         ints |= {"PHASES": len(geometry.phases), "PARTS": len(flat.parts)}
         longs = {"AREA": self.area, "SUMS_AT": self.sums_at, "SLOT": self.slot, "JOBS": self.jobs}
@@ -174,16 +152,15 @@ class TilesKernel:
         """The program; ``sizes`` is the text of the geometry's numbers."""
         text = self._begin() + epilogue_macros(self.problem) + sizes
         text += define(
-            UNIT=self.unit, SIDES=self.sides, SIDE_=_SIDE, TALL=self.tall, ROW="2L * G" if self.in_place else "64L"
+            UNIT=self.unit, SIDES=self.sides, SIDE_=TILE_SUMS, TALL=self.tall, ROW="2L * G" if self.in_place else "64L"
         )
         if not self.nhwc:
             text += define(STEP=self.geometry.step[2], OUT_STEP=self.geometry.out_step[2])
-        for name in ("split.cl", "rows.cl", "turn.cl.mako", "band.cl"):
+        for name in ("split.cl", "rows.cl", "transpose.cl.mako", "band.cl"):
             text += kernel_text(__package__, name)
         return text + self.products() + kernel_text(__package__, "convolve.cl")
 
     def products(self) -> str:
-        """The functions that multiply."""
         weights = {"row": 64, "tile": 1024, "plane": 2048, "step": self.step_w}
         if self.across:
             a, b, narrow = weights, {"tile": 64}, (1, 2)
@@ -201,7 +178,6 @@ class TilesKernel:
         return areas.size, place, self.packed_size
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
         problem = self.problem
         size, place, packed = self.areas()
         (text, sizes), (packing, taps) = self.sizes(), self._packing()
@@ -217,27 +193,33 @@ class TilesKernel:
         key = json.dumps([self.name, str(problem.replace(mb=1)), self.planes])
         return StepPlan(size, [run], packed, [pack], key)
 
+    def operations(self, device: DeviceInfo) -> float:
+        geometry, flat, costs = self.geometry, self.flat, self.costs
+        launch = self.launch_cost(device)
+        form = 0 if self.nhwc else 2 if self.across else 1
+        tiles = geometry.groups * self.bands * cdiv(self.rows * flat.pitch, 32) * tiles_of(geometry.m, costs.narrow)
+        step = costs.step_across if self.across else costs.step
+        work = step * len(PRODUCTS[self.planes]) * tiles * self.steps + costs.read * self.bands * self.packed_size
+        split = geometry.groups * self.bands * self.band_rows * flat.pitch * self.blocks * 32 * len(flat.parts)
+        split *= min(self.shares, self.items) * (
+            costs.split_apart if form and geometry.step[2] > 1 else costs.split[form]
+        )
+        stored = (costs.rounded if self.rounded else costs.stored)[form] * 1024 * tiles * len(geometry.phases)
+        cost = (work + (not self.in_place) * split + stored) * uneven(self.jobs, device) + launch
+        if self.problem.constant_weights:
+            return cost
+        return cost + costs.packed * self.packed_size / (2 * self.planes) + launch
+
     def _packing(self) -> tuple[str, Any]:
         """(the program that packs weights, what it is passed)."""
         problem, geometry = self.problem, self.geometry
         w, backwards = TensorLayout.of(problem, "w"), problem.direction == "bwd_data"
         n, c = (w.channel, w.image) if backwards else (w.image, w.channel)
         size = math.prod(problem.w_shape)
-        longs = {
-            "WN": n,
-            "WC": c,
-            "WT": w.axes[2],
-            "W_GROUP": size // geometry.groups,
-            "W_SIZE": size,
-            "NOTES_AT": self.notes_at,
-        }
-        ints = {
-            "ALL_TAPS": geometry.volume,
-            "C": geometry.c,
-            "N": geometry.m,
-            "PANELS": self.panels,
-            "BLOCKS": self.blocks,
-        }
+        longs = {"WN": n, "WC": c, "WT": w.axes[2], "W_GROUP": size // geometry.groups, "W_SIZE": size}
+        longs["NOTES_AT"] = self.notes_at
+        ints = {"ALL_TAPS": geometry.volume, "C": geometry.c, "N": geometry.m}
+        ints |= {"PANELS": self.panels, "BLOCKS": self.blocks}
         rows = [(-1, 0)] * geometry.volume
         for taps, place in zip(self.flat.taps, self.packed, strict=True):
             for number, tap in enumerate(taps):
@@ -247,8 +229,10 @@ class TilesKernel:
         text = self._begin() + sizes + define(ORDER=0 if n == 1 else 1 if n < c else 2)
         if c < n:
             run = 1 if c == 1 else geometry.volume
-            text += define(RUN=run, CHUNK=next((some for some in (32, 16, 8, 4) if some * run <= _RUN), 2))
-        files = ("split.cl", "turn.cl.mako", "pack.cl")
+            text += define(
+                RUN=run, CHUNK=next((some for some in (32, 16, 8, 4) if some * run <= MAX_TURNED_VECTORS), 2)
+            )
+        files = ("split.cl", "transpose.cl.mako", "pack.cl")
         return text + "".join(kernel_text(__package__, name) for name in files), given
 
 
@@ -257,88 +241,48 @@ def fused(problem: ConvProblem) -> bool:
     return problem.bias or problem.residual or problem.accumulate or problem.activation is not None
 
 
-class Tiles(Solver):
+class Tiles(BandedSolver):
     """Forward and data gradient on a CPU with matrix registers."""
 
     kernel: type[TilesKernel] = TilesKernel
-    takes = TAKES
-    planes_of = staticmethod(planes_of)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Weights' gradients, float64, few channels, and bands that fit no cache."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got bwd_weights"
-        if not self.planes_of(problem):
-            return f"{self.takes} only, got {problem.dtype} and {problem.math}"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
-        if phase_count(problem) > 16:
-            return f"strides of 16 phases at most, got {phase_count(problem)}"
-        geometry = geometry_of(problem)
-        if min(geometry.c, geometry.m) < _LEAST:
-            return f"{_LEAST} channels a group or more, got {min(geometry.c, geometry.m)}"
-        if not any(phase.volume for phase in geometry.phases):
+        if phase_count(problem) > MAX_PHASES:
+            return f"strides of {MAX_PHASES} phases at most, got {phase_count(problem)}"
+        reason = self.common_refusal(problem)
+        if reason:
+            return reason
+        if not any(phase.volume for phase in geometry_of(problem).phases):
             return "some tap that reaches the image only"
-        least = {"planes": self.planes_of(problem), "rows": 1, "panels": 1, "items": 1}
-        worst = self.kernel(problem, least)
-        if worst.slot > _MOST_SLOT or worst.positions > 1 << 20:
-            return f"rows of {_MOST_SLOT} bytes for all channels of a group at most, got {worst.slot}"
-        if worst.steps > _STEPS:
-            return f"{_STEPS} steps of 32 summed products at most, got {worst.steps}"
-        return None
+        worst = self.kernel(problem, {"planes": self.planes_of(problem), "rows": 1, "panels": 1, "items": 1})
+        if worst.slot > MAX_SLOT_BYTES or worst.positions > 1 << 20:
+            return f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {worst.slot}"
+        return (
+            f"{MAX_STEPS} steps of 32 summed products at most, got {worst.steps}" if worst.steps > MAX_STEPS else None
+        )
 
-    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Bands and shares by predicted cost."""
-        geometry, units = geometry_of(problem), device.compute_units
-        panels = cdiv(geometry.m, 32)
-        base = {"planes": self.planes_of(problem), "panels": panels, "items": min(4 * units, max(units, 16))}
+    def candidates(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+        base, units = self.base(problem, device.compute_units), device.compute_units
+        panels = base["panels"]
         most = self.kernel(problem, {**base, "rows": 1}).all_rows
         slots = {rows: self.kernel(problem, {**base, "rows": rows}).slot for rows in bands_of(most)}
-        found: dict[str, tuple[float, dict[str, Any]]] = {}
-        fits = [rows for rows, slot in slots.items() if slot <= _SLOT] or [1]
+        fits = [rows for rows, slot in slots.items() if slot <= SLOT_BYTES] or [1]
         if self.kernel(problem, {**base, "rows": most}).in_place:  # nothing is copied: bands are but shares of the work
             fits = [rows for rows in fits if rows <= -(-most // base["items"])] or fits[:1]
         for rows in fits[-4:]:
             for shares in sorted({1, min(2, panels), min(4, panels), min(panels, 2 * units)}):
-                config = {**base, "rows": rows, "panels": cdiv(panels, shares)}
-                found[str(config)] = self.cost(problem, device, config), config
-        for _, config in sorted(found.values(), key=lambda each: each[0])[:3]:
-            yield config
+                yield {**base, "rows": rows, "panels": cdiv(panels, shares)}
+
+    def _operations(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        return self.cost(problem, device, config)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Slots, and packed weights unless they are constant."""
         return self.kernel(problem, config).areas()[0]
 
-    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """What tiles take, what is split and stored, and launches."""
-        kernel = self.kernel(problem, config)
-        return cost_of(kernel, device) * kernel.timed[kernel.planes > 1] / rates(device).flops
-
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile, once the device has proved that it can. Raises PluginError."""
         require(context, problem, self.kernel)
         return self.kernel(problem, config).plan(context)
-
-
-def tiles_of(channels: int, narrow: float) -> float:
-    """Tiles of 32 channels, of which the last may be a narrow one."""
-    return channels // 32 + (0 if channels % 32 == 0 else narrow if channels % 32 <= 16 else 1)
-
-
-def cost_of(kernel: TilesKernel, device: DeviceInfo) -> float:
-    """Operations of the peak that a configuration takes the time of."""
-    geometry, flat, costs = kernel.geometry, kernel.flat, kernel.costs
-    launch = costs.launch * Balance.of(rates(device)).launch
-    form = 0 if kernel.nhwc else 2 if kernel.across else 1
-    tiles = geometry.groups * kernel.bands * cdiv(kernel.rows * flat.pitch, 32) * tiles_of(geometry.m, costs.narrow)
-    step = costs.step_across if kernel.across else costs.step
-    work = step * len(PRODUCTS[kernel.planes]) * tiles * kernel.steps + costs.read * kernel.bands * kernel.packed_size
-    split = geometry.groups * kernel.bands * kernel.band_rows * flat.pitch * kernel.blocks * 32 * len(flat.parts)
-    split *= min(kernel.shares, kernel.items) * (
-        costs.split_apart if form and geometry.step[2] > 1 else costs.split[form]
-    )
-    stored = (costs.rounded if kernel.rounded else costs.stored)[form] * 1024 * tiles * len(geometry.phases)
-    cost = (work + (not kernel.in_place) * split + stored) * uneven(kernel.jobs, device) + launch
-    if kernel.problem.constant_weights:
-        return cost
-    return cost + costs.packed * kernel.packed_size / (2 * kernel.planes) + launch

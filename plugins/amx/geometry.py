@@ -1,4 +1,4 @@
-"""Places in rows: where a phase's source lies so that a tap is one offset for all places of all images.
+"""Places in rows: where a phase's source is so that a tap is one offset for all places of all images.
 
 Padded coordinates along an axis are ``place * step + e`` with ``e = tap * spread`` from the least one on; the position
 is ``place + e // step`` among those of remainder ``e % step``. Rows of all images follow one another at a pitch, and
@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from convdispatch.api import ConvProblem, Geometry, Phase, geometry_of
 
-_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
-_MOST_ROW = 128
+BAND_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
+"""Bands into which all rows may fall."""
+MAX_MERGED_ROW = 128
 """Positions of a row that is made of several: one image still falls into bands."""
 
 
@@ -132,7 +133,7 @@ def merged(problem: ConvProblem) -> ConvProblem:
         return problem
     sizes = [getattr(problem, "i" + axis) for axis in problem.axes]
     rows = math.prod(sizes[:-1])
-    widths = [sizes[-1] * n for n in range(1, rows + 1) if rows % n == 0 and sizes[-1] * n <= _MOST_ROW]
+    widths = [sizes[-1] * n for n in range(1, rows + 1) if rows % n == 0 and sizes[-1] * n <= MAX_MERGED_ROW]
     if len(sizes) == 1 or not widths:
         return problem
     best = max(widths, key=lambda width: (width / (-(-width // 16)), width))
@@ -145,4 +146,4 @@ def merged(problem: ConvProblem) -> ConvProblem:
 
 def bands_of(rows: int) -> list[int]:
     """Heights of bands into which so many rows fall evenly, or nearly so, from the least on."""
-    return sorted({-(-rows // parts) for parts in _PARTS})
+    return sorted({-(-rows // parts) for parts in BAND_COUNTS})

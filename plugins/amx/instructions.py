@@ -24,7 +24,7 @@ def product(
 ) -> str:
     """OpenCL function ``name(a, b, offsets, steps, sums)``: ``sums[32][32] = A B`` over ``steps`` of 32 summed indices.
 
-    ``a`` and ``b`` say where their tiles lie, in bytes: ``row`` from row to row, ``tile`` from tile to tile, ``plane``
+    ``a`` and ``b`` give their tiles' offsets in bytes: ``row`` from row to row, ``tile`` from tile to tile, ``plane``
     from plane to plane, ``step`` from step to step. An operand without a step begins each one where ``offsets`` says;
     where both have one, there is no ``offsets``. One of these without a plane has planes ``line`` bytes apart, a last
     parameter, and its rows are as many lines. ``tiles``: of A and of B, one or two. ``goes_on``: sums begin with what

@@ -23,7 +23,7 @@ inline void end_tile(global uchar *tile) {
     global pairs16 *rows = (global pairs16 *)(tile + plane * 2048);
     uint16 v[16];
     for (int i = 0; i < 16; ++i) v[i] = rows[i];
-    turn(v);
+    transpose(v);
     for (int i = 0; i < 16; ++i) rows[i] = v[i];
   }
 #endif
@@ -66,7 +66,7 @@ void pack(global const REAL *restrict w, global uchar *restrict to, long to_at, 
             const long left = n < rows && c + odd < channels ? min(16L, W_SIZE - from - n * (long)WN) : 0;
             v[odd][n] = as_uint16(first_of(w + from + n * (long)WN, left));
           }
-          turn(v[odd]);
+          transpose(v[odd]);
         }
         ONCE for (int t = 0; t < min(16, ALL_TAPS - first); ++t)
           if (TO_AT[first + t] >= 0) put_pair(SCALE TILE_(first + t) + 32 * c, v[0][t], v[1][t]);
@@ -81,7 +81,7 @@ void pack(global const REAL *restrict w, global uchar *restrict to, long to_at, 
             global const REAL *from = w + at + n * (long)WN + (long)first * WT + (long)some * WC + j;
             v[j + n] = as_uint16(first_of(from, n < rows ? run - j : 0));
           }
-          turn(v + j);
+          transpose(v + j);
         }
         ONCE for (int t = 0; t < RUN; ++t)
           if (TO_AT[first + t] >= 0)

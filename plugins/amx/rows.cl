@@ -1,4 +1,4 @@
-// Rows of positions: where they lie in the tensors, and sixteen of their elements.
+// Rows of positions: their offsets in the tensors, and sixteen of their elements.
 //
 // X? source sizes; S? step; QD QH QW pitches; IMAGES images; G channels in all
 // T? the target's sizes; O?_ the step from place to place; N GROUPS its channels
@@ -15,7 +15,7 @@ inline int3 next_place(SIZES_IN int3 place) {
   if (place.s1 == QD) place.s1 = 0, ++place.s0;
   return place;
 }
-// Where a row reads at u = 0, in elements of x without the channel; -1 where it lies outside.
+// Where a row reads at u = 0, in elements of x without the channel; -1 where it is outside.
 inline long source_at(SIZES_IN int3 place, int fd, int fh) {
   const int d = place.s1 * SD + fd, h = place.s2 * SH + fh;
   if (place.s0 >= IMAGES || d < 0 || d >= XD || h < 0 || h >= XH) return -1;

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-_MOST = 64
+MAX_LISTED = 64
 """Numbers of a list that is passed; longer ones are in the text."""
 
 
@@ -28,7 +28,7 @@ def passed(
     members += [(name, "int", 1, value) for name, value in ints.items()]
     text, types, values = "", [], []
     for name, (kind, given, least) in lists.items():
-        if len(given) > _MOST:
+        if len(given) > MAX_LISTED:
             before += f"constant {kind} {name}[] = {{{', '.join(map(str, given))}}};\n"
             continue
         room = next(4**n for n in range(4) if 4**n >= max(len(given), least))

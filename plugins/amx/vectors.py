@@ -38,7 +38,6 @@ class VectorsKernel(TilesKernel):
     timed = 1.6, 1.6
 
     def products(self) -> str:
-        """The functions that multiply."""
         weights = {"row": 64, "tile": 1024, "step": self.step_w}
         a, b, narrow = (weights, {"tile": 64}, (16, 2)) if self.across else ({}, weights, (self.tall, 1))
         text = NOTHING + product("tile", a, b, self.tall, 2) + product("narrow_tile", a, b, *narrow)
@@ -51,13 +50,12 @@ class VectorsKernel(TilesKernel):
 class VectorWeightsKernel(WeightsKernel):
     """Blocks of 8 source by 32 target channels in vectors."""
 
-    tiles = VectorsKernel
+    forward = VectorsKernel
     most_near = 8
     costs = WeightsCosts(30.3e3, 42e3, 5.6e3, 19.0, 13.0, 2e6, (27.0, 23.0, 12.0), (22.0, 17.0, 15.0), 98.0, 0.7)
     timed = 2.1, 2.1
 
     def products(self, x: dict[str, int], dy: dict[str, int], ways: list[tuple[str, tuple[int, int], bool]]) -> str:
-        """The functions that multiply."""
         return NOTHING + "".join(
             product(name, x, dy, 16 * rows, columns, goes_on) for name, (rows, columns), goes_on in ways
         )

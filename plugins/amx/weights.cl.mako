@@ -83,7 +83,7 @@ void lay_x(SCALE_IN global uchar *to, global uchar *flat, global const REAL *x, 
       ONCE for (int side = 0; side < (channels > 16 ? 2 : 1); ++side) {
         uint16 v[16];
         pairs_of(v, flat + (long)p * (64 * PLANES) + 64 * plane + 32 * side);
-        turn(v);
+        transpose(v);
         for (int c = 0; c < 16; ++c)
           *(global pairs16 *)(to + plane * PLANE_ + (16 * side + c) * (2L * POSITIONS) + 2 * p) = v[c];
       }
@@ -154,7 +154,7 @@ void lay_dy(SCALE_IN global uchar *to, global uchar *flat, global const REAL *dy
           uint16 v[16];
           for (int n = 0; n < 16; ++n)
             v[n] = *(global const pairs16 *)(flat + plane * plane_ + (16 * side + n) * pitch + 2 * p);
-          turn(v);
+          transpose(v);
           for (int i = 0; i < 16; ++i)
             *(global pairs16 *)(to + (p / 2 + i) * PAIR + 128 * plane + 64 * side) = v[i];
         }
@@ -190,7 +190,7 @@ void put_sums(global const float *sums, global REAL *w, int panel, int block, in
 #endif
         v[i] = as_uint16(sum);
       }
-      turn(v);
+      transpose(v);
       global REAL *to = w + ((long)(32 * panel + n) * TAPS + tap) * C + (long)(32 * block) * RUN + j;
       ONCE for (int i = 0; i < rows; ++i, to += (long)C * TAPS) {
         union { float16 v; float s[16]; } u;

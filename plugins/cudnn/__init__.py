@@ -1,4 +1,10 @@
-"""cuDNN's convolutions on the memory of NVIDIA's OpenCL device."""
+"""cudnn: cuDNN's convolutions on the memory of NVIDIA's OpenCL device.
+
+- ``graph``: a problem as cuDNN's operation graph, and its engines.
+- ``library``: finds cuDNN, and calls its backend interface.
+- ``plan``: an engine on the memory and in the order of a queue.
+- ``solver``: what is refused, and engines as configurations.
+"""
 
 import functools
 from collections.abc import Sequence

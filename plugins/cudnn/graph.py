@@ -11,18 +11,36 @@ from collections.abc import Mapping, Sequence
 from ctypes import c_void_p
 from typing import Any
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, TensorLayout
 
 from .library import CudnnError, Descriptor
 
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 """Numbers of ``cudnnDataType_t``."""
-_CROSS_CORRELATION, _ALIGNMENT = 1, 16
-_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _KNOB, _GRAPH, _PACK, _TENSOR = 1, 2, 3, 4, 5, 7, 15, 16, 17
-_KNOBS = 64
+CROSS_CORRELATION = 1
+"""Number of ``cudnnConvolutionMode_t``."""
+TENSOR_ALIGNMENT = 16
+"""Bytes to which tensors are aligned at least."""
+MAX_KNOBS = 64
 """More than there are kinds of knobs."""
-_MODES = (3, 1, 2)
+HEURISTIC_MODES = (3, 1, 2)
 """Heuristics A (learned), B (the older ones), and the engines that always work."""
+
+
+class Kind:
+    """Numbers of ``cudnnBackendDescriptorType_t``."""
+
+    CONVOLUTION = 1
+    ENGINE = 2
+    CONFIG = 3
+    HEURISTICS = 4
+    PLAN = 5
+    KNOB = 7
+    GRAPH = 15
+    PACK = 16
+    TENSOR = 17
+
+
 _OPERATION = {
     # direction: (kind of operation, first of its attributes: alpha, beta, convolution, w, x, y)
     "fwd": (10, 700),
@@ -39,10 +57,10 @@ class Candidate:
     """An engine's configuration by numbers, and the notes cuDNN puts on the engine."""
 
     def __init__(self, config: Descriptor) -> None:
-        engine = config.get_descriptors(300, _ENGINE)[0]
+        engine = config.get_descriptors(300, Kind.ENGINE)[0]
         self.engine: int = engine.get(1301, "int")[0]
         self.notes = frozenset(engine.get(1303, "note", 16))
-        choices = config.get_descriptors(302, _KNOB, _KNOBS)
+        choices = config.get_descriptors(302, Kind.KNOB, MAX_KNOBS)
         self.knobs = [[choice.get(600, "knob")[0], choice.get(601, "int")[0]] for choice in choices]
 
     @property
@@ -54,20 +72,11 @@ class Candidate:
 def tensor_of(problem: ConvProblem, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(sizes, steps in elements) of x, w or y with two or three axes of space, channels second."""
     axes = problem.axes if problem.ndim > 1 else "hw"
-    letter = {"x": "i", "w": "k", "y": "o"}[name]
+    letter, layout = {"x": "i", "w": "k", "y": "o"}[name], TensorLayout.of(problem, name)
     space = tuple(getattr(problem, letter + axis) for axis in axes)
-    if name == "w":
-        sizes: tuple[int, ...] = (problem.oc, problem.ic // problem.g, *space)
-    else:
-        sizes = (problem.mb, problem.ic if name == "x" else problem.oc, *space)
-    order = list(range(len(sizes)))
-    if problem.layout == "nhwc":
-        order = [0, *order[2:], 1]
-    steps, step = [0] * len(sizes), 1
-    for axis in reversed(order):
-        steps[axis] = step
-        step *= sizes[axis]
-    return sizes, tuple(steps)
+    channels = problem.oc if name == "y" else problem.ic // (problem.g if name == "w" else 1)
+    sizes = (problem.oc if name == "w" else problem.mb, channels, *space)
+    return sizes, (layout.image, layout.channel, *layout.axes[-len(axes) :])
 
 
 def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:
@@ -76,11 +85,13 @@ def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:
     tensors = {}
     for name in "xwy":
         sizes, steps = tensor_of(problem, name)
-        tensor = Descriptor(_TENSOR).set(901, "dtype", DTYPES[problem.dtype]).set(902, "int", *sizes)
-        tensors[name] = tensor.set(903, "int", *steps).set(906, "int", ord(name)).set(900, "int", _ALIGNMENT).finalize()
-    convolution = Descriptor(_CONVOLUTION)
+        tensor = Descriptor(Kind.TENSOR).set(901, "dtype", DTYPES[problem.dtype]).set(902, "int", *sizes)
+        tensors[name] = (
+            tensor.set(903, "int", *steps).set(906, "int", ord(name)).set(900, "int", TENSOR_ALIGNMENT).finalize()
+        )
+    convolution = Descriptor(Kind.CONVOLUTION)
     convolution.set(106, "int", len(axes)).set(100, "dtype", DTYPES["float64" if double else "float32"])
-    convolution.set(101, "mode", _CROSS_CORRELATION)
+    convolution.set(101, "mode", CROSS_CORRELATION)
     for attribute, letter, suffix in ((105, "p", ""), (104, "p", "_r"), (102, "d", ""), (103, "s", "")):
         convolution.set(attribute, "int", *(getattr(problem, letter + axis + suffix) for axis in axes))
     kind, first = _OPERATION[problem.direction]
@@ -89,7 +100,7 @@ def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:
     operation.set(first, real, 1.0).set(first + 1, real, 0.0).set(first + 2, "descriptor", convolution.finalize())
     for offset, name in enumerate("wxy"):
         operation.set(first + 3 + offset, "descriptor", tensors[name])
-    return Descriptor(_GRAPH).set(800, "handle", handle).set(801, "descriptor", operation.finalize()).finalize()
+    return Descriptor(Kind.GRAPH).set(800, "handle", handle).set(801, "descriptor", operation.finalize()).finalize()
 
 
 def transforms_tiles(problem: ConvProblem, candidate: Candidate) -> bool:
@@ -117,10 +128,10 @@ def _allowed(problem: ConvProblem, candidate: Candidate) -> bool:
 def _named(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
     graph = _graph(problem, c_void_p(handle))
     found: list[Candidate] = []
-    for mode in _MODES:
-        heuristics = Descriptor(_HEURISTICS).set(201, "descriptor", graph).set(200, "heuristics", mode)
+    for mode in HEURISTIC_MODES:
+        heuristics = Descriptor(Kind.HEURISTICS).set(201, "descriptor", graph).set(200, "heuristics", mode)
         try:
-            results = heuristics.finalize().get_descriptors(202, _CONFIG)
+            results = heuristics.finalize().get_descriptors(202, Kind.CONFIG)
         except CudnnError:  # a mode that has no answer for this operation
             continue
         for result in results:
@@ -140,9 +151,9 @@ def engines(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
     """Every engine that says it can and that the problem's math permits, without knobs, named by heuristics or not."""
     graph, found = _graph(problem, handle), []
     for number in range(graph.get(802, "int")[0]):
-        engine = Descriptor(_ENGINE).set(1300, "descriptor", graph).set(1301, "int", number)
+        engine = Descriptor(Kind.ENGINE).set(1300, "descriptor", graph).set(1301, "int", number)
         try:
-            candidate = Candidate(Descriptor(_CONFIG).set(300, "descriptor", engine.finalize()).finalize())
+            candidate = Candidate(Descriptor(Kind.CONFIG).set(300, "descriptor", engine.finalize()).finalize())
         except CudnnError:
             continue
         if _allowed(problem, candidate):
@@ -152,18 +163,19 @@ def engines(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
 
 def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, Any]) -> tuple[Descriptor, int]:
     """(plan, bytes of workspace) of an engine's configuration. Raises CudnnError where the engine cannot."""
-    engine = Descriptor(_ENGINE).set(1300, "descriptor", _graph(problem, handle)).set(1301, "int", config["engine"])
+    engine = Descriptor(Kind.ENGINE).set(1300, "descriptor", _graph(problem, handle)).set(1301, "int", config["engine"])
     knobs = [
-        Descriptor(_KNOB).set(600, "knob", kind).set(601, "int", value).finalize() for kind, value in config["knobs"]
+        Descriptor(Kind.KNOB).set(600, "knob", kind).set(601, "int", value).finalize()
+        for kind, value in config["knobs"]
     ]
-    chosen = Descriptor(_CONFIG).set(300, "descriptor", engine.finalize())
+    chosen = Descriptor(Kind.CONFIG).set(300, "descriptor", engine.finalize())
     if knobs:
         chosen.set(302, "descriptor", *knobs)
-    plan = Descriptor(_PLAN).set(400, "handle", handle).set(401, "descriptor", chosen.finalize()).finalize()
+    plan = Descriptor(Kind.PLAN).set(400, "handle", handle).set(401, "descriptor", chosen.finalize()).finalize()
     return plan, plan.get(402, "int")[0]
 
 
 def variant_pack(places: Sequence[int]) -> Descriptor:
     """Where a plan finds x, w, y and workspace (0 without one): addresses in CUDA."""
-    pack = Descriptor(_PACK).set(1000, "int", *map(ord, "xwy")).set(1001, "pointer", *places[:3])
+    pack = Descriptor(Kind.PACK).set(1000, "int", *map(ord, "xwy")).set(1001, "pointer", *places[:3])
     return pack.set(1003, "pointer", places[3]).finalize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,20 +15,24 @@ from convdispatch.api.cuda import Bridge, CudaStream, bridge_of, cuda_address, c
 
 from .graph import execution_plan, variant_pack
 from .library import Descriptor, library
-from .loading import load
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_MOST_PACKS = 64
-_BRIEF_FLOPS, _BRIEF_BYTES = 4e9, 80e6
-"""What large GPUs compute and move in some 20 microseconds."""
+MAX_PACKS = 64
+"""Variant packs that a plan caches."""
+BRIEF_FLOPS = 4e9
+"""Operations that large GPUs compute in some 20 microseconds."""
+BRIEF_BYTES = 80e6
+"""Bytes that they move in that time."""
+ALIGNMENT = 256
+"""Bytes to which the operands of a plan's first run are aligned."""
+_NON_BLOCKING = 1
 _made = threading.RLock()
 _run = threading.Lock()
 _handles: dict[Any, c_void_p] = {}
 _loading: dict[Any, c_void_p] = {}
 """The stream on which a device's new plans run once."""
-_NON_BLOCKING = 1
 
 
 def _handle(device: cl.Device, use: str) -> c_void_p:
@@ -73,12 +78,12 @@ def running(device: cl.Device, cuda: Any, stream: c_void_p) -> Iterator[c_void_p
 
 def tensor_bytes(problem: ConvProblem) -> dict[str, int]:
     """Bytes of x, w and y."""
-    return {name: max(1, problem.itemsize * _count(getattr(problem, name + "_shape"))) for name in "xwy"}
+    return {name: max(1, problem.itemsize * math.prod(getattr(problem, name + "_shape"))) for name in "xwy"}
 
 
 @contextlib.contextmanager
 def _scratch(across: Bridge, size: int, address: int | None) -> Iterator[int]:
-    """Where the workspace lies: as given; where OpenCL's is not CUDA's, taken and given back in the stream's order."""
+    """Where the workspace is: as given; where OpenCL's is not CUDA's, taken and given back in the stream's order."""
     if address is not None:
         yield address
         return
@@ -88,6 +93,39 @@ def _scratch(across: Bridge, size: int, address: int | None) -> Iterator[int]:
         yield block.value
     finally:
         across.cuda("cuMemFreeAsync", block, across.stream)
+
+
+def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes: Sequence[int]) -> bool:
+    """Load a plan's kernels: run it once on the handle's stream, on memory taken for the moment, and wait.
+
+    Returns whether there was memory.
+
+    ``sizes`` are the bytes of x, w, y and workspace. Where memory is short nothing is loaded: then the plan's first
+    enqueue may wait. Memory is had and given back in the stream's order, which waits for no other stream.
+
+    CUDA loads a kernel at its first launch, which then waits until the context has no work. Left to the first enqueue
+    that is a wait for all other queues, and one for ever where their work waits for an event that the host would
+    complete next. (Capturing the plan into a graph that never runs would need no memory; cuDNN 9.19 then corrupted the
+    heap of its process.)
+
+    Raises CudnnError where the engine cannot run after all.
+    """
+    places, total = [], 0
+    for size in sizes:
+        places.append(total)
+        total += -(-size // ALIGNMENT) * ALIGNMENT
+    block = c_ulonglong()
+    try:
+        cuda("cuMemAllocAsync", byref(block), total, stream)
+    except ConvDispatchError:
+        return False
+    try:
+        pack = variant_pack([block.value + place if size else 0 for place, size in zip(places, sizes)])
+        library()("cudnnBackendExecute", handle, plan.handle, pack.handle)
+    finally:
+        cuda("cuMemFreeAsync", block, stream)
+        cuda("cuStreamSynchronize", stream)
+    return True
 
 
 class CudnnPlan:
@@ -107,7 +145,7 @@ class CudnnPlan:
         self._library, device = library(), context.devices[0]
         self._written = problem.written
         self._sizes = tensor_bytes(problem)
-        self._brief = problem.flops < _BRIEF_FLOPS and sum(self._sizes.values()) < _BRIEF_BYTES
+        self._brief = problem.flops < BRIEF_FLOPS and sum(self._sizes.values()) < BRIEF_BYTES
         _handle(device, "run")
         Bridge.prepare(context, device)
         with planning_handle(device) as handle:
@@ -174,13 +212,6 @@ class CudnnPlan:
         found = self._packs.get(places)
         if found is None:
             found = self._packs[places] = variant_pack(places)
-            if len(self._packs) > _MOST_PACKS:
+            if len(self._packs) > MAX_PACKS:
                 self._packs.popitem(last=False)
         return found
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

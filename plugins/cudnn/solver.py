@@ -17,7 +17,7 @@ from .plan import CudnnPlan, planning_handle, tensor_bytes
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_MOST = 24
+MAX_CONFIGS = 24
 """Configurations offered to a search at most."""
 
 
@@ -31,7 +31,7 @@ def _choices(problem: ConvProblem, device: DeviceInfo, deterministic: bool) -> t
     """Configurations, those first that the heuristics rank first; the first one is known to make a plan."""
     owner = cuda_devices(device)[0]
     with planning_handle(owner) as handle:
-        return tuple(_working(problem, handle, deterministic)[:_MOST])
+        return tuple(_working(problem, handle, deterministic)[:MAX_CONFIGS])
 
 
 def _working(problem: ConvProblem, handle: c_void_p, deterministic: bool) -> list[dict[str, Any]]:

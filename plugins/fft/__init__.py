@@ -3,7 +3,13 @@
     y = inverse(sum over ic of forward(x tile) * conj(forward(w)))
 
 Tiles overlap by the kernel's extent and the wrapped sums are dropped (overlap-save); a tile may be the whole image.
-Each kind of device has a room of its own: ``cpu``, ``gpu``; the straight-line transforms and the tilings are shared.
+A new transform is a case of ``transforms``; what a kind of device needs is in its folder.
+
+- ``network``: straight-line arithmetic as a graph.
+- ``transforms``: discrete Fourier transforms as such networks.
+- ``tiling``: a convolution cut into tiles whose transforms multiply.
+- ``cpu``: the solver for CPUs.
+- ``gpu``: the solver for GPUs.
 """
 
 from __future__ import annotations
@@ -15,10 +21,10 @@ __all__ = ["convdispatch_solvers"]
 
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
-    """The solvers of every room."""
-    rooms = ("cpu", "Tiled", "tiled", cpus_only), ("gpu", "Spectra", "gpu", gpus_only)
+    """The solvers of both folders."""
+    folders = ("cpu", "Tiled", "tiled", cpus_only), ("gpu", "Spectra", "gpu", gpus_only)
     return [
-        Declared(f"{__name__}.{room}.solver", kind, name=f"fft.{name}", serves=serves, fuses=EPILOGUE,
+        Declared(f"{__name__}.{folder}.solver", kind, name=f"fft.{name}", serves=serves, fuses=EPILOGUE,
                  spreads_nonfinite=True)
-        for room, kind, name, serves in rooms
+        for folder, kind, name, serves in folders
     ]  # fmt: skip

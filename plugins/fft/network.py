@@ -91,7 +91,7 @@ class Network:
             result.output(name, found.get(name))
         return result
 
-    # --- what is kept of it -------------------------------------------------------------------------------------------
+    # --- nodes that the outputs need ----------------------------------------------------------------------------------
 
     @functools.cached_property
     def _uses(self) -> Counter[int]:
@@ -139,10 +139,9 @@ class Network:
         read: Callable[[str], str],
         write: Callable[[str, str], str],
         real: str,
-        temporary: str,
         first: Iterable[str] = (),
     ) -> list[str]:
-        """Statements, each node after its operands and each output as soon as it is known; ``first`` are read first."""
+        """Statements, each node after its operands and each output as soon as possible; ``first`` are read first."""
         lines: list[str] = []
         done: set[int] = set()
 
@@ -153,7 +152,7 @@ class Network:
             for operand in _operands(self.nodes[node]):
                 place(operand)
             if node not in self._inlined:
-                lines.append(f"const {real} {temporary}{node} = {self._expression(node, read, temporary)};")
+                lines.append(f"const {real} t{node} = {self._expression(node, read)};")
 
         for name in first:
             place(self._known["leaf", name])
@@ -162,19 +161,16 @@ class Network:
                 lines.append(write(name, "0.0f"))
                 continue
             place(value[1])
-            lines.append(write(name, ("-" if value[0] < 0 else "") + f"{temporary}{value[1]}"))
+            lines.append(write(name, ("-" if value[0] < 0 else "") + f"t{value[1]}"))
         return lines
 
-    def _expression(self, place: int, read: Callable[[str], str], temporary: str) -> str:
+    def _expression(self, place: int, read: Callable[[str], str]) -> str:
         kind, *rest = self.nodes[place]
         if kind == "leaf":
             return read(rest[0])
         if kind == "*":
-            return f"{_literal(rest[0])} * {temporary}{rest[1]}"
-        a, b = (
-            self._expression(operand, read, temporary) if operand in self._inlined else f"{temporary}{operand}"
-            for operand in rest
-        )
+            return f"{_literal(rest[0])} * t{rest[1]}"
+        a, b = (self._expression(operand, read) if operand in self._inlined else f"t{operand}" for operand in rest)
         return f"{a} {kind} {b}"
 
 

@@ -22,12 +22,12 @@ from convdispatch.api import ConvProblem
 
 from .transforms import half
 
-_IEEE_SUM = 20
-"""Of shorter sums a plain float32 sum errs by less than half of what transforms do: up to 1.16 times the promise."""
+MIN_IEEE_SUM = 20
+"""Products of a sum in math mode "ieee": of shorter ones transforms err by up to 1.16 times what the mode allows."""
 _AXES = "dhw"
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class AxisTiling:
     """One axis. ``n`` 1 stands for a kernel of one tap: nothing is transformed, every place is a tile."""
 
@@ -42,17 +42,13 @@ class AxisTiling:
     taps: int
     dilation: int
     flipped: bool
-    """Tap t of the kernel lies at ``(taps - 1 - t) * dilation``."""
+    """Tap t of the kernel is at ``(taps - 1 - t) * dilation``."""
 
-    @property
-    def extent(self) -> int:
+    def __post_init__(self) -> None:
+        self.extent = (self.taps - 1) * self.dilation + 1
         """Elements that the kernel spans."""
-        return (self.taps - 1) * self.dilation + 1
-
-    @property
-    def step(self) -> int:
+        self.step = self.n - self.extent + 1
         """Places of a tile: how far apart tiles begin."""
-        return self.n - self.extent + 1
 
     @property
     def tiles(self) -> int:
@@ -61,12 +57,12 @@ class AxisTiling:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Where the taps lie in the transform, in their order in w."""
+        """Positions of the taps in the transform, in their order in w."""
         places = range(0, self.extent, self.dilation)
         return tuple(reversed(places)) if self.flipped else tuple(places)
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Tiling:
     """The tiles of a problem along (d, h, w).
 
@@ -83,48 +79,25 @@ class Tiling:
     oc: int
     """Output channels a group."""
 
-    @property
-    def half_axis(self) -> int:
+    def __post_init__(self) -> None:
+        self.half_axis = max(axis for axis in range(3) if self.axes[axis].n > 1)
         """The innermost axis that is transformed."""
-        return max(axis for axis in range(3) if self.axes[axis].n > 1)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
+        self.sizes = tuple(axis.n for axis in self.axes)
         """Points of the transform along d, h, w."""
-        return tuple(axis.n for axis in self.axes)
-
-    @property
-    def spectrum(self) -> tuple[int, ...]:
+        self.spectrum = tuple(half(n) if axis == self.half_axis else n for axis, n in enumerate(self.sizes))
         """Frequencies along d, h, w."""
-        return tuple(half(n) if axis == self.half_axis else n for axis, n in enumerate(self.sizes))
-
-    @property
-    def frequencies(self) -> int:
+        self.frequencies = math.prod(self.spectrum)
         """Complex elements of one tile's spectrum."""
-        return math.prod(self.spectrum)
-
-    @property
-    def tiles(self) -> int:
+        self.tiles = math.prod(axis.tiles for axis in self.axes)
         """Tiles of an image."""
-        return math.prod(axis.tiles for axis in self.axes)
 
     @property
     def scale(self) -> float:
-        """What the products must be multiplied with, for the codelets scale nothing."""
+        """The factor of the products, because the codelets scale nothing."""
         gain = 1.0
         for axis, n in enumerate(self.sizes):
             gain *= n / 2 if axis == self.half_axis else n
         return 1.0 / gain
-
-    @property
-    def products(self) -> tuple[int, int, int]:
-        """(m, n, k) of the complex matrix product of each frequency and group: m source rows or oc, n, k summed."""
-        rows = self.images * self.tiles
-        if self.direction == "fwd":
-            return rows, self.oc, self.ic
-        if self.direction == "bwd_data":
-            return rows, self.ic, self.oc
-        return self.oc, self.ic, rows
 
     @property
     def outputs(self) -> tuple[tuple[int, ...], ...]:
@@ -142,8 +115,8 @@ def unsuited(problem: ConvProblem) -> str | None:
     kernel = tuple(getattr(problem, "k" + axis) for axis in problem.axes)
     if set(kernel) == {1}:
         return "more than one tap only, got " + "x".join(map(str, kernel))
-    if problem.math == "ieee" and (length := _summands(problem)) < _IEEE_SUM:
-        return f"sums of {_IEEE_SUM} products or more for math='ieee', got {length}"
+    if problem.math == "ieee" and (length := _summands(problem)) < MIN_IEEE_SUM:
+        return f"sums of {MIN_IEEE_SUM} products or more for math='ieee', got {length}"
     return None
 
 

@@ -46,41 +46,22 @@ class Codelet:
     gain: float
     """The real inverse, applied to the real forward, gives ``gain`` times its input; likewise the complex pair."""
 
-    @property
-    def additions(self) -> int:
-        """Additions and subtractions; those that take a product in with them count here alone."""
-        return self.network.additions
-
-    @property
-    def multiplications(self) -> int:
-        """Multiplications that no addition can take in as a multiply-add."""
-        return self.network.multiplications
-
-    @property
-    def operations(self) -> int:
-        """Instructions of a machine with a fused multiply-add."""
-        return self.additions + self.multiplications
-
     def text(
         self,
-        source: str | Callable[[str], str] = "x",
-        target: str | Callable[[str, str], str] = "y",
+        read: Callable[[str], str],
+        write: Callable[[str, str], str],
         *,
         real: str = "V",
-        temporary: str = "t",
         in_place: bool = False,
         indent: str = "  ",
     ) -> str:
-        """Statements in C, OpenCL C or CUDA: ``const real t0 = ...;`` and the outputs' assignments.
+        """Statements in OpenCL C: ``const real t0 = ...;`` and the outputs' assignments.
 
-        ``source`` is the inputs' prefix, or turns an input's name (``"r3"``) into an expression, evaluated once.
-        ``target`` is the outputs' prefix, or turns (name, expression) into a statement. ``real`` is a scalar or vector
-        type of floats. ``in_place`` reads every input before the first output is written. Numbers in the text are
-        float literals: a vector type widens them.
+        ``read`` turns an input's name (``"r3"``) into an expression, evaluated once; ``write`` turns (name, expression)
+        into a statement. ``real`` is a scalar or vector type of floats. ``in_place`` reads every input before the first
+        output is written. Numbers in the text are float literals: a vector type widens them.
         """
-        read = source if callable(source) else lambda name: f"{source}{name}"
-        write = target if callable(target) else lambda name, value: f"{target}{name} = {value};"
-        lines = self.network.lines(read, write, real, temporary, self.reads if in_place else ())
+        lines = self.network.lines(read, write, real, self.reads if in_place else ())
         return "".join(f"{indent}{line}\n" for line in lines)
 
 

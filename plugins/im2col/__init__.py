@@ -2,8 +2,18 @@
 
     y[oc, (image, place)] = sum over k of w[oc, k] L[k, (image, place)],   k = (channel, tap)
 
-``window`` says what L holds, ``lower`` writes it in chunks, ``product`` multiplies (forward, and the data gradient of
-stride 1 with the taps flipped), ``col2im`` is the data gradient in general, ``weights`` the weights' gradient.
+A new method is a module with ``configs`` and a class of its configuration, and a row of ``solver._METHODS``.
+
+- ``window``: the sliding window: which source element is where in the lowered matrix L.
+- ``lower``: L written in chunks.
+- ``product``: the forward product, and the data gradient of stride 1 with the taps flipped.
+- ``col2im``: the data gradient in general.
+- ``weights``: the weights' gradient.
+- ``depthwise``: one channel a group, lowered in registers.
+- ``phases``: the data gradient of one channel a group and a stride.
+- ``convert``: conversion between 16-bit elements and float32.
+- ``cost``: the cost of copies.
+- ``solver``: the solver, which chooses among the methods.
 """
 
 from __future__ import annotations

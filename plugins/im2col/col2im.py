@@ -1,6 +1,6 @@
-"""``columns[k, place] = w' dy``, then x sums the columns that its elements went into: the data gradient in general.
+"""``columns[k, place] = w' dy``, then each element of x is the sum of its columns: the data gradient in general.
 
-Columns are made for some images, groups and channels at a time. 16-bit tensors are widened first, for sums are float32.
+Columns are computed for some images, groups and channels at a time. 16-bit tensors are widened first: sums are float32.
 """
 
 from __future__ import annotations
@@ -33,18 +33,22 @@ from convdispatch.api import (
     gemm_workspace,
     kernel_text,
 )
+from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
-from .convert import NARROW, inward
-from .cost import COLUMN, CONVERTED, LAUNCH, RUN
+from .convert import NARROW, Converter
+from .cost import COLUMN, CONVERTED, RUN
 from .window import PatchWindow, runs
 
-_TILE = 256  # elements of x that a CPU work item sums at once
-_PHASES = 64  # of rows that a work item sums in vectors
-_FEW, _THIN = 4, 8.0
-"""Source channels of a group, up to which columns take so many times their count: 7 to 50 over five layers of one or
-two and strides of 3 to 8, where the columns' product is no more than their copying."""
-_FRONT = 32  # elements before and behind the columns: a vector at a row's end reads beyond it
+TILE_ELEMENTS = 256
+"""Elements of x that a CPU work item sums at once."""
+MAX_STEP = 64
+"""Phases of a row that a work item sums in vectors."""
+FEW_CHANNELS, FEW_FACTOR = 4, 8.0
+"""Source channels of a group up to which columns take so many times their predicted time: 7 to 50 over five layers of
+one or two channels and strides of 3 to 8, whose columns take as long to multiply as to copy."""
+FRONT_ELEMENTS = 32
+"""Elements before and behind the columns: a vector at a row's end reads beyond it."""
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
@@ -58,7 +62,8 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
 
 
 def flipped_pays(problem: ConvProblem) -> bool:
-    """Whether the flipped product is expected to beat columns: by multiply-adds and what is lowered or summed."""
+    """Whether the flipped product is expected to be faster than columns, by multiply-adds and elements that are lowered
+    or summed."""
     flipped, plain = PatchWindow.of(problem, flipped=True), PatchWindow.of(problem)
     lowered, columns = flipped.k * flipped.pixels, plain.k * plain.pixels
     # A lowered element costs some 8 multiply-adds to write, a column's element some 16 to write, read and add.
@@ -66,23 +71,19 @@ def flipped_pays(problem: ConvProblem) -> bool:
 
 
 class Col2im:
-    """One configuration, worked out without compiling: chunks, products, workspace."""
+    """One configuration: pieces, products and workspace, nothing compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.gemm = problem, config["gemm"]
         self.cpu = self.gemm["kind"] == "cpu"
         self.window = window = PatchWindow.of(problem)
-        self.rows = self.cpu and (window.nhwc or window.step[2] <= _PHASES)
+        self.rows = self.cpu and (window.nhwc or window.step[2] <= MAX_STEP)
         self.widened = problem.dtype in NARROW
         most = max(1, config["cap"] // (window.volume * window.pixels * window.accumulator_size))  # channels of columns
         images = max(1, most // window.channels)
         groups = window.groups if images > 1 else max(1, most // window.group_channels)
         channels = window.group_channels if groups > 1 else max(1, most)
-        self.cuts = (
-            runs(window.images, images),
-            runs(window.groups, groups),
-            runs(window.group_channels, channels),
-        )
+        self.cuts = runs(window.images, images), runs(window.groups, groups), runs(window.group_channels, channels)
         self.largest = tuple(cut.largest for cut in self.cuts)
 
     def sizes(self) -> dict[tuple[int, ...], int]:
@@ -90,14 +91,8 @@ class Col2im:
         each = [cut.sizes.items() for cut in self.cuts]
         return {tuple(n for n, _ in some): math.prod(times for _, times in some) for some in itertools.product(*each)}
 
-    # --- pure ------------------------------------------------------------------------------------------------------
-
-    def ld(self, images: int) -> int:
-        """NCHW's elements from one row of columns to the next."""
-        return images * self.window.pixels
-
     def spec(self, images: int, groups: int, channels: int) -> GemmSpec:
-        """The product that makes one piece's columns."""
+        """The product of one piece's columns."""
         window = self.window
         k, n, dy = channels * window.volume, images * window.pixels, window.tensor(window.targets)
         if window.nhwc:
@@ -106,22 +101,14 @@ class Col2im:
         else:
             row = Axis(1)
             c = Matrix(Axis(n), Axis(1), Axis(k * n))
-        return GemmSpec(
-            m=k,
-            n=n,
-            k=window.group_targets,
-            batch=groups,
-            dtype="float32" if self.widened else window.dtype,
-            a=Matrix(row, Axis(window.k), Axis(window.group_targets * window.k)),
-            b=dy,
-            c=c,
-        )
+        a = Matrix(row, Axis(window.k), Axis(window.group_targets * window.k))
+        return GemmSpec(k, n, window.group_targets, groups, "float32" if self.widened else window.dtype, a, dy, c)
 
     def areas(self) -> tuple[int, int, int, int]:
         """Byte offsets of scratch memory, float32 dy and float32 w, and the workspace's size."""
         areas = Areas()
         specs = [self.spec(*size) for size in self.sizes()]
-        areas.add(max((spec.m * spec.n * spec.batch + 2 * _FRONT) * spec.accumulator_size for spec in specs))
+        areas.add(max((spec.m * spec.n * spec.batch + 2 * FRONT_ELEMENTS) * spec.accumulator_size for spec in specs))
         scratch = areas.add(max(gemm_workspace(spec, self.gemm) for spec in specs))
         wide_y = wide_w = areas.size
         if self.widened:
@@ -144,22 +131,21 @@ class Col2im:
         runs = RUN * columns / window.group_channels if window.nhwc else 0.0
         columns = max(columns, math.prod(self.problem.x_shape))
         moved = max(COLUMN[window.nhwc] * columns, runs)
-        if self.problem.oc // self.problem.g <= _FEW:
-            moved *= _THIN
+        if self.problem.oc // self.problem.g <= FEW_CHANNELS:
+            moved *= FEW_FACTOR
         return total + moved + launch * sum(sizes.values())
 
-    # --- compiled --------------------------------------------------------------------------------------------------
-
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
+        """The columns of each piece, then their sums into x."""
         window, problem = self.window, self.problem
         scratch, wide_y, wide_w, workspace_size = self.areas()
         gradient, gradient_offset, weights, weights_offset = "y", 0, "w", 0
         steps: list[Any] = []
         if self.widened:
             gradient, gradient_offset, weights, weights_offset = "workspace", wide_y // 4, "workspace", wide_w // 4
-            steps.append(inward(context, problem.dtype, self.cpu, "y", wide_y, math.prod(problem.y_shape)))
-            steps.append(inward(context, problem.dtype, self.cpu, "w", wide_w, math.prod(problem.w_shape)))
+            convert = Converter(context, problem.dtype, self.cpu)
+            steps.append(convert.inward("y", wide_y, math.prod(problem.y_shape)))
+            steps.append(convert.inward("w", wide_w, math.prod(problem.w_shape)))
         program = build(context, self.text())
         plans: dict[GemmSpec, GemmPlan] = {}
         for (image, images), (group, groups), (channel, channels) in itertools.product(*self.cuts):
@@ -167,27 +153,22 @@ class Col2im:
             if spec not in plans:
                 plans[spec] = GemmPlan(context, spec, self.gemm)
             start = channel * (1 if window.nhwc else window.volume)
-            product = Product(
-                plans[spec],
-                weights,
-                gradient,
-                "workspace",
-                weights_offset + group * window.group_targets * window.k + start,
-                gradient_offset
-                + window.offset(window.targets, image * window.pixels)
-                + group * window.group_targets * (1 if window.nhwc else window.pixels),
-                _FRONT,
-                scratch,
-            )
+            at_w = weights_offset + group * window.group_targets * window.k + start
+            at_y = gradient_offset + window.offset(window.targets, image * window.pixels)
+            at_y += group * window.group_targets * (1 if window.nhwc else window.pixels)
+            operands = (weights, gradient, "workspace", at_w, at_y, FRONT_ELEMENTS, scratch)
+            product = Product(plans[spec], *operands)
             steps += [product, self._gather(program, (image, images), (group, groups), (channel, channels))]
         return StepPlan(workspace_size, steps)
 
     def text(self) -> str:
-        """The gather's program."""
+        """The program of the sums into x."""
         window, problem = self.window, self.problem
         kind = DTYPES[window.dtype].accumulator
         text = window.macros() + epilogue_macros(problem)
-        text += define(NHWC=int(window.nhwc), ROWS=int(self.rows), FRONT=_FRONT, TILE=_TILE, V16=f"{kind}16")
+        text += define(
+            NHWC=int(window.nhwc), ROWS=int(self.rows), FRONT=FRONT_ELEMENTS, TILE=TILE_ELEMENTS, V16=f"{kind}16"
+        )
         text += define(ACCSIZE=window.accumulator_size)
         if self.rows:
             lanes = self.gemm["lanes"]
@@ -207,9 +188,6 @@ class Col2im:
         else:
             rows, local = 1, (128,)
             size = (-(-math.prod((*window.source, image[1], piece)) // 128) * 128,)
-        arguments = ["workspace", "x"]
-        arguments += ["bias"] if self.problem.bias else []
-        arguments += ["residual"] if self.problem.residual else []
-        numbers = (rows, image[0], image[1], group[0], group[1], channel[0], channel[1])
-        arguments += [np.int32(number) for number in numbers]
+        extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
+        arguments = ["workspace", "x", *extras, *map(np.int32, (rows, *image, *group, *channel))]
         return Launch(program, "gather", size, local, arguments, names=OPERANDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,20 +11,25 @@ from convdispatch.api import OPERANDS, Launch, build, define, kernel_text, stora
 NARROW = ("float16", "bfloat16")
 
 
-def inward(context: Any, dtype: str, cpu: bool, source: str, offset: int, size: int) -> Launch:
-    """``size`` elements of operand ``source`` as float32 into the workspace from byte ``offset`` on."""
-    return _launch(context, dtype, cpu, 0, False, (source, 0, "workspace", offset // 4), size)
+class Converter(NamedTuple):
+    """Makes launches that convert elements of ``dtype``."""
 
+    context: Any
+    dtype: str
+    cpu: bool
 
-def outward(context: Any, dtype: str, cpu: bool, target: str, offset: int, size: int, add: bool) -> Launch:
-    """``size`` float32 from byte ``offset`` of the workspace on into operand ``target``, or added to it."""
-    return _launch(context, dtype, cpu, 1, add, ("workspace", offset // 4, target, 0), size)
+    def inward(self, source: str, offset: int, size: int) -> Launch:
+        """``size`` elements of operand ``source`` as float32 to the workspace from byte ``offset`` on."""
+        return self._launch((source, 0, "workspace", offset // 4), size, outward=0, add=False)
 
+    def outward(self, target: str, offset: int, size: int, add: bool) -> Launch:
+        """``size`` float32 from byte ``offset`` of the workspace on to operand ``target``, or added to it."""
+        return self._launch(("workspace", offset // 4, target, 0), size, outward=1, add=add)
 
-def _launch(context: Any, dtype: str, cpu: bool, way: int, add: bool, ends: tuple[Any, ...], size: int) -> Launch:
-    chunk = 4096 if cpu else 1
-    text = storage_macros(dtype) + define(OUTWARD=way, ADD=int(add), CHUNK=chunk)
-    program = build(context, text + kernel_text(__package__, "convert.cl"))
-    source, source_offset, target, target_offset = ends
-    arguments = [source, np.int64(source_offset), target, np.int64(target_offset), np.int64(size)]
-    return Launch(program, "convert", (-(-size // chunk),), None, arguments, names=OPERANDS)
+    def _launch(self, ends: tuple[str, int, str, int], size: int, outward: int, add: bool) -> Launch:
+        chunk = 4096 if self.cpu else 1
+        text = storage_macros(self.dtype) + define(OUTWARD=outward, ADD=int(add), CHUNK=chunk)
+        program = build(self.context, text + kernel_text(__package__, "convert.cl"))
+        source, source_offset, target, target_offset = ends
+        arguments = [source, np.int64(source_offset), target, np.int64(target_offset), np.int64(size)]
+        return Launch(program, "convert", (-(-size // chunk),), None, arguments, names=OPERANDS)

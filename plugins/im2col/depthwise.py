@@ -1,4 +1,4 @@
-"""One source channel a group: lowered in registers, for a product with one row or few would only move the matrix.
+"""One source channel a group, lowered in registers: a product with one row, or few, would only copy the matrix.
 
 Forward, the data gradient of stride 1 with the taps flipped, and on a CPU the weights' gradient.
 """
@@ -28,24 +28,31 @@ from convdispatch.api.cpu import Balance
 
 from .window import PatchWindow
 
-MOST_TAPS = 64  # they are unrolled
-_MOST_TARGETS = 8
-MOST_PLANE = 1 << 26  # bytes of one padded plane
-# Operations of the peak in the time of one, of the launch, and of an element of the source that is copied into its
-# plane: as it lies, forward and for the weights, or dealt out by a stride; channels last it is read where it is.
-_WORK, _LAUNCH, _FILLED, _PARTED = 3.0, 4.8e6, (12.0, 31.0), 42.0
-_ADDED = 700.0
-"""Of a weight's gradient, whose vector is added lane by lane."""
-_WORK_NHWC, _LAUNCH_NHWC, _ROWS = 4.3, 7.5e6, 17.0
+MAX_TAPS = 64
+"""Taps, which are unrolled."""
+MAX_TARGETS = 8
+"""Output channels a group."""
+MAX_PLANE_BYTES = 1 << 26
+"""Bytes of one padded plane."""
+
+# The cost model counts operations of the peak.
+OPERATION_OPS = 3.0  # an operation of the direct sum, NCHW
+LAUNCH_OPS = 4.8e6  # the launch, NCHW
+FILLED_OPS = (12.0, 31.0)  # an element that is copied into its plane: forward, and for the weights' gradient
+STRIDED_OPS = 42.0  # the same where a stride deals columns out
+ADDED_OPS = 700.0  # an element of dw, whose vector is added lane by lane
+NHWC_OPERATION_OPS = 4.3  # an operation of the direct sum, NHWC
+NHWC_LAUNCH_OPS = 7.5e6  # the launch, NHWC
+NHWC_READ_OPS = 17.0  # an element of the source, NHWC
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
     """One configuration a cap; none where the problem is not of this kind."""
     flipped = problem.direction == "bwd_data"
     window = PatchWindow.of(problem, flipped)
-    if window.groups == 1 or window.group_channels > 1 or window.volume > MOST_TAPS:
+    if window.groups == 1 or window.group_channels > 1 or window.volume > MAX_TAPS:
         return
-    if window.group_targets > (1 if window.nhwc else _MOST_TARGETS):
+    if window.group_targets > (1 if window.nhwc else MAX_TARGETS):
         return
     config = {"method": "depthwise", "flipped": flipped, "cpu": device.type == "cpu"}
     if problem.direction == "bwd_weights" and not config["cpu"]:
@@ -58,12 +65,12 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     else:
         plane = Depthwise(problem, {**config, "items": 1}).workspace_size
         jobs = window.targets if problem.direction == "bwd_weights" else window.images * window.groups
-        for cap in caps if plane <= MOST_PLANE else []:
+        for cap in caps if plane <= MAX_PLANE_BYTES else []:
             yield {**config, "items": max(1, min(jobs, 16 * device.compute_units, cap // plane))}
 
 
 class Depthwise:
-    """One configuration, worked out without compiling."""
+    """One configuration, nothing compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
@@ -71,7 +78,7 @@ class Depthwise:
         self.lanes = 8 if window.dtype == "float64" else 16
         self.gradient = problem.direction == "bwd_weights"
         self.packs = config["cpu"] and window.nhwc and not self.gradient
-        # NCHW's padded plane: the taps' steps from its first element, which stands at ``zero`` in the source.
+        # A padded NCHW plane: ``reach`` has the taps' offsets from its first element, ``zero`` is that element in x.
         low = [min(0, (taps - 1) * spread) for taps, spread in zip(window.taps, window.spread, strict=True)]
         self.zero = [base - pad for base, pad in zip(low, window.pad, strict=True)]
         self.reach = [
@@ -100,18 +107,18 @@ class Depthwise:
         return plane * self.window.accumulator_size * self.config["items"]
 
     def cost(self, balance: Balance) -> float:
-        """Operations of the peak, on a CPU: its one launch, the padded planes, and vectors whose row ends are empty."""
+        """Operations of the peak, on a CPU: one launch, the padded planes, and vectors with empty lanes at row ends."""
         window = self.window
         source = window.images * window.channels * math.prod(window.source)
         if window.nhwc:
-            return _LAUNCH_NHWC * balance.launch + _ROWS * source + _WORK_NHWC * self.problem.flops
-        filled = (_PARTED if window.step[2] > 1 else _FILLED[self.gradient]) * source
-        filled += _ADDED * math.prod(self.problem.w_shape) * self.gradient
-        work = _WORK * self.problem.flops * up(window.places[2], self.lanes) / window.places[2]
-        return _LAUNCH * balance.launch + filled + work
+            return NHWC_LAUNCH_OPS * balance.launch + NHWC_READ_OPS * source + NHWC_OPERATION_OPS * self.problem.flops
+        filled = (STRIDED_OPS if window.step[2] > 1 else FILLED_OPS[self.gradient]) * source
+        filled += ADDED_OPS * math.prod(self.problem.w_shape) * self.gradient
+        work = OPERATION_OPS * self.problem.flops * up(window.places[2], self.lanes) / window.places[2]
+        return LAUNCH_OPS * balance.launch + filled + work
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
+        """The packing of NHWC weights, and one launch."""
         program, window, problem = build(context, self.text()), self.window, self.problem
         if self.gradient:
             items = -(-window.channels // self.lanes) if window.nhwc else self.config["items"]
@@ -139,15 +146,8 @@ class Depthwise:
         steps.append(Launch(program, "depthwise", size, local, [*arguments, *written, *scratch], names=OPERANDS))
         if not (self.packs and problem.constant_weights):
             return StepPlan(self.workspace_size, steps)
-        packer = self._packer(program)
         key = f"im2col depthwise nhwc {problem.dtype} {problem.w_shape} lanes {self.lanes}"
-        return StepPlan(
-            self.workspace_size,
-            steps,
-            self.packed_size,
-            [packer],
-            key,
-        )
+        return StepPlan(self.workspace_size, steps, self.packed_size, [self._packer(program)], key)
 
     def _packer(self, program: Any) -> Launch:
         size = (up(self.window.channels, self.lanes), self.window.volume)
@@ -167,14 +167,8 @@ class Depthwise:
         if window.nhwc:
             low, high = self._inside()
             text += define(ROWS=self.config["rows"], XLO=low, XHI=high, CP=up(window.channels, self.lanes))
-            return text + kernel_text(
-                __package__,
-                "depthwise_nhwc.cl.mako",
-                plain=plain,
-                gradient=self.gradient,
-                volume=window.volume,
-                taps=window.taps,
-            )
+            values = {"plain": plain, "gradient": self.gradient, "volume": window.volume, "taps": window.taps}
+            return text + kernel_text(__package__, "depthwise_nhwc.cl.mako", **values)
         text += define(ITEMS=self.config["items"], EZ=self.extent[0], EY=self.extent[1], PITCH=self.pitch)
         text += define(ZERO_Z=f"({self.zero[0]})", ZERO_Y=f"({self.zero[1]})")
         step, row = window.step[2], window.step[2] * self.pitch
@@ -182,18 +176,9 @@ class Depthwise:
             (z * self.extent[1] + y) * row + x % step * self.pitch + x // step
             for z, y, x in itertools.product(*self.reach)
         ]
-        return text + kernel_text(
-            __package__,
-            "depthwise_nchw.cl.mako",
-            gradient=self.gradient,
-            volume=window.volume,
-            offsets=offsets,
-            lanes=self.lanes,
-            step=step,
-            pitch=self.pitch,
-            zero_x=self.zero[2],
-            width=window.source[2],
-        )
+        values = {"gradient": self.gradient, "volume": window.volume, "offsets": offsets, "lanes": self.lanes}
+        values |= {"step": step, "pitch": self.pitch, "zero_x": self.zero[2], "width": window.source[2]}
+        return text + kernel_text(__package__, "depthwise_nchw.cl.mako", bias=problem.bias, **values)
 
     def _inside(self) -> tuple[int, int]:
         """Places of a row, from and to, whose every tap reads inside the source's row."""

@@ -26,7 +26,7 @@ inline void fill(global const REAL *restrict x, global ACC *restrict plane) {
       global const REAL *row = x + ((long)iz * XH + iy) * XW;
 % for phase in range(step):
       {
-        // Elements low to high - 1 of this phase lie in the row, the others are padding.
+        // Elements low to high - 1 of this phase are in the row, the others are padding.
 <% first = zero_x + phase; low = max(0, -(first // step)); high = max(low, min(pitch, -((first - width) // step))) %>\
         for (int j = 0; j < ${low}; ++j) to[${phase * pitch} + j] = 0;
         for (int j = ${low}; j < ${high}; ++j) to[${phase * pitch} + j] = LOAD(row, j * SW + ${first});
@@ -92,11 +92,7 @@ void depthwise(global const REAL *restrict x, global const REAL *restrict w, OUT
     fill(x + (long)job * (XD * XH * XW), plane);
     for (int m = 0; m < M; ++m) {
       const int channel = g * M + m;
-#if BIAS
-      const ACC b = LOAD(bias, channel);
-#else
-      const ACC b = 0;
-#endif
+      const ACC b = ${"LOAD(bias, channel)" if bias else "0"};
       global const REAL *own = w + (long)channel * TAPS;
 % for t in range(volume):
       const ACC w${t} = LOAD(own, ${t});

@@ -19,8 +19,7 @@ void gradient(global const REAL *restrict x, global const REAL *restrict y, glob
           const V d = load_first(y + ((((long)image * YD + oz) * YH + oy) * YW + ox) * C + c, n);
           const int iz = oz * SD - PD, iy = oy * SH - PH, ix = ox * SW - PW;
           const int inside = ox >= XLO && ox < XHI;
-% for tz in range(taps[0]):
-% for ty in range(taps[1]):
+% for tz, ty in pairs(range(taps[0]), range(taps[1])):
           if ((uint)(iz + ${tz} * DD) < XD && (uint)(iy + ${ty} * DH) < XH) {
             global const REAL *p = x
                 + ((((long)image * XD + iz + ${tz} * DD) * XH + (iy + ${ty} * DH)) * XW + ix) * C + c;
@@ -29,7 +28,6 @@ void gradient(global const REAL *restrict x, global const REAL *restrict y, glob
               sum${(tz * taps[1] + ty) * taps[2] + tx} += d * load_first(p + ${tx} * DW * C, n);
 % endfor
           }
-% endfor
 % endfor
         }
   union { V v; ACC s[LANES]; } u;
@@ -82,8 +80,7 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
         const int ix = ox * SW - PW;
         V sum = 0;
         if (ox >= XLO && ox < XHI) {
-% for tz in range(taps[0]):
-% for ty in range(taps[1]):
+% for tz, ty in pairs(range(taps[0]), range(taps[1])):
           if ((uint)(iz + ${tz} * DD) < XD && (uint)(iy + ${ty} * DH) < XH) {
             global const REAL *p = x + (((long)(iz + ${tz} * DD) * XH + (iy + ${ty} * DH)) * XW + ix) * C + c;
 % for tx in range(taps[2]):
@@ -91,10 +88,8 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
 % endfor
           }
 % endfor
-% endfor
         } else {
-% for tz in range(taps[0]):
-% for ty in range(taps[1]):
+% for tz, ty in pairs(range(taps[0]), range(taps[1])):
           if ((uint)(iz + ${tz} * DD) < XD && (uint)(iy + ${ty} * DH) < XH) {
             global const REAL *p = x + (((long)(iz + ${tz} * DD) * XH + (iy + ${ty} * DH)) * XW + ix) * C + c;
 % for tx in range(taps[2]):
@@ -103,7 +98,6 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
 % endfor
           }
 % endfor
-% endfor
         }
         put_first(OUT_ARGS, to + (long)ox * C, sum, n, c);
       }
@@ -111,3 +105,4 @@ void depthwise(global const REAL *restrict x, global const ACC *restrict packed,
   }
 }
 % endif
+<%! from itertools import product as pairs %>

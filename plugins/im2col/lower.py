@@ -1,6 +1,6 @@
-"""Lowering: writes a chunk of a window's source as a matrix, in the form that the product reads best.
+"""Lowering: writes a chunk of a window's source as a matrix, in the form that the product reads fastest.
 
-- ``panel``: the product's packed operand, ``[g][block][k][width]``; what a CPU's product reads fastest.
+- ``panel``: the product's packed operand, ``[g][block][k][width]``; which a CPU's product reads fastest.
 - ``columns``: ``[g][k][ld]``, places side by side; NCHW's own order.
 - ``rows``: ``[place][g][ld]``, k side by side; NHWC's own order, copied in runs of channels.
 """
@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import DTYPES, OPERANDS, Axis, Launch, Matrix, build, define, kernel_text
+from convdispatch.api import DTYPES, GEMM_LAUNCH, OPERANDS, Axis, Launch, Matrix, build, define, kernel_text
+from convdispatch.api.cpu import Balance
 
+from .cost import LOWERED
 from .window import PatchWindow, Runs
 
-_BLOCK = 256  # places of a block where the form does not say
-_ITEM = 32768  # elements that a CPU work item should write
+BLOCK_PLACES = 256
+"""Places of a block, except in panels."""
+ITEM_ELEMENTS = 32768
+"""Elements that a CPU work item should write."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,18 @@ class Lowering:
             return -(-count // self.width) * self.width * window.k * window.groups * self.itemsize
         return self.ld * (window.k if self.form == "columns" else count) * window.groups * self.itemsize
 
+    def cost(self, chunks: Runs, balance: Balance) -> float:
+        """Operations of the peak of all elements and launches, on a CPU."""
+        window = self.window
+        elements = window.k * window.groups * window.images * window.pixels
+        return LOWERED[window.nhwc] * elements + GEMM_LAUNCH * balance.launch * chunks.count
+
     @property
     def matrix(self) -> Matrix:
         """The lowered matrix ``[k, place]``, batched by group."""
         if self.form == "rows":
             return Matrix(Axis(1), Axis(self.ld * self.window.groups), Axis(self.ld))
-        # Of a packed operand only the batch axis counts, and of it only that no two groups share.
+        # Only the batch axis of a packed operand counts, and there only that no two groups share memory.
         return Matrix(Axis(self.ld), Axis(1), Axis(max(1, self.window.k * self.ld)))
 
     def text(self, cpu: bool) -> str:
@@ -100,9 +110,9 @@ class Lowering:
         """Places that a CPU work item lowers for some channels."""
         if self.form == "panel":
             return self.width
-        return max(1, min(_BLOCK, _ITEM // self.window.k)) if self.form == "rows" else _BLOCK
+        return max(1, min(BLOCK_PLACES, ITEM_ELEMENTS // self.window.k)) if self.form == "rows" else BLOCK_PLACES
 
     @property
     def _channels(self) -> int:
         """NCHW channels of a CPU work item."""
-        return max(1, min(self.window.group_channels, _ITEM // (self._block * self.window.volume)))
+        return max(1, min(self.window.group_channels, ITEM_ELEMENTS // (self._block * self.window.volume)))

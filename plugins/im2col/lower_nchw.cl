@@ -6,7 +6,7 @@
 // RUNS   most rows of the window's places that a block touches
 // start  first place of the chunk; count: its places; blocks: ceil(count / W)
 //
-// OUTSIDE  1: some rows of the window lie outside x; CLIPPED: some places of a row do
+// OUTSIDE  1: some rows of the window are outside x; CLIPPED: some places of a row are
 #if LD
 #define PLACE(k) (((long)g * K + (k)) * LD + i0)
 #else

@@ -30,11 +30,7 @@ void phases(global const REAL *restrict y, global const REAL *restrict w, OUT_PA
 % for t in sorted({tap for row in rows for phase in row.phases for tap, _ in phase}):
     const ACC w${t} = LOAD(own, ${t});
 % endfor
-#if BIAS
-    const ACC b = LOAD(bias, g);
-#else
-    const ACC b = 0;
-#endif
+    const ACC b = ${"LOAD(bias, g)" if bias else "0"};
 % for row in rows:
     ONCE for (int qz = 0; qz < ${row.count[0]}; ++qz)
       ONCE for (int qy = 0; qy < ${row.count[1]}; ++qy) {

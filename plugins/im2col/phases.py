@@ -25,10 +25,10 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import Balance
 
-from .depthwise import MOST_PLANE, MOST_TAPS, up
+from .depthwise import MAX_PLANE_BYTES, MAX_TAPS, up
 
-_DEALT = 35.0
-"""Operations in the time of an element that is dealt out by itself, of strides other than two."""
+PAIR_OPS, SINGLE_OPS = 3.0, 35.0
+"""Operations of the peak in the time of an element of x, written in pairs (stride 2) or one by one."""
 
 
 class Row(NamedTuple):
@@ -45,16 +45,16 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     if device.type != "cpu" or problem.layout != "nchw" or not problem.depthwise or problem.direction != "bwd_data":
         return
     taps = problem.kd * problem.kh * problem.kw
-    if problem.ic != problem.oc or taps > MOST_TAPS or problem.sw > 8 or phase_count(problem) > MOST_PHASES:
+    if problem.ic != problem.oc or taps > MAX_TAPS or problem.sw > 8 or phase_count(problem) > MOST_PHASES:
         return
     plane = DepthwisePhases(problem, {"items": 1}).workspace_size
-    for cap in caps if plane <= MOST_PLANE else []:
+    for cap in caps if plane <= MAX_PLANE_BYTES else []:
         items = max(1, min(problem.mb * problem.g, 16 * device.compute_units, cap // plane))
         yield {"method": "phases", "items": items}
 
 
 class DepthwisePhases:
-    """One configuration, worked out without compiling."""
+    """One configuration, nothing compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
@@ -77,14 +77,14 @@ class DepthwisePhases:
         return math.prod(self.extent) * self.pitch * size * self.config["items"]
 
     def cost(self, balance: Balance) -> float:
-        """Operations of the peak: its one launch over few items, and what moves."""
+        """Operations of the peak: one launch, the sums, and what is read and written."""
         read, written = (math.prod(shape) for shape in (self.problem.y_shape, self.problem.x_shape))
         work = self.problem.flops * up(self.columns, self.lanes) / self.columns
-        each = 3.0 if self.problem.sw == 2 else _DEALT
+        each = PAIR_OPS if self.problem.sw == 2 else SINGLE_OPS
         return 4.8e6 * balance.launch + 12.0 * read + 3.0 * work + each * written
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
+        """One launch."""
         extras = [part for part in ("bias", "residual") if getattr(self.problem, part)]
         operands = ["y", "w", "x", *extras, "workspace"]
         size = (self.config["items"], 1, 1)
@@ -105,7 +105,8 @@ class DepthwisePhases:
         low = min(self.pitch, max(0, -self.zero[2]))
         high = max(low, min(self.pitch, geometry.source.size[2] - self.zero[2]))
         step = geometry.out_step[2]
-        return text + kernel_text(__package__, "phases.cl.mako", rows=list(self._rows()), step=step, low=low, high=high)
+        values = {"rows": list(self._rows()), "step": step, "low": low, "high": high, "bias": problem.bias}
+        return text + kernel_text(__package__, "phases.cl.mako", **values)
 
     def _rows(self) -> Iterator[Row]:
         geometry = self.geometry
@@ -115,7 +116,7 @@ class DepthwisePhases:
             yield Row(first, count, [[self._place(p, taps) for taps in _taps(p)] for p in phases])
 
     def _place(self, phase: Any, taps: tuple[int, ...]) -> tuple[int, int]:
-        """A phase's tap among the kernel's, and where place 0 reads it in the padded plane."""
+        """A phase's tap in the kernel, and the offset in the padded plane that place 0 reads for it."""
         geometry, tap, offset = self.geometry, 0, 0
         pitches = (*self.extent, self.pitch)
         for axis, t in enumerate(taps):

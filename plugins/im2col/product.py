@@ -1,7 +1,7 @@
 """``target = weights x lowered(source)``: the forward convolution, and for stride 1 its data gradient.
 
-A chunk of the source is lowered and multiplied while it is in the cache, then the next one. Where the source is its
-own lowered matrix (1x1, stride 1, unpadded) nothing is lowered.
+A chunk of the source is lowered and multiplied while it is in the cache, then the next one. A source that is its own
+lowered matrix (1x1, stride 1, unpadded) is multiplied in place.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from convdispatch.api import GEMM_LAUNCH as LAUNCH
+from convdispatch.api import GEMM_PACKED as PACKED
 from convdispatch.api import (
-    OPERANDS,
     Areas,
     Axis,
     ConvProblem,
@@ -23,7 +24,6 @@ from convdispatch.api import (
     GemmSpec,
     Matrix,
     Product,
-    Step,
     StepPlan,
     gemm_configs,
     gemm_cost,
@@ -33,7 +33,7 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import Balance
 
-from .cost import CACHED, HEAVY, LAUNCH, LOWERED, OTHER, PACKED, PACKED_FAR, PACKED_WIDE
+from .cost import CACHED, HEAVY, OTHER, PACKED_FAR, PACKED_WIDE
 from .lower import Lowering
 from .window import PatchWindow
 
@@ -69,8 +69,8 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
 
 
 def _folds(window: PatchWindow) -> bool:
-    """Whether several images of NCHW are expected to take less as one matrix: of few pixels, or of weights that no
-    nearer cache keeps from image to image."""
+    """Whether several NCHW images are expected to be faster as one matrix: of few pixels, or of weights that no near
+    cache holds from image to image."""
     heavy = window.targets * window.k * window.accumulator_size > HEAVY
     return window.pixels < 32 or (heavy and 128 <= window.pixels < 256)
 
@@ -86,7 +86,7 @@ def _forms(window: PatchWindow, device: DeviceInfo) -> list[str]:
 
 
 class WindowProduct:
-    """One configuration, worked out without compiling: chunks, product, workspace."""
+    """One configuration: chunks, product and workspace, nothing compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
@@ -109,8 +109,6 @@ class WindowProduct:
                 width = packed_layout(self.spec(self.largest), self.gemm, "b").width
             self.lowering = Lowering(window, form, width, self.largest, narrow_stored=not self.cpu)
 
-    # --- pure ------------------------------------------------------------------------------------------------------
-
     @property
     def packs_weights(self) -> bool:
         """Whether the product reads the weights packed: by choice, and always where they are packed only once."""
@@ -120,7 +118,7 @@ class WindowProduct:
     def packing_cost(self, gemm: Mapping[str, Any], balance: Balance) -> float:
         """Operations that packing weights, which change at every call, takes under a choice of the product.
 
-        A swapped product packs them in wide panels, from as many rows, which lie in few sets of a cache.
+        A swapped product packs them in wide panels, from as many rows, which share few sets of a cache.
         """
         window = self.window
         count, far = window.targets * window.k, window.targets * window.k * window.accumulator_size > CACHED
@@ -128,7 +126,7 @@ class WindowProduct:
         return each * (balance.memory if far else 1.0) * count + LAUNCH * balance.launch
 
     def suits(self, gemm: Mapping[str, Any]) -> bool:
-        """Whether a choice of the product fits the form: rows are read as they lie, or not at all."""
+        """Whether a choice of the product fits the form: rows are only read in place."""
         if self.config["form"] != "rows" or gemm["kind"] != "cpu":
             return True
         return bool(gemm["swap"]) and not gemm["pack_a"]
@@ -149,30 +147,12 @@ class WindowProduct:
             b = window.tensor(window.channels)
             b = _over_images(b, window, window.channels) if self.batched else b
         else:
-            # Before the product's choice is known, a stand-in for the lowering tells the form.
+            # Before the product's configuration is chosen, a stand-in for the lowering has the form.
             lowering = getattr(self, "lowering", None) or Lowering(window, self.config["form"], 1, count)
             b = lowering.matrix
-        epilogue = Epilogue(
-            bias="m" if problem.bias else None,
-            bias_batch_stride=bias,
-            residual=problem.residual,
-            activation=problem.activation,
-            accumulate=problem.accumulate,
-        )
-        return GemmSpec(
-            m=window.group_targets,
-            n=n,
-            k=window.k,
-            batch=batch,
-            dtype=window.dtype,
-            a=a,
-            b=b,
-            c=c,
-            epilogue=epilogue,
-            a_packed=self.packs_weights,
-            b_packed=self.config["form"] == "panel",
-            alignment=self._alignment,
-        )
+        epilogue, panels = Epilogue.of(problem, bias), self.config["form"] == "panel"
+        sizes = (window.group_targets, n, window.k, batch)
+        return GemmSpec(*sizes, window.dtype, a, b, c, epilogue, self.packs_weights, panels, self._alignment)
 
     @property
     def _alignment(self) -> int:
@@ -205,20 +185,14 @@ class WindowProduct:
         if self.in_place and window.images > 1 and not window.nhwc and self.batched == _folds(window):
             total *= OTHER
         if self.lowering is not None:
-            total += (
-                LOWERED[window.nhwc] * window.k * window.groups * window.images * window.pixels
-                + LAUNCH * balance.launch * self.chunks.count
-            )
+            total += self.lowering.cost(self.chunks, balance)
         if self.packs_weights and not self.problem.constant_weights:
             total += self.packing_cost(self.gemm, balance)
         return total
 
-    # --- compiled --------------------------------------------------------------------------------------------------
-
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
-        window, scratch_packed = self.window, self.areas()
-        scratch, packed, workspace_size = scratch_packed
+        """Each chunk is lowered and multiplied."""
+        window, (scratch, packed, workspace_size) = self.window, self.areas()
         source, target = ("y", "x") if self.flipped else ("x", "y")
         products = {count: GemmPlan(context, self.spec(count), self.gemm) for count in self.chunks.sizes}
         first = products[self.largest]
@@ -226,30 +200,23 @@ class WindowProduct:
         weights, weights_offset = "w", 0
         if self.packs_weights and not self.problem.constant_weights:
             weights, weights_offset = "workspace", packed // window.accumulator_size
-            steps.append(lambda queue, o, wait_for: first.pack_a(queue, o[1], o[3], wait_for, 0, weights_offset))
+            steps.append(first.packing(weights_offset))
         lowerings: Any = itertools.repeat(None, self.chunks.count)
         if self.lowering is not None:
             lowerings = self.lowering.launches(context, self.cpu, source, self.chunks)
         for (start, count), lowering in zip(self.chunks, lowerings, strict=True):
             steps += [] if lowering is None else [lowering]
-            product = Product(
-                products[count],
-                weights,
-                source if self.in_place else "workspace",
-                target,
-                weights_offset,
-                window.offset(window.channels, start) if self.in_place else 0,
-                window.offset(window.targets, start),
-                scratch,
-            )
-            steps.append(product)
+            columns, at = "workspace", 0
+            if self.in_place:
+                columns, at = source, window.offset(window.channels, start)
+            operands = (weights, columns, target, weights_offset, at, window.offset(window.targets, start), scratch)
+            steps.append(Product(products[count], *operands))
         if not (self.packs_weights and self.problem.constant_weights):
             return StepPlan(workspace_size, steps)
         layout = packed_layout(first.spec, self.gemm, "a")
-        first.compile_packer("a")
         key = f"im2col {self.problem.layout} {self.problem.dtype} {self.problem.w_shape} g{window.groups} "
         key += f"{self.config['method']} width {layout.width}"
-        return StepPlan(workspace_size, steps, layout.size, [_packer(first)], key)
+        return StepPlan(workspace_size, steps, layout.size, [first.packing()], key)
 
 
 def _over_images(matrix: Matrix, window: PatchWindow, channels: int) -> Matrix:
@@ -257,9 +224,3 @@ def _over_images(matrix: Matrix, window: PatchWindow, channels: int) -> Matrix:
     return dataclasses.replace(
         matrix, col=Axis(1), batch=Axis(matrix.batch.stride, window.groups, channels * window.pixels)
     )
-
-
-def _packer(plan: GemmPlan) -> Step:
-    """The weights, A of ``plan``, into their packed form."""
-    w, packed = OPERANDS.index("w"), OPERANDS.index("workspace")
-    return lambda queue, operands, wait_for=None: plan.pack_a(queue, operands[w], operands[packed], wait_for)

@@ -12,17 +12,18 @@ from convdispatch.api.cpu import Balance
 from . import col2im, depthwise, phases, product, weights
 from .convert import NARROW
 
-# Bytes of a lowered chunk, the first one by default. On a CPU a chunk is multiplied while it is in the cache; on a GPU
-# launches are dear and the matrix is streamed.
-_CPU_CAPS = (8 << 20, 2 << 20, 1 << 19, 1 << 16)
-_GPU_CAPS = (1 << 30, 256 << 20, 32 << 20, 1 << 20)
-
-_ITEMS, _LOCAL = 64, 9216
-"""What the least tile of a GPU's product takes, of float64."""
-
-_MOST_PLACES = 1 << 31
+CPU_CHUNK_BYTES = (8 << 20, 2 << 20, 1 << 19, 1 << 16)
+"""Bytes of a lowered chunk, the default first: a chunk is multiplied while it is in a CPU's cache."""
+GPU_CHUNK_BYTES = (1 << 30, 256 << 20, 32 << 20, 1 << 20)
+"""The same on GPUs, where launches take long and the matrix is streamed."""
+MIN_ITEMS, MIN_LOCAL_BYTES = 64, 9216
+"""Work items of a group and local memory of the smallest tile of a GPU's product, of float64."""
+MAX_PLACES = 1 << 31
 """Places of an image stay below this: they are a side of a matrix product."""
-
+NARROW_FACTOR = 1.25
+"""Measured over predicted time of 16-bit elements, which are widened: 34 drawn problems on two Xeons."""
+SUSTAINED = 0.92
+"""Share of a GPU's multiply-add rate, which the product's shares are shares of."""
 _METHODS = {
     "lower": product.WindowProduct,
     "flipped": product.WindowProduct,
@@ -33,34 +34,28 @@ _METHODS = {
 }
 
 
-_NARROW_TIMES = 1.25
-"""Times of what is counted, of 16-bit elements that are widened on their way: 34 drawn problems on two Xeons."""
-SUSTAINED = 0.92
-"""Of a GPU's rate, what the product's shares are shares of."""
-
-
 class Im2col(Solver):
     """Lowering to a matrix product: every direction, rank, group, stride, dilation, padding, layout and dtype."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Only what the device cannot store, and what has nothing to compute."""
+        """Empty problems, dtypes that the device cannot store, and images beyond what a product can address."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if why := device.supports(problem.dtype):
             return why
         places = max(problem.id * problem.ih * problem.iw, problem.od * problem.oh * problem.ow)
-        if places >= _MOST_PLACES:
+        if places >= MAX_PLACES:
             return f"images of less than 2**31 places, got {places}"
         items = min(device.max_work_group_size, device.max_work_item_sizes[0])
-        if device.type != "cpu" and items < _ITEMS:
-            return f"work groups of {_ITEMS} items or more, got {items}"
-        if device.type != "cpu" and device.local_mem_size < _LOCAL:
-            return f"{_LOCAL} bytes of local memory or more, got {device.local_mem_size}"
+        if device.type != "cpu" and items < MIN_ITEMS:
+            return f"work groups of {MIN_ITEMS} items or more, got {items}"
+        if device.type != "cpu" and device.local_mem_size < MIN_LOCAL_BYTES:
+            return f"{MIN_LOCAL_BYTES} bytes of local memory or more, got {device.local_mem_size}"
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """The best method's choices under the default cap first, then smaller caps; the last is the floor."""
-        caps = list(_CPU_CAPS if device.type == "cpu" else _GPU_CAPS)
+        caps = list(CPU_CHUNK_BYTES if device.type == "cpu" else GPU_CHUNK_BYTES)
         if problem.direction == "fwd":
             yield from depthwise.configs(problem, device, caps)
             yield from product.configs(problem, device, caps)
@@ -85,7 +80,7 @@ class Im2col(Solver):
         """On a CPU the product, what is copied for it, and launches. On a GPU the sum's operations at the product's
         usual share of the peak, and 8 for each lowered element."""
         if device.type == "cpu":
-            narrow = _NARROW_TIMES if problem.dtype in NARROW else 1.0
+            narrow = NARROW_FACTOR if problem.dtype in NARROW else 1.0
             known = rates(device)
             return narrow * _METHODS[config["method"]](problem, config).cost(Balance.of(known)) / known.flops
         lowered = problem.flops / 2 / max(1, problem.oc // problem.g)
@@ -93,5 +88,5 @@ class Im2col(Solver):
         return (problem.flops / 0.8 + (0 if pointwise else 8 * lowered)) / (SUSTAINED * rates(device).flops)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Any:
-        """Compile a configuration."""
+        """The method's launches."""
         return _METHODS[config["method"]](problem, config).plan(context)

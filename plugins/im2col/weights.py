@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api import (
     Areas,
     Axis,
@@ -29,8 +30,8 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import Balance
 
-from .convert import NARROW, inward, outward
-from .cost import CONVERTED, FOLLOWS, LAUNCH, LOWERED
+from .convert import NARROW, Converter
+from .cost import CONVERTED, FOLLOWS
 from .lower import Lowering
 from .window import PatchWindow, runs
 
@@ -58,7 +59,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
 
 
 class WeightsProduct:
-    """One configuration, worked out without compiling: chunks, products, workspace."""
+    """One configuration: chunks, products and workspace, nothing compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.gemm = problem, config["gemm"]
@@ -66,9 +67,9 @@ class WeightsProduct:
         self.window = window = PatchWindow.of(problem)
         total = window.images * window.pixels
         self.in_place = window.in_place and total < _LONGEST_SIDE
-        # Several of NCHW's images are no axis that a product reads in place: it packs them, or there is one an image.
+        # A product reads several NCHW images as one axis only when it packs them; else there is one product an image.
         several = self.in_place and window.images > 1 and not window.nhwc
-        self.joined = several and problem.dtype not in NARROW  # which one product rounds once
+        self.joined = several and problem.dtype not in NARROW  # 16-bit results are rounded by one product, once
         self.chunks = runs(total, window.pixels if config.get("apart") else total)
         self.lowering = None
         if not self.in_place:
@@ -78,15 +79,12 @@ class WeightsProduct:
         # One product rounds once by itself; several are summed in float32 first.
         self.widened = problem.dtype in NARROW and not self.in_place
 
-    # --- pure ------------------------------------------------------------------------------------------------------
-
     def packs_lowered(self, gemm: Mapping[str, Any]) -> bool:
         """Whether a choice of the product would copy the lowered matrix once more."""
         return not self.in_place and bool(gemm.get("pack_a" if gemm.get("swap") else "pack_b"))
 
     def rating(self, balance: Balance) -> float:
-        """What configurations are put in order by: a lowered matrix that is copied once more costs what it says and a
-        little, for it is the largest."""
+        """The order of configurations: their cost, and a little more where the lowered matrix is copied once more."""
         spec, times = self.spec(self.chunks.largest, self.problem.accumulate), self.chunks.count
         cost = times * gemm_cost(spec, self.gemm, balance) * (1.1 if self.packs_lowered(self.gemm) else 1.0)
         return cost - self._in_a_row(balance)
@@ -95,18 +93,11 @@ class WeightsProduct:
         """The product over ``count`` places, added to what the result holds or not."""
         window = self.window
         b = window.tensor(window.channels) if self.lowering is None else self.lowering.matrix
-        return GemmSpec(
-            m=window.group_targets,
-            n=window.k,
-            k=count,
-            batch=window.groups,
-            dtype="float32" if self.widened else window.dtype,
-            a=window.tensor(window.targets),
-            b=b.transposed,
-            c=Matrix(Axis(window.k), Axis(1), Axis(window.group_targets * window.k)),
-            epilogue=Epilogue(accumulate=accumulate),
-            alignment=self._alignment,
-        )
+        dtype, c = "float32" if self.widened else window.dtype, Axis(window.group_targets * window.k)
+        sizes, a = (window.group_targets, window.k, count, window.groups), window.tensor(window.targets)
+        c = Matrix(Axis(window.k), Axis(1), c)
+        epilogue = Epilogue(accumulate=accumulate)
+        return GemmSpec(*sizes, dtype, a, b.transposed, c, epilogue, alignment=self._alignment)
 
     @property
     def _alignment(self) -> int:
@@ -151,32 +142,28 @@ class WeightsProduct:
 
     def cost(self, balance: Balance) -> float:
         """Operations of the peak, on a CPU."""
-        window, launch = self.window, LAUNCH * balance.launch
+        launch = LAUNCH * balance.launch
         total = sum(times * gemm_cost(spec, self.gemm_for(spec), balance) for spec, times in self._specs().items())
         if self.lowering is not None:
-            total += (
-                LOWERED[window.nhwc] * window.k * window.groups * window.images * window.pixels
-                + launch * self.chunks.count
-            )
+            total += self.lowering.cost(self.chunks, balance)
         if self.widened:
             total += 2 * launch + CONVERTED * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
         return total - self._in_a_row(balance)
 
     def _in_a_row(self, balance: Balance) -> float:
-        """What products of one image after another take less than as many alone: between launches nobody waits."""
+        """What products of one image after another take less than as many calls: no launch waits for a caller."""
         return FOLLOWS * balance.launch * (self.chunks.count - 1) if self.in_place else 0.0
 
-    # --- compiled --------------------------------------------------------------------------------------------------
-
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
+        """Each chunk is lowered and multiplied, the products are added."""
         window, problem = self.window, self.problem
         scratch, wide_y, wide_w, workspace_size = self.areas()
         gradient, gradient_offset, result, result_offset = "y", 0, "w", 0
         steps: list[Any] = []
+        convert = Converter(context, problem.dtype, self.cpu)
         if self.widened:
             gradient, gradient_offset, result, result_offset = "workspace", wide_y // 4, "workspace", wide_w // 4
-            steps.append(inward(context, problem.dtype, self.cpu, "y", wide_y, math.prod(problem.y_shape)))
+            steps.append(convert.inward("y", wide_y, math.prod(problem.y_shape)))
         lowerings: Any = itertools.repeat(None, self.chunks.count)
         if self.lowering is not None:
             lowerings = self.lowering.launches(context, self.cpu, "x", self.chunks)
@@ -186,18 +173,11 @@ class WeightsProduct:
             if spec not in plans:
                 plans[spec] = GemmPlan(context, spec, self.gemm_for(spec))
             steps += [] if lowering is None else [lowering]
-            product = Product(
-                plans[spec],
-                gradient,
-                "x" if self.in_place else "workspace",
-                result,
-                gradient_offset + window.offset(window.targets, start),
-                window.offset(window.channels, start) if self.in_place else 0,
-                result_offset,
-                scratch,
-            )
-            steps.append(product)
+            columns, at = "workspace", 0
+            if self.in_place:
+                columns, at = "x", window.offset(window.channels, start)
+            at_y = gradient_offset + window.offset(window.targets, start)
+            steps.append(Product(plans[spec], gradient, columns, result, at_y, at, result_offset, scratch))
         if self.widened:
-            size = math.prod(problem.w_shape)
-            steps.append(outward(context, problem.dtype, self.cpu, "w", wide_w, size, problem.accumulate))
+            steps.append(convert.outward("w", wide_w, math.prod(problem.w_shape), problem.accumulate))
         return StepPlan(workspace_size, steps)

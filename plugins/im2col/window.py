@@ -1,4 +1,4 @@
-"""From a problem to the window that a lowering slides: which source element stands where in the lowered matrix.
+"""From a problem to the sliding window of a lowering: which source element is where in the lowered matrix.
 
 ``L[k, i] = source[image, channel, position]`` with ``position = i * step + tap * spread - pad`` along each axis, zero
 outside the source. The forward product and the weights' gradient slide over x. The data gradient of a convolution of
@@ -7,7 +7,6 @@ stride 1 is a forward product over dy with the taps flipped: step 1, spread ``-d
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ _AXES = "dhw"
 class Runs:
     """``repeats`` stretches of ``total`` places, one behind the other, each in runs of ``size``, the last what is left.
 
-    A problem may have billions, so what is asked of all is answered without going through them.
+    A problem may have billions of places, so no property here iterates over them.
     """
 
     repeats: int
@@ -52,7 +51,7 @@ class Runs:
         return +Counter({self.size: self.repeats * whole, left: self.repeats * (left > 0)})
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class PatchWindow:
     """A sliding window; triples are along (d, h, w)."""
 
@@ -72,6 +71,16 @@ class PatchWindow:
     nhwc: bool
     dtype: str
 
+    def __post_init__(self) -> None:
+        self.group_channels, self.group_targets = self.channels // self.groups, self.targets // self.groups
+        """Channels a group of the source and of the other tensor."""
+        self.volume, self.pixels = math.prod(self.taps), math.prod(self.places)
+        """Taps, and positions of the window in an image."""
+        self.k = self.group_channels * self.volume
+        """Rows of the lowered matrix: channels of a group times taps."""
+        self.accumulator_size = 8 if self.dtype == "float64" else 4
+        """Bytes of a sum."""
+
     @classmethod
     def of(cls, problem: ConvProblem, flipped: bool = False) -> PatchWindow:
         """The window over x, or over dy with the taps flipped (stride 1 only)."""
@@ -88,31 +97,6 @@ class PatchWindow:
         return cls(images, oc, ic, groups, outputs, inputs, taps, (1, 1, 1), spread, pad, *tail)
 
     @property
-    def group_channels(self) -> int:
-        """Source channels a group."""
-        return self.channels // self.groups
-
-    @property
-    def group_targets(self) -> int:
-        """Channels of the other tensor a group."""
-        return self.targets // self.groups
-
-    @functools.cached_property
-    def volume(self) -> int:
-        """Taps."""
-        return math.prod(self.taps)
-
-    @functools.cached_property
-    def k(self) -> int:
-        """Rows of the lowered matrix: channels of a group times taps."""
-        return self.group_channels * self.volume
-
-    @functools.cached_property
-    def pixels(self) -> int:
-        """Positions of the window an image."""
-        return math.prod(self.places)
-
-    @property
     def in_place(self) -> bool:
         """Whether the source is its own lowered matrix: 1x1, stride 1, unpadded."""
         return self.volume == 1 and self.source == self.places and set(self.step) == {1} and not any(self.pad)
@@ -123,11 +107,6 @@ class PatchWindow:
         first = min(0, reach) - self.pad[axis]
         last = max(0, reach) - self.pad[axis] + (self.places[axis] - 1) * self.step[axis]
         return first >= 0 and last < self.source[axis]
-
-    @property
-    def accumulator_size(self) -> int:
-        """Bytes of a sum."""
-        return 8 if self.dtype == "float64" else 4
 
     def weights(self, flipped: bool) -> Matrix:
         """The weights as the product's left operand ``[target, k]``, in the order of k that the layout lowers to.

@@ -2,8 +2,13 @@
 
     y[oc, place] = sum over (ic, tap) of w[oc, ic, tap] x[ic, place * stride + tap * dilation - pad]
 
-Tiles of the product live in registers, and the lowered operand's elements are read from the tensor itself, or from a
-copy of a few of its rows that stays in the cache. Each kind of device has a room of its own: ``cpu``, ``gpu``.
+Tiles of the product are kept in registers. The lowered operand's elements are read from the tensor itself, or from a
+copy of a few of its rows that stays in the cache. A new solver is a module of the folder of its kind of device and a
+line of ``convdispatch_solvers``.
+
+- ``solving``: the methods that all solvers share.
+- ``cpu``: solvers whose vectors are channels or places of a CPU's vector registers.
+- ``gpu``: solvers whose work groups share slices in local memory, or whose work items share loads.
 """
 
 from __future__ import annotations
@@ -17,9 +22,9 @@ __all__ = ["convdispatch_solvers"]
 
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
-    """The solvers of every room."""
+    """The solvers of both folders."""
     own = functools.partial(Declared, deterministic=True, exact=True)
-    cpu, gpu = (f"{__name__}.{room}" for room in ("cpu", "gpu"))
+    cpu, gpu = (f"{__name__}.{folder}" for folder in ("cpu", "gpu"))
     whole, sum_only = EPILOGUE, {"accumulate"}
     return [
         own(f"{cpu}.depthwise", "Depthwise", name="implicitgemm.depthwise", serves=cpus_only, fuses=whole),
@@ -38,7 +43,7 @@ def convdispatch_solvers() -> list[Solver]:
         own(f"{gpu}.narrow", "Narrow", name="implicitgemm.tiled_narrow", serves=gpus_only, fuses=whole),
         own(f"{gpu}.depthwise", "Depthwise", name="implicitgemm.tiled_depthwise", serves=gpus_only, fuses=whole),
         own(f"{gpu}.depthwise_sums", "DepthwiseSums", name="implicitgemm.tiled_depthwise_sums", serves=gpus_only,
-            fuses=sum_only, spreads_nonfinite=True),  # zeros beyond dy's last row meet what other taps read
+            fuses=sum_only, spreads_nonfinite=True),  # other taps multiply zeros beyond dy's last row
         own(f"{gpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.tiled_depthwise_weights",
             serves=gpus_only, fuses=sum_only),
     ]  # fmt: skip

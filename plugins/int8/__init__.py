@@ -7,6 +7,20 @@
 multiply by inline assembly, and ``depthwise`` sums channels along vectors in float32. A table of
 numbers stands in the place of a bias (``convdispatch.api.Quantization``), and convdispatch/quantized.cl says what
 follows a sum.
+
+- ``band``: the bytes of x that some rows of y read.
+- ``depthwise``: ``int8.depthwise``: vectors of channels in float32.
+- ``direct``: ``int8.direct``: every problem, on every device.
+- ``instructions``: the matrix registers' products, and bytes of sums, as text.
+- ``interleaved``: ``int8.interleaved``: four lines of x at once.
+- ``interleaved_code``: its functions as text.
+- ``packed_kernel``: packed weights, launches and costs that kernels share.
+- ``probe``: a device proves that it computes.
+- ``processor``: whether the processor has the instructions.
+- ``tiles``: ``int8.amx``: matrix registers.
+- ``vector_code``: AVX512-VNNI's functions as text.
+- ``vectors``: ``int8.vnni``: vectors.
+- ``words``: ``int8.words``: four channels in a word.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Where a quantized convolution's bytes lie: a band of x between padding, so that a tap is an offset into it.
+"""Where a quantized convolution's bytes are: a band of x between padding, so that a tap is an offset into it.
 
 A slot holds the rows of x that some rows of y read, one pixel after the other, ``pixel`` bytes each:
 
     slot[kd][h % sh][h // sh][column][channel of the group, for some rounded up to 4]
 
 Positions count pixels of y along those rows as if each had as many as the slot, so that a tile of them goes on across
-rows; what lies between is computed and not stored. Without taps along an axis its stride is gone: only rows and columns
+rows; what is between is computed and not stored. Without taps along an axis its stride is gone: only rows and columns
 that are read are there. Taps of a row whose pixels follow each other are one run of bytes.
 """
 
@@ -29,7 +29,7 @@ class Band:
         p = self.problem = problem
         self.rows, self.unit = rows, unit
         self.channels = p.ic // p.g
-        # A tap reads on into the next pixel, whose bytes its weights of 0 meet, where channels are copied as they lie.
+        # A tap reads on into the next pixel, whose bytes its weights of 0 meet, where channels are copied as they are.
         self.pixel = self.channels if unit == 4 and p.layout == "nhwc" else _up(self.channels, 4)
         # What places of a row and rows are apart in the slot, and in x.
         self.step_w, self.skip_w = (1, p.sw) if p.kw == 1 else (p.sw, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,18 +23,20 @@ from convdispatch.api import (
 from convdispatch.api.cpu import registers, uneven
 
 from .instructions import byte_finish
+from .packed_kernel import LAUNCH_COST, ONCE, depthwise_refusal, packed_plan, run_arguments
 from .probe import require
 from .processor import serves_vectors
 from .vectors import PROBED, VectorsKernel
 
-__all__ = ["Depthwise"]
-
-_MOST_TAPS = (1 << 24) // (255 * 128)
+MAX_TAPS = (1 << 24) // (255 * 128)
 """Taps whose products' sums are whole numbers in float32."""
-_WORK, _STORED, _LAUNCH = 3.0, 500.0, 3e5
-"""Operations of the peak in the time of one, of sixteen elements of y, of the launch."""
-_AFTER = 10
-"""What follows a sum, in products of vectors."""
+MAX_ROW_TAPS = 16
+WORK_COST = 3.0
+"""Operations of the peak in the time of one."""
+STORE_COST = 500.0
+"""Operations of the peak in the time of sixteen elements of y."""
+AFTER_PRODUCTS = 10
+"""Products of vectors in the time of what follows a sum."""
 
 
 class Depthwise(Solver):
@@ -43,21 +44,18 @@ class Depthwise(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Floats, other layouts and forms of channels."""
-        if not problem.quantized:
-            return f"quantized problems only, got {problem.dtype}"
+        reason = depthwise_refusal(problem)
+        if reason:
+            return reason
         if device.type != "cpu":
             return f"cpu only, got {device.type}"
-        if not problem.depthwise or problem.oc != problem.ic:
-            return f"depthwise only, got {problem.ic} and {problem.oc} channels in {problem.g} groups"
         if problem.layout != "nhwc":
             return f"channels last only, got {problem.layout}"
         if problem.oc < 16:
             return f"16 channels or more, got {problem.oc}"
         taps = problem.kd * problem.kh * problem.kw
-        if taps > _MOST_TAPS or problem.kw > 16:
-            return f"{_MOST_TAPS} taps, 16 of a row at most, got {taps} and {problem.kw}"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
+        if taps > MAX_TAPS or problem.kw > MAX_ROW_TAPS:
+            return f"{MAX_TAPS} taps, {MAX_ROW_TAPS} of a row at most, got {taps} and {problem.kw}"
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
@@ -68,7 +66,7 @@ class Depthwise(Solver):
         def work(columns: int) -> float:
             """Of a row of y: products, what is read, and what follows sums; whole blocks."""
             read = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
-            return -(-p.ow // columns) * (p.kd * p.kh * (columns * p.kw + 2 * read) + _AFTER * columns)
+            return -(-p.ow // columns) * (p.kd * p.kh * (columns * p.kw + 2 * read) + AFTER_PRODUCTS * columns)
 
         finish = p.out_itemsize == 1 and serves_vectors(device) is None
         best = min(range(1, min(most, p.ow) + 1), key=lambda columns: (work(columns), columns))
@@ -79,11 +77,11 @@ class Depthwise(Solver):
         """By operations and what is stored."""
         known, elements = rates(device), math.prod(problem.y_shape)
         jobs = problem.mb * -(-problem.od * problem.oh // config["rows"])
-        work = (_WORK * problem.flops + _STORED * elements / 16) * uneven(jobs, device)
-        return known.launch + (_LAUNCH + work) / known.flops
+        work = (WORK_COST * problem.flops + STORE_COST * elements / 16) * uneven(jobs, device)
+        return known.launch + (LAUNCH_COST + work) / known.flops
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        """Packed weights that are not kept."""
+        """Packed weights that are not constant."""
         return 0 if problem.constant_weights else self._packed(problem)
 
     @staticmethod
@@ -91,9 +89,8 @@ class Depthwise(Solver):
         return -(-problem.oc // 16) * problem.kd * problem.kh * problem.kw * 64
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """One launch."""
         blocks = -(-problem.oc // 16)
-        text = problem.macros() + "#define ONCE __attribute__((opencl_unroll_hint(1)))\n"
+        text = problem.macros() + ONCE
         text += define(COLUMNS=config["columns"], ROWS=config["rows"], BLOCKS=blocks, CHANNEL=1)
         finish = bool(config["finish"])
         if finish:
@@ -104,15 +101,10 @@ class Depthwise(Solver):
             text += kernel_text(__package__, "finish.cl")
         text += kernel_text(__package__, "depthwise.cl")
         program = build(context, text)
-        weights = "w" if problem.constant_weights else "workspace"
-        extras = ["bias", *(["residual"] if problem.residual else [])]
         items = (-(-problem.od * problem.oh // config["rows"]), problem.mb, 1)
-        run = Launch(
-            program, "conv", items, (1, 1, 1), ["x", weights, np.int64(0), "y", *extras], names=OPERANDS
-        )  # fmt: skip
+        run = Launch(program, "conv", items, (1, 1, 1), run_arguments(problem), names=OPERANDS)
         packs = (blocks, problem.kd * problem.kh * problem.kw, 16)
         pack = Launch(program, "pack", packs, (1, 1, 16), ["w", "workspace", np.int64(0)], names=OPERANDS)
-        if not problem.constant_weights:
-            return StepPlan(self._packed(problem), [pack, run])
-        key = json.dumps(["int8.depthwise", *problem.w_shape])
-        return StepPlan(0, [run], self._packed(problem), [pack], key)
+        size = self._packed(problem)
+        key = ["int8.depthwise", *problem.w_shape]
+        return packed_plan(problem, 0 if problem.constant_weights else size, run, pack, (size, key))

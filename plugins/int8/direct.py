@@ -10,8 +10,9 @@ from convdispatch.api import ConvProblem, DeviceInfo, KernelPlan, Solver, rates
 
 __all__ = ["Direct"]
 
-_GROUP = 64
-_WORK = 40.0
+GROUP_ITEMS = 64
+"""Work items of a work group."""
+WORK_COST = 40.0
 """Operations of the peak in the time of one."""
 
 
@@ -31,11 +32,10 @@ class Direct(Solver):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """By operations alone."""
         known = rates(device)
-        return known.launch + _WORK * problem.flops / known.flops
+        return known.launch + WORK_COST * problem.flops / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> KernelPlan:
-        """One launch."""
         operands = "x w y bias" + (" residual" if problem.residual else "")
-        items = -(-math.prod(problem.y_shape) // _GROUP) * _GROUP
-        launch = ("conv", (items,), (_GROUP,), operands)
+        items = -(-math.prod(problem.y_shape) // GROUP_ITEMS) * GROUP_ITEMS
+        launch = ("conv", (items,), (GROUP_ITEMS,), operands)
         return KernelPlan(context, __package__, "direct.cl", problem, config, [launch])

@@ -20,7 +20,7 @@ constant ulong TILES[8] = {1, 0, 0x0040004000400040ul, 0x0040004000400040ul, 0, 
 def tile_product(name: str, tiles: tuple[int, int], row: int, steps: int, signed: bool) -> str:
     """OpenCL function ``name(a, b, offsets, taps, sums)`` by matrix registers: ``sums[32][32] = A B``.
 
-    ``tiles`` of 16 positions and of 16 channels, one or two of each; a step is 64 bytes. Positions of A lie ``row``
+    ``tiles`` of 16 positions and of 16 channels, one or two of each; a step is 64 bytes. Positions of A are ``row``
     bytes apart, B is ``[step][16][32][4]``.
     """
     rows, columns = tiles
@@ -29,9 +29,21 @@ def tile_product(name: str, tiles: tuple[int, int], row: int, steps: int, signed
     inner += [f"tileloadd {64 * j}(%[b],%[pitch],1), %%tmm{6 + j}" for j in range(columns)]
     word = "tdpbssd" if signed else "tdpbusd"
     inner += [f"{word} %%tmm{6 + j}, %%tmm{4 + i}, %%tmm{2 * i + j}" for i, j in sums]
-    begin = [f"tilezero %%tmm{2 * i + j}" for i, j in sums]
-    end = [f"tilestored %%tmm{2 * i + j}, {2048 * i + 64 * j}(%[sums],%[pitch],1)" for i, j in sums]
-    return _function(name, begin, inner, end, steps, (64, 2048), f', [row] "r"({row}L), [pitch] "r"(128L)')
+    lines = [f"tilezero %%tmm{2 * i + j}" for i, j in sums]
+    lines += ["1:", "movslq (%[offsets]), %[t]", "add %[a], %[t]", "add $4, %[offsets]", f"mov ${steps}, %[k]"]
+    lines += ["2:", *inner, "add $64, %[t]", "add $2048, %[b]", "dec %[k]", "jnz 2b", "dec %[taps]", "jnz 1b"]
+    lines += [f"tilestored %%tmm{2 * i + j}, {2048 * i + 64 * j}(%[sums],%[pitch],1)" for i, j in sums]
+    body = "\\n".join(lines)
+    return f"""
+__attribute__((noinline))
+void {name}(global const uchar *a, global const uchar *b, constant int *offsets, long taps, global int *sums) {{
+  long t, k;
+  __asm__ volatile("{body}"
+                   : [b] "+r"(b), [offsets] "+r"(offsets), [taps] "+r"(taps), [t] "=&r"(t), [k] "=&r"(k)
+                   : [a] "r"(a), [sums] "r"(sums), [row] "r"({row}L), [pitch] "r"(128L)
+                   : "memory");
+}}
+"""
 
 
 def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
@@ -93,24 +105,6 @@ void {name}(global const int *sums, global const int *numbers, global const long
   __asm__ volatile("{body}"
                    : [sums] "+r"(sums), [to] "+r"(to), [count] "+r"(count), [t] "=&r"(t){temporary}
                    : [numbers] "r"(numbers), [y] "r"(y){given}
-                   : "memory");
-}}
-"""
-
-
-def _function(
-    name: str, begin: list[str], inner: list[str], end: list[str], steps: int, moves: tuple[int, int], inputs: str
-) -> str:
-    lines = [*begin, "1:", "movslq (%[offsets]), %[t]", "add %[a], %[t]", "add $4, %[offsets]", f"mov ${steps}, %[k]"]
-    lines += ["2:", *inner, f"add ${moves[0]}, %[t]", f"add ${moves[1]}, %[b]", "dec %[k]", "jnz 2b"]
-    body = "\\n".join([*lines, "dec %[taps]", "jnz 1b", *end])
-    return f"""
-__attribute__((noinline))
-void {name}(global const uchar *a, global const uchar *b, constant int *offsets, long taps, global int *sums) {{
-  long t, k;
-  __asm__ volatile("{body}"
-                   : [b] "+r"(b), [offsets] "+r"(offsets), [taps] "+r"(taps), [t] "=&r"(t), [k] "=&r"(k)
-                   : [a] "r"(a), [sums] "r"(sums){inputs}
                    : "memory");
 }}
 """

@@ -7,38 +7,26 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convdispatch.api import (
-    Areas,
-    ConvProblem,
-    DeviceInfo,
-    Solver,
-    StepPlan,
-    define,
-    kernel_text,
-    rates,
-)
+from convdispatch.api import Areas, ConvProblem, DeviceInfo, StepPlan, define, kernel_text, rates
 from convdispatch.api.cpu import PAGE, uneven
 
 from .interleaved_code import Product, depthwise_columns, interleave
-from .packed_kernel import PackedKernel
+from .packed_kernel import LAUNCH_COST, MAX_SLOT_BYTES, ONCE, PackedKernel, PackedSolver, depthwise_refusal
 from .probe import require
 from .vector_code import NUMBERS, number_macros
 from .vectors import PROBED, VectorsKernel
 
-__all__ = ["Interleaved"]
-
-_ACROSS = 4
-"""Columns at once: their sums of two rows, and weights, are all registers."""
-_MOST_SLOT = 16 << 20
-_SHORT = 1 << 20
+COLUMNS_AT_ONCE = 4
+"""Columns whose sums of two rows, and weights, are all registers."""
+SHORT_ELEMENTS = 1 << 20
 """Elements of y below which what work items begin with weighs more than that they share evenly."""
-_CYCLE, _LAUNCH = 64.0, 3e5
-"""In operations of the peak, a unit's cycle and the launch."""
+CYCLE_COST = 64.0
+"""Operations of the peak in the time of a unit's cycle."""
+PACK_COST = 100
+"""Operations of the peak in the time of a byte of packed weights."""
 
 
 class InterleavedKernel(PackedKernel):
-    """One configuration, worked out without compiling."""
-
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         p = self.problem = problem
         self.tall, self.size = config["rows"], p.oc // config["shares"]
@@ -81,15 +69,14 @@ class InterleavedKernel(PackedKernel):
         return begin, [max(pair) for pair in zip(begin, stop, strict=True)]
 
     def text(self) -> str:
-        """The program."""
         p, (begin, stop) = self.problem, self.columns()
         one_run = p.sw == 1 and self.size == p.ic and begin[0] < stop[0]
-        text = p.macros() + "#define ONCE __attribute__((opencl_unroll_hint(1)))\n" + number_macros()
+        text = p.macros() + ONCE + number_macros()
         zeros, spare, shifts, numbers = self.places
         text += define(
             FLIP=0x80 if p.dtype == "int8" else 0, LINES=len(self.lines), GROUPS=self.groups, TALL=self.tall,
-            HIGH=self.high, SIZE=self.size, SHARES=p.oc // self.size, PHASE=self.phase, ACROSS=_ACROSS,
-            REST=p.ow % _ACROSS, VECTORS=len(self.vectors), W_SUMS=f"{self.w_sums}L", JOBS=f"{self.jobs}L",
+            HIGH=self.high, SIZE=self.size, SHARES=p.oc // self.size, PHASE=self.phase, ACROSS=COLUMNS_AT_ONCE,
+            REST=p.ow % COLUMNS_AT_ONCE, VECTORS=len(self.vectors), W_SUMS=f"{self.w_sums}L", JOBS=f"{self.jobs}L",
             ITEMS=f"{self.items}L", SLOT=f"{self.slot}L", ZEROS=f"{zeros}L", SPARE_AT=f"{spare}L",
             SHIFTS_AT=f"{shifts}L", NUMBERS_AT=f"{numbers}L", CHANNEL=1, ONE_RUN=int(one_run),
         )  # fmt: skip
@@ -101,7 +88,10 @@ class InterleavedKernel(PackedKernel):
             text += f"constant int {name}[{len(values)}] = {{{', '.join(map(str, values))}}};\n"
         run = (stop[0] - begin[0]) * p.ic if one_run else self.size
         text += interleave("interleave", run, run if one_run else p.sw * p.ic, p.dtype == "int8")
-        for name, columns in (("whole", _ACROSS if p.ow >= _ACROSS else 0), ("rest", p.ow % _ACROSS)):
+        for name, columns in (
+            ("whole", COLUMNS_AT_ONCE if p.ow >= COLUMNS_AT_ONCE else 0),
+            ("rest", p.ow % COLUMNS_AT_ONCE),
+        ):
             if columns:
                 given = self.products, self.pitch, p.oc, str(p.out_dtype)
                 text += depthwise_columns(name, columns, self.tall, *given)
@@ -120,32 +110,28 @@ class InterleavedKernel(PackedKernel):
         return ["int8.interleaved", *self.problem.w_shape, self.vectors]
 
 
-class Interleaved(Solver):
+class Interleaved(PackedSolver):
     """Depthwise quantized convolutions in NHWC whose y is of bytes."""
+
+    kernel = InterleavedKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Floats, other layouts, forms of channels and results, and lines that fit no cache."""
-        p = problem
-        if not p.quantized:
-            return f"quantized problems only, got {p.dtype}"
-        if not p.depthwise or p.oc != p.ic:
-            return f"depthwise only, got {p.ic} and {p.oc} channels in {p.g} groups"
+        p, reason = problem, depthwise_refusal(problem)
+        if reason:
+            return reason
         if p.layout != "nhwc" or p.oc % 16:
             return f"channels last, a multiple of 16 only, got {p.oc} in {p.layout}"
         if p.out_itemsize != 1 or p.residual:
             return f"y of 8 bits without a residual only, got {p.out_dtype}{' and one' if p.residual else ''}"
-        if p.mb < 1:
-            return f"1 image or more, got {p.mb}"
         if p.kd * p.kh > 32 or p.kw > 16:
             return f"32 lines of 16 taps at most, got {p.kd * p.kh} of {p.kw}"
         least = InterleavedKernel(p, {"rows": 2, "shares": 1, "items": 1})
-        if least.slot > _MOST_SLOT:
-            return f"lines of {_MOST_SLOT} bytes at most, got {least.slot}"
-        return None
+        return f"lines of {MAX_SLOT_BYTES} bytes at most, got {least.slot}" if least.slot > MAX_SLOT_BYTES else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
         """One or two rows at once, the cheaper first; channels shared where that evens jobs out."""
-        items = device.compute_units if math.prod(problem.y_shape) < _SHORT else 4 * device.compute_units
+        items = device.compute_units if math.prod(problem.y_shape) < SHORT_ELEMENTS else 4 * device.compute_units
         rows = sorted((1, 2) if problem.oh > 1 else (1,), key=lambda rows: self._cycles(problem, rows))
         for each in rows:
             shares = 1
@@ -165,15 +151,10 @@ class Interleaved(Solver):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         """By cycles."""
         known, kernel = rates(device), InterleavedKernel(problem, config)
-        work = _CYCLE * self._cycles(problem, config["rows"]) * math.prod(problem.y_shape) / 16
-        work += 0 if problem.constant_weights else 100 * kernel.packed_size
-        return known.launch + (_LAUNCH + work * uneven(kernel.jobs, device)) / known.flops
-
-    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        """Slots, and packed weights that are not kept."""
-        return InterleavedKernel(problem, config).areas()[0]
+        work = CYCLE_COST * self._cycles(problem, config["rows"]) * math.prod(problem.y_shape) / 16
+        work += 0 if problem.constant_weights else PACK_COST * kernel.packed_size
+        return known.launch + (LAUNCH_COST + work * uneven(kernel.jobs, device)) / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile, once the device has proved that it computes."""
         require(context, "int8.vnni", VectorsKernel, PROBED)
         return InterleavedKernel(problem, config).plan(context)

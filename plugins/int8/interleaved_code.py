@@ -12,7 +12,7 @@ from .vector_code import at, finished, packed
 
 __all__ = ["Product", "depthwise_columns", "interleave"]
 
-_MOST_WEIGHTS = 18
+MAX_HELD_WEIGHTS = 18
 """Vectors of weights that stay in registers."""
 
 
@@ -89,7 +89,7 @@ def depthwise_columns(
     bytes of y from column to column. ``shifts`` is shift[16] and scale[16].
     """
     sums = range(columns * rows)
-    once = len({each.weights for each in products}) <= _MOST_WEIGHTS
+    once = len({each.weights for each in products}) <= MAX_HELD_WEIGHTS
     lines = (
         [f"vmovdqu32 {64 * w}(%[w]), %%zmm{8 + w}" for w in sorted({each.weights for each in products})] if once else []
     )

@@ -1,16 +1,61 @@
-"""PackedKernel: what the kernels by inline assembly share: slots of work items, packed weights, and the launches."""
+"""What the kernels by inline assembly share: slots of work items, packed weights, the launches, and their solvers."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, StepPlan, build
-from convdispatch.api.cpu import PAGE
+from convdispatch.api import OPERANDS, Areas, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build, define, rates
+from convdispatch.api.cpu import PAGE, cdiv, uneven
 
-__all__ = ["PackedKernel"]
+from .band import Band
+
+ONCE = "#define ONCE __attribute__((opencl_unroll_hint(1)))\n"
+"""What keeps Intel's compiler from unrolling a loop."""
+BAND_BYTES = 256 << 10
+"""Bytes of a band that are wanted: about a cache."""
+MAX_SLOT_BYTES = 16 << 20
+"""Bytes of a work item's slot, at most."""
+MAX_TAPS = 4096
+MIN_POSITIONS = 96
+"""Positions of a job: with fewer its weights are read too often."""
+# Operations of the peak in the time of sixteen elements of y, of one where channels are not last, of a byte of a band,
+# of weights for a band and of packed weights, and of the launch.
+STORE_COST = 350.0
+SCATTERED_STORE_COST = 500.0
+COPY_COST = 8.0
+READ_COST = 8.0
+PACK_COST = 400.0
+LAUNCH_COST = 3e5
+
+
+def packed_plan(problem: ConvProblem, size: int, run: Launch, pack: Launch, packed: tuple[int, list[Any]]) -> StepPlan:
+    """``run`` after ``pack``, which runs once where weights are constant.
+
+    ``size`` are the bytes of workspace; ``packed`` those of packed weights, and what packed bytes depend on.
+    """
+    if not problem.constant_weights:
+        return StepPlan(size, [pack, run])
+    return StepPlan(size, [run], packed[0], [pack], json.dumps(packed[1]))
+
+
+def depthwise_refusal(problem: ConvProblem) -> str | None:
+    """Refusals of floats, groups of several channels and no image."""
+    if not problem.quantized:
+        return f"quantized problems only, got {problem.dtype}"
+    if not problem.depthwise or problem.oc != problem.ic:
+        return f"depthwise only, got {problem.ic} and {problem.oc} channels in {problem.g} groups"
+    return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
+
+
+def run_arguments(problem: ConvProblem, offset: int = 0) -> list[Any]:
+    """The arguments of a kernel ``conv``: x, packed weights and their offset, y, the table and a residual."""
+    weights = "w" if problem.constant_weights else "workspace"
+    return ["x", weights, np.int64(offset), "y", "bias", *(["residual"] if problem.residual else [])]
 
 
 class PackedKernel:
@@ -32,7 +77,7 @@ class PackedKernel:
 
     @property
     def packing(self) -> tuple[int, int, int]:
-        """All that pack: a group for each panel of each group of channels, where weights lie so."""
+        """All work items that pack: a group for each panel of each group of channels."""
         return self.panels, self.groups, 32
 
     @property
@@ -41,21 +86,111 @@ class PackedKernel:
         raise NotImplementedError
 
     def areas(self) -> tuple[int, int]:
-        """(bytes of workspace, where packed weights begin): slots first."""
+        """(bytes of workspace, offset of packed weights): slots first."""
         areas = Areas(PAGE)
         areas.add(self.items * self.slot)
-        place = 0 if self.problem.constant_weights else areas.add(self.packed_size)
-        return areas.size, place
+        offset = 0 if self.problem.constant_weights else areas.add(self.packed_size)
+        return areas.size, offset
 
     def plan(self, context: Any) -> StepPlan:
         """Compile."""
-        problem, program = self.problem, build(context, self.text())
-        (size, place), weights = self.areas(), "w" if self.problem.constant_weights else "workspace"
-        extras = ["bias", *(["residual"] if problem.residual else [])]
-        arguments = ["x", weights, np.int64(place), "y", *extras, "workspace"]
+        problem, program, (size, offset) = self.problem, build(context, self.text()), self.areas()
+        arguments = [*run_arguments(problem, offset), "workspace"]
         run = Launch(program, "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
-        given = ["w", "workspace", np.int64(place)]
+        given = ["w", "workspace", np.int64(offset)]
         pack = Launch(program, "pack", self.packing, self.packing_group, given, names=OPERANDS)
-        if not problem.constant_weights:
-            return StepPlan(size, [pack, run])
-        return StepPlan(size, [run], self.packed_size, [pack], json.dumps(self.pack_key))
+        return packed_plan(problem, size, run, pack, (self.packed_size, self.pack_key))
+
+
+class BandKernel(PackedKernel):
+    """Tiles of positions by panels of 32 channels, over bands of x, or over x in place."""
+
+    unit: int
+    """Bytes of a step."""
+    band: Band
+    in_place: bool
+    taps: int
+    steps: int
+    rows: int
+    parts: int
+    bands: int
+    area: int
+    """Bytes of a band in the slot."""
+
+    def _share(self) -> None:
+        """What follows from bands and panels: jobs for work items, and packed weights."""
+        p, config = self.problem, self.config
+        self.panel = self.taps * self.steps * self.unit * 32
+        self.shares = cdiv(self.panels, config["panels"])
+        self.jobs = self.bands * self.shares
+        self.items = min(self.jobs, config["items"])
+        self.finish = self.nhwc and p.out_itemsize == 1  # whether instructions make bytes of sums
+        self.w_sums = self.groups * self.panels * self.panel
+        self.packed_size = self.w_sums + 128 * self.groups * self.panels
+
+    def macros(self, text: str = "", **more: Any) -> str:
+        """The problem's macros, the band's, the kernel's, ``text``, and where taps begin."""
+        p, band = self.problem, self.band
+        text = p.macros() + ONCE + text + define(
+            IN_PLACE=int(self.in_place), PIXEL=band.pixel, LINE=band.line, AREA=band.area, HALF_ROWS=band.half_rows,
+            STEP_H=band.step_h, SKIP_H=band.skip_h, SKIP_W=band.skip_w, COLUMNS=band.columns, HALVES=band.halves,
+            BAND_ROWS=band.band_rows, RUN_TAPS=band.run_taps, TAPS=self.taps, STEPS=self.steps, UNIT=self.unit,
+            PANEL=f"{self.panel}L", ROWS=self.rows, PARTS=self.parts, PANELS=self.panels, PER=self.config["panels"],
+            SHARES=self.shares, ITEMS=f"{self.items}L", JOBS=f"{self.jobs}L", SLOT=f"{self.slot}L",
+            W_SUMS=f"{self.w_sums}L", FINISH=int(self.finish),
+            CHANNEL=1 if self.nhwc else f"{p.od * p.oh * p.ow}L", **more,
+        )  # fmt: skip
+        offsets = [0] if self.in_place else band.offsets
+        return text + f"constant int OFFSETS[{len(offsets)}] = {{{', '.join(map(str, offsets))}}};\n"
+
+    def cost(self, device: DeviceInfo, steps: float) -> float:
+        """Seconds, where tiles take ``steps`` operations of the peak: by bytes of bands and weights, and stores."""
+        problem, elements = self.problem, math.prod(self.problem.y_shape)
+        work = steps + (STORE_COST * elements / 16 if self.nhwc else SCATTERED_STORE_COST * elements)
+        work += 0 if self.in_place else COPY_COST * self.bands * self.shares * self.area
+        work += READ_COST * self.bands * self.panels * self.panel
+        work += 0 if problem.constant_weights else PACK_COST * self.packed_size
+        known = rates(device)
+        return known.launch + (LAUNCH_COST + work * uneven(self.jobs, device)) / known.flops
+
+
+class PackedSolver(Solver):
+    """A solver by a PackedKernel."""
+
+    kernel: type[PackedKernel]
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
+        """Slots, and packed weights that are not constant."""
+        return self.kernel(problem, config).areas()[0]
+
+
+class BandSolver(PackedSolver):
+    """A solver by a BandKernel."""
+
+    kernel: type[BandKernel]
+
+    def least(self, problem: ConvProblem) -> tuple[Any, str | None]:
+        """The kernel of the smallest bands, and why even that is none."""
+        if not problem.quantized:
+            return None, f"quantized problems only, got {problem.dtype}"
+        if problem.mb < 1:
+            return None, f"1 image or more, got {problem.mb}"
+        if problem.depthwise:
+            return None, "more than 1 channel a group, got depthwise"
+        least = self.kernel(problem, {"rows": 1, "panels": 1, "items": 1})
+        if least.slot > MAX_SLOT_BYTES:
+            return least, f"rows of {MAX_SLOT_BYTES} bytes for all channels of a group at most, got {least.slot}"
+        return least, f"{MAX_TAPS} taps at most, got {least.taps}" if least.taps > MAX_TAPS else None
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
+        """Bands of about a cache, or of a quarter or four times as many bytes; panels shared where bands are few."""
+        seen = []
+        for nbytes in (BAND_BYTES, BAND_BYTES // 4, 4 * BAND_BYTES):
+            config = self.config_of(problem, device, nbytes)
+            if config not in seen:
+                seen.append(config)
+                yield config
+
+    def config_of(self, problem: ConvProblem, device: DeviceInfo, nbytes: int) -> dict[str, Any]:
+        """The configuration of bands of about ``nbytes``."""
+        raise NotImplementedError

@@ -1,7 +1,7 @@
 // y[p, n] = finished(sum over taps and bytes of slot[p + tap] packed[n, tap]): matrix registers, 32 positions by 32 channels.
 //
 // the problem's letters; NHWC 1: channels last; band.cl's
-// IN_PLACE      1: x's pixels are the positions, read where they are; otherwise a band of x lies in the slot
+// IN_PLACE      1: x's pixels are the positions, read where they are; otherwise a band of x is in the slot
 // ROW           bytes from position to position; PLACES positions from row to row; TILE positions of a tile
 // OFFSETS       where taps begin
 // ROWS PARTS    rows of y (IN_PLACE: positions) of a band, bands of an image
@@ -17,7 +17,7 @@ inline void product(global const uchar *a, global const uchar *b, global int *su
 }
 
 #if FINISH
-// to[p]: where position p lies in a band of y, or -1.
+// to[p]: the offset of position p in a band of y, or -1.
 inline void finish_places(global long *to, int positions) {
   ONCE for (int p = 0; p < positions; ++p) {
 #if IN_PLACE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,19 +21,26 @@ from convdispatch.api import (
     rates,
 )
 
-__all__ = ["Words"]
+from .packed_kernel import depthwise_refusal, packed_plan, run_arguments
 
-_MOST_TAPS = (1 << 22) // (255 * 128)
+MAX_TAPS = (1 << 22) // (255 * 128)
 """Taps whose products' sums are read from the bits of a float32."""
-_GROUP = 128
-_TILES = ((1, 4), (2, 4), (1, 8), (2, 2), (1, 2), (1, 1))
-"""(rows, columns) of a work item."""
-_FIXED, _READ, _PRODUCT, _AFTER = 150.0, 11.0, 4.0, 36.0
-"""Instructions of a work item, of a word that it reads, of a place's tap, and of what follows a place's sums."""
-_ISSUED = 0.35
+GROUP_ITEMS = 128
+"""Work items of a work group."""
+TILES = ((1, 4), (2, 4), (1, 8), (2, 2), (1, 2), (1, 1))
+"""(rows, columns) of output pixels of a work item."""
+FIXED_INSTRUCTIONS = 150.0
+"""Of a work item."""
+READ_INSTRUCTIONS = 11.0
+"""Of a word of x that a work item reads."""
+PRODUCT_INSTRUCTIONS = 4.0
+"""Of an output pixel's tap."""
+AFTER_INSTRUCTIONS = 36.0
+"""Of what follows an output pixel's sums."""
+ISSUE_RATE = 0.35
 """Instructions in the time of an operation of the peak; measured on an H200."""
-_FULL = 256
-"""Work items that a multiprocessor needs for that."""
+FULL_ITEMS = 256
+"""Work items that a multiprocessor needs to reach that rate."""
 
 
 class Words(Solver):
@@ -42,19 +48,16 @@ class Words(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Floats, other layouts and forms of channels."""
-        if not problem.quantized:
-            return f"quantized problems only, got {problem.dtype}"
-        if not problem.depthwise or problem.oc != problem.ic:
-            return f"depthwise only, got {problem.ic} and {problem.oc} channels in {problem.g} groups"
+        reason = depthwise_refusal(problem)
+        if reason:
+            return reason
         if problem.layout != "nhwc":
             return f"channels last only, got {problem.layout}"
         if problem.oc % 4:
             return f"channels in multiples of 4, got {problem.oc}"
         taps = problem.kd * problem.kh * problem.kw
-        if taps > _MOST_TAPS:
-            return f"{_MOST_TAPS} taps at most, got {taps}"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
+        if taps > MAX_TAPS:
+            return f"{MAX_TAPS} taps at most, got {taps}"
         largest = max(math.prod(problem.x_shape), math.prod(problem.y_shape))
         return f"tensors of fewer than 2**31 elements, got {largest}" if largest >= 1 << 31 else None
 
@@ -62,7 +65,7 @@ class Words(Solver):
         """Places of a work item, the fastest by prediction first."""
         fits = [
             {"rows": rows, "columns": columns}
-            for rows, columns in _TILES
+            for rows, columns in TILES
             if rows <= problem.oh and (columns <= problem.ow or columns == 1)
         ]
         yield from sorted(fits, key=lambda config: self.cost(problem, device, config))
@@ -78,13 +81,17 @@ class Words(Solver):
         items = self._items(p, config)[2]
         span, rise = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1, (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1
         taps = p.kd * p.kh * p.kw
-        each = _FIXED + _READ * p.kd * span * rise + rows * columns * (_PRODUCT * taps + _AFTER)
-        idle = max(1.0, _FULL * max(1, device.compute_units) / items)
+        each = (
+            FIXED_INSTRUCTIONS
+            + READ_INSTRUCTIONS * p.kd * span * rise
+            + rows * columns * (PRODUCT_INSTRUCTIONS * taps + AFTER_INSTRUCTIONS)
+        )
+        idle = max(1.0, FULL_ITEMS * max(1, device.compute_units) / items)
         moved = math.prod(p.x_shape) + math.prod(p.y_shape) * p.out_itemsize * (2 if p.residual else 1)
-        return known.launch + max(items * each * idle / (_ISSUED * known.flops), moved / known.bandwidth)
+        return known.launch + max(items * each * idle / (ISSUE_RATE * known.flops), moved / known.bandwidth)
 
-    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Packed weights that are not kept."""
+    def workspace(self, problem: ConvProblem, device: DeviceInfo | None, config: Mapping[str, Any]) -> int:
+        """Packed weights that are not constant."""
         return 0 if problem.constant_weights else 4 * math.prod(problem.w_shape)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
@@ -93,16 +100,12 @@ class Words(Solver):
         lower = 128 if problem.dtype == "int8" else 0
         text = problem.macros() + define(
             ROWS=config["rows"], COLUMNS=config["columns"], WORDS=problem.oc // 4, WIDE=wide, HIGH=high, ITEMS=items,
-            GROUP=_GROUP, LOWER=lower, FLIP=f"{lower * 0x01010101}u",
+            GROUP=GROUP_ITEMS, LOWER=lower, FLIP=f"{lower * 0x01010101}u",
         )  # fmt: skip
         program = build(context, text + kernel_text(__package__, "words.cl"))
-        weights = "w" if problem.constant_weights else "workspace"
-        extras = ["bias", *(["residual"] if problem.residual else [])]
-        run = Launch(program, "conv", (-(-items // _GROUP) * _GROUP,), (_GROUP,),
-                     ["x", weights, np.int64(0), "y", *extras], names=OPERANDS)  # fmt: skip
+        size = (-(-items // GROUP_ITEMS) * GROUP_ITEMS,)
+        run = Launch(program, "conv", size, (GROUP_ITEMS,), run_arguments(problem), names=OPERANDS)
         pack = Launch(program, "pack", (problem.oc, problem.kd * problem.kh * problem.kw), None,
                       ["w", "workspace", np.int64(0)], names=OPERANDS)  # fmt: skip
-        size = 4 * math.prod(problem.w_shape)
-        if not problem.constant_weights:
-            return StepPlan(size, [pack, run])
-        return StepPlan(0, [run], size, [pack], json.dumps(["int8.words", *problem.w_shape]))
+        packed = (4 * math.prod(problem.w_shape), ["int8.words", *problem.w_shape])
+        return packed_plan(problem, self.workspace(problem, None, config), run, pack, packed)

@@ -1,15 +1,26 @@
 """nvidia: convolutions on tensor cores, from OpenCL C with inline PTX, at float32's accuracy and below.
 
-    y[place, oc] = sum over (tap, ic) of x[place * step + origin + tap * spread, ic] w[oc, tap, ic]
+    y[pixel, oc] = sum over (tap, ic) of x[pixel * step + origin + tap * spread, ic] w[oc, tap, ic]
 
-Six rooms: ``packed`` (any problem, as planes of 16-bit numbers that a pass before has laid out; ``mma.sync`` and
-``wgmma``), ``direct`` (1x1 kernels of float32, split in registers), ``tma`` (16-bit tensors, channels last, fed by
-the copy engine), ``grouped`` (16-bit tensors, channels last: small groups and strided gradients, read as fragments),
-``winograd`` (3x3 kernels of float32, tiles of which are packed's planes) and ``int8`` (quantized problems, channels
-last, by ``mma.sync`` and ``wgmma``). What they share lies here: ``formats`` (planes), ``geometry``, ``hopper`` (from
-OpenCL C to a program for sm_90a), ``probe`` (what the device proves), ``instructions`` (all PTX, in ``ptx.cl.mako``,
-and stand-ins in plain C, ``emulated.cl.mako``), ``scales`` (powers of two before 16-bit numbers, ``shifted``),
-``narrow``, ``sums`` and ``finish`` (16-bit numbers, sums of sums, and what follows them).
+A folder a solver: each turns a problem and a tile into numbers (``tiling``), rates tiles (``choice``), renders kernels
+(``plan``) and answers for them (``solver``). What several of them share is here; an instruction goes into
+``ptx.cl.mako``.
+
+- ``configured``: a tile as a configuration's values; parts, waves and arrays of tiles for cost models.
+- ``direct``: 1x1 kernels of float32, split in registers.
+- ``formats``: how a float32 becomes planes of 16-bit numbers.
+- ``geometry``: a problem over channels-last planes, stacked or folded where that suits few channels.
+- ``grouped``: 16-bit tensors, channels last: small groups and strided gradients, read as fragments.
+- ``instructions``: the PTX that a program calls, and programs for sm_90a.
+- ``int8``: quantized problems, channels last.
+- ``pace``: how a device's speed differs from an H200's.
+- ``packed``: any problem, as planes that a launch before has packed, by ``mma.sync`` or ``wgmma``.
+- ``probe``: a device proves that its driver takes an engine's instructions.
+- ``reduction``: the sum of parts, by a launch or by work groups of the product.
+- ``scales``: powers of two that bring operands into float16's range.
+- ``solving``: the base of the solvers, and refusals that several make.
+- ``tma``: 16-bit or TF32 tensors, channels last, fed by the copy engine.
+- ``winograd``: 3x3 kernels of float32, whose transformed tiles are planes of ``packed``.
 """
 
 from __future__ import annotations
@@ -21,7 +32,7 @@ from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
 __all__ = ["SHARED", "convdispatch_solvers"]
 
 SHARED = __name__
-"""Where kernel text lies that several rooms use."""
+"""Where kernel text is that several rooms use."""
 
 
 @hookimpl

@@ -1,16 +1,18 @@
-"""A tile as a configuration's JSON values, and back; and what tiles one by one and many at once share."""
+"""A tile as a configuration's JSON values, and back; and what cost models of one tile or of many at once share."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-MOST_BYTES = 1 << 48
-"""Of a problem's tensors: their numbers are 64 bits in arrays."""
+MAX_BYTES = 1 << 48
+"""Bytes of a problem's tensors, at most: sizes are int64 in arrays of tiles."""
+CLOCK = 1.7e9
+"""Cycles a second of the H200 and the H100 that cost models were fitted on."""
 
 
 class Configured:
@@ -27,13 +29,34 @@ class Configured:
         return {name: value for name, value, default in found if value != default}
 
 
+class WarpTile(Configured):
+    """A tile bm by bn that warps, or groups of four warps of Hopper's engines, cut into wm by wn."""
+
+    engine = "mma"
+
+    @property
+    def items(self) -> int:
+        """Work items of a work group."""
+        return self.wm * self.wn * (32 if self.engine == "mma" else 128)
+
+    @property
+    def frag_m(self) -> int:
+        """16-row fragments of a warp."""
+        return self.bm // self.wm // 16 if self.engine == "mma" else 1
+
+    @property
+    def frag_n(self) -> int:
+        """8-column fragments of a warp."""
+        return self.bn // self.wn // 8
+
+
 @functools.cache
 def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
     return tuple((field.name, field.default) for field in dataclasses.fields(kind))
 
 
 def first_fault(tiling: Any, faults: Iterable[tuple[Any, str]]) -> str | None:
-    """The words of the first thing that is wrong, with ``{tiling...}`` filled in; None where nothing is."""
+    """The words of the first violated constraint, with ``{tiling...}`` filled in; None where none is violated."""
     return next((words.format(tiling=tiling) for wrong, words in faults if wrong), None)
 
 
@@ -55,3 +78,20 @@ def fitting(tiling: Any, count: int) -> np.ndarray:
         if wrong.all():
             break
     return ~wrong
+
+
+def part_counts(room: int, groups: int, most: int) -> list[int]:
+    """Parts of a sum that are worth trying: those that fill a device of ``room`` work groups once, twice and three
+    times, and, where it is not full, a few small ones."""
+    filling = {times * room // groups for times in (1, 2, 3)}
+    small = (2, 3, 4, 6, 8, 12, 16) if groups < 2 * room else ()
+    return sorted(parts for parts in filling.union(small) if 1 < parts <= min(most, 512))
+
+
+def in_waves(tiling: Any, units: int, resident: Any, together: Callable[[Any], Any]) -> Any:
+    """Cycles of all work groups on ``units`` multiprocessors, ``resident`` on each at a time.
+
+    ``together`` returns the cycles of so many work groups on one multiprocessor at once.
+    """
+    whole, rest = np.divmod(tiling.work_groups, units * resident)
+    return whole * together(resident) + np.where(rest > 0, together(-(-rest // units)), 0)

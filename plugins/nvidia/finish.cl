@@ -29,7 +29,7 @@ inline void put2(OUT_PARAMS, float v0, float v1, OUT_INDEX at, int row) {
   STORE2(out + at, v);
 }
 #if OCTETS
-// Eight neighbours as they lie in memory, and as numbers. ``narrow`` comes before this text: its type is the output's.
+// Eight neighbours as they are in memory, and as numbers. ``narrow`` comes before this text: its type is the output's.
 #if FLOAT32
 #define RAW8 float8
 #define NO_RAW8 ((float8)(0))
@@ -40,15 +40,15 @@ inline RAW8 raw8(global const REAL *p) {
 #define WIDE8(v) (v)
 #define RAW4 float4
 #define raw4(p) (*(global const float4 *)(p))
-inline void put4_beside(OUT_PARAMS, const float *v, RAW4 beside, OUT_INDEX at, int row) {
+inline void put4_addend(OUT_PARAMS, const float *v, RAW4 addend, OUT_INDEX at, int row) {
   float4 f = (float4)(v[0], v[1], v[2], v[3]);
-  EPILOGUE(float4, f, raw4(bias + row), beside, raw4(out + at))
+  EPILOGUE(float4, f, raw4(bias + row), addend, raw4(out + at))
   *(global float4 *)(out + at) = f;
 }
 #if RESIDUAL
-#define put4(v, at, row) put4_beside(OUT_ARGS, v, raw4(residual + (at)), at, row)
+#define put4(v, at, row) put4_addend(OUT_ARGS, v, raw4(residual + (at)), at, row)
 #else
-#define put4(v, at, row) put4_beside(OUT_ARGS, v, (float4)(0), at, row)
+#define put4(v, at, row) put4_addend(OUT_ARGS, v, (float4)(0), at, row)
 #endif
 #else
 #define RAW8 uint4
@@ -60,10 +60,10 @@ inline float8 wide8(uint4 u) {
 }
 #define WIDE8(v) wide8(v)
 #endif
-// ``beside`` is the residual's: read before, for many rows at once, it is not waited for row after row.
-inline void put8_beside(OUT_PARAMS, const float *v, RAW8 beside, OUT_INDEX at, int row) {
+// ``addend`` is the residual's: read before, for many rows at once, it is not waited for row after row.
+inline void put8_addend(OUT_PARAMS, const float *v, RAW8 addend, OUT_INDEX at, int row) {
   float8 f = (float8)(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]);
-  EPILOGUE(float8, f, WIDE8(raw8(bias + row)), WIDE8(beside), WIDE8(raw8(out + at)))
+  EPILOGUE(float8, f, WIDE8(raw8(bias + row)), WIDE8(addend), WIDE8(raw8(out + at)))
 #if FLOAT32
   global float4 *to = (global float4 *)(out + at);
   to[0] = f.lo;
@@ -74,9 +74,9 @@ inline void put8_beside(OUT_PARAMS, const float *v, RAW8 beside, OUT_INDEX at, i
 #endif
 }
 #if RESIDUAL
-#define put8(v, at, row) put8_beside(OUT_ARGS, v, raw8(residual + (at)), at, row)
+#define put8(v, at, row) put8_addend(OUT_ARGS, v, raw8(residual + (at)), at, row)
 #else
-#define put8(v, at, row) put8_beside(OUT_ARGS, v, NO_RAW8, at, row)
+#define put8(v, at, row) put8_addend(OUT_ARGS, v, NO_RAW8, at, row)
 #endif
 #endif
 #endif

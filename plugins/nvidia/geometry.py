@@ -22,7 +22,8 @@ from convdispatch.api import ConvProblem, Phase, geometry_of
 __all__ = ["Phase", "ProductGeometry", "SourceWindow", "along", "chunks", "product_geometry", "window"]
 
 Triple = tuple[int, int, int]
-_FOLD_BELOW = 8  # channels a group
+MIN_UNFOLDED_CHANNELS = 8
+"""Channels of a group below which taps along w become channels."""
 
 
 def along(problem: ConvProblem, letter: str) -> Triple:
@@ -88,7 +89,7 @@ def product_geometry(problem: ConvProblem, stacked: bool = False) -> ProductGeom
                   plain.phases, False)  # fmt: skip
     if problem.direction == "bwd_data":
         return _stack(problem, result) if stacked else result
-    return _fold(result) if plain.kernel[2] > 1 and plain.c < _FOLD_BELOW else result
+    return _fold(result) if plain.kernel[2] > 1 and plain.c < MIN_UNFOLDED_CHANNELS else result
 
 
 def _stack(problem: ConvProblem, many: ProductGeometry) -> ProductGeometry:

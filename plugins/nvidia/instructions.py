@@ -1,10 +1,29 @@
-"""What a program's kernels call by name: PTX in small functions, or plain C that stands in for it."""
+"""What a program's kernels call by name: PTX in small functions, or plain C of tests that stands in for it.
+
+Hopper's ``wgmma`` needs ``.target sm_90a``, which OpenCL's own compiler does not have. So kernel text holds those
+instructions in inline assembly as PTX comments (``//@wgmma...``) with their operands; the driver compiles it for sm_90
+and hands out its PTX as the program's binary; ``for_hopper`` strips the marks and rewrites the target;
+``clCreateProgramWithBinary`` takes the PTX back and assembles it. Registers are allocated by the last step, so nothing
+is lost on the way.
+"""
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import dataclass
+from typing import Any
 
-from convdispatch.api import kernel_text
+from convdispatch.api import BuildFailed, build, kernel_text
+
+LOCAL_LIMIT = 227 * 1024
+"""Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
+PLAIN_C = "plain_c"
+"""The package, of tests, whose kernel text stands in for a GPU's where a plan is made with ``emulate``."""
+MARK = "//@"
+"""What hides an instruction from the first compilation."""
+_TARGET = re.compile(r"\.target\s+sm_90\b")
+"""It begins with letters, so that Python looks for those first: a pattern that begins with a line looks at each."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,44 @@ class Instructions:
     wgmma: Wgmma | None = None
 
     def text(self, emulate: bool = False) -> str:
-        """The functions; with ``emulate`` their stand-ins, for devices without tensor cores (tests)."""
-        file = "emulated.cl.mako" if emulate else "ptx.cl.mako"
-        return kernel_text(__package__, file, type=self.type, groups=self.groups, wgmma=self.wgmma)
+        """The functions; with ``emulate`` their stand-ins in plain C."""
+        package, file = (PLAIN_C, "instructions.cl.mako") if emulate else (__package__, "ptx.cl.mako")
+        return kernel_text(package, file, type=self.type, groups=self.groups, wgmma=self.wgmma)
+
+
+def for_hopper(ptx: str) -> str:
+    """PTX compiled for sm_90, with its marked instructions uncovered and its target sm_90a.
+
+    Raises BuildFailed when the text has no target line or no mark: then the driver did not keep the comments.
+    """
+    if MARK not in ptx:
+        raise BuildFailed("the driver's PTX lacks the marked instructions: it does not keep comments", ptx[:2000])
+    targets = [each.end() for each in _TARGET.finditer(ptx) if _begins_a_line(ptx, each.start())]
+    if not targets:
+        target = re.search(r"(?m)^\s*\.target.*$", ptx)
+        raise BuildFailed(f"expected PTX for sm_90, got {target[0].strip() if target else 'no target'}", ptx[:2000])
+    text = "a".join(ptx[begin:end] for begin, end in itertools.pairwise([0, *targets, len(ptx)]))
+    return text.replace(MARK, "")
+
+
+def _begins_a_line(text: str, place: int) -> bool:
+    """Whether there is nothing but blanks before a place in its line."""
+    return not text[text.rfind("\n", 0, place) + 1 : place].strip()
+
+
+def build_for_hopper(context: Any, text: str) -> Any:
+    """Compile kernel text whose marked lines are for sm_90a; once per (context, text).
+
+    Raises BuildFailed with the driver's log.
+    """
+    import pyopencl as cl
+
+    program = build(context, text)
+    binaries = program.get_info(cl.program_info.BINARIES)
+    if not binaries:  # its text is only read
+        return program
+    ptx = binaries[0].decode("latin-1")
+    try:
+        return build(context, (for_hopper(ptx).rstrip("\0") + "\0").encode("latin-1"))
+    except BuildFailed as error:
+        raise BuildFailed(f"the PTX for sm_90a was refused: {error}", error.log) from error

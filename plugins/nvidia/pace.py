@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from convdispatch.api import ConvProblem, DeviceInfo, rates
 
-_SECTOR = 32
+SECTOR_BYTES = 32
 """Bytes that memory gives at a time."""
 
-_UNIT = 65e12 / 132
+UNIT_FLOPS = 65e12 / 132
 """Float32 operations a second of one multiprocessor of an H200, measured."""
 COPY = 4.25e12
 """Bytes a second of a copy on an H200, measured; models tell what they reach as shares of it."""
@@ -15,7 +15,7 @@ COPY = 4.25e12
 
 def pace(device: DeviceInfo) -> float:
     """Times of the model's seconds: 1 on an H200."""
-    return _UNIT * max(1, device.compute_units) / rates(device).flops
+    return UNIT_FLOPS * max(1, device.compute_units) / rates(device).flops
 
 
 def memory(device: DeviceInfo) -> float:
@@ -29,6 +29,6 @@ def read_share(problem: ConvProblem) -> float:
         return 1.0
     share = 1.0
     for axis in "dhw":
-        if axis != "w" or problem.ic * problem.itemsize >= _SECTOR:
+        if axis != "w" or problem.ic * problem.itemsize >= SECTOR_BYTES:
             share *= min(1.0, getattr(problem, "k" + axis) / getattr(problem, "s" + axis))
     return share

@@ -3,64 +3,50 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, Quantization, proven
 
 from . import SHARED
 
-_PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
-_POINTS = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
+PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
+POINTWISE = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
 """What ``direct`` takes: a kernel of 1x1; more slices than stages, the last one short."""
-_TILES = {
-    "mma": {"bm": 32, "bn": 32, "wm": 2, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 2},
-    "wgmma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 3},
-    "tma": {"bm": 64, "bn": 64, "wm": 1, "wn": 1, "format": "float16", "stages": 3},
-    "tma_tf32": {"bm": 64, "bn": 64, "wm": 1, "wn": 1, "bk": 32, "format": "tf32", "stages": 3},
-    "direct": {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16},
-    "grouped": {"frag_m": 1, "warps": 4},
-    "int8": {"bm": 32, "bn": 64, "wm": 2, "wn": 2},
-    "int8_wgmma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "engine": "wgmma"},
-    "int8_tma": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "engine": "tma"},
-    "int8_halo": {"bm": 64, "bn": 32, "wm": 1, "wn": 1, "engine": "halo"},
-}
-_HOPPER, _AMPERE = ("sm_90",), ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
-_HAVE = {"mma": _AMPERE, "wgmma": _HOPPER, "tma": _HOPPER, "tma_tf32": _HOPPER, "direct": _AMPERE, "grouped": _AMPERE,
-         "int8": _AMPERE, "int8_wgmma": _HOPPER, "int8_tma": _HOPPER, "int8_halo": _HOPPER}  # fmt: skip
-"""Architectures that have an engine's instructions; whether the driver takes them is another question."""
-_BYTES = Quantization(x_scale=0.75, x_zero_point=1, y_scale=0.75, y_zero_point=5, dtype="int8", residual_scale=0.5,
-                      residual_zero_point=2)  # fmt: skip
-"""Of a quantized probe: a sum's one is a step of y, and nothing lies halfway between two."""
+HALVES = PROBLEM.replace(dtype="float16", layout="nhwc")
+BYTES = PROBLEM.replace(dtype="int8", out_dtype="int8", layout="nhwc", residual=True)
+HOPPER = ("sm_90",)
+AMPERE = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
+GROUP = {"bm": 64, "bn": 32, "wm": 1, "wn": 1}
+ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
+    "mma": (AMPERE, "packed.plan.NvidiaPlan", PROBLEM,
+            {"bm": 32, "bn": 32, "wm": 2, "wn": 1, "bk": 32, "format": "bfloat2", "stages": 2}),
+    "wgmma": (HOPPER, "packed.plan.NvidiaPlan", PROBLEM, {**GROUP, "bk": 32, "format": "bfloat2", "stages": 3}),
+    "tma": (HOPPER, "tma.plan.TmaPlan", HALVES, {**GROUP, "bn": 64, "format": "float16", "stages": 3}),
+    "tma_tf32": (HOPPER, "tma.plan.TmaPlan", PROBLEM.replace(layout="nhwc", math="tf32"),
+                 {**GROUP, "bn": 64, "bk": 32, "format": "tf32", "stages": 3}),
+    "direct": (AMPERE, "direct.plan.DirectPlan", POINTWISE, {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16}),
+    "grouped": (AMPERE, "grouped.plan.GroupedPlan", HALVES, {"frag_m": 1, "warps": 4}),
+    "int8": (AMPERE, "int8.plan.Int8Plan", BYTES, {"bm": 32, "bn": 64, "wm": 2, "wn": 2}),
+    **{f"int8_{engine}": (HOPPER, "int8.plan.Int8Plan", BYTES, {**GROUP, "engine": engine})
+       for engine in ("wgmma", "tma", "halo")},
+}  # fmt: skip
+"""Architectures that have an engine's instructions (whether the driver takes them is another question); a plan of it,
+which is imported where it is probed; a problem that needs all of its instructions, and a configuration."""
+QUANTIZATION = Quantization(x_scale=0.75, x_zero_point=1, y_scale=0.75, y_zero_point=5, dtype="int8",
+                            residual_scale=0.5, residual_zero_point=2)  # fmt: skip
+"""Of a quantized probe: a sum's one is a step of y, and no result is halfway between two."""
 _failed: dict[tuple[str, str, str], str] = {}
 """By device, driver and engine: what was found wrong in this process."""
 
 
 def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
-    """A problem that needs all of an engine's instructions, and its plan; each imported where it is probed alone."""
-    tile = _TILES[engine]
-    if engine == "direct":
-        from .direct.plan import DirectPlan
-
-        return _POINTS, DirectPlan(context, _POINTS, tile)
-    if engine == "grouped":
-        from .grouped.plan import GroupedPlan
-
-        problem = _PROBLEM.replace(dtype="float16", layout="nhwc")
-        return problem, GroupedPlan(context, problem, tile)
-    if engine.startswith("int8"):
-        from .int8.plan import Int8Plan
-
-        problem = _PROBLEM.replace(dtype="int8", out_dtype="int8", layout="nhwc", residual=True)
-        return problem, Int8Plan(context, problem, tile)
-    if engine in ("tma", "tma_tf32"):
-        from .tma.plan import TmaPlan
-
-        number = {"dtype": "float16"} if engine == "tma" else {"math": "tf32"}
-        problem = _PROBLEM.replace(layout="nhwc", **number)
-        return problem, TmaPlan(context, problem, tile, "wgmma")
-    from .packed.plan import NvidiaPlan
-
-    return _PROBLEM, NvidiaPlan(context, _PROBLEM, tile, engine)
+    """An engine's problem, and its plan."""
+    _, path, problem, tile = ENGINES[engine]
+    module, _, name = path.rpartition(".")
+    kind = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    arguments = {"tma_tf32": ("wgmma",), "tma": ("wgmma",), "mma": ("mma",), "wgmma": ("wgmma",)}.get(engine, ())
+    return problem, kind(context, problem, tile, *arguments)
 
 
 def _answer(context: Any, engine: str) -> str | None:
@@ -77,7 +63,7 @@ def _answer(context: Any, engine: str) -> str | None:
         y = np.full(problem.y_shape, -128 if problem.quantized else -999, problem.out_dtype or problem.dtype)  # no sum
         given = [np.ascontiguousarray(each if last else each.transpose(0, 3, 1, 2), problem.dtype) for each in (x, w)]
         residual = random.integers(-60, 60, problem.y_shape).astype(np.int8)
-        table = _BYTES.table(problem.oc, residual=True)
+        table = QUANTIZATION.table(problem.oc, residual=True)
         flags = cl.mem_flags
         *buffers, table, added = [cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=each)
                                   for each in (*given, y, table, residual)]  # fmt: skip
@@ -89,7 +75,7 @@ def _answer(context: Any, engine: str) -> str | None:
     except Exception as error:
         return f"the probe failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     if problem.quantized:
-        x = x - _BYTES.x_zero_point
+        x = x - QUANTIZATION.x_zero_point
     padded = np.pad(x, ((0, 0), (problem.ph, problem.ph), (problem.pw, problem.pw), (0, 0)))
     expected = sum(
         np.einsum("oc,nhwc->nhwo", w[:, i, j], padded[:, i : i + problem.oh, j : j + problem.ow])
@@ -97,8 +83,8 @@ def _answer(context: Any, engine: str) -> str | None:
         for j in range(problem.kw)
     )
     if problem.quantized:
-        added = (residual - float(_BYTES.residual_zero_point)) * _BYTES.residual_scale
-        expected = np.rint((expected * _BYTES.x_scale + added) / _BYTES.y_scale) + _BYTES.y_zero_point
+        added = (residual - float(QUANTIZATION.residual_zero_point)) * QUANTIZATION.residual_scale
+        expected = np.rint((expected * QUANTIZATION.x_scale + added) / QUANTIZATION.y_scale) + QUANTIZATION.y_zero_point
         expected = np.clip(expected, -128, 127)
     right = np.array_equal(y if last else y.transpose(0, 2, 3, 1), expected)
     return None if right else "the probe computed wrong results"
@@ -137,7 +123,7 @@ def refusal(device: DeviceInfo, engine: str) -> str | None:
     what was found in this process. Elsewhere the device is asked now, once a process.
     """
     known = _failed.get((device.name, device.driver, engine))
-    if known is not None or device.arch in _HAVE[engine]:
+    if known is not None or device.arch in ENGINES[engine][0]:
         return known
     return _probed(device, engine)
 

@@ -1,5 +1,5 @@
-## All of this plugin's instructions that OpenCL C has no name for, one small function each. What kernels call of them has
-## stand-ins in plain C: ``emulated.cl.mako``, and for the copy engine ``tma/copies_emulated.cl.mako``.
+## All of this plugin's instructions that OpenCL C has no name for, one small function each. Tests have stand-ins
+## in plain C for what kernels call of them (``tests/support/plain_c``).
 ##
 ## type     what is multiplied: f16, bf16 or tf32; s8 or u8 with s8, whose sums are int32
 ## groups   which of copies, mma, bulk and parts; conversions of numbers are always there
@@ -10,7 +10,7 @@
 ## defines. The stand-ins of ``mma`` exchange through ``scratch``, which ``SCRATCH`` declares.
 ##
 ## Lines that begin with //@ are for sm_90a: OpenCL's compiler stops at sm_90 and takes them as comments; the host strips
-## the mark from the compiled PTX (hopper.py).
+## the mark from the compiled PTX (instructions.py).
 ##
 ## Source: NVIDIA, Parallel Thread Execution ISA, the sections of the instructions' names.
 #define LOCAL_BASE(memory) ((uint)(ulong)(memory))
@@ -136,7 +136,7 @@ depth = {"tf32": 8, "s8": 32, "u8": 32}.get(type, 16)
 types = f"s32.{type}.s8" if integers else f"f32.{type}.{type}"
 how = "" if integers else ", 1, 1" if type == "tf32" else f", 1, 1, {int(wgmma.a_transposed)}, {int(wgmma.b_transposed)}"
 %>\
-// c (64 x ${wgmma.columns}, ${c_type}) = a (64 x ${depth}) b (${depth} x ${wgmma.columns}) [+ c]; a and b lie in local memory as their descriptors say.
+// c (64 x ${wgmma.columns}, ${c_type}) = a (64 x ${depth}) b (${depth} x ${wgmma.columns}) [+ c]; a and b are in local memory as their descriptors say.
 inline void wgmma(${c_type} *c, ulong a, ulong b, int add) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %${sums + 2}, 0;\n"
                "//@wgmma.mma_async.sync.aligned.m64n${wgmma.columns}k${depth}.${types} {${registers}}, %${sums}, %${sums + 1}, p${how};\n}\n"
@@ -147,7 +147,7 @@ inline void wgmma_finish(${c_type} *c) {
   asm volatile("//@wgmma.wait_group.sync.aligned 0;\n" : ${outs} :: "memory");
 }
 <% swizzle_a, swizzle_b = (1 if row == 128 else 2 for row in wgmma.rows) %>\
-// Where a matrix lies: swizzled rows (1: of 128 bytes, 2: of 64); SBO from eight rows to the next, LBO between blocks of 64 columns.
+// The address and layout of a matrix: swizzled rows (1: of 128 bytes, 2: of 64); SBO from eight rows to the next, LBO between blocks of 64 columns.
 inline ulong descriptor(uint at, uint swizzle, uint lbo, uint sbo) {
   return ((ulong)swizzle << 62) | ((ulong)(sbo >> 4) << 32) | ((ulong)(lbo >> 4) << 16) | ((at & 0x3ffff) >> 4);
 }

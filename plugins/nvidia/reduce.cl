@@ -1,6 +1,6 @@
 // out = epilogue(sum of the parts, in an order that only their number decides).
 //
-// size   elements of a part, which lies as the output does
+// size   elements of a part, whose layout is as the output does
 // PARTS  how many there are: by an argument the loop took up to a quarter of the kernel's time more
 // LANES  work items of an element: lane i adds parts i, i + LANES, ...; then the lanes' sums are added in order
 // inner, channels  elements from channel to channel, and how many channels

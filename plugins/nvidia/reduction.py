@@ -1,41 +1,73 @@
-"""The sum of a product's parts as a launch, one program for all sizes; see ``reduce.cl``."""
+"""Parts of a sum: a launch that adds them, one program for all sizes (``reduce.cl``), or the text by which work groups
+of the product add them (``parts.cl.mako``).
+
+Sizes that a program divides by are arguments (``divide.cl``). A division by a literal is a multiplication by its
+reciprocal and a shift (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994); here both
+come with the launch.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from convdispatch.api import (
-    OPERANDS,
-    ConvProblem,
-    Launch,
-    build,
-    define,
-    epilogue_macros,
-    kernel_text,
-    storage_macros,
-)
+from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, epilogue_macros, kernel_text, storage_macros
 
-from .divisors import divided_by
+MAX_DIVIDEND = 2**31 - 1
+"""Largest number that ``DIVIDED`` divides."""
+MAX_PARTS = 255
+"""Parts that a tile's state counts, at most."""
+STATE_BYTES = 8
+"""Bytes of a tile's state."""
 
 
-def reduction_launch(
-    context: Any, problem: ConvProblem, index: str, elements: int, parts: int, lanes: int, written: Sequence[str]
-) -> Launch:
-    """Parts lie in the workspace as the output does; ``index`` is the type of offsets in them."""
+def divided_by(*sizes: int) -> list[np.uint32]:
+    """The arguments of ``DIVISOR`` for each size, 1 to MAX_DIVIDEND."""
+    arguments: list[np.uint32] = []
+    for size in sizes:
+        shift = (size - 1).bit_length()
+        arguments += map(np.uint32, (size, (((1 << shift) - size) << 32) // size + 1, shift))
+    return arguments
+
+
+def written(problem: ConvProblem) -> list[str]:
+    """The operands of a kernel that ends with the epilogue: the output, bias and residual."""
+    return [problem.written, *(name for name in ("bias", "residual") if getattr(problem, name))]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of an output in the workspace, each in the output's own layout."""
+
+    count: int
+    elements: int
+    """Of one part."""
+    index: str
+    """OpenCL type of offsets in them."""
+
+    @property
+    def lanes(self) -> int:
+        """Work items that share the sum of an element's parts."""
+        return 8 if self.count >= 16 else 1
+
+
+def reduction_launch(context: Any, problem: ConvProblem, parts: Parts, operands: Sequence[str]) -> Launch:
+    """Adds the parts and writes what follows the sum to ``operands``."""
     inner = 1 if problem.layout == "nhwc" else math.prod(problem.out_shape[2:])
-    text = reduction_macros(problem, index) + define(PARTS=parts, LANES=lanes) + kernel_text(__package__, "reduce.cl")
-    sizes = [offset_type(index)(elements), *divided_by(inner, problem.channels_out)]
-    size = -(-elements * lanes // 256) * 256
-    arguments = ["workspace", *written, *sizes]
-    return Launch(build(context, text), "reduce", (size,), (256,), arguments, names=OPERANDS)
+    text = reduction_macros(problem, parts.index) + define(PARTS=parts.count, LANES=parts.lanes)
+    sizes = [offset_type(parts.index)(parts.elements), *divided_by(inner, problem.channels_out)]
+    size = -(-parts.elements * parts.lanes // 256) * 256
+    program = build(context, text + kernel_text(__package__, "reduce.cl"))
+    return Launch(program, "reduce", (size,), (256,), ["workspace", *operands, *sizes], names=OPERANDS)
 
 
 def reduction_macros(problem: ConvProblem, index: str) -> str:
-    """What a program that adds parts rests on: types and what follows a sum, no sizes."""
+    """What a program that adds parts depends on: types and what follows a sum, no sizes."""
     text = storage_macros(problem.dtype) + epilogue_macros(problem)
     text += define(OUT_INDEX=index, PARTIAL=0, WIDE=int(index == "long"))
     return text + kernel_text(__package__, "divide.cl")
@@ -44,3 +76,9 @@ def reduction_macros(problem: ConvProblem, index: str) -> str:
 def offset_type(index: str) -> Any:
     """NumPy's type of arguments that are offsets of OpenCL's type ``index``."""
     return {"int": np.int32, "long": np.int64}[index]
+
+
+def parts_text(tiling: Any, split: int, blocks: int) -> str:
+    """Text of ``parts.cl.mako`` for tiles of ``blocks`` blocks; states of other kernels differ by the tiling's repr."""
+    magic = int.from_bytes(hashlib.blake2b(repr(tiling).encode(), digest_size=6).digest(), "big")
+    return kernel_text(__package__, "parts.cl.mako", magic=magic, split=split, blocks=blocks)

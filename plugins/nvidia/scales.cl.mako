@@ -58,7 +58,7 @@ void exponents(${args}) {
 %endif
 %if norms:
 <% p, table, at = norms %>\
-// The mean exponent of a summed index, or what lies ${reach} below the largest, whichever is larger.
+// The mean exponent of a summed index, or what is ${reach} below the largest, whichever is larger.
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void norms(global uchar *restrict marks) {
   local int total[256], count[256], most[256];

@@ -32,15 +32,21 @@ from . import SHARED
 
 TOP = 14
 """Exponent that the largest magnitude of a row gets."""
-_LEAST = 127 - 112
+LEAST_EXPONENT = 127 - 112
 """Smaller biased exponents count as this one."""
-_NOTHING = -400
+NO_EXPONENT = -400
 """The norm of a summed index at which B holds nothing: what it meets becomes zero."""
-_REACH = 10
-_ITEMS, _GROUPS, _READS = 256, 512, 16
+MEAN_REACH = 10
+"""A norm is never further than this below the largest exponent."""
+ITEMS = 256
+"""Work items of a work group."""
+WANTED_GROUPS = 512
+"""Work groups that look through a tensor, at least: few planes are cut into parts to reach it."""
+WANTED_READS = 16
+"""Reads of a work item, at least."""
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Planes:
     """A tensor as planes: [group][outer][channel], each of some pixels (taps). Rows and summed indices are the two."""
 
@@ -56,72 +62,32 @@ class Planes:
     summed: str
     """``outer`` or ``channels``: which of the two is k."""
 
-    @property
-    def k(self) -> int:
-        """Summed indices of a group."""
-        return self.outer if self.summed == "outer" else self.channels
-
-    @property
-    def rows(self) -> int:
-        """Rows of A, or columns of B, of a group."""
-        return self.channels if self.summed == "outer" else self.outer
-
-    @property
-    def near(self) -> bool:
-        """Whether neighbouring work items take neighbouring channels, not neighbouring pixels."""
-        return self.steps[2] == 1 and self.channels > 1
-
-    @property
-    def width(self) -> int:
-        """Pixels that are read at once."""
-        return 4 if self.steps[3] == 1 and self.pixels % 4 == 0 else 1
-
-    @property
-    def reads(self) -> int:
-        """Reads of a plane."""
-        return self.pixels // self.width
-
-    @property
-    def lanes(self) -> int:
-        """Work items of a plane."""
-        return _ITEMS // self.side
-
-    @property
-    def side(self) -> int:
-        """Planes of a work group, of neighbouring channels."""
-        most = 32 if self.near and self.pixels >= 8 else max(1, _ITEMS // _power(-(-self.reads // _READS)))
-        return min(_power(self.channels), most)
-
-    @property
-    def blocks(self) -> int:
-        """Work groups along the channels."""
-        return -(-self.channels // self.side)
-
-    @property
-    def parts(self) -> int:
-        """Parts of a plane, which work groups share, where planes are few."""
+    def __post_init__(self) -> None:
+        # Summed indices of a group, and its rows of A or columns of B.
+        self.k, self.rows = (self.outer, self.channels)[:: 1 if self.summed == "outer" else -1]
+        # Whether neighbouring work items take neighbouring channels, not neighbouring pixels.
+        self.near = self.steps[2] == 1 and self.channels > 1
+        self.width = 4 if self.steps[3] == 1 and self.pixels % 4 == 0 else 1  # pixels that are read at once
+        self.reads = self.pixels // self.width
+        # Planes of a work group, of neighbouring channels, and work items of a plane.
+        most = 32 if self.near and self.pixels >= 8 else max(1, ITEMS // _power(-(-self.reads // WANTED_READS)))
+        self.side = min(_power(self.channels), most)
+        self.lanes = ITEMS // self.side
+        self.blocks = -(-self.channels // self.side)  # work groups along the channels
         whole = self.groups * self.outer * self.blocks
-        return max(1, min(_GROUPS // whole, self.reads // (8 * self.lanes)))
-
-    @property
-    def work_groups(self) -> int:
-        """Work groups that look through the tensor."""
-        return self.groups * self.outer * self.blocks * self.parts
+        self.parts = max(1, min(WANTED_GROUPS // whole, self.reads // (8 * self.lanes)))  # of a plane
+        self.work_groups = whole * self.parts
+        self.table_bytes = self.groups * self.rows * self.parts * self.k  # one exponent each
 
     def cell(self, group: str, outer: str, channel: str, part: str) -> str:
-        """OpenCL expression: where a part's exponent lies in the table, [group][row][part][k]."""
+        """OpenCL expression: offset of a part's exponent in the table, [group][row][part][k]."""
         row, k = (channel, outer) if self.summed == "outer" else (outer, channel)
         return f"(((long){group} * {self.rows} + {row}) * {self.parts} + {part}) * {self.k} + {k}"
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of the exponents."""
-        return self.groups * self.rows * self.parts * self.k
 
 
 def _power(n: int) -> int:
     """The power of two that holds ``n``, at most a work group's."""
-    return min(_ITEMS, 1 << max(0, n - 1).bit_length())
+    return min(ITEMS, 1 << max(0, n - 1).bit_length())
 
 
 def planes(problem: ConvProblem, name: str) -> Planes:
@@ -131,19 +97,18 @@ def planes(problem: ConvProblem, name: str) -> Planes:
         outer, channels = problem.oc // g, problem.ic // g
         pixels = problem.kd * problem.kh * problem.kw
         steps = (outer * channels * pixels, channels * pixels)
-        summed = "channels" if problem.direction == "fwd" else "outer"
+        whole, summed = channels, "channels" if problem.direction == "fwd" else "outer"
     else:
         size = [getattr(problem, ("i" if name == "x" else "o") + axis) for axis in "dhw"]
         whole, pixels, outer = problem.ic if name == "x" else problem.oc, math.prod(size), problem.mb
         channels = whole // g
         steps = (channels * (1 if nhwc else pixels), whole * pixels)
         summed = "outer" if problem.direction == "bwd_weights" else "channels"
-        return Planes(name, g, outer, channels, pixels, (*steps, *((1, whole) if nhwc else (pixels, 1))), summed)
-    return Planes(name, g, outer, channels, pixels, (*steps, *((1, channels) if nhwc else (pixels, 1))), summed)
+    return Planes(name, g, outer, channels, pixels, (*steps, *((1, whole) if nhwc else (pixels, 1))), summed)
 
 
 class Scales:
-    """A problem's scales: where they lie, the launches that find them, and the exponents that kernels add.
+    """A problem's scales: their offsets, the launches that find them, and the exponents that kernels add.
 
     ``areas`` are the workspace's, ``b_areas`` those of B's buffer: another one where weights are constant.
     """
@@ -167,9 +132,10 @@ class Scales:
         """Ints before an operand's marks, in its buffer."""
         return self._marks[name]
 
-    def exponent(self, name: str, norms: str, marks: str, group: str, row: str, k: str, margin: int = 0) -> str:
+    def exponent(self, name: str, norms: str, marks: str, at: tuple[str, str, str], margin: int = 0) -> str:
         """OpenCL expression: what an operand's element is shifted by. ``norms`` and ``marks`` point to the two buffers
-        as ints; ``margin`` are bits that it may grow afterwards."""
+        as ints, ``at`` are its group, row and k; ``margin`` are bits that it may grow afterwards."""
+        group, row, k = at
         each, sign = (self.a, "") if name == self.a.name else (self.b, "-")
         norm = f"{norms}[{self.norms_at} + {group} * {each.k} + {k}]"
         mark = f"{marks}[{self._marks[name]} + {group} * {each.rows} + {row}]"
@@ -179,20 +145,22 @@ class Scales:
         """What finds the scales of the operands ``names``, B's norms first where B is among them."""
         wanted = [each for each in (self.a, self.b) if each.name in names]
         has_b = self.b in wanted
-        text = kernel_text(SHARED, "scales.cl.mako", planes=[(each, self._table[each.name]) for each in wanted],
-                           norms=(self.b, self._table[self.b.name], self.norms_at) if has_b else None,
-                           marks=[(each, self._table[each.name], self.norms_at, self._marks[each.name],
-                                   1 if each is self.a else -1) for each in wanted],
-                           least=_LEAST, reach=_REACH, nothing=_NOTHING)  # fmt: skip
+        tables = [(each, self._table[each.name]) for each in wanted]
+        norms = (self.b, self._table[self.b.name], self.norms_at) if has_b else None
+        marks = [(each, table, self.norms_at, self._marks[each.name], 1 if each is self.a else -1)
+                 for each, table in tables]  # fmt: skip
+        text = kernel_text(SHARED, "scales.cl.mako", planes=tables, norms=norms, marks=marks, least=LEAST_EXPONENT,
+                           reach=MEAN_REACH, nothing=NO_EXPONENT)  # fmt: skip
         program = build(context, text)
-        given = [name for each in wanted for name in (each.name, "workspace")]
-        groups = sum(each.work_groups for each in wanted)
-        found = [Launch(program, "exponents", (groups * _ITEMS,), (_ITEMS,), given, names=OPERANDS)]
+
+        def launch(kernel: str, groups: int, operands: list[str]) -> Launch:
+            return Launch(program, kernel, (groups * ITEMS,), (ITEMS,), operands, names=OPERANDS)
+
+        both = [name for each in wanted for name in (each.name, "workspace")]
+        found = [launch("exponents", sum(each.work_groups for each in wanted), both)]
         if has_b:
-            size = (self.b.groups * -(-self.b.k // 16) * _ITEMS,)
-            found.append(Launch(program, "norms", size, (_ITEMS,), ["workspace"], names=OPERANDS))
+            found.append(launch("norms", self.b.groups * -(-self.b.k // 16), ["workspace"]))
         rows = sum(each.groups * each.rows for each in wanted)
-        norms = "workspace" if has_b or not self.constant else "w"
-        given = [name for _ in wanted for name in ("workspace", norms)]
-        found.append(Launch(program, "marks", (-(-rows // 8) * _ITEMS,), (_ITEMS,), given, names=OPERANDS))
+        norms_of = "workspace" if has_b or not self.constant else "w"
+        found.append(launch("marks", -(-rows // 8), ["workspace", norms_of] * len(wanted)))
         return found

@@ -1,4 +1,12 @@
-"""oneDNN's convolutions on the memory of an OpenCL CPU device."""
+"""onednn: oneDNN's convolutions on the memory of an OpenCL CPU device.
+
+- ``errata``: what the library computes wrongly.
+- ``library``: finds oneDNN, and calls its C interface.
+- ``native``: a library's calls as one command of a queue.
+- ``plan``: reorders and the convolution between them.
+- ``primitive``: a problem as the library's primitive.
+- ``solver``: what is refused, and layouts as configurations.
+"""
 
 import functools
 from collections.abc import Sequence

@@ -53,7 +53,7 @@ _CODE = bytes.fromhex(
 )
 
 
-class Call(NamedTuple):
+class Invocation(NamedTuple):
     """One call: ``function(first, second, third, fourth)``, addresses all.
 
     A text as ``second`` names an operand: the address of its buffer, plus ``offset`` bytes, takes its place.
@@ -112,7 +112,7 @@ def wholes(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     return found, starts
 
 
-def apart(calls: Sequence[Call]) -> list[Script]:
+def apart(calls: Sequence[Invocation]) -> list[Script]:
     """The calls as commands of one buffer each, and one without; for a runtime that mixes buffers up."""
     names = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
     first = [Script([call for call in calls if call.second == name]) for name in names]
@@ -125,7 +125,7 @@ class Script:
     ``held`` names operands that no call has as argument, but that are in use while the command runs.
     """
 
-    def __init__(self, calls: Sequence[Call], held: Sequence[str] = ()) -> None:
+    def __init__(self, calls: Sequence[Invocation], held: Sequence[str] = ()) -> None:
         self.status = c_int(0)
         self.operands = (*dict.fromkeys(call.second for call in calls if isinstance(call.second, str)), *held)
         word_of = {name: _HEAD + place for place, name in enumerate(self.operands)}
@@ -154,7 +154,7 @@ class Script:
     ) -> cl.Event:
         """Enqueue the calls; the runtime copies the list, so it may be enqueued again at once.
 
-        ``starts`` says from which byte of its buffer on an operand lies; not from two threads at once.
+        ``starts`` says from which byte of its buffer on an operand is; not from two threads at once.
         """
         import pyopencl as cl
 

@@ -12,7 +12,7 @@ from convdispatch.api import Areas, ConvDispatchError, ConvProblem
 
 from .errata import reads_scratch
 from .library import library
-from .native import Call, Script, apart, mixes_buffers, wholes
+from .native import Invocation, Script, apart, mixes_buffers, wholes
 from .primitive import Convolution, Descriptor, described, shared
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class _Argument(ctypes.Structure):
 
 
 class _Work:
-    """Primitives in the order they run, the memory they see, and where it lies when they run."""
+    """Primitives in the order they run, the memory they see, and where it is when they run."""
 
     def __init__(self) -> None:
         self._lib, self._keep = library(), []
@@ -36,7 +36,7 @@ class _Work:
         self._primitives: list[tuple[c_void_p, Any]] = []
 
     def memory(self, descriptor: Descriptor, operand: str, offset: int = 0) -> c_void_p:
-        """Memory of a layout that will lie ``offset`` bytes into an operand."""
+        """Memory of a layout that will are ``offset`` bytes into an operand."""
         made = self._lib.make("memory_create", descriptor.handle, self._lib.engine, None)
         self._keep.append(descriptor)
         self._memories.append(made)
@@ -55,12 +55,12 @@ class _Work:
         self.run(self._lib.make("primitive_create", descriptor), {_FROM: origin, _TO: destination})
         self._lib.call("primitive_desc_destroy", descriptor)
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[Invocation]:
         """All of it as calls: first each memory learns its address, then the primitives run."""
         place, execute = (self._lib.address(name) for name in ("memory_set_data_handle", "primitive_execute"))
-        calls = [Call(place, memory.value, operand, offset=offset) for memory, operand, offset in self._places]
+        calls = [Invocation(place, memory.value, operand, offset=offset) for memory, operand, offset in self._places]
         return calls + [
-            Call(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
+            Invocation(execute, primitive.value, self._lib.stream.value, len(pairs), ctypes.addressof(pairs))
             for primitive, pairs in self._primitives
         ]
 
@@ -130,7 +130,7 @@ def rooms(problem: ConvProblem, found: Convolution) -> tuple[dict[str, int], int
 class OneDNNPlan:
     """oneDNN's convolution with the reorders round it; their time is part of the plan's.
 
-    What the layouts want reordered lies in the workspace, and the library's own scratch memory too. Constant weights
+    What the layouts want reordered is in the workspace, and the library's own scratch memory too. Constant weights
     are reordered once, by ``pack``. A residual is reordered into the output, which the convolution adds to.
     """
 

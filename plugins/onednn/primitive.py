@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ctypes import byref, c_char_p, c_int64, c_void_p
 from typing import Any
 
-from convdispatch.api import ConvDispatchError, ConvProblem
+from convdispatch.api import ConvDispatchError, ConvProblem, TensorLayout
 from convdispatch.api.activations import onednn_eltwise
 
 from .errata import wrong
@@ -19,10 +19,14 @@ from .library import library
 
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 """Numbers of ``dnnl_data_type_t``."""
-_TAG_ANY, _USER_SCRATCHPAD, _DIRECT, _IMPLEMENTATION = 1, 1, 1, 8
+_TAG_ANY = 1  # dnnl_format_tag_any
+_USER_SCRATCHPAD = 1  # dnnl_scratchpad_mode_user
+_DIRECT = 1  # dnnl_convolution_direct
+_IMPLEMENTATION = 8  # dnnl_query_impl_info_str
 _BLOCKED = {"blocked": (16, {3: 56, 4: 78, 5: 121}), "blocked8": (8, {3: 69, 4: 102, 5: 142})}
 """Channels of a block, and ``dnnl_aBc16b``, ``dnnl_aBc8b`` and their kin by number of axes."""
-_INFERENCE, _TRAINING = 96, 64
+_INFERENCE = 96  # dnnl_forward_inference
+_TRAINING = 64  # dnnl_forward_training
 _QUERY = {"x": 129, "dx": 130, "w": 131, "dw": 132, "y": 133, "dy": 134, "scratch": 136}
 
 
@@ -64,24 +68,14 @@ def _longs(values: Any) -> Any:
 
 def dims_of(problem: ConvProblem, name: str, layout: str | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(sizes, steps in elements) of x, w or y as the library orders axes: channels before space, groups first."""
-    letter = {"x": "i", "w": "k", "y": "o"}[name]
-    space = tuple(getattr(problem, letter + axis) for axis in problem.axes)
-    if name == "w":
-        head = (problem.oc, problem.ic // problem.g)
-    else:
-        head = (problem.mb, problem.ic if name == "x" else problem.oc)
-    order = list(range(len(head) + len(space)))
-    if (layout or problem.layout) == "nhwc":
-        order = [0, *order[2:], 1]
-    sizes = (*head, *space)
-    steps, step = [0] * len(sizes), 1
-    for axis in reversed(order):
-        steps[axis] = step
-        step *= sizes[axis]
+    letter, own = {"x": "i", "w": "k", "y": "o"}[name], problem.replace(layout=layout) if layout else problem
+    tensor, axes = TensorLayout.of(own, name), problem.axes
+    channels = problem.oc if name == "y" else problem.ic // (problem.g if name == "w" else 1)
+    sizes = (problem.oc if name == "w" else problem.mb, channels, *(getattr(problem, letter + axis) for axis in axes))
+    steps = (tensor.image, tensor.channel, *tensor.axes[-len(axes) :])
     if name == "w" and problem.g > 1:
-        sizes = (problem.g, problem.oc // problem.g, *sizes[1:])
-        steps = [steps[0] * (problem.oc // problem.g), *steps]
-    return sizes, tuple(steps)
+        return (problem.g, problem.oc // problem.g, *sizes[1:]), (steps[0] * (problem.oc // problem.g), *steps)
+    return sizes, steps
 
 
 class Convolution:
@@ -189,48 +183,24 @@ class Convolution:
     def _create(self, wanted: dict[str, Descriptor], attributes: c_void_p) -> c_void_p:
         lib, problem = self.lib, self.problem
         x, w, y = (wanted[name].handle for name in "xwy")
-        strides, dilations, near, far = (
-            _longs([read(axis) for axis in problem.axes])
-            for read in (
-                lambda axis: getattr(problem, "s" + axis),
-                lambda axis: getattr(problem, "d" + axis) - 1,
-                lambda axis: getattr(problem, "p" + axis),
-                lambda axis: getattr(problem, f"p{axis}_r"),
-            )
+        axes = problem.axes
+        geometry = (
+            _longs([getattr(problem, "s" + axis) for axis in axes]),
+            _longs([getattr(problem, "d" + axis) - 1 for axis in axes]),
+            _longs([getattr(problem, "p" + axis) for axis in axes]),
+            _longs([getattr(problem, f"p{axis}_r") for axis in axes]),
         )
-        geometry = (strides, dilations, near, far)
         bias = Descriptor.tagged((problem.oc,), problem.dtype, _TAG_ANY) if problem.bias else None
-        engine = lib.engine
+        create, forward = "convolution_{}_primitive_desc_create", (lib.engine, _INFERENCE, _DIRECT)
         if problem.direction == "fwd":
-            tensors = (x, w, bias and bias.handle, y)
-            return lib.make(
-                "convolution_forward_primitive_desc_create",
-                engine,
-                _INFERENCE,
-                _DIRECT,
-                *tensors,
-                *geometry,
-                attributes,
-            )
+            return lib.make(create.format("forward"), *forward, x, w, bias and bias.handle, y, *geometry, attributes)
         anything = [Descriptor.tagged(dims_of(problem, name)[0], problem.dtype, _TAG_ANY) for name in "xwy"]
         any_x, any_w, any_y = (descriptor.handle for descriptor in anything)
-        self._hint = lib.make(
-            "convolution_forward_primitive_desc_create",
-            *(engine, _TRAINING, _DIRECT, any_x, any_w, None, any_y),
-            *geometry,
-            None,
-        )
-        if problem.direction == "bwd_data":
-            return lib.make(
-                "convolution_backward_data_primitive_desc_create",
-                *(engine, _DIRECT, x, w, y),
-                *(*geometry, self._hint, attributes),
-            )
-        return lib.make(
-            "convolution_backward_weights_primitive_desc_create",
-            *(engine, _DIRECT, x, w, None, y),
-            *(*geometry, self._hint, attributes),
-        )
+        forward = (lib.engine, _TRAINING, _DIRECT)
+        self._hint = lib.make(create.format("forward"), *forward, any_x, any_w, None, any_y, *geometry, None)
+        tensors = (x, w, y) if problem.direction == "bwd_data" else (x, w, None, y)
+        backward = create.format("backward_" + problem.direction.removeprefix("bwd_"))
+        return lib.make(backward, lib.engine, _DIRECT, *tensors, *geometry, self._hint, attributes)
 
     def _queried(self, role: str) -> Descriptor:
         found = self.lib.handle.dnnl_primitive_desc_query_md(self.handle, _QUERY[role], 0)

@@ -6,8 +6,13 @@ Intermediates are larger than results, by up to 11 (root mean square) for the ti
 in weights' gradients, as powers of two go from the data's transform to the results'. Infinities come at most a factor
 of ten before a direct sum's (see docs/use/accuracy.md).
 
-Each kind of device has a room of its own, ``cpu`` and ``gpu``; ``transforms`` makes the matrices, ``program`` prints
-products with them.
+A new tile size is a pair of ``_TILES`` with a measured error in both folders.
+
+- ``transforms``: the exact transform matrices of F(m, r).
+- ``geometry``: a problem in tiles and their transforms.
+- ``program``: a product with a constant matrix as straight-line OpenCL C.
+- ``cpu``: the solver for CPUs.
+- ``gpu``: the solvers for GPUs.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ _TILES = ((2, 3), (4, 3), (5, 3), (6, 3), (7, 3), (2, 5), (4, 5), (2, 7), (4, 7)
 
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
-    """The solvers of every room."""
-    cpu, gpu = (f"{__name__}.{room}" for room in ("cpu", "gpu"))
+    """The solvers of both folders."""
+    cpu, gpu = (f"{__name__}.{folder}" for folder in ("cpu", "gpu"))
     made: list[Solver] = []
     for where, kind, name, serves in (
         (f"{cpu}.solver", "Winograd", "winograd.f", cpus_only),

@@ -88,7 +88,7 @@ class _Writer:
         self._names = 0
 
     def share_columns(self, forms: list[Form]) -> None:
-        """Where two values stand in several forms with factors equal up to sign, put their sum and difference there."""
+        """Replace two values that are in several forms, with factors equal up to sign, by their sum and difference."""
         while True:
             names = sorted({name for form in forms for name in form})
             best: tuple[int, str, str] | None = None

@@ -19,15 +19,15 @@ torch = pytest.importorskip("torch")
 
 import host_cuda  # noqa: E402 (torch is asked for first)
 from native_stand_in import _RUN, stand_in  # noqa: E402, F401
-from test_calls_replay import CHANGES, OPTIONS  # noqa: E402
 
 import convdispatch as cd  # noqa: E402
 from convdispatch import ConvProblem  # noqa: E402
 from convdispatch.api.problem import DIRECTIONS  # noqa: E402
-from convdispatch.calls import guarded_replay  # noqa: E402
-from convdispatch.calls.bound_call import PLACES  # noqa: E402
+from convdispatch.calls.call import PLACES  # noqa: E402
+from convdispatch.calls.stream_call import StreamCall  # noqa: E402
 from convdispatch.device.native import loading  # noqa: E402
 
+OPTIONS = ((1, 1), 1, 1, 1, None, "nchw", "float32", False)
 _SHARED = 65536
 """Bytes that a launch gives."""
 
@@ -35,11 +35,11 @@ _SHARED = 65536
 class _Launches:
     """One kernel of three addresses and a number, and a word of scratch memory after 300 bytes of it."""
 
-    def program(self, launcher, name, context, sizes, strides):
+    def program(self, launcher):
         packed = struct.pack("QQQQi", 0, 0, 0, 0, 42)
         places = [(0, 0, 0), (8, 1, 0), (16, 2, 0), (24, 5, 300)]
         launches = [(9, (2, 3, 4, 32, 1, 1, _SHARED), 1, packed, places)]
-        return launcher.program(name, context, launches, [0], 512, sizes, strides)
+        return launcher.program("one", host_cuda.CONTEXT, launches, [0], 512, self.shape, self.strides)
 
 
 @pytest.fixture
@@ -58,15 +58,16 @@ def made(stand_in):  # noqa: F811
         problem = ConvProblem.parse("mb1ic4ih8oc8kh3ph1").replace(direction=direction)
         operands = tuple(torch.ones(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
         written = PLACES[direction][2]
+        launches = _Launches()
+        launches.shape, launches.strides = problem.out_shape, operands[written].stride()
         call = SimpleNamespace(
-            problem=problem, written=written, number=-1, out_shape=problem.out_shape, launches=_Launches(),
-            sizes=[math.prod(each.shape) * 4 for each in operands], given=None,
-            place=SimpleNamespace(cuda=SimpleNamespace(context=SimpleNamespace(value=host_cuda.CONTEXT))),
-            name="one",
+            problem=problem, written=written, arrays=SimpleNamespace(number=-1), out_shape=problem.out_shape,
+            sizes=[math.prod(each.shape) * 4 for each in operands], given=None, launches=launches,
+            program=launches.program,
         )  # fmt: skip
-        library = SimpleNamespace(torch=torch, raw=lambda number: 77, current=lambda: -1, streams={})
+        library = SimpleNamespace(torch=torch, records_gradients=True)
         shape = None if direction == "fwd" else tuple(operands[written].shape)
-        again = guarded_replay.replay_on_stream(call, library, operands, OPTIONS, shape)
+        again = StreamCall.replay(call, library, (*operands, None, None, None), OPTIONS, shape)
         return again, (direction, operands, OPTIONS, shape)
 
     make.given, make.status, make.context = given, status, stand_in.context
@@ -96,6 +97,53 @@ def test_operands_lie_where_the_launch_looks(made, direction, new):
     del asked, operands, result, again
     gc.collect()
     assert not new or held[written]() is None
+
+
+def _other_dtype(operands):
+    operands[0] = operands[0].double()
+
+
+def _other_weights_dtype(operands):
+    operands[1] = operands[1].double()
+
+
+def _other_shape(operands):
+    operands[0] = torch.ones(1, 4, 8, 9)
+
+
+def _with_gaps(operands):
+    operands[0] = torch.ones(1, 4, 8, 16)[..., ::2]
+
+
+def _parameter(operands):
+    operands[1] = torch.nn.Parameter(operands[1])
+
+
+def _numpy(operands):
+    operands[0] = np.ones((1, 4, 8, 8), np.float32)
+
+
+def _unaligned(operands):
+    operands[0] = torch.ones(4 * 64 + 1)[1:].reshape(1, 4, 8, 8)
+
+
+def _over(operands):
+    operands[2] = torch.ones(8 * 64 + 64)[64:].reshape(1, 8, 8, 8)
+    operands[0] = torch.empty(0).set_(operands[2].untyped_storage(), 0, (1, 4, 8, 8))
+
+
+def _other_result(operands):
+    operands[2] = torch.ones(1, 8, 8, 7)
+
+
+def _result_with_gaps(operands):
+    operands[2] = torch.ones(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
+
+
+CHANGES = (
+    _other_dtype, _other_weights_dtype, _other_shape, _with_gaps, _parameter, _numpy, _unaligned, _over, _other_result,
+    _result_with_gaps,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

@@ -13,7 +13,7 @@ from on_queues import bring, given, turns, values, warm  # noqa: F401 (fixtures 
 import convdispatch as cd
 from convdispatch import ConvProblem, Tensor
 from convdispatch.calls.arrays.operands import contiguous_strides
-from convdispatch.calls.bound_call import Call
+from convdispatch.calls.queue_call import QueueCall
 from convdispatch.calls.call_cache import LAST
 
 
@@ -96,7 +96,7 @@ OPTIONS = (1, 1, 1, 1, None, "nchw", "float32", False)
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_arrays_go_the_usual_way(bring, change, given):
     x, w, out, expected = warm(bring, False)
-    again, operands = LAST["fwd"][id(w)].again, [x, w, out]
+    again, operands = LAST["fwd"][id(w)][1].again, [x, w, out]
     given.clear()
     place, other = CHANGES[change]
     operands[place] = other(operands[place])
@@ -199,8 +199,8 @@ def test_calls_are_made_again_only_where_the_call_before_was_the_same(bring, mon
     """Two calls that take turns on the same weights find their way by the usual key."""
     x, w, _, expected = warm(bring, True)
     wide = bring(np.repeat(values(x), 2, axis=-1))
-    turns, real = [], Call.__call__
-    monkeypatch.setattr(Call, "__call__", lambda self, *rest: turns.append(1) or real(self, *rest))
+    turns, real = [], QueueCall.__call__
+    monkeypatch.setattr(QueueCall, "__call__", lambda self, *rest: turns.append(1) or real(self, *rest))
     for _ in range(3):
         np.testing.assert_array_equal(values(cd.conv(x, w, padding=1)), expected)
     assert not turns

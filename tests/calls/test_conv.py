@@ -255,8 +255,8 @@ def test_bfloat16_is_ml_dtypes():
 
 def test_a_warm_call_with_lists_is_found_again(monkeypatch):
     module, seen = importlib.import_module("convdispatch.calls.conv"), []
-    describe = module._describe_call
-    monkeypatch.setattr(module, "_describe_call", lambda *given: seen.append(1) or describe(*given))
+    describe = module.described_call
+    monkeypatch.setattr(module, "described_call", lambda *given: seen.append(1) or describe(*given))
     x, w = np.ones((1, 3, 7, 9), np.float32), np.ones((5, 3, 3, 2), np.float32)
     results = [convdispatch.conv(x, w, stride=[1, 2], padding=[[1, 0], [1, 1]], dilation=[1, 1]) for _ in range(3)]
     assert len(seen) == 1

@@ -274,3 +274,13 @@ def test_an_empty_batch_on_the_device(queue, layout):
     dy = cl_array.Array(queue, problem.y_shape, np.float32)
     grad = convdispatch.conv_backward_weights(x, dy, problem.w_shape, **options(problem))
     assert not grad.get().any()
+
+
+@pytest.mark.parametrize("name", ["x", "w", "bias", "residual"])
+def test_one_operand_in_the_other_byte_order_is_read_as_what_it_is(name):
+    problem = ConvProblem.parse("mb1ic4ih5oc6kh3ph1+bias+residual")
+    operands, expected = make_operands(problem)
+    arrays = operands.present()
+    arrays[name] = arrays[name].astype(arrays[name].dtype.newbyteorder(">"))
+    for _ in range(3):
+        np.testing.assert_array_equal(call(problem, arrays), expected)

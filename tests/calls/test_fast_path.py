@@ -9,7 +9,8 @@ import pytest
 import convdispatch as cd
 from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.calls import conv as conv_module
-from convdispatch.calls.bound_call import Call
+from convdispatch.calls.host_call import HostCall
+from convdispatch.calls.queue_call import QueueCall
 from convdispatch.device import runtime
 from convdispatch.device.commands.host_memory import has_system_svm
 from convdispatch.device.places import host
@@ -25,29 +26,27 @@ Y = np.full((1, 3, 4, 4), 8, np.float32)
 def made(kind, queue):
     """(from NumPy to the kind, back, whether the calls take a queue)."""
     if kind == "array":
-        return lambda a: cla.to_device(queue, a), lambda a: a.get(), Call._run_device
+        return lambda a: cla.to_device(queue, a), lambda a: a.get(), QueueCall.generally
     if kind == "tensor":
-        return lambda a: cd.Tensor.from_numpy(a, queue), lambda a: a.numpy(), Call._run_device
+        return lambda a: cd.Tensor.from_numpy(a, queue), lambda a: a.numpy(), QueueCall.generally
     if kind == "torch":
         torch = pytest.importorskip("torch")
-        return lambda a: torch.from_numpy(a.copy()), lambda a: a.numpy(), Call._run_host
-    return np.copy, np.asarray, Call._run_host
+        return lambda a: torch.from_numpy(a.copy()), lambda a: a.numpy(), HostCall.generally
+    return np.copy, np.asarray, HostCall.generally
 
 
 @pytest.mark.parametrize("kind", ["array", "tensor", "numpy", "torch"])
 def test_warm_calls_take_the_short_way_unless_something_is_in_it(kind, queue, monkeypatch):
     bring, back, general = made(kind, queue)
-    if general is Call._run_host and not cd.device.commands.host_memory.has_system_svm(queue.device):
-        pytest.skip("this device takes no pointers of the host's")
-    options = {"queue": queue} if general is Call._run_host else {}
+    options = {"queue": queue} if general is HostCall.generally else {}
     x, w = bring(X), bring(W)
     out = cd.conv(x, w, **options)
     for given in (None, out):  # another kind of call each
         cd.conv(x, w, out=given, **options)
     turns = []
-    for name in ("_run_device", "_run_host"):
-        real = getattr(Call, name)
-        monkeypatch.setattr(Call, name, lambda *a, real=real: turns.append(1) or real(*a))
+    for kind_of_call in (HostCall, QueueCall):
+        real = kind_of_call.generally
+        monkeypatch.setattr(kind_of_call, "generally", lambda *a, real=real: turns.append(1) or real(*a))
     again = cd.conv(x, w, **options)
     assert cd.conv(x, w, out=out, **options) is out
     assert not turns

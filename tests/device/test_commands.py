@@ -114,7 +114,7 @@ class SaysSo(OwnMeans):
 def _prepared(queue, plan):
     problem = ConvProblem.parse("mb1ic4ih4oc8kh1")
     solver = ranking.contestants(problem, runtime.device_info(queue.device))["im2col"]
-    return Prepared(queue.context, problem, problem, solver, {}, plan)
+    return Prepared(queue.context, problem, problem, ranking.Candidate(solver, {}, ""), plan)
 
 
 def test_a_plan_of_its_own_means_that_says_so_is_called_at_every_replay(queue):

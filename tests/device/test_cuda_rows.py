@@ -17,7 +17,7 @@ from host_cuda import CudaArray, HostFunction, installed
 from plans import SMALL, declared, first
 
 from convdispatch import ConvProblem
-from convdispatch.calls import stream_plan
+from convdispatch.calls import stream_call
 from convdispatch.device.commands.interface import Kernel
 from convdispatch.device.cuda import modules, stream
 from convdispatch.device.places import stream as stream_place
@@ -85,7 +85,7 @@ def check(monkeypatch, driver, problem, name):
     config = first(problem, solver)
     dispatch.forget()
     monkeypatch.setattr(
-        stream_plan.dispatch, "prepare", lambda problem, context, *_: dispatch.make(solver, config, problem, context)
+        stream_call.dispatch, "prepare", lambda problem, context, *_: dispatch.make(solver, config, problem, context)
     )
     operands, expected = make_operands(problem, "real")
     arrays = {key: CudaArray(array) for key, array in operands.present().items()}

@@ -15,7 +15,7 @@ from host_programs import ADD, TEXTS, solvers
 import convdispatch as cd
 from convdispatch import ConvProblem
 from convdispatch.api.errors import ConvDispatchWarning
-from convdispatch.calls.bound_call import Call
+from convdispatch.calls.host_call import HostCall
 from convdispatch.device import runtime
 from convdispatch.device.commands import host_memory
 from convdispatch.device.commands.recording import Recording
@@ -340,7 +340,7 @@ def test_what_gives_other_commands_goes_by_its_plan(monkeypatch, given):
     opaque = classmethod(lambda cls, recording, *rest: cls(None, *rest))
     monkeypatch.setattr(Executable, "of", opaque)
     general = []
-    monkeypatch.setattr(Call, "_run_host", lambda *_: general.append(1))
+    monkeypatch.setattr(HostCall, "generally", lambda *_: general.append(1))
     dispatch.forget()
     try:
         for w in (arrays["w"], cd.constant(arrays["w"])):

@@ -91,4 +91,4 @@ def test_a_call_is_let_go_of_by_whoever_holds_it_beside_the_cache(small, device)
         for _ in range(3):
             cd.conv(np.ones((1, 2, 5, width), np.float32), w)
     kept = {id(entry.value) for entry in call_cache.CALLS._all.values()}
-    assert {id(call) for known in call_cache.LAST.values() for call in known.values()} <= kept
+    assert {id(call) for known in call_cache.LAST.values() for _, call in known.values()} <= kept

@@ -13,14 +13,14 @@ from click.testing import CliRunner
 
 from convdispatch import conv
 from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, DeviceRates
-from convdispatch.calls.framework.host import HostProblem
+from convdispatch.calls.host_call import HostCall
 from convdispatch.device import rates as module
 from convdispatch.device import runtime
 from convdispatch.device.opencl.processor import quota
 from convdispatch.device.rates import estimate, keep, rates
 from convdispatch.measurement import calibration, first_sight, peaks
 from convdispatch.measurement.calibration import calibrate
-from convdispatch.measurement.peaks.variant import Variant
+from convdispatch.measurement.peaks.matrix import Variant
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.tools.cli import main
 from convdispatch.tools.doctor import _rates
@@ -210,7 +210,7 @@ def test_a_call_has_its_device_seen(sight, device, queue):
 def test_a_framework_s_problem_has_its_device_seen(sight, device):
     if runtime.device_info(device).type != "cpu":
         pytest.skip("CPUs only: this door serves frameworks' problems on the host")
-    HostProblem(ConvProblem.parse("mb1ic3ih7iw5oc2kh3"), device)
+    HostCall(ConvProblem.parse("mb1ic3ih7iw5oc2kh3"), runtime.context(device))
     assert device in sight._seen
 
 

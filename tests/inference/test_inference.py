@@ -312,7 +312,7 @@ def test_weights_that_are_computed_on_another_queue_are_waited_for(queue, monkey
     def late(*given):
         """What computes weights is done half a second after the form's planning has begun."""
         graph = fused(*given)
-        graph.aside.end()
+        graph.background.end()
         gate = cl.UserEvent(queue.context)
         weights = {node.kwargs["w"] for node in graph.nodes if "w" in node.kwargs}
         right = {w: w.copy() for w in weights}

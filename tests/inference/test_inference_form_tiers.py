@@ -167,3 +167,14 @@ def test_arrays_of_another_library_take_turns_too(world):
     for _ in range(2 * (form_tiers.SAMPLES + 1)):
         np.testing.assert_allclose(form(torch.from_numpy(x)).numpy(), expected, rtol=1e-4, atol=1e-5)
     assert (form.watch, len(world.kept)) == (None, 1)
+
+
+def test_whoever_waits_gets_the_fastest_form(world):
+    x = small_net.normal(*SHAPE)
+    expected, form = world.expected(x), world.built()
+    world.other()
+    assert form_tiers.settle_all() == 1
+    assert form.watch is None
+    assert world.kept == [(form.layout, form.queues)]
+    assert form_tiers.settle_all() == 0, "nothing is left to wait for"
+    calls(form, x, expected, 1)

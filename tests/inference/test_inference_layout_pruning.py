@@ -15,7 +15,7 @@ from convdispatch.device import runtime
 from convdispatch.device.programs import compile_pool
 from convdispatch.inference import building, layout_pruning
 from convdispatch.inference.passes import layout
-from convdispatch.selection import dispatch
+from convdispatch.selection import decision_store, dispatch
 from convdispatch.selection.choice.ranking import rank
 
 SHAPE = (1, 3, 13, 13)
@@ -60,11 +60,9 @@ def test_seconds_are_those_of_the_chosen_solvers_and_of_reorders(queue):
 def test_what_was_ranked_is_not_ranked_again(queue, monkeypatch):
     """Two layouts are compared by ranking each convolution; planning those that are built asks no solver again."""
     net, asked = small_net.net(queue), []
-    real = layout_pruning.Choices
-    monkeypatch.setattr(
-        layout_pruning, "Choices", lambda problem, device: asked.append(problem) or real(problem, device)
-    )
-    monkeypatch.setattr(dispatch, "Choices", lambda *given: pytest.fail("ranked a second time"))
+    real = layout_pruning.choices
+    monkeypatch.setattr(layout_pruning, "choices", lambda *given: asked.append(given[0]) or real(*given))
+    monkeypatch.setattr(decision_store, "choices", lambda *given: pytest.fail("ranked a second time"))
     monkeypatch.setattr(compile_pool, "processors", lambda: 2)
     dispatch.forget()
     built = inference.build(net, SHAPE, queue=queue)

@@ -17,8 +17,8 @@ class Two(nn.Module):
     """Two Inception modules in a row: branches, where they meet, and branches again."""
 
     def __init__(self, queue, layout="nchw"):
-        self.first = Inception(12, 8, 8, 16, 8, 8, 8, layout, queue)
-        self.second = Inception(40, 8, 8, 8, 8, 16, 8, layout, queue)
+        self.first = Inception(12, (8, 8, 16, 8, 8, 8), layout, queue)
+        self.second = Inception(40, (8, 8, 8, 8, 16, 8), layout, queue)
 
     def forward(self, x):
         return self.second(self.first(x))

@@ -64,7 +64,7 @@ def test_weights_are_rounded_once(queue, dtype, kernel):
         return functional.batch_norm(y, *(Tensor.from_numpy(part, queue) for part in parts), training=False)
 
     graph = graph_variants.traced_and_fused(net, [SHAPE], np.dtype(dtype), queue, None)
-    graph.aside.end()
+    graph.background.end()
     (node,) = graph.nodes
     expected, bias = functional.fold_batch_norm(w, *parts)
     np.testing.assert_array_equal(node.kwargs["w"].numpy(), expected)

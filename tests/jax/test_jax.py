@@ -19,7 +19,7 @@ from convdispatch import ConvProblem  # noqa: E402
 from convdispatch.api import InvalidArgument  # noqa: E402
 from convdispatch.calls.framework.fallback import Fallback  # noqa: E402
 from convdispatch.calls.framework.host import cpu_device  # noqa: E402
-from convdispatch.jax import calls, ffi, host_call  # noqa: E402
+from convdispatch.jax import calls, ffi  # noqa: E402
 
 try:
     cpu_device(pointers=True)
@@ -284,7 +284,7 @@ def test_an_error_in_a_call_is_told(monkeypatch):
     def fail(*_):
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(host_call.HostCall, "__call__", fail)
+    monkeypatch.setattr(calls, "call_for", fail)
     with pytest.raises(Exception, match="convdispatch: RuntimeError: no such thing"):
         jax.block_until_ready(run(x, w))
 

@@ -30,9 +30,9 @@ def gpu(request, monkeypatch):
     """As a GPU: small channels, and those that several groups share."""
     as_gpu(monkeypatch, batch_norm_kernel, compute_units=4)
     if request.param == "channels shared":
-        monkeypatch.setattr(batch_norm_kernel, "_SMALL", 0)
-        monkeypatch.setattr(batch_norm_kernel, "_LARGE", 0)
-        monkeypatch.setattr(batch_norm_kernel, "_SUM_GROUP", 16)
+        monkeypatch.setattr(batch_norm_kernel, "ONE_GROUP_VALUES", 0)
+        monkeypatch.setattr(batch_norm_kernel, "SHARED_VALUES", 0)
+        monkeypatch.setattr(batch_norm_kernel, "SHARE_GROUP_ITEMS", 16)
     batch_norm_kernel._launches.cache_clear()
     yield request.param
     batch_norm_kernel._launches.cache_clear()

@@ -17,6 +17,7 @@ import pytest
 from small_net import LABELS, net, normal
 
 from convdispatch import inference
+from convdispatch.calls import call_cache
 from convdispatch.device import runtime
 from convdispatch.device.programs import kernels
 from convdispatch.nn import SGD, Adam, Tape, functional
@@ -82,6 +83,8 @@ def grown(work, queue, device, watched, steps=STEPS) -> dict:
     def state() -> dict:
         held = watched.held(work)
         queue.finish()
+        assert all(len(known) <= call_cache.MAX_LAST_CALLS for known in call_cache.LAST.values())
+        call_cache.CACHE.forget_last()  # bounded, and by ids, of which the allocator decides how many there are
         found = census()
         memory = runtime.memory_statistics(device)
         return {

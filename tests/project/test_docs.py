@@ -264,17 +264,23 @@ def test_the_table_of_new_things_is_true():
         "framework",
         "device kind",
         "refusal",
+        "dtype",
+        "policy field",
+        "environment variable",
+        "subcommand",
+        "benchmark",
+        "drawing",
         "dialect",
         "peer",
         "array type",
         "place where launches go",
         "queue kind",
     ]
-    for path in re.findall(r"`((?:convdispatch|plugins)/[\w/.]*)`", table):
+    for path in re.findall(r"`((?:convdispatch|plugins|bench|docs)/[\w/.]*)`", table):
         assert (ROOT / path).exists() or "NAME" in path, path
     for name, path in [
         ("convdispatch_solvers", "plugins/im2col/__init__.py"),
-        ("def rejects", "plugins/nvidia/direct/solver.py"),
+        ("def rejects", "plugins/winograd/gpu/solver.py"),
         ("errata", "registry.yaml"),
         ("def refusal", "convdispatch/selection/choice/ranking.py"),
         ("_WRITERS", "convdispatch/measurement/grammar/__init__.py"),
@@ -288,6 +294,14 @@ def test_the_table_of_new_things_is_true():
         ("class Numba", "convdispatch/calls/arrays/known_libraries.py"),
         ("class Commands", "convdispatch/device/commands/interface.py"),
         ("(Commands)", "convdispatch/device/cuda/stream.py"),
+        ("_STORAGE", "convdispatch/api/dtypes.py"),
+        ("_EXACT", "convdispatch/measurement/conformance/data.py"),
+        ("_LIMITS", "convdispatch/measurement/search/trialdata.py"),
+        ("def supports", "convdispatch/api/device.py"),
+        ("_KINDS", "convdispatch/api/policy.py"),
+        ("class Setting", "convdispatch/api/settings.py"),
+        ("TRACE_WAIT", "convdispatch/api/settings.py"),
+        ("COMMANDS", "convdispatch/tools/cli/__init__.py"),
     ]:
         assert name in (ROOT / path).read_text(), f"{path} has no {name}"
         assert name.split()[-1].strip("()") in table, name

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from plans import LARGE
 from records import record
 
 import convdispatch as cd
+from convdispatch.api import DeviceInfo
+from convdispatch.measurement import shapes
 from convdispatch.selection import dispatch
-from convdispatch.selection.choice import lockfile
+from convdispatch.selection.choice import lockfile, ranking
 from convdispatch.selection.choice.ranking import Choices, rank
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.records.perfdb import perfdb
@@ -28,6 +32,7 @@ class Made(Solver):
 @hookimpl
 def convdispatch_solvers(): return [%s]
 """
+CPU = DeviceInfo("a CPU", "intel", "cpu", "simd512", compute_units=2, simd_width=16, local_mem_size=32768)
 PROBLEM = cd.ConvProblem(mb=2, ic=4, ih=6, iw=6, oc=8, kh=3, kw=3)
 ALIKE = "version: 1\nrules:\n  - prefer: ['*.*']\n"
 
@@ -133,3 +138,34 @@ def test_a_lock_file_has_it_asked(asked, monkeypatch, tmp_path):
     lockfile.write(tmp_path / "lock", {str(PROBLEM): lockfile.Decision("silent.s", {})})
     monkeypatch.setenv("CONVDISPATCH_LOCK", str(tmp_path / "lock"))
     assert asked() == ("silent.s", True)
+
+
+@pytest.mark.parametrize(
+    ("rules", "only", "asks"), [("packaged", "", False), ("none", "", False), ("none", "winograd,fft", True)]
+)
+def test_the_first_is_the_same_where_derived_solvers_are_not_asked(rules, only, asks, tmp_path, monkeypatch):
+    """Every third problem of the tables, on a GPU and a CPU: with all plugins nothing derived can be first, with two
+    that have gaps it often is."""
+    if rules == "none":
+        (tmp_path / "registry.yaml").write_text("version: 1\n")
+        monkeypatch.setenv("CONVDISPATCH_REGISTRY", str(tmp_path / "registry.yaml"))
+    monkeypatch.setenv("CONVDISPATCH_PLUGINS", only)
+    loader.reload()
+    dispatch.forget()
+    derive, asked, answers = ranking.derived, [], set()
+    monkeypatch.setattr(ranking, "derived", lambda *given: asked.append(given[0]) or derive(*given))
+    for entry in [*shapes.load("near_miss"), *shapes.load("basic")][::3]:
+        for direction, device in itertools.product(("fwd", "bwd_data", "bwd_weights"), (LARGE, CPU)):
+            problem = entry.problem.replace(direction=direction)
+            asked.clear()
+            try:
+                first, was_asked = Choices(problem, device).first, bool(asked)
+            except cd.NoSolver:
+                continue
+            best = rank(problem, device)[0]
+            assert (first.solver.name, first.config, first.source) == (best.solver.name, best.config, best.source)
+            answers.add((was_asked, "+" in best.solver.name))
+    monkeypatch.undo()
+    loader.reload()
+    dispatch.forget()
+    assert answers == ({(False, False), (True, True)} if asks else {(False, False)})

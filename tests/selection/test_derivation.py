@@ -11,11 +11,13 @@ from checking import call, make_operands
 
 import convdispatch
 from convdispatch import ConvProblem
+from convdispatch.api import DeviceInfo, Solver
+from convdispatch.device.rates import rates
 from convdispatch.device.runtime import device_info
 from convdispatch.measurement import reference, shapes
 from convdispatch.measurement.conformance.checks import Examination
 from convdispatch.selection import dispatch, reach
-from convdispatch.selection.derivation import REWRITINGS, Derived, derived, named, rewriting
+from convdispatch.selection.derivation import REWRITINGS, Derived, derived, may_beat, named, rewriting
 from convdispatch.selection.derivation.copying import Copy
 from convdispatch.selection.derivation.rewriting import MOST_GROUPS
 from convdispatch.selection.plugins import loader
@@ -272,3 +274,42 @@ def test_every_shape_on_a_device(narrow, device, queue, full, part):
             Examination(solver, problem, config, solver.workspace(problem, info, config), queue).run(long=False)
             ran += 1
     assert ran > 20
+
+
+CPU = DeviceInfo("a CPU", "intel", "cpu", "simd512", compute_units=2, simd_width=16)
+
+
+class Forward(Solver):
+    """Forward convolutions, at a time that is not worth counting."""
+
+    name = "test.forward"
+
+    def __init__(self):
+        self.asked = []
+
+    def rejects(self, problem, device):
+        self.asked.append(problem.direction)
+        return None if problem.direction == "fwd" else f"forward only, got {problem.direction}"
+
+    def configs(self, problem, device):
+        return [{}]
+
+    def cost(self, problem, device, config):
+        return 1e-9
+
+    def plan(self, context, problem, config):
+        raise NotImplementedError
+
+
+def test_a_derived_solver_is_asked_only_where_its_copies_take_less():
+    """A chain whose copies alone take as long as the best direct solver is not shown to a solver."""
+    problem = ConvProblem(direction="bwd_data", ic=64, oc=64, ih=56, iw=56, kh=3, kw=3, ph=1, pw=1, sh=2, sw=2)
+    root = Forward()
+    (made,) = derived(problem, CPU, {"test": {root.name: root}}).values()
+    seconds = made.cost(problem, CPU, {})
+    copies, known = made.rewritten(problem), rates(CPU)
+    assert seconds == pytest.approx(copies.moved / known.bandwidth + copies.launches * known.launch, rel=1e-3)
+    assert may_beat(1.01 * seconds, problem, CPU, {"test": {root.name: root}})
+    unseen = Forward()
+    assert not may_beat(0.5 * seconds, problem, CPU, {"test": {unseen.name: unseen}})
+    assert set(unseen.asked) == {"bwd_data"}

@@ -15,6 +15,7 @@ import pytest
 
 from convdispatch import inference
 from convdispatch.api import Declared, Solver, kernel_text
+from convdispatch.api.cpu import transposed
 from convdispatch.device import runtime, startup_profile
 from convdispatch.device.garbage import collection_put_off
 from convdispatch.device.programs import binary_cache, kernels, template_cache
@@ -98,6 +99,7 @@ def renderings(monkeypatch):
 
 
 PACK = {
+    "transposed": transposed,
     "elementwise": False,
     "narrow": 0,
     "lanes": 8,

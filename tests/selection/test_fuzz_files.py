@@ -24,7 +24,7 @@ def fuzz():
 
 READERS = (
     "registry", "lock", "pack", "records", "verdicts", "rates", "plan_pack", "problems", "trace", "bench", "verify",
-    "onnx", "forms", "vendors", "icd", "binary",
+    "onnx", "decisions", "vendors", "icd", "binary",
 )  # fmt: skip
 
 

@@ -7,20 +7,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from records import DEVICE, KEY, PROBLEM, record, solvers
+from records import DEVICE, KEY, record
 
 from convdispatch.device.opencl import processor
-from convdispatch.selection.records.perfdb import PerfDB
 from convdispatch.selection.records.record import (
     Damaged,
     Provenance,
     Record,
     device_key,
     is_device_key,
-    older_key,
     stale,
 )
-from convdispatch.selection.records.record_files import file_name, file_text, read_records
+from convdispatch.selection.records.record_files import file_text, read_records, text_name
 
 
 def test_the_key_names_the_device_and_not_its_driver():
@@ -40,7 +38,7 @@ def test_a_record_survives_its_text(config, ms, error, deterministic, kernel):
     made = record(
         config=config, ms=ms, error=error, deterministic=deterministic, provenance=Provenance(kernel_hash=kernel)
     )
-    assert read_records(file_name([made]), file_text([made])) == ([made], [])
+    assert read_records(text_name(file_text([made])), file_text([made])) == ([made], [])
 
 
 @given(st.data())
@@ -52,7 +50,7 @@ def test_any_change_of_the_text_is_noticed(data):
     for damaged in (altered, text[:place]):
         if damaged != text:
             with pytest.raises(Damaged):
-                read_records(file_name([made]), damaged)
+                read_records(text_name(file_text([made])), damaged)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +85,7 @@ def test_impossible_content_is_damage(change):
     ],
 )
 def test_an_upgrade_makes_a_record_doubtful(db, then, today, words):
-    reason = db.stale(record(provenance=Provenance(**then)), Provenance(**today))
+    reason = stale(record(provenance=Provenance(**then)), Provenance(**today))
     assert (reason is None) if words is None else (words in reason)
 
 
@@ -111,21 +109,5 @@ def test_two_generations_behind_one_name_have_keys_of_their_own():
     one, other = (device_key(replace(DEVICE, processor=words)) for words in (old, new))
     assert one != other
     assert {one, other}.isdisjoint({KEY})
-    assert older_key(one) == older_key(other) == KEY
-    assert older_key(KEY) is None
     assert is_device_key(one)
     assert is_device_key(device_key(replace(DEVICE, name="x" * 90 + " y" * 90, processor=new)))
-
-
-def test_records_from_before_keys_named_processors_are_read_behind_the_processor_s_own(tmp_path):
-    device = replace(DEVICE, processor="f6m85 avx2 1024k")
-    db = PerfDB([tmp_path])
-    db.record(record("old", 1.0))
-    assert solvers(db.lookup(PROBLEM, device)) == ["old"]
-    assert db.lookup(PROBLEM, device)[0].source == "user, of a device of this name,"
-    db.record(record("old", 3.0, device=device_key(device)), record("new", 2.0, device=device_key(device)))
-    for each in (db, PerfDB([tmp_path])):
-        found = each.lookup(PROBLEM, device)
-        assert [(r.solver, r.median_ms) for r in found] == [("new", 2.0), ("old", 3.0)]
-    assert solvers(db.lookup(PROBLEM, DEVICE)) == ["old"], "and stay where they are"
-    assert db.lookup(PROBLEM, replace(device, processor="f6m207 amx 2048k"))[0].median_ms == 1.0

@@ -139,7 +139,7 @@ def test_an_old_record_is_read_as_it_was_written(known):
 def test_a_lock_file_names_what_runs(known, tmp_path, monkeypatch):
     """Of a search that had time for one candidate it names no winner that beat nobody."""
     known(("slow", 0.0607, SCREENED | SMALL))
-    monkeypatch.setattr("convdispatch.tools.cli.search._search", lambda *a, **k: [])
+    monkeypatch.setattr("convdispatch.tools.cli.find._search", lambda *a, **k: [])
     monkeypatch.setattr("convdispatch.device.runtime.device_info", lambda device: LARGE)
     from convdispatch.tools.cli import main
 

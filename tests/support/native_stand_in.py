@@ -203,7 +203,7 @@ def installed(monkeypatch, device):
         return functions[kernel]
 
     def call(problem, shape, form, dtype):
-        return cuda_stream.StreamCall(problem, shape, form, torch.empty(0, dtype=dtype))
+        return cuda_stream.stream_call(problem, shape, form, torch.empty(0, dtype=dtype))
 
     tensors = Tensors()
     monkeypatch.setattr(stream_place, "function_of", function_of)
@@ -211,7 +211,7 @@ def installed(monkeypatch, device):
         monkeypatch.setattr(module, "library_of", lambda kind: tensors)
     monkeypatch.setattr(engine, "bias_gradient", lambda grad: bias_gradient.bias_gradient(OnCuda(grad)))
     monkeypatch.setattr(native, "kernels_of", lambda grad: bias_gradient.kernels_of(OnCuda(grad)))
-    monkeypatch.setattr(planning, "HostCall", call)
+    monkeypatch.setattr(planning, "host_call", call)
     monkeypatch.setattr(loading, "DRIVER", place)
     monkeypatch.setattr(routing, "_NATIVE", {"CPU": False})
     monkeypatch.setattr(native_layers, "_HOST", {"cpu": False})

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from convdispatch.api import ConvProblem
 from convdispatch.api.errors import InvalidArgument
-from convdispatch.measurement.peaks import traffic
 from convdispatch.tools.benchmark.measuring import session
 from convdispatch.tools.benchmark.pages.export import write_csv, write_json
 from convdispatch.tools.benchmark.pages.page import render
@@ -36,7 +35,7 @@ def measured(text: str, best: float, chosen: float, peer: float | None = None) -
     ]
     times = [PeerTime("torch", "nchw", 2 * peer), PeerTime("torch", "nhwc", peer)] if peer else []
     return Measured(
-        str(problem), problem.flops, traffic(problem), Choice("b.one", {}, "predicted", chosen),
+        str(problem), problem.flops, problem.bytes, Choice("b.one", {}, "predicted", chosen),
         Choice("a.one", {"t": 1}, "fastest", best, best, best, 9), rows, times,
     )  # fmt: skip
 
@@ -222,9 +221,9 @@ def test_a_busy_machine_is_said():
 
 
 def test_sources_name_no_folder():
-    assert session.placeless("/home/me/registry.yaml:11") == "registry.yaml:11"
-    assert session.placeless("measured 1.2 ms, user record") == "measured 1.2 ms, user record"
-    assert session.placeless("lock file /a/b.lock") == "lock file b.lock"
+    assert session.without_folders("/home/me/registry.yaml:11") == "registry.yaml:11"
+    assert session.without_folders("measured 1.2 ms, user record") == "measured 1.2 ms, user record"
+    assert session.without_folders("lock file /a/b.lock") == "lock file b.lock"
 
 
 @pytest.mark.parametrize("search", [True, False])

@@ -9,7 +9,7 @@ from reports import ENVIRONMENT
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.tools.benchmark.pages.page import render
-from convdispatch.tools.benchmark.report import Choice, Layer, Measured, Report, Row, placeless
+from convdispatch.tools.benchmark.report import Choice, Layer, Measured, Report, Row, without_folders
 from convdispatch.tools.benchmark.summary import gaps, lines
 
 ROOFS = {"float32": {"flops": {"rate": 1e12, "how": "a"}, "bandwidth": {"rate": 1e15, "how": "b"}, "matrix": None}}
@@ -44,7 +44,7 @@ def test_gaps_are_listed():
 
 
 def test_no_folder_is_named():
-    assert placeless("/home/me/registry.yaml:11") == "registry.yaml:11"
-    assert placeless("it ended with status 1: No such file: '/home/me/x.so'") == (
+    assert without_folders("/home/me/registry.yaml:11") == "registry.yaml:11"
+    assert without_folders("it ended with status 1: No such file: '/home/me/x.so'") == (
         "it ended with status 1: No such file: 'x.so'"
     )

@@ -6,7 +6,7 @@ import re
 
 from test_benchmark import example
 
-from convdispatch.tools.benchmark.pages.answers import answers, to_do, worst
+from convdispatch.tools.benchmark.pages.answers import advice_for, answers, worst
 from convdispatch.tools.benchmark.pages.page import packaged, render
 from convdispatch.tools.benchmark.pages.plots import FAMILIES, candidates, colours, roofline
 from convdispatch.tools.benchmark.summary import lines
@@ -38,7 +38,7 @@ def test_the_worst_layer_loses_most_in_its_net_and_is_told_what_helps():
     line = worst(lines(report))
     assert lost[line.layer.name] == max(lost.values())
     assert line.layer.name == "L0"
-    words = " ".join(to_do(line))
+    words = " ".join(advice_for(line))
     assert f"convdispatch find {line.measured.problem}" in words
     assert "candidates have no time yet" in words
     assert "Refused: b.one: 3x3 only, got 1x1." in words
@@ -49,12 +49,12 @@ def test_a_choice_that_costs_and_a_peer_that_wins_are_told():
     report = example()
     report.roofs = FAST
     line = next(line for line in lines(report) if line.layer.name == "L0")
-    words = " ".join(to_do(line))
+    words = " ".join(advice_for(line))
     assert "Without a record b.one runs and takes 1.50 times as long" in words
     assert "torch" not in words, "it is slower"
     line.measured.peers[1].median_ms = 0.5
-    assert "torch needs 0.50 of the time, so there is a faster way." in " ".join(to_do(line))
-    told = " ".join(to_do(line, doubtful=True))
+    assert "torch needs 0.50 of the time, so there is a faster way." in " ".join(advice_for(line))
+    told = " ".join(advice_for(line, doubtful=True))
     assert "torch" not in told
     assert "measure it again on a quiet machine first" in told
 
@@ -77,7 +77,7 @@ def test_a_refusal_that_speaks_of_the_device_is_no_hint():
     report.roofs = FAST
     for found in report.measured.values():
         found.rows[2].reason, found.rows[2].status = "nvidia only, got intel", "refused"
-    assert "Refused" not in " ".join(to_do(worst(lines(report))))
+    assert "Refused" not in " ".join(advice_for(worst(lines(report))))
 
 
 # --- the roofline, and candidates' time against error and workspace ---------------------------------------------------

@@ -29,7 +29,7 @@ def invoke(*words):
         ("bench", PROBLEM, "--json"),
         ("bench", PROBLEM, "--csv"),
         ("bench", PROBLEM, "--html"),
-        ("bench", "lenet", "--train", "--trace"),
+        ("run", "model.onnx", "--trace"),
         ("bench", PROBLEM, "--resume"),
         ("verify", "im2col", "--json"),
         ("verify", "im2col", "--html"),

@@ -56,10 +56,10 @@ def test_intervals_apart_within_a_tie_agree():
 
 def test_the_share_that_is_checked_is_the_same_every_time():
     names = [f"problem {i}" for i in range(2000)]
-    chosen = [name for name in names if agreement.is_checked(name, 0.05)]
+    chosen = [name for name in names if agreement.is_measured_twice(name, 0.05)]
     assert 60 < len(chosen) < 140
-    assert chosen == [name for name in names if agreement.is_checked(name, 0.05)]
-    assert [agreement.is_checked(names[0], share) for share in (0, 1)] == [False, True]
+    assert chosen == [name for name in names if agreement.is_measured_twice(name, 0.05)]
+    assert [agreement.is_measured_twice(names[0], share) for share in (0, 1)] == [False, True]
 
 
 def test_one_at_a_time_on_one_piece_of_silicon():
@@ -128,7 +128,7 @@ def test_a_worker_compiles_for_the_next_problem_while_it_measures_one(monkeypatc
 
 
 def test_offers(device):
-    (offer,) = offers.offers_here(["intel"], machine="m")
+    (offer,) = offers.offers_of_this_machine(["intel"], machine="m")
     info = runtime.device_info(runtime.find_device("intel"))
     assert offer.device == info
     assert offer.place == f"m/{offer.address}"
@@ -137,7 +137,7 @@ def test_offers(device):
     gpu = replace(offer, compilers=3, info={**offer.info, "type": "gpu"})
     assert gpu.resources == {offer.key: 2}  # one measures, the next compiles
     assert gpu.silicon != "cpu"
-    assert "oclgrind" not in {each.info["vendor"] for each in offers.offers_here()}
+    assert "oclgrind" not in {each.info["vendor"] for each in offers.offers_of_this_machine()}
 
 
 def test_errors_say_what_to_do(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ import pytest
 from test_benchmark import DEVICE, ENVIRONMENT
 
 from convdispatch.measurement import shapes
-from convdispatch.measurement.peaks import traffic
 from convdispatch.tools.benchmark.pages.page import render
 from convdispatch.tools.benchmark.report import Choice, Layer, Measured, PeerTime, Report, Row
 
@@ -41,7 +40,7 @@ def wide_report() -> Report:
             PeerTime(name, "nhwc", ms * more, ms, ms, 9, 1e-7, "", around(ms * more, 0.1), 2e-7)
             for name, more in (("torch", 1.234), ("onnxruntime", 0.876))
         ]
-        found[str(problem)] = Measured(str(problem), problem.flops, traffic(problem), chosen, best, rows, peers)
+        found[str(problem)] = Measured(str(problem), problem.flops, problem.bytes, chosen, best, rows, peers)
         layers.append(Layer("efficientnet_b0", entry.name, str(problem), entry.count))
     peers = {"torch": {"version": "2"}, "onnxruntime": {"version": "1"}}
     environment = {**ENVIRONMENT, "device": {**DEVICE, "name": "Card", "title": "Card"}}

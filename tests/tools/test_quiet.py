@@ -15,7 +15,7 @@ from convdispatch.measurement.shapes import Entry
 from convdispatch.tools.benchmark import quiet
 from convdispatch.tools.benchmark.measuring import run
 from convdispatch.tools.benchmark.pages.page import render
-from convdispatch.tools.benchmark.quiet import Others, busy, load_now, signs, wait_quiet
+from convdispatch.tools.benchmark.quiet import OtherProcesses, busy, load_now, signs, wait_quiet
 from convdispatch.tools.benchmark.report import Report
 from convdispatch.tools.benchmark.training import TrainingReport, disturbances, show_training
 from convdispatch.tools.cli.bench import bench
@@ -149,7 +149,7 @@ def test_a_run_watches_itself(device, monkeypatch):
     waited = []
     monkeypatch.setattr(run._Here, "roof", roof)
     monkeypatch.setattr(run, "wait_quiet", lambda most, processors, say: waited.append(most) or 1.0)
-    monkeypatch.setattr(quiet.Others, "load", lambda self: 0.125)
+    monkeypatch.setattr(quiet.OtherProcesses, "load", lambda self: 0.125)
     entries = [Entry(text, ConvProblem.parse(text), 1) for text in ("mb1ic4ih9oc4kh3ph1", "mb1ic4ih6oc4kh1")]
     report = run.run({"tiny": entries}, device, search=False, wait_quiet_s=60.0)
     assert report.again == {"float32": {"flops": 0.5e11, "bandwidth": 0.5e11}}
@@ -195,7 +195,7 @@ def test_who_cannot_tell_does_not_wait():
     assert wait_quiet(60, 4, load=lambda: None, clock=lambda: 0.0, sleep=pytest.fail) == 0
 
 
-def test_the_seconds_are_for_the_whole_run(monkeypatch):
+def test_the_seconds_are_for_the_whole_run(device, monkeypatch):
     asked = []
 
     def wait(most, processors, say):
@@ -203,11 +203,12 @@ def test_the_seconds_are_for_the_whole_run(monkeypatch):
         return 4.0
 
     monkeypatch.setattr(run, "wait_quiet", wait)
-    patience = run._Patience(10.0, 2)
+    layers = [Entry(text, ConvProblem.parse(text), 1) for text in ("mb1ic1ih4oc1kh1", "mb1ic1ih5oc1kh1")]
+    whole = run._Run({"net": layers}, device, run.Options(wait_quiet_s=10.0))
     for _ in range(5):
-        patience.wait(lambda words, advance: None)
+        whole._wait_quiet(lambda words, advance: None, 2)
     assert asked == [10.0, 6.0, 2.0]
-    assert patience.waited_s == 12.0
+    assert whole._waited_s == 12.0
 
 
 def test_the_command_takes_the_seconds(monkeypatch):
@@ -236,7 +237,7 @@ def test_others_are_all_but_this_process(tmp_path, monkeypatch):
     monkeypatch.setattr(quiet.os, "cpu_count", lambda: 4)
     file, own = tmp_path / "stat", [1.0]
     stat(file, 100, 300)
-    others = Others(file, lambda: own[0])
+    others = OtherProcesses(file, lambda: own[0])
     assert others.load() is None, "no time has passed"
     stat(file, 130, 310)
     own[0] = 11.0

@@ -15,7 +15,7 @@ from convdispatch.selection import dispatch
 from convdispatch.selection.plugins import loader
 from convdispatch.tools.benchmark import quiet
 from convdispatch.tools.cli import main
-from convdispatch.tools.replay import Call, compare, read_trace
+from convdispatch.tools.replay import TraceLine, compare, read_trace
 
 FIRST, SECOND = "fwd_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1", "bwd_data_f32_mb1ic3ih8iw8oc4kh3kw3ph1pw1"
 THERE = f"""warming up
@@ -36,7 +36,7 @@ def there(tmp_path):
 
 @pytest.fixture
 def calm(monkeypatch):
-    monkeypatch.setattr(quiet.Others, "load", lambda self: 0.0)
+    monkeypatch.setattr(quiet.OtherProcesses, "load", lambda self: 0.0)
 
 
 def replay(*words):
@@ -45,7 +45,7 @@ def replay(*words):
 
 def test_lines_are_read_and_others_passed_over(there):
     calls = read_trace(there)
-    assert calls[0] == Call(FIRST, "im2col.gemm", "Some CPU, 2 GHz", 1024, 10.0, 100.0)
+    assert calls[0] == TraceLine(FIRST, "im2col.gemm", "Some CPU, 2 GHz", 1024, 10.0, 100.0)
     assert [call.problem for call in calls] == [FIRST, FIRST, FIRST, SECOND]
     text = "convdispatch,1,fwd_f32_mb1ic8ih9iw9oc8kh3kw3+clip(-1,2.5),a.b,CPU,0,12.5\n"
     there.write_text(text)
@@ -64,8 +64,8 @@ def test_what_is_no_trace_is_refused(tmp_path):
 def test_both_sides_are_medians_weighed_by_the_calls(there):
     calls = read_trace(there)
     here = [
-        Call(FIRST, "winograd.f4x3", "Card", 8, 4.0, 40.0),
-        Call(SECOND, "implicitgemm.direct", "Card", 0, 5.0, 100.0),
+        TraceLine(FIRST, "winograd.f4x3", "Card", 8, 4.0, 40.0),
+        TraceLine(SECOND, "implicitgemm.direct", "Card", 0, 5.0, 100.0),
     ]
     compared = compare(calls, here)
     assert compared.devices == ("Some CPU, 2 GHz", "Card")
@@ -78,7 +78,7 @@ def test_both_sides_are_medians_weighed_by_the_calls(there):
 
 
 def test_a_trace_that_did_not_wait_says_nothing_of_times(there):
-    here = [Call(FIRST, "a.b", "Card", 8, 4.0, None)]
+    here = [TraceLine(FIRST, "a.b", "Card", 8, 4.0, None)]
     compared = compare(read_trace(there), here)
     assert compared.ratio(FIRST) is None
     assert compared.whole is None
@@ -141,7 +141,7 @@ def test_what_cannot_run_here_is_said(device, there, calm, tmp_path):
 
 
 def test_a_busy_machine_withholds_the_ratio(device, there, monkeypatch):
-    monkeypatch.setattr(quiet.Others, "load", lambda self: 64.0)
+    monkeypatch.setattr(quiet.OtherProcesses, "load", lambda self: 64.0)
     done = replay(there, "--most", 1)
     assert "Other work was running: a load of 64 by others" in done.output
     assert "there over here: withheld, the machine is busy" in done.output

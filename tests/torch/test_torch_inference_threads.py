@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
+import pyopencl as cl
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
@@ -21,7 +24,9 @@ from convdispatch.device.native import loading  # noqa: E402
 from convdispatch.device.places.intraop import IntraOpLaunches  # noqa: E402
 from convdispatch.device.programs.kernels import build  # noqa: E402
 from convdispatch.inference import choice_cache  # noqa: E402
+from convdispatch.inference.weights import Aside, Weights  # noqa: E402
 from convdispatch.nn import functional  # noqa: E402
+from convdispatch.tensor import Tensor  # noqa: E402
 
 SHAPE = (2, 3, 13, 17)
 
@@ -151,6 +156,21 @@ def test_a_call_waits_for_what_was_enqueued_before(here, queue):
     for _ in range(20):
         built.run()
         same_bits(built(x), expected)
+
+
+def test_weights_are_in_their_place_when_a_net_is_built(here, queue):
+    """Calls in PyTorch's threads wait for no queue: weights that are copied, not packed, are there before."""
+    given = Tensor.from_numpy(small_net.normal(24, 40), queue)
+    queue.finish()
+    held = cl.UserEvent(queue.context)
+    cl.enqueue_barrier(queue, [held])
+    weights = Weights(queue, Aside())
+    weights.take(given, SimpleNamespace(packed_size=0))
+    free = threading.Timer(0.5, held.set_status, [cl.command_execution_status.COMPLETE])
+    free.start()
+    weights.settle()
+    assert held.command_execution_status == cl.command_execution_status.COMPLETE, "the copy was not waited for"
+    free.join()
 
 
 AFTER = """kernel __attribute__((reqd_work_group_size(1, 1, 1))) void after(global const int *x, global int *y) {

@@ -357,3 +357,14 @@ def test_a_script_that_is_none_is_refused_in_words(tmp_path, monkeypatch, named,
         make_pack(named, tmp_path / "net.cdpack")
     with pytest.raises(InvalidArgument, match="for a PyTorch script"):
         make_pack("mb1ic3ih8oc4kh3", tmp_path / "net.cdpack", training=True)
+
+
+def test_ready_waits_for_what_is_compiled_and_says_for_how_much(aside):
+    made, x = layer(9), torch.randn(2, 3, 11, 13)
+    with torch.no_grad():
+        made(x)
+        waiting = tiers.pending()
+        assert ct.ready()["kernels"] >= waiting
+        assert tiers.pending() == 0
+        assert ct.ready() == {"kernels": 0, "forms": 0, "measurements": 0}
+        assert moved(lambda: made(x))["compiling"] == 0

@@ -15,7 +15,7 @@ class Torch:
     attributes: Mapping[str, float] = field(default_factory=dict)
     """The layer's attributes that are our numbers, in order, with PyTorch's defaults."""
     only: Mapping[str, object] = field(default_factory=dict)
-    """Further arguments, in order, with the only values that are ours."""
+    """Further arguments of the function, in order, each with the only value that this activation has."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class Activation:
     opencl: str
     """Expression in OpenCL C of ``v`` (scalar or vector) and ``T`` (its type)."""
     numpy: str
-    """The same of ``v`` and ``p`` (the numbers); evaluated with ``np`` and ``erf`` in scope."""
+    """A NumPy expression of ``v`` and ``p`` (the activation's numbers), evaluated with ``np`` and ``erf`` in scope."""
     formula: str
-    """The same as a formula of ``x``."""
+    """The activation as a formula of ``x``."""
     gradient: str
     """Formula of ``dy`` and ``x``: the result's gradient times the slope. 0 at corners, as in PyTorch."""
     from_result: str | None = None
-    """The same of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not tell."""
+    """Formula of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not tell it."""
     least: float | None = None
     """The first number below which the result does not tell its side, so that ``from_result`` does not hold."""
     exact: bool = False
     """Whether integers give integers."""
     saturates: bool = False
-    """Whether large sums give constants, whose errors are those of the sums near zero."""
+    """Whether the result of large sums is a constant, so that errors come from the sums near zero."""
     shrinks: float = 0.0
     """The result's norm falls behind that of its sums: relative errors grow by this times the fourth root of a sum's
     length, on standard normal data."""

@@ -56,7 +56,7 @@ def activation_macro(text: str | None) -> str:
 
 
 def apply_activation(text: str | None, v: np.ndarray) -> np.ndarray:
-    """The same activation in NumPy, for the reference."""
+    """Apply an activation in NumPy, for the reference."""
     if text is None:
         return v
     import numpy as np
@@ -67,7 +67,7 @@ def apply_activation(text: str | None, v: np.ndarray) -> np.ndarray:
 
 
 def formula_of(text: str) -> str:
-    """The same as a formula of ``x`` (``convdispatch.elementwise``)."""
+    """An activation as a formula of ``x`` (``convdispatch.elementwise``)."""
     name, numbers = parse_activation(text)
     return ACTIVATIONS[name].formula.format(*numbers)
 
@@ -79,7 +79,7 @@ def gradient_of_input(text: str) -> str:
 
 
 def gradient_of_result(text: str) -> str | None:
-    """Formula of ``dy`` and the result ``y`` for the same; None where y does not determine the slope."""
+    """Formula of ``dy`` and the result ``y`` for that gradient; None where y does not determine the slope."""
     name, numbers = parse_activation(text)
     entry = ACTIVATIONS[name]
     if entry.from_result is None or (entry.least is not None and numbers[0] < entry.least):

@@ -1,1 +1,13 @@
-"""Arrays of any library as operands: where they lie, on which stream, and results of the same kind."""
+"""Arrays of any library as operands: their addresses, their streams, and results of the same kind. A new library
+goes to ``known_libraries``.
+
+- ``accepted``: what counts as an array, and conversions of the lead's kind.
+- ``array_api``: libraries with DLPack and the array API's names.
+- ``array_library``: what is asked of another library's array.
+- ``host_arrays``: arrays in host memory, as a call on the host sees them.
+- ``interchange``: DLPack and the array interfaces.
+- ``known_libraries``: PyTorch, CuPy, Numba, and which library an array is of.
+- ``operands``: arrays of OpenCL queues as memory and events.
+- ``results``: new arrays for results on a device.
+- ``stream_arrays``: arrays in CUDA memory, as a call on a stream sees them.
+"""

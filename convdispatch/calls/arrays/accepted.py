@@ -7,6 +7,7 @@ NumPy's view of its memory, and the result is NumPy's; beside another library's 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 
 from ...api.errors import InvalidArgument
 from ...selection.prepared import Constant
-from . import interchange
 from .array_library import Library
 from .known_libraries import BARE, library_of
 
@@ -38,7 +38,8 @@ def shape_of(array: Any, name: str) -> tuple[int, ...]:
 
 def refuse_mask(name: str, array: Any) -> None:
     """Raises InvalidArgument for a masked array: what its mask hides has values too, which would be computed with."""
-    if isinstance(array, np.ma.MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # imported with the first such array
+    if masked is not None and isinstance(array, masked.MaskedArray):
         raise InvalidArgument(f"{name} must be an array without a mask, got a masked array: pass its .filled(0)")
 
 
@@ -72,6 +73,8 @@ def _brought(array: Any, library: Library | None, lead: Any, out: bool) -> Any:
 
 def _host_view(array: Any) -> np.ndarray:
     """NumPy's view of a bare object's memory, which lives as long as the view."""
+    from . import interchange
+
     kind, number = array.__dlpack_device__()
     if int(kind) != interchange.CPU:
         raise InvalidArgument(

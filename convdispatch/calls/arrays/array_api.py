@@ -62,14 +62,12 @@ class Exchange(Library):
         self._using: deque[tuple[Any, c_void_p, Any]] = deque()
 
     def device(self, array: Any) -> int | None:
-        """See Library."""
         kind, number = array.__dlpack_device__()
         if int(kind) not in (interchange.CPU, interchange.CUDA):
             raise InvalidArgument(f"arrays lie on the CPU or a CUDA device, got DLPack's device ({kind}, {number})")
         return None if int(kind) == interchange.CPU else int(number)
 
     def stream(self, array: Any, number: int) -> CudaStream:
-        """See Library."""
         return own_stream(number)
 
     def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
@@ -84,11 +82,9 @@ class Exchange(Library):
         return True
 
     def compact(self, array: Any) -> Any:
-        """See Library."""
         return array.__array_namespace__().asarray(array, copy=True)
 
     def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
-        """See Library."""
         names = like.__array_namespace__()
         return names.empty(shape, dtype=getattr(names, dtype) if dtype else like.dtype, device=like.device)
 
@@ -111,7 +107,6 @@ class Exchange(Library):
             self._using.popleft()
 
     def from_host(self, array: np.ndarray, like: Any) -> Any:
-        """See Library."""
         namespace = like.__array_namespace__()
         try:
             return namespace.from_dlpack(array)
@@ -127,5 +122,4 @@ class Exchange(Library):
         return like.__array_namespace__().from_dlpack(array)
 
     def fetch(self, array: Any) -> np.ndarray:
-        """See Library."""
         return np.asarray(array)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...device.cuda.stream import CudaStream
+if TYPE_CHECKING:
+    from ...device.cuda.stream import CudaStream
 
 
 class Library:
@@ -17,6 +18,8 @@ class Library:
     name = "an array with __cuda_array_interface__"
     immutable = False
     """Whether its arrays cannot be ``out``."""
+    records_gradients = False
+    """Whether its arrays are PyTorch's tensors, which tell quickly whether they are as before."""
 
     def device(self, array: Any) -> int | None:
         """The number of the CUDA device; None for host memory."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...api.errors import InvalidArgument
-from ...device.cuda.stream import CudaStream, place_of
 from ...device.cuda_driver import CudaError
-from .array_api import Exchange
 from .array_library import Library
+
+if TYPE_CHECKING:
+    from ...device.cuda.stream import CudaStream
 
 _known: dict[type, Library | None] = {}
 BARE = Library()
@@ -35,6 +36,7 @@ class Torch(Library):
     """PyTorch's tensors; workspaces come from its caching allocator."""
 
     name = "torch.Tensor"
+    records_gradients = True
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -75,24 +77,20 @@ class Torch(Library):
         return super().places(given) if -1 in found else found
 
     def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
-        """See Library."""
         return (array.data_ptr(), array) if array.is_contiguous() else (0, None)
 
     def pointers(self, arrays: Sequence[Any], stream: CudaStream) -> list[int]:
-        """See Library."""
         return [array.data_ptr() if array.is_contiguous() else 0 for array in arrays]
 
     def dtype(self, array: Any) -> str:
-        """See Library."""
         return self._names.get(array.dtype) or str(array.dtype).removeprefix("torch.")
 
     def stream(self, array: Any, number: int) -> CudaStream:
-        """See Library."""
         raw = self.raw(number)
         found = self.streams.get((number, raw))
         if found is None:
             allocate = functools.partial(self._allocate, self.torch.device("cuda", number))
-            found = self.streams[number, raw] = CudaStream(place_of(number), raw, allocate)
+            found = self.streams[number, raw] = _stream(number, raw, allocate)
         return found
 
     def is_current(self, stream: CudaStream) -> bool:
@@ -107,19 +105,15 @@ class Torch(Library):
         return block.data_ptr(), block
 
     def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
-        """See Library."""
         return array.data_ptr(), array
 
     def contiguous(self, array: Any) -> bool:
-        """See Library."""
         return bool(array.is_contiguous())
 
     def compact(self, array: Any) -> Any:
-        """See Library."""
         return array.contiguous()
 
     def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
-        """See Library."""
         return like.new_empty(shape, dtype=getattr(self.torch, dtype)) if dtype else like.new_empty(shape)
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
@@ -127,14 +121,12 @@ class Torch(Library):
         return array
 
     def host_address(self, array: Any) -> int:
-        """See Library."""
         try:
             return array.data_ptr() if array.is_contiguous() and not array.is_neg() else 0
         except AttributeError:  # NumPy's constant weights
             return 0
 
     def host(self, array: Any) -> np.ndarray:
-        """See Library."""
         if array.requires_grad:
             array = array.detach()
         if array.dtype is self.torch.bfloat16:  # NumPy has it by ml_dtypes alone
@@ -144,21 +136,17 @@ class Torch(Library):
         return array.numpy()
 
     def from_host(self, array: np.ndarray, like: Any) -> Any:
-        """See Library."""
         if like.dtype is self.torch.bfloat16:
             return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
         return self.torch.from_numpy(array)
 
     def adopted(self, array: Any, like: Any) -> Any:
-        """See Library."""
         return self.torch.from_dlpack(array)
 
     def fetch(self, array: Any) -> np.ndarray:
-        """See Library."""
         return self.host(array.detach().cpu())
 
     def put(self, array: Any, values: np.ndarray) -> None:
-        """See Library."""
         array.detach().copy_(self.from_host(values, array))
 
 
@@ -171,16 +159,12 @@ class CuPy(Library):
         self.cupy = cupy
 
     def device(self, array: Any) -> int | None:
-        """See Library."""
         return int(array.device.id)
 
     def stream(self, array: Any, number: int) -> CudaStream:
-        """See Library."""
         cuda = self.cupy.cuda
         with cuda.Device(number):
-            return CudaStream(
-                place_of(number), cuda.get_current_stream().ptr, functools.partial(self._allocate, number)
-            )
+            return _stream(number, cuda.get_current_stream().ptr, functools.partial(self._allocate, number))
 
     def _allocate(self, number: int, size: int) -> tuple[int, Any]:
         with self.cupy.cuda.Device(number):
@@ -188,33 +172,26 @@ class CuPy(Library):
         return block.ptr, block
 
     def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
-        """See Library."""
         return array.data.ptr, array
 
     def contiguous(self, array: Any) -> bool:
-        """See Library."""
         return bool(array.flags.c_contiguous)
 
     def compact(self, array: Any) -> Any:
-        """See Library."""
         with array.device:
             return self.cupy.ascontiguousarray(array)
 
     def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
-        """See Library."""
         with like.device:
             return self.cupy.empty(shape, dtype or like.dtype)
 
     def adopted(self, array: Any, like: Any) -> Any:
-        """See Library."""
         return self.cupy.from_dlpack(array)
 
     def fetch(self, array: Any) -> np.ndarray:
-        """See Library."""
         return array.get()
 
     def put(self, array: Any, values: np.ndarray) -> None:
-        """See Library."""
         array.set(np.ascontiguousarray(values))
 
 
@@ -227,28 +204,22 @@ class Numba(Library):
         self.cuda = cuda
 
     def device(self, array: Any) -> int | None:
-        """See Library."""
         return int(getattr(array.gpu_data.device, "id", 0)) if hasattr(array.gpu_data, "device") else 0
 
     def stream(self, array: Any, number: int) -> CudaStream:
-        """See Library."""
         handle = getattr(array.stream, "handle", 0) or 0
-        return CudaStream(place_of(number), int(getattr(handle, "value", handle) or 0))
+        return _stream(number, int(getattr(handle, "value", handle) or 0))
 
     def compact(self, array: Any) -> Any:
-        """See Library."""
         raise InvalidArgument("a Numba array must be contiguous (C order), got one with gaps: copy it first")
 
     def empty(self, shape: tuple[int, ...], like: Any, stream: CudaStream, dtype: str | None = None) -> Any:
-        """See Library."""
         return self.cuda.device_array(shape, np.dtype(dtype) if dtype else like.dtype, stream=like.stream)
 
     def fetch(self, array: Any) -> np.ndarray:
-        """See Library."""
         return array.copy_to_host()
 
     def put(self, array: Any, values: np.ndarray) -> None:
-        """See Library."""
         array.copy_to_device(np.ascontiguousarray(values))
 
 
@@ -276,8 +247,18 @@ def _find(kind: type) -> Library | None:
     if names & {"numba", "numba_cuda"} and hasattr(kind, "__cuda_array_interface__"):
         return Numba(sys.modules["numba.cuda"])
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
-        return Exchange(kind) if hasattr(kind, "__array_namespace__") else BARE
+        if not hasattr(kind, "__array_namespace__"):
+            return BARE
+        from .array_api import Exchange
+
+        return Exchange(kind)
     return None
+
+
+def _stream(number: int, handle: int, allocate: Any = None) -> CudaStream:
+    from ...device.cuda.stream import CudaStream, place_of
+
+    return CudaStream(place_of(number), handle, allocate)
 
 
 @functools.lru_cache(maxsize=1)

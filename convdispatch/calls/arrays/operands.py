@@ -1,9 +1,8 @@
 """A call's operands as memory that commands on one queue may use, and the events that those commands wait for.
 
-``read`` and ``write`` turn an array, of whatever kind, into memory; what must happen first (events that the array
-carries, work on its own queue where that is another, copies made here) is in ``events``. ``finish`` takes the event of
-the call's last command, brings results to where the caller looks, and lets other queues go on. Nothing waits but
-``finish`` on a NumPy result.
+``read`` and ``write`` turn an array on a device into memory; what must happen first (events that the array carries,
+work on its own queue where that is another, copies made here) is in ``events``. ``finish`` takes the event of the
+call's last command, copies results to where the caller looks, and lets other queues go on. Nothing waits.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ class Operands:
             if isinstance(array.array, np.ndarray):
                 return array.on_device(self.queue)
             array = array.array
-        if isinstance(array, np.ndarray):
-            return self._from_host(native(array))
         before = self._before(array, "an operand")
         if array.offset == 0 and array.strides == strides:
             return array.base_data
@@ -62,8 +59,6 @@ class Operands:
 
     def write(self, array: Any, strides: Sequence[int], keep: bool = False) -> cl.MemoryObject:
         """Memory for what the call writes to ``array``; ``keep`` brings the present values along."""
-        if isinstance(array, np.ndarray):
-            return self._to_host(array, keep)
         before = self._before(array, "out")
         if array.strides != strides and not _contiguous(array):
             raise InvalidArgument(
@@ -89,10 +84,7 @@ class Operands:
         return part
 
     def finish(self, event: Any) -> Any:
-        """Enqueue what must follow the call's last command; the event of the last command of all.
-
-        A NumPy result is complete when this returns.
-        """
+        """Enqueue what must follow the call's last command; the event of the last command of all."""
         for step in self._after:
             event = step(event)
         if self._others:
@@ -100,45 +92,6 @@ class Operands:
             for other in self._others:
                 runtime.hold(other, event)
         return event
-
-    # --- NumPy -------------------------------------------------------------------------------------------------------
-
-    def _from_host(self, array: np.ndarray) -> cl.MemoryObject:
-        """The array's own memory on a CPU device, a copy elsewhere; it must outlive the call."""
-        import pyopencl as cl
-
-        if runtime.device_info(self.queue.device).type == "cpu":
-            return cl.Buffer(self.context, cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
-        memory = runtime.allocate(self.queue, array.nbytes)
-        self.events.append(cl.enqueue_copy(self.queue, memory, array, is_blocking=False))
-        return memory
-
-    def _to_host(self, array: np.ndarray, keep: bool) -> cl.MemoryObject:
-        import pyopencl as cl
-
-        queue = self.queue
-        if runtime.device_info(queue.device).type == "cpu":
-            memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
-
-            def finish(event: Any) -> Any:
-                # Mapping is what makes a USE_HOST_PTR buffer's values visible to the host.
-                view, mapped = cl.enqueue_map_buffer(
-                    queue, memory, cl.map_flags.READ, 0, array.shape, array.dtype, wait_for=[event]
-                )
-                view.base.release(queue)
-                return mapped
-        else:
-            memory = runtime.allocate(queue, array.nbytes)
-            if keep:
-                self.events.append(cl.enqueue_copy(queue, memory, array, is_blocking=False))
-
-            def finish(event: Any) -> Any:
-                return cl.enqueue_copy(queue, array, memory, wait_for=[event])
-
-        self._after.append(finish)
-        return memory
-
-    # --- arrays on a device ------------------------------------------------------------------------------------------
 
     def _before(self, array: Any, what: str) -> list[Any]:
         """The events before which the array's memory must not be touched; they are among ``events`` then."""

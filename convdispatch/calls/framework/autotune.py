@@ -34,8 +34,6 @@ from ...selection.prepared import Prepared
 from ...selection.records.perfdb import perfdb, scope_of
 from ...selection.records.record import Record, choice_text
 
-__all__ = ["PROBLEM_MS", "calls_elsewhere", "capture_begins", "capture_ends", "consider", "drain"]
-
 PROBLEM_MS = 1000.0
 QUIET_S = 0.1
 """Seconds without a call after which measuring begins."""
@@ -103,6 +101,11 @@ def consider(
         if _thread is None:
             _thread = threading.Thread(target=_work, name="convdispatch-find", daemon=True)
             _thread.start()
+
+
+def pending() -> int:
+    """Problems that wait to be measured, or are."""
+    return _busy
 
 
 def drain(timeout: float) -> bool:
@@ -273,7 +276,7 @@ def _take(wanted: _Wanted, info: Any, chosen: Policy, said: dict[str, Any]) -> N
             return
         context = runtime.context(wanted.device)
         with _out_of_captures():
-            made = dispatch.make(first.solver, first.config, wanted.problem, context, chosen, first.source)
+            made = dispatch.make(first.solver, first.config, wanted.problem, context, chosen, first)
             _made.append((time.monotonic(), wanted.problem, context, wanted.policy, made))
 
 

@@ -1,4 +1,4 @@
-"""One problem on the CPU for a framework: kernels take its memory, and the result is there when the call returns."""
+"""The OpenCL device that is a framework's CPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from ...api.errors import NoDevice
 from ...api.problem import ConvProblem
 from ...device import runtime
 from ...device.commands import host_memory
-from ...measurement import first_sight
-from ...selection import dispatch
-from ...selection.single_thread import prefers_one_thread
-from ..fast_path import host_queue
 from .fallback import Fallback
-from .problem import FrameworkProblem
 
 
 @functools.lru_cache(maxsize=2)
@@ -41,13 +36,8 @@ def cpu_device(pointers: bool = False) -> cl.Device:
     raise Fallback(f"no OpenCL device {what}: pip install 'convdispatch[cpu]'")
 
 
-class HostProblem(FrameworkProblem):
-    """A problem, prepared on the CPU unless it is empty."""
-
-    def __init__(self, problem: ConvProblem, device: cl.Device) -> None:
-        super().__init__(problem, device)
-        self.shared = host_memory.has_system_svm(device)
-        first_sight.seen(device)
-        self.prepared = None if self.empty else dispatch.prepare(problem, runtime.context(device))
-        alone = self.shared and self.prepared is not None and prefers_one_thread(self.prepared)
-        self._queue = host_queue(device, alone)
+def refuse_dtype(problem: ConvProblem, device: cl.Device) -> None:
+    """Raises Fallback for a dtype that the device lacks."""
+    unsupported = runtime.device_info(device).supports(problem.dtype)
+    if unsupported:
+        raise Fallback(unsupported)

@@ -64,7 +64,7 @@ def _rehearsal(device: Any) -> Any:
     from ...device.cuda_driver import cuda_of, number_of
     from ...device.programs.ptx_program import for_streams
     from ...selection import dispatch
-    from ..stream_plan import rehearse
+    from ..stream_call import loaded_launches
 
     context = runtime.context(device)
 
@@ -76,7 +76,7 @@ def _rehearsal(device: Any) -> Any:
             with contextlib.suppress(Exception):  # the parent meets it, and says so
                 stream = CudaStream(place_of(number_of(device)), 0)
                 with stream.current():
-                    rehearse(prepared, stream)
+                    loaded_launches(prepared, stream)
         return prepared
 
     return plan

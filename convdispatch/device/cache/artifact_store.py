@@ -49,11 +49,9 @@ class Gathered:
         self.tables: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
 
     def get(self, table: str, key: str) -> Any:
-        """See Collection."""
         return self.tables[table].get(key)
 
     def holds(self, table: str) -> bool:
-        """See Collection."""
         return bool(self.tables[table])
 
 

@@ -1,1 +1,7 @@
-"""Where commands go: the interface of queues, OpenCL's queues behind it, host memory, recordings."""
+"""Where commands go. A new kind of queue implements ``interface``.
+
+- ``host_memory``: host memory on a CPU device's queue.
+- ``interface``: what plans, products and layers see in a queue's place.
+- ``queues``: OpenCL's queues.
+- ``recording``: keeps commands, to be replayed.
+"""

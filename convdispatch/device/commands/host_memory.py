@@ -106,20 +106,17 @@ class HostQueue(OpenCLQueue):
         return HostMemory(lease(self.queue.device, size))
 
     def bring(self, array: np.ndarray) -> HostMemory:
-        """See Commands."""
         made = self.fresh(array.nbytes)
         made.bytes(0, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
         return made
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        """See Commands."""
         if not isinstance(region, HostMemory):
             return super().read(region, array, offset)
         self.queue.finish()
         array.reshape(-1).view(np.uint8)[:] = region.bytes(offset, array.nbytes)
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        """See Commands."""
         if not isinstance(region, HostMemory):
             return super().write(region, array, offset)
         self.queue.finish()
@@ -151,7 +148,6 @@ class HostQueue(OpenCLQueue):
         return cl.enqueue_copy(queue, target, view, dst_offset=target_offset, wait_for=wait, is_blocking=False)
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> cl.Event:
-        """See Commands."""
         if not isinstance(target, HostMemory):
             return super().fill(target, number, offset, size, wait_for)
         part = target.get_sub_region(offset, size)

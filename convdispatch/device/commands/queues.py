@@ -37,7 +37,6 @@ class OpenCLQueue(Commands):
         return self.queue.properties
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> cl.Event:
-        """See Commands."""
         with kernel.lock:
             return kernel.bound(self.queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
 
@@ -69,14 +68,12 @@ class OpenCLQueue(Commands):
         target_offset: int = 0,
         wait_for: Any = None,
     ) -> cl.Event:
-        """See Commands."""
         import pyopencl as cl
 
         offsets = {"src_offset": source_offset, "dst_offset": target_offset}
         return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None, **offsets)
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> cl.Event:
-        """See Commands."""
         import pyopencl as cl
 
         return cl.enqueue_fill_buffer(self.queue, target, number, offset, size, wait_for=wait_for or None)
@@ -94,23 +91,19 @@ class OpenCLQueue(Commands):
         self.queue.flush()
 
     def bring(self, array: np.ndarray) -> cl.MemoryObject:
-        """See Commands."""
         return memory.fresh(self.queue, array.nbytes, array)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        """See Commands."""
         import pyopencl as cl
 
         cl.enqueue_copy(self.queue, array, region, src_offset=offset, is_blocking=True)
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        """See Commands."""
         import pyopencl as cl
 
         cl.enqueue_copy(self.queue, region, array, dst_offset=offset, is_blocking=True)
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
-        """See Commands."""
         return work(self.queue, *operands, wait_for=wait_for)
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pyopencl as cl
 
-__all__ = ["Command", "Late", "Recording", "Slot", "with_numbers"]
-
 
 class Slot:
     """Memory that a recorded program will have: ``size`` bytes, or a part of another slot.

@@ -175,14 +175,12 @@ class CudaStream(Commands):
         target_offset: int = 0,
         wait_for: Any = None,
     ) -> CudaStream:
-        """See Commands."""
         self.early = False  # a kernel after what is no kernel waits for its end
         to, of = address_of(target) + target_offset, address_of(source) + source_offset
         self._call("cuMemcpyAsync", to, of, size, self._stream)
         return self
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> CudaStream:
-        """See Commands."""
         self.early = False
         at, raw = address_of(target) + offset, np.asarray(number).tobytes()
         if len(raw) > 4 and raw == raw[:4] * (len(raw) // 4):
@@ -266,14 +264,12 @@ class CudaStream(Commands):
         self._call("cuEventDestroy_v2", event)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        """See Commands."""
         with self.current():
             place = array.__array_interface__["data"][0]
             self._call("cuMemcpyAsync", place, address_of(region) + offset, array.nbytes, self._stream)
             self.wait()
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
-        """See Commands."""
         with self.current():
             place = array.__array_interface__["data"][0]
             self._call("cuMemcpyAsync", address_of(region) + offset, place, array.nbytes, self._stream)

@@ -1,7 +1,14 @@
-"""The matrix product that every lowering leans on: OpenCL text generated for one size, layout and epilogue.
+"""The matrix product of all lowerings: OpenCL text generated for one size, layout and epilogue.
 
-``GemmSpec`` says what is multiplied, ``configs`` how it may be done on a device, ``GemmPlan`` compiles and runs it,
-``packed_layout`` tells other kernels how to write an operand in the form that the product reads fastest.
+It turns a specification and a configuration into a compiled product. A new option is a field of ``GemmSpec`` or a key
+of the configuration, which the kernels' templates read.
+
+- ``spec``: what is multiplied: sizes, strides and epilogue.
+- ``configs``: how a product may be computed on a device, the default first.
+- ``cost``: what a product costs a CPU.
+- ``layout``: the packed form of an operand, and which operands are prefetched.
+- ``source``: the kernels' text.
+- ``plan``: the compiled product.
 """
 
 from .configs import configs

@@ -11,12 +11,20 @@ from ...api.device import DeviceInfo
 from .layout import direct
 from .spec import GemmSpec
 
-_L2 = 512 * 1024  # bytes of B that one pass over the rows may keep in a core's second-level cache
-_LOCAL = 128 * 1024  # bytes of local memory for a block of B that a work item packs itself
-_ROWS = 32 * 1024  # bytes of local memory for a tile's rows of A, which should stay in the first-level cache
-_ITEM_FLOPS = 1_000_000  # a CPU work item should do so much, for starting one costs some hundred nanoseconds
-_SPLIT_FLOPS = 1_000_000  # below, adding up the parts of a split sum costs more than other cores save
-_TALL, _PARTS = 128, 4 << 20  # rows of C that an item of a long sum takes; bytes of all its parts
+B_PASS_BYTES = 512 * 1024
+"""Bytes of B that one pass over the rows may keep in a core's second-level cache."""
+LOCAL_B_BYTES = 128 * 1024
+"""Bytes of local memory for a block of B that a work item packs itself."""
+LOCAL_A_BYTES = 32 * 1024
+"""Bytes of local memory for a tile's rows of A, which should stay in the first-level cache."""
+ITEM_FLOPS = 1_000_000
+"""Operations that a CPU work item should do: starting one costs some hundred nanoseconds."""
+SPLIT_FLOPS = 1_000_000
+"""Operations below which adding the parts of a split sum costs more than other cores save."""
+TALL_ROWS = 128
+"""Rows of C of a work item of a long sum."""
+PARTS_BYTES = 4 << 20
+"""Bytes of all parts of a long sum."""
 _GPU_TILES = (  # bm, bn, bk, tm, tn, ln, stages, percent of the multiply-add peak at 4096 cubed on one H200
     (64, 128, 16, 8, 8, 8, 2, 70),
     (128, 128, 8, 8, 8, 8, 2, 69),
@@ -64,7 +72,7 @@ def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
         for cost, mr, nv in _tiles(inner.m, inner.n, inner.k, lanes, registers, inner.c.col.stride != 1)
     ]
     choices.sort()
-    # The product's other way round, too: what scattered sums and packing cost, these counts do not tell.
+    # Also the transposed product: these counts leave out scattered sums and packing.
     other = [choice for choice in choices[6:] if choice[1] != choices[0][1]][:2]
     for cost, swap, mr, nv in choices[:6] + (other if len({choice[1] for choice in choices[:6]}) < 2 else []):
         if cost > 1.6 * choices[0][0]:
@@ -92,7 +100,7 @@ def _tiles(m: int, n: int, k: int, lanes: int, registers: int, scatter: bool) ->
             for rows, count_m in ((mr, whole_m), (rest_m, 1)) if rest_m else ((mr, whole_m),):
                 for vectors, count_n in wide:
                     total += count_m * count_n * (_step(rows, vectors) * k + rows * vectors * store + 20)
-            # Many rows of A in memory lie at many addresses that share a cache set, or need packing.
+            # Many rows of A are at many addresses that share a cache set, or need packing.
             found.append((total * (1.06 if mr > 8 else 1.0 + 0.002 * abs(mr - 6)), mr, nv))
     return found
 
@@ -120,21 +128,21 @@ def _cpu_blocks(
     want = 8 * device.compute_units
     split = 1
     work = 2 * spec.m * spec.n * spec.k * spec.batch
-    if tiles * panels * spec.batch < 4 * device.compute_units and spec.k >= 1024 and work >= _SPLIT_FLOPS:
+    if tiles * panels * spec.batch < 4 * device.compute_units and spec.k >= 1024 and work >= SPLIT_FLOPS:
         split = min(cdiv(want, tiles * panels * spec.batch), cdiv(spec.k, 512))
     ks = cdiv(cdiv(spec.k, split), 16) * 16
     split = cdiv(spec.k, ks)
-    kc = _L2 // (nr * spec.accumulator_size) // 16 * 16
+    kc = B_PASS_BYTES // (nr * spec.accumulator_size) // 16 * 16
     if narrow and split == 1:
         kc = spec.k  # C cannot hold partial sums
     kc = min(kc, spec.k if split == 1 else ks)
     kc = cdiv(spec.k if split == 1 else ks, cdiv(spec.k if split == 1 else ks, kc))  # equal passes
     mt = max(1, min(tiles, cdiv(tiles, cdiv(want, panels * spec.batch * split))))
     flops = 2 * min(spec.m, mt * mr) * min(nr, spec.n) * min(spec.k, ks)
-    wide = max(1, min(panels, _ITEM_FLOPS // flops, panels * spec.batch * split * cdiv(tiles, mt) // want))
+    wide = max(1, min(panels, ITEM_FLOPS // flops, panels * spec.batch * split * cdiv(tiles, mt) // want))
     deep = 1
     if wide == panels:
-        deep = max(1, min(spec.batch, _ITEM_FLOPS // (flops * panels), spec.batch * split * cdiv(tiles, mt) // want))
+        deep = max(1, min(spec.batch, ITEM_FLOPS // (flops * panels), spec.batch * split * cdiv(tiles, mt) // want))
     config = {"kind": "cpu", "swap": swap, "lanes": lanes, "mr": mr, "nv": nv, "ku": _unroll(min(mr, spec.m), nv)}
     config |= {"kc": kc, "mt": mt, "np": wide, "bt": deep, "split": split, "ks": ks}
     # Packing pays when an element is read often: B once a tile of rows, A once a panel of columns.
@@ -144,9 +152,9 @@ def _cpu_blocks(
     rows_size = mr * kc * spec.accumulator_size
     unit = spec.a.col.plain and spec.a.col.stride == 1
     local = device.local_mem_size
-    if narrow and split == 1 and unit and not spec.a_packed and rows_size <= min(_ROWS, local // 2):
+    if narrow and split == 1 and unit and not spec.a_packed and rows_size <= min(LOCAL_A_BYTES, local // 2):
         pack_a, local = "local", local - rows_size
-    local_kc = min(depth, min(local, _LOCAL) // (nr * spec.accumulator_size))
+    local_kc = min(depth, min(local, LOCAL_B_BYTES) // (nr * spec.accumulator_size))
     local_kc = 0 if local_kc < min(depth, 64) or (narrow and split == 1 and local_kc < depth) else local_kc
     local_kc = local_kc and cdiv(depth, cdiv(depth, local_kc))
     if direct_a and direct_b and not (spec.a_packed or spec.b_packed) and (long := _long_sum(spec, mr, nr, want)):
@@ -173,14 +181,14 @@ def _long_sum(spec: GemmSpec, mr: int, nr: int, want: int) -> dict[str, int] | N
     nearest cache.
     """
     tiles, size = cdiv(spec.m, mr), spec.accumulator_size
-    sweeps = cdiv(spec.m, _TALL)
-    room = _PARTS // (spec.m * spec.n * spec.batch * size)
+    sweeps = cdiv(spec.m, TALL_ROWS)
+    room = PARTS_BYTES // (spec.m * spec.n * spec.batch * size)
     split = min(cdiv(want, sweeps * spec.batch), spec.k // 256, room)
     if split < 2 or spec.k < 4 * max(spec.m, spec.n):
         return None
     mt = cdiv(tiles, sweeps)
     ks = cdiv(cdiv(spec.k, split), 16) * 16
-    kc = cdiv(ks, cdiv(ks, max(48, _ROWS // (mt * mr * size))))
+    kc = cdiv(ks, cdiv(ks, max(48, LOCAL_A_BYTES // (mt * mr * size))))
     return {"kc": kc, "mt": mt, "np": cdiv(spec.n, nr), "bt": 1, "split": cdiv(spec.k, ks), "ks": ks}
 
 

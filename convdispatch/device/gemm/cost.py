@@ -12,34 +12,41 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...api.cpu import FITTED, Balance, cdiv
-from .layout import distinct
-from .prefetch import far_rows
+from .layout import distinct, far_rows
 from .spec import GemmSpec
 
 LAUNCH = 3e6
-"""Of a launch, on the cores that costs were fitted on."""
+"""A launch, on the cores that costs were fitted on."""
 PACKED = 50.0, 160.0
-"""Of an element of A that is packed, by columns as it lies and across them."""
+"""An element of A that is packed, along its columns and across them."""
 
-_TURNED, _REST = 25.0, 6000.0  # of an element in blocks that are turned, of what one run along columns leaves beside
-_APART, _WAYS = 1500.0, 12  # of an element of C where more lines share a place than a cache has room for
-_AWAY, _HELD = 200.0, 7 << 20  # more of a packed element that goes to memory and back, of so many bytes and more
-_WORK, _TILE = 0.93, 40.0  # of an operation of the tiles, edges in full; of a tile's beginning and end
-_PANEL = 25.0, 55.0  # of an element of B that is packed, along its rows as it lies and across them
-_LOCAL = 14.0, 75.0  # the same by the work item that needs it
-_WIDENED = 4.0  # of an element of A that a tile widens for itself
-_READ, _WRITTEN, _SCATTERED = 30.0, 5.0, 90.0  # of an element of A or B; of C; of C whose columns lie apart
-_PARTIAL = 20.0  # of one of C that a part of a sum leaves and another kernel adds
-_CACHED = 1 << 20  # bytes that are read again from a near cache
-_FAR = 20.0  # of an element of A that a panel of B, or of a panel that an item reads from memory anew;
-# of A's rows side by side in place, columns apart, whole lines come for a tile's few
-_AHEAD = 2.0  # the same of rows in place whose lines are asked for ahead
-_CROWDED, _PAGE = 8.0, 4096  # of one in place, read again: of B's rows whole pages apart, of A's columns on many pages
-_AWAY_AGAIN = 18.0  # of one of A in rows side by side whose columns share few places of the nearest cache
-_AGAIN, _NEAR = 0.35, 32 * 1024  # of an element of B that a row of tiles reads anew from beyond the nearest cache
-_CUT, _LINE = 0.7, 64  # of one of B in place, in vectors across lines: NumPy's large arrays lie 16 bytes beyond one
-_ROOM, _PAGES = 10, 64  # lines of one place that the nearest cache keeps; pages whose addresses are at hand
-_BROKEN = 160.0  # of an element of B in a panel across the end of a run of columns, packed one by one
+TRANSPOSED_OPS = 25.0  # an element of A that is packed in squares that are transposed in registers
+RUN_REST_OPS = 6000.0  # the rest of a run along columns that fills no square
+PANEL_OPS = 25.0, 55.0  # an element of B that is packed, along its rows and across them
+LOCAL_OPS = 14.0, 75.0  # the same by the work item that needs it
+BROKEN_OPS = 160.0  # an element of B in a panel across the end of a run of columns, packed one by one
+WIDENED_OPS = 4.0  # an element of A that a tile widens for itself
+MEMORY_OPS = 200.0  # more of a packed element that goes to memory and back, of HELD_BYTES or more
+HELD_BYTES = 7 << 20
+MULTIPLY_OPS = 0.93  # an operation of the tiles, edges counted as whole tiles
+TILE_OPS = 40.0  # a tile's beginning and end
+READ_OPS = 30.0  # an element of A or B
+WRITTEN_OPS = 5.0  # an element of C
+SCATTERED_OPS = 90.0  # an element of C whose columns are not contiguous
+CROWDED_C_OPS = 1500.0  # the same where more of C's lines share a cache set than it has ways
+PARTIAL_OPS = 20.0  # an element of C that a part of a sum leaves and another kernel adds
+FAR_OPS = 20.0  # an element of A that a panel of B reads from memory again; rows in place read whole lines for a tile
+PREFETCHED_OPS = 2.0  # the same of rows in place whose lines are prefetched
+CROWDED_OPS = 8.0  # an element in place that is read again: B's rows whole pages apart, A's columns on many pages
+CROWDED_A_OPS = 18.0  # an element of A in contiguous rows whose columns share few sets of the first-level cache
+REREAD_B_OPS = 0.35  # an element of B that a row of tiles reads again from beyond the first-level cache
+UNALIGNED_OPS = 0.7  # an element of B in place, in vectors across cache lines: NumPy aligns large arrays to 16 bytes
+CACHED_BYTES = 1 << 20  # bytes that are read again from a second-level cache
+L1_BYTES = 32 * 1024  # bytes of a first-level cache
+L1_WAYS = 12  # ways of a set of the first-level cache
+L1_LINES = 10  # lines of a set that stay there between two uses
+TLB_PAGES = 64  # pages whose addresses are cached
+PAGE_BYTES, LINE_BYTES = 4096, 64
 
 
 @functools.lru_cache(maxsize=256)
@@ -55,49 +62,49 @@ def _operations(m: int, n: int, k: int, mr: int, nv: int, lanes: int) -> float:
     for rows, count_m in ((mr, tall), (rest_m, 1)):
         for vectors, count_n in ((nv, wide), (cdiv(rest_n, lanes), 1)):
             if rows and vectors:
-                # A step of k: the multiply-adds, the loads beside them, or the four cycles, each of two multiply-adds,
-                # that a sum takes before the next may be added to it; just eight sums take a ninth longer.
+                # A step of k: the multiply-adds, the loads, or the four cycles, each of two multiply-adds, that a sum
+                # takes before the next may be added to it; just eight sums take a ninth longer.
                 total += count_m * count_n * max(rows * vectors, 0.7 * (rows + vectors), 9 / unrolled)
     return 2.0 * lanes * total * k
 
 
 def _packed(spec: GemmSpec) -> float:
-    """Of an element of A that is packed: across rows, blocks are turned in registers, rests of runs go one by one."""
+    """Operations of an element of A that is packed: across rows, squares are transposed in registers, rests are not."""
     rows, columns = spec.a.row, spec.a.col
     if rows.stride <= 1:
         return PACKED[False]
-    if columns.stride != 1 or rows.stride * spec.accumulator_size % _PAGE == 0:
+    if columns.stride != 1 or rows.stride * spec.accumulator_size % PAGE_BYTES == 0:
         return PACKED[True]
-    return min(PACKED[True], _TURNED + _REST / min(spec.k, columns.inner or spec.k))
+    return min(PACKED[True], TRANSPOSED_OPS + RUN_REST_OPS / min(spec.k, columns.inner or spec.k))
 
 
 def _overflows(step: int, count: int, lines: int) -> bool:
-    """Whether so many runs of lines, so many bytes apart, are more than the nearest cache has room for."""
-    places = min(_PAGE // _LINE, _PAGE // max(_LINE, math.gcd(step, _PAGE)) * lines)
-    return count * lines > _ROOM * places
+    """Whether ``count`` runs of ``lines`` cache lines, ``step`` bytes apart, exceed the first-level cache."""
+    places = min(PAGE_BYTES // LINE_BYTES, PAGE_BYTES // max(LINE_BYTES, math.gcd(step, PAGE_BYTES)) * lines)
+    return count * lines > L1_LINES * places
 
 
 def _read_again(spec: GemmSpec, gemm: Mapping[str, Any], depth: int) -> tuple[float, float]:
-    """Of an element of A that one more panel of B reads, and of one of B that one more row of tiles reads."""
+    """Operations of an element of A for each further panel of B, and of one of B for each further row of tiles."""
     size, nv = spec.accumulator_size, gemm["nv"]
     a = b = 0.0
     if not (gemm["pack_a"] or spec.a_packed):
         step = spec.a.col.stride * size
-        a = _CROWDED * (step > size and step * depth > _PAGES * _PAGE)
-        if spec.a.row.stride == 1 and _LINE <= step < _PAGE and _overflows(step, depth, 1):
-            a += _AWAY_AGAIN
+        a = CROWDED_OPS * (step > size and step * depth > TLB_PAGES * PAGE_BYTES)
+        if spec.a.row.stride == 1 and LINE_BYTES <= step < PAGE_BYTES and _overflows(step, depth, 1):
+            a += CROWDED_A_OPS
     if gemm["pack_b"] or spec.b_packed:
-        beyond = depth * nv * gemm["lanes"] * size > _NEAR
+        beyond = depth * nv * gemm["lanes"] * size > L1_BYTES
     else:
         step = spec.b.row.stride * size
         beyond = _overflows(step, depth, nv + 1)
-        b = _CROWDED * (step % _PAGE == 0) + _CUT
-    return a, b + _AGAIN * beyond
+        b = CROWDED_OPS * (step % PAGE_BYTES == 0) + UNALIGNED_OPS
+    return a, b + REREAD_B_OPS * beyond
 
 
 def product_cost(spec: GemmSpec, gemm: Mapping[str, Any], balance: Balance = FITTED) -> float:
-    """A product under one of its choices, on a CPU of this balance."""
-    launch, away = LAUNCH * balance.launch, _AWAY * balance.memory
+    """Operations of the peak of a product under one of its configurations, on a CPU of this balance."""
+    launch, away = LAUNCH * balance.launch, MEMORY_OPS * balance.memory
     spec = _swapped(spec, gemm["swap"])
     mr, nv, lanes, split = gemm["mr"], gemm["nv"], gemm["lanes"], gemm["split"]
     # Batches that share an operand pack it once; each reads it.
@@ -107,41 +114,42 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any], balance: Balance = FIT
     rows, panels = cdiv(spec.m, mr), cdiv(spec.n, wide)
     passes, sweeps = cdiv(cdiv(spec.k, split), gemm["kc"]), cdiv(rows, gemm["mt"])
     packed = 0
-    cost = _WORK * spec.batch * _operations(spec.m, spec.n, spec.k, mr, nv, lanes)
-    cost += _TILE * rows * panels * spec.batch * split * passes
-    cost += _READ * (a + b) + _WRITTEN * c * split * passes + launch
+    cost = MULTIPLY_OPS * spec.batch * _operations(spec.m, spec.n, spec.k, mr, nv, lanes)
+    cost += TILE_OPS * rows * panels * spec.batch * split * passes
+    cost += READ_OPS * (a + b) + WRITTEN_OPS * c * split * passes + launch
     if split > 1:
-        cost += _PARTIAL * c * split + launch
+        cost += PARTIAL_OPS * c * split + launch
     again_a, again_b = _read_again(spec, gemm, min(gemm["kc"], spec.k))
     cost += again_a * every_a * panels + again_b * every_b * rows
-    if spec.m * spec.k * size > _CACHED:
+    if spec.m * spec.k * size > CACHED_BYTES:
         in_place = not (gemm["pack_a"] or spec.a_packed)
-        lines = in_place and spec.a.row.stride == 1 and spec.a.col.stride * size >= _LINE
-        each = _AHEAD if far_rows(spec, not in_place, nv) else _FAR * (max(1.0, _LINE / (mr * size)) if lines else 1.0)
-        # An item whose rows stay in the second-level cache from one of its panels to the next reads them once.
-        near = gemm["mt"] * mr * min(gemm["kc"], spec.k) * size <= _CACHED // 2
+        lines = in_place and spec.a.row.stride == 1 and spec.a.col.stride * size >= LINE_BYTES
+        once = FAR_OPS * (max(1.0, LINE_BYTES / (mr * size)) if lines else 1.0)
+        each = PREFETCHED_OPS if far_rows(spec, not in_place, nv) else once
+        # A work item whose rows stay in the second-level cache from one panel to the next reads them once.
+        near = gemm["mt"] * mr * min(gemm["kc"], spec.k) * size <= CACHED_BYTES // 2
         cost += each * (every_a * (cdiv(panels, gemm["np"]) if near else panels) - a)
-    if spec.k * (wide if split == 1 else spec.n) * size > _CACHED:
-        cost += _FAR * (every_b * sweeps - b)
-    if spec.c.col.stride == 1 and c * size > _CACHED:
+    if spec.k * (wide if split == 1 else spec.n) * size > CACHED_BYTES:
+        cost += FAR_OPS * (every_b * sweeps - b)
+    if spec.c.col.stride == 1 and c * size > CACHED_BYTES:
         # Lines that two panels share are brought and written twice.
-        cost += _FAR * c * (_LINE - math.gcd(wide * size, _LINE)) / (wide * size)
+        cost += FAR_OPS * c * (LINE_BYTES - math.gcd(wide * size, LINE_BYTES)) / (wide * size)
     if spec.c.col.stride > 1:
-        # A row of a tile is written to as many lines, which share few places of the nearest cache where columns lie so.
-        apart = wide * math.gcd(spec.c.col.stride * size, _PAGE) > _WAYS * _PAGE
-        cost += (_APART if apart else _SCATTERED) * c * (passes if split == 1 else 1)
+        # A row of a tile is written to as many lines, which share few cache sets where columns are pages apart.
+        apart = wide * math.gcd(spec.c.col.stride * size, PAGE_BYTES) > L1_WAYS * PAGE_BYTES
+        cost += (CROWDED_C_OPS if apart else SCATTERED_OPS) * c * (passes if split == 1 else 1)
     if gemm["pack_a"] == "local" and not spec.a_packed:
-        cost += _WIDENED * every_a * panels
+        cost += WIDENED_OPS * every_a * panels
     elif gemm["pack_a"] and not spec.a_packed:
         cost += _packed(spec) * a + launch
         packed += a
     if gemm["pack_b"] and not spec.b_packed:
         across, run = spec.b.col.stride > 1, spec.b.col.inner
-        each = _BROKEN * min(1, (wide - math.gcd(run, wide)) / run) if run and not across else 0
+        each = BROKEN_OPS * min(1, (wide - math.gcd(run, wide)) / run) if run and not across else 0
         if gemm["pack_b"] == "local":  # every item of a panel's rows packs it again
-            cost += (_LOCAL[across] + each) * every_b * sweeps
+            cost += (LOCAL_OPS[across] + each) * every_b * sweeps
         else:
-            cost += (_PANEL[across] + each) * b + launch + (away * b if b * size > _HELD else 0.0)
-    if packed * size > _HELD:
+            cost += (PANEL_OPS[across] + each) * b + launch + (away * b if b * size > HELD_BYTES else 0.0)
+    if packed * size > HELD_BYTES:
         cost += away * packed
     return cost

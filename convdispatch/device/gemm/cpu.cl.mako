@@ -9,12 +9,12 @@
 // MT     register tiles of one column panel that a work item computes
 // NP     column panels of a work item
 // BT     batches of a work item
-// a_local  A's elements are narrower than sums: a tile widens its rows into local memory, as they lie
-// far_rows rows of A, read where they lie, come from beyond the second-level cache: a tile asks for the next one's lines
-// far_steps    columns of A lie lines apart, its rows side by side: a tile asks for them 32 steps ahead
-// far_columns  rows of B, read where they lie, come from as far: each tile asks for a line of every row of the next panel
-// far_a, far_b  the packed operand is too large for a second-level cache to keep: its lines are asked for ahead
-// fetched  lines of B's next panel that a step of k asks for, so that it comes from memory while this one is multiplied
+// a_local  A's elements are narrower than sums: a tile widens its rows into local memory, in their order
+// far_rows rows of A, read in place, come from beyond the second-level cache: a tile prefetches the next tile's lines
+// far_steps    columns of A are lines apart, its rows contiguous: a tile prefetches them 32 steps ahead
+// far_columns  the same of rows of B: each tile prefetches a line of every row of the next panel
+// far_a, far_b  the packed operand is larger than a second-level cache: its lines are prefetched
+// fetched  lines of B's next panel that each step of k prefetches from memory while this panel is multiplied
 // b_local  the work item itself packs KC rows of a panel of B into local memory, which is its own: groups hold one item
 <%
 nr = nv * lanes
@@ -30,10 +30,8 @@ start = [j * lanes - (lanes - rest if not padded and j == whole else 0) for j in
 steps = range(ku)
 %>\
     {  // ${rows} x ${columns}
-% for u in steps:
-% for i in range(rows):
+% for u, i in pairs(steps, range(rows)):
       V ${", ".join(f"c{u}_{i}_{j} = 0" for j in range(vectors))};
-% endfor
 % endfor
 % if a_local:
 % for i in range(rows):
@@ -62,7 +60,7 @@ steps = range(ku)
       global const ACC *restrict pb = b + B_COL(panel * ${nr}) + B_ROW(k0);
 % endif
 % if fetched:
-      // The first tiles of a panel ask for the next one; what others ask for is at hand.
+      // The first tiles of a panel prefetch the next panel; later tiles prefetch lines that are cached already.
       global const ACC *restrict next = pb + (tile - tile0 < ${-(-nr // (fetched * line))} ? ${k * nr} + (tile - tile0) * kb * ${fetched * line} : 0);
 % endif
 % if far_columns:
@@ -86,10 +84,8 @@ steps = range(ku)
         ahead += B_ROW(${width});
 % endif
 % if far_b:
-% for u in range(width):
-% for j in range(0, vectors, max(1, 16 // lanes)):
+% for u, j in pairs(range(width), range(0, vectors, max(1, 16 // lanes))):
         AHEAD(pb + ${(16 + u) * b_step + start[j]});
-% endfor
 % endfor
 % elif far_a:
         AHEAD(pa + ${64 * mr});
@@ -125,8 +121,7 @@ steps = range(ku)
 % if far_rows:
       }
 % endif
-% for i in range(rows):
-% for j in range(vectors):
+% for i, j in pairs(range(rows), range(vectors)):
 <% total = " + ".join(f"c{u}_{i}_{j}" for u in steps) %>\
 % if j < whole:
       put_vector(OUT_ARGS, ${total}, tile * MR + ${i}, panel * ${nr} + ${start[j]}, flags);
@@ -138,7 +133,6 @@ steps = range(ku)
       put_lanes(OUT_ARGS, ${total}, tile * MR + ${i}, panel * ${nr} + ${start[j]}, ${first}, ${first + rest}, flags);
 % endif
 % endif
-% endfor
 % endfor
     }
 </%def>
@@ -253,3 +247,4 @@ ${rows(tail_n)}\
     }
   }
 }
+<%! from itertools import product as pairs %>

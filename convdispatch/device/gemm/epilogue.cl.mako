@@ -1,7 +1,7 @@
 ## C = activation(sum + bias + residual [+ C]), for LANES neighbouring columns of one row, or for some of them.
 //
 // V, LANES     vector type of LANES sums (ACC); CREAL is what C stores: REAL, or ACC while it holds partial sums
-// aligned      C and residual are float32 or float64, and their vectors lie at multiples of their size
+// aligned      C and residual are float32 or float64, and their vectors are aligned to their size
 // C_ROW, C_COL element offset of a row or column of C, residual likewise
 // ADD, LAST    flags of a call: add what C holds; this is the last part of the sum, so bias and activation follow
 #define ADD 1
@@ -58,7 +58,7 @@ inline void put_one(OUT_PARAMS, ACC v, int m, int n, int flags) {
   CSTORE(c, p, v);
 }
 
-// Lanes first to end - 1 of v, which stands for columns n to n + LANES - 1. On a CPU it stays a function: a tile calls
+// Lanes first to end - 1 of v, which holds columns n to n + LANES - 1. On a CPU it is not inlined: a tile calls
 // it dozens of times, and compilers take minutes over so many copies of its loop.
 % if unroll:
 inline

@@ -1,7 +1,7 @@
 ## C[m, n] = sum over k of A[m, k] B[k, n]: a work group computes BM x BN of C from BK-deep slices in local memory.
 //
 // BM, BN, BK  tile of a work group, and the depth of its slices of A and B
-// TM, TN      tile of a work item, in quads of 4 that lie 4 * BM / TM rows and 4 * BN / TN columns apart, so that
+// TM, TN      tile of a work item, in quads of 4 that are 4 * BM / TM rows and 4 * BN / TN columns apart, so that
 //             neighbours read neighbouring 16 bytes of local memory
 // LN          work items of a warp (32) along n; 32 / LN along m
 // STAGES      2: the next slice goes into local memory while this one is multiplied; 1: half the local memory
@@ -20,7 +20,7 @@ pitch = {"a": bm + pad["a"], "b": bn + pad["b"]}
 #define LOAD4 LOADV
 % endif
 <%def name="position(x)"><% o = x.letter %>\
-  // This item's first place in a slice of ${o.upper()}; its other slots lie literal steps further.
+  // This item's first place in a slice of ${o.upper()}; its other slots are literal offsets from it.
   const int ${o}_fast = tid % ${x.run} * ${x.vec}, ${o}_slow = tid / ${x.run};
   const int ${o}_k = ${o}_${"fast" if x.k_unit else "slow"}, ${o}_i = ${o}_${"slow" if x.k_unit else "fast"};
 % if x.packed:
@@ -94,10 +94,8 @@ void gemm(global const ${operands[0].stored} *restrict a, long a_off, global con
 % for x in operands:
 ${position(x)}\
 % endfor
-% for q in range(quads_m):
-% for r in range(4):
+% for q, r in pairs(range(quads_m), range(4)):
   ACC4 ${", ".join(f"c{q}_{r}_{p} = (ACC4)(0)" for p in range(quads_n))};
-% endfor
 % endfor
 % for x in operands:
 ${fetch(x, "begin")}\
@@ -124,10 +122,8 @@ ${fetch(x, "next")}\
       const ACC4 b${p} = *(local const ACC4 *)(lb + k * ${pitch["b"]} + ${p * (bn // quads_n)});
 % endfor
 % for q in range(quads_m):
-% for r in range(4):
-% for p in range(quads_n):
+% for r, p in pairs(range(4), range(quads_n)):
       c${q}_${r}_${p} = a${q}.s${r} * b${p} + c${q}_${r}_${p};
-% endfor
 % endfor
 % endfor
     }
@@ -150,8 +146,7 @@ ${keep(x, "0")}\
 % endif
   }
   OUT_POINTERS(z, part)
-% for q in range(quads_m):
-% for r in range(4):
+% for q, r in pairs(range(quads_m), range(4)):
   {
     const int row = m0 + ty * 4 + ${q * (bm // quads_m) + r};
 % if m % bm:
@@ -173,5 +168,5 @@ ${keep(x, "0")}\
     }
   }
 % endfor
-% endfor
 }
+<%! from itertools import product as pairs %>

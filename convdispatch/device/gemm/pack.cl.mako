@@ -81,20 +81,13 @@ void pack(global const REAL *restrict x, long x_off, global ACC *restrict packed
       for (int lane = 0; lane < W; lane += BLOCK) {
         global const REAL *from = x + col;
         global ACC *to = packed + (long)k * W + lane;
-        // Of so many rows far apart processors fetch nothing ahead by themselves.
+        // Processors prefetch nothing by themselves from so many rows that are far apart.
 % for i in range(lanes):
         __builtin_prefetch((const void *)(size_t)(from + X_I(i0 + lane + ${i}) + 64));
         const V t0_${i} = LOADV(from + X_I(i0 + lane + ${i}));
 % endfor
-<%
-stages = lanes.bit_length() - 1
-half = lanes // 2
-%>\
-% for t in range(1, stages + 1):
-% for i in range(half):
-        const V t${t}_${i} = (V)(t${t - 1}_${2 * i}.even, t${t - 1}_${2 * i + 1}.even), t${t}_${i + half} = (V)(t${t - 1}_${2 * i}.odd, t${t - 1}_${2 * i + 1}.odd);
-% endfor
-% endfor
+<% stages = lanes.bit_length() - 1 %>\
+${transposed(lanes)}
 % for i in range(lanes):
         STOREW(to + ${i} * W, t${stages}_${i});
 % endfor

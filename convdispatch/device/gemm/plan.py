@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,9 +62,9 @@ class GemmPlan:
     def pack_a(
         self,
         queue: cl.CommandQueue,
-        a: cl.MemoryObject,
-        packed: cl.MemoryObject,
-        wait_for: Sequence[cl.Event] | None = None,
+        a: Any,
+        packed: Any,
+        wait_for: Any = None,
         a_offset: int = 0,
         packed_offset: int = 0,
     ) -> cl.Event:
@@ -74,9 +74,9 @@ class GemmPlan:
     def pack_b(
         self,
         queue: cl.CommandQueue,
-        b: cl.MemoryObject,
-        packed: cl.MemoryObject,
-        wait_for: Sequence[cl.Event] | None = None,
+        b: Any,
+        packed: Any,
+        wait_for: Any = None,
         b_offset: int = 0,
         packed_offset: int = 0,
     ) -> cl.Event:
@@ -133,9 +133,12 @@ class GemmPlan:
         first, second = self._order
         return self._gemm(queue, given[first] + given[second] + out, wait_for)
 
-    def compile_packer(self, letter: str) -> None:
-        """Compile what ``pack_a`` or ``pack_b`` launches, so that the first of them does not."""
-        self._packer(letter)
+    def packing(self, packed_offset: int = 0) -> Callable[..., cl.Event]:
+        """``pack_a`` as a step that packs w into the workspace, or the packed buffer in its place; compiled here."""
+        self._packer("a")
+        return lambda queue, operands, wait_for=None: self.pack_a(
+            queue, operands[1], operands[3], wait_for, 0, packed_offset
+        )
 
     def _packer(self, letter: str) -> _Kernel:
         with self._pack_lock:
@@ -147,7 +150,7 @@ class GemmPlan:
 
 
 def workspace_size(spec: GemmSpec, config: Mapping[str, Any]) -> int:
-    """Bytes of workspace that ``GemmPlan(context, spec, config)`` asks for, without compiling it."""
+    """Bytes of workspace that ``GemmPlan(context, spec, config)`` needs, without compiling it."""
     return _workspace_areas(spec, config)[1]
 
 

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...api.activations import activation_macro
-from ...api.cpu import LINE
+from ...api.cpu import LINE, transposed
 from ...api.dtypes import DTYPES, storage_macros
 from ..programs.kernels import define, kernel_text
-from .layout import packed_layout
-from .prefetch import far_columns, far_packed, far_rows, far_steps
+from .layout import far_columns, far_packed, far_rows, far_steps, packed_layout
 from .spec import Axis, GemmSpec
 
-_ITEM, _GROUP = 1 << 14, 64
-"""Elements that a work item should pack, so that it is worth starting; neighbours of a row that it packs together
-where panels are narrow: lines that several panels share are read once."""
+ITEM_ELEMENTS = 1 << 14
+"""Elements that a work item should pack, so that it is worth starting."""
+GROUP_ELEMENTS = 64
+"""Neighbours of a row that a work item packs together where panels are narrow: shared cache lines are read once."""
 
 
 def _split_k(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[int, int]:
@@ -37,7 +37,7 @@ def _epilogue(
     ends a row the lanes from ``tail[0]`` to before ``tail[1]``."""
     split, ks = _split_k(spec, config)
     text = _types(spec, lanes) + activation_macro(spec.epilogue.activation)
-    # What C held is no part of it here: the flag ADD says when it is added.
+    # ACCUMULATE is 0: the flag ADD says when C's old values are added.
     text += define(BIAS=int(spec.epilogue.bias is not None), RESIDUAL=int(spec.epilogue.residual), ACCUMULATE=0)
     text += define(M=spec.m, N=spec.n, K=spec.k, BATCH=spec.batch, SPLIT=split, KS=ks)
     text += define(FLAGS="ADD" if spec.epilogue.accumulate and not partial else 0)
@@ -45,20 +45,10 @@ def _epilogue(
     text += f"#define C_ROW(m) {row.text('m')}\n#define C_COL(n) {col.text('n')}\n"
     text += f"#define C_BATCH(z) {batch.text('z')}\n"
     text += f"#define BIAS_BATCH(z) {spec.epilogue.bias_batch.text('z')}\n"
-    return text + kernel_text(
-        __package__,
-        "epilogue.cl.mako",
-        dtype=spec.dtype,
-        lanes=lanes,
-        partial=partial,
-        epilogue=spec.epilogue,
-        c_col=col,
-        unroll=config["kind"] == "gpu",
-        tail=tail,
-        pieces=_pieces,
-        acc=DTYPES[spec.dtype].accumulator,
-        aligned=spec.dtype in ("float32", "float64") and _wide_c(spec, lanes, partial),
-    )
+    aligned = spec.dtype in ("float32", "float64") and _wide_c(spec, lanes, partial)
+    values = {"dtype": spec.dtype, "lanes": lanes, "partial": partial, "epilogue": spec.epilogue, "c_col": col}
+    values |= {"unroll": config["kind"] == "gpu", "tail": tail, "pieces": _pieces, "aligned": aligned}
+    return text + kernel_text(__package__, "epilogue.cl.mako", acc=DTYPES[spec.dtype].accumulator, **values)
 
 
 def _pieces(first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -120,37 +110,27 @@ def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
     far_a, far_b = far_packed(spec, nr)
     line = LINE // spec.accumulator_size
     tiles = min(config["mt"], -(-spec.m // config["mr"]))
-    return text + kernel_text(
-        __package__,
-        "cpu.cl.mako",
-        m=spec.m,
-        n=spec.n,
-        k=spec.k,
-        lanes=lanes,
-        mr=config["mr"],
-        nv=config["nv"],
-        ku=config["ku"],
-        tail=tail,
-        a_packed=spec.a_packed,
-        b_packed=spec.b_packed,
-        far_a=far_a,
-        far_b=far_b,
-        far_rows=line if far_rows(spec, spec.a_packed, config["nv"]) else 0,
-        far_columns=line if far_columns(spec, lanes) else 0,
-        far_steps=far_steps(spec),
-        fetched=-(-nr // (line * tiles)) if far_b and tiles > 1 else 0,
-        line=line,
-        a_step=spec.a.col.stride,
-        a_local=config["pack_a"] == "local" and not spec.a_packed,
-        b_step=nr if spec.b_packed or b_local else k.stride,
-        b_local=b_local,
-        b_k_unit=k.plain and k.stride == 1 and n.stride != 1,
-        b_run=(spec.n if n.plain else n.inner) if n.stride == 1 and spec.n > 1 else 0,
-    )
+    values = {"m": spec.m, "n": spec.n, "k": spec.k, "lanes": lanes, "mr": config["mr"], "nv": config["nv"]}
+    values |= {"ku": config["ku"], "tail": tail, "a_packed": spec.a_packed, "b_packed": spec.b_packed, "line": line}
+    values |= {
+        "far_a": far_a,
+        "far_b": far_b,
+        "far_rows": line if far_rows(spec, spec.a_packed, config["nv"]) else 0,
+        "far_columns": line if far_columns(spec, lanes) else 0,
+        "far_steps": far_steps(spec),
+        "fetched": -(-nr // (line * tiles)) if far_b and tiles > 1 else 0,
+        "a_step": spec.a.col.stride,
+        "a_local": config["pack_a"] == "local" and not spec.a_packed,
+        "b_step": nr if spec.b_packed or b_local else k.stride,
+        "b_local": b_local,
+        "b_k_unit": k.plain and k.stride == 1 and n.stride != 1,
+        "b_run": (spec.n if n.plain else n.inner) if n.stride == 1 and spec.n > 1 else 0,
+    }
+    return text + kernel_text(__package__, "cpu.cl.mako", **values)
 
 
 class _Operand:
-    """How a work group fetches slices of one operand: what the template asks."""
+    """How a work group fetches slices of one operand, for the template."""
 
     def __init__(self, spec: GemmSpec, config: Mapping[str, Any], letter: str) -> None:
         matrix = getattr(spec, letter)
@@ -176,7 +156,7 @@ class _Operand:
         self.slots = -(-self.total // items)  # places that one work item fetches
         self._items = items
         assert self.slots == 1 or self.run % items == 0 or items % self.run == 0, "a slice must divide among the items"
-        # A slot's address is a literal step from the first one's unless its i is clamped or lies on a split axis.
+        # A slot's address is a literal step from the first one's unless its i is clamped or on a split axis.
         moves = any(self.place(s)[1] for s in range(self.slots))
         self.offsets = not self.packed and moves and (self.ragged or not i.plain)
 
@@ -204,20 +184,10 @@ class _Operand:
 def _gpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
     operands = [_Operand(spec, config, letter) for letter in "ab"]
     text = _epilogue(spec, config, 4, partial=config["split"] > 1) + _batches(spec, config)
-    names = ("bm", "bn", "bk", "tm", "tn", "ln", "stages")
-    return text + kernel_text(
-        __package__,
-        "gpu.cl.mako",
-        m=spec.m,
-        n=spec.n,
-        k=spec.k,
-        dtype=spec.dtype,
-        accsize=spec.accumulator_size,
-        wide=spec.alignment % 4 == 0,
-        operands=operands,
-        pad={x.letter: 4 if x.k_unit else 0 for x in operands},
-        **{name: config[name] for name in names},
-    )
+    values = {name: config[name] for name in ("bm", "bn", "bk", "tm", "tn", "ln", "stages")}
+    values |= {"m": spec.m, "n": spec.n, "k": spec.k, "dtype": spec.dtype, "accsize": spec.accumulator_size}
+    values |= {"wide": spec.alignment % 4 == 0, "pad": {x.letter: 4 if x.k_unit else 0 for x in operands}}
+    return text + kernel_text(__package__, "gpu.cl.mako", operands=operands, **values)
 
 
 class Packing(NamedTuple):
@@ -229,12 +199,12 @@ class Packing(NamedTuple):
     """Work items."""
     local: tuple[int, int, int] | None
     numbers: tuple[Any, ...]
-    """What follows the kernel's other arguments: sizes, where they cost nothing as arguments, so that the many operands
-    of a net share a program."""
+    """Sizes that follow the kernel's other arguments, where this costs nothing: so a net's many operands share a
+    program."""
 
 
 def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:
-    """Of operand ``letter`` of ``spec`` (simplified, swapped where the configuration says so)."""
+    """The packing of operand ``letter`` of ``spec``, which is simplified, and swapped if the configuration says so."""
     config = {**config, "swap": False}
     matrix, layout = getattr(spec, letter), packed_layout(spec, config, letter)
     i, k = (matrix.row, matrix.col) if letter == "a" else (matrix.col, matrix.row)
@@ -242,32 +212,21 @@ def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:
     axis = layout.batch  # the first batch that uses distinct operand z
     first = f"((z) * {axis.inner})" if not axis.plain and axis.outer else "(z)"
     narrow = 0 if config["kind"] == "gpu" else _narrow(spec, i, layout.width, lanes)
-    group = max(1, _GROUP // layout.width) if narrow else 1
-    depth = max(16, _ITEM // (layout.width * group) // 16 * 16)
+    group = max(1, GROUP_ELEMENTS // layout.width) if narrow else 1
+    depth = max(16, ITEM_ELEMENTS // (layout.width * group) // 16 * 16)
     text = _types(spec, lanes) + define(W=layout.width, KCHUNK=depth, GROUP=group)
     text += f"#define X_BATCH(z) {matrix.batch.text('z')}\n#define X_K(k) {k.text('k')}\n#define Z(z) {first}\n"
     size, numbers = spec.m if letter == "a" else spec.n, ()
     k_unit = k.stride == 1 and i.stride != 1
-    if (
-        k_unit and k.plain and i.plain and config["kind"] == "cpu"
-    ):  # reads run along k: the distance of rows bears on no loop
+    if k_unit and k.plain and i.plain and config["kind"] == "cpu":  # reads run along k: no loop depends on I_STEP
         text += "#define SIZES , int I, int K, int PANELS, long I_STEP\n#define X_I(i) ((long)(i) * I_STEP)\n"
         numbers = (np.int32(size), np.int32(spec.k), np.int32(layout.panels), np.int64(i.stride))
     else:
         text += define(I=size, K=spec.k, PANELS=layout.panels, SIZES="") + f"#define X_I(i) {i.text('i')}\n"
-    text += kernel_text(
-        __package__,
-        "pack.cl.mako",
-        elementwise=config["kind"] == "gpu",
-        lanes=lanes,
-        narrow=narrow,
-        width=layout.width,
-        accsize=spec.accumulator_size,
-        k_unit=k_unit,
-        k_run=0 if k.plain else k.inner,
-        vectors=i.stride == 1 and layout.width % lanes == 0,
-        run=0 if i.plain else i.inner,
-    )
+    values = {"elementwise": config["kind"] == "gpu", "lanes": lanes, "narrow": narrow, "width": layout.width}
+    values |= {"accsize": spec.accumulator_size, "k_unit": k_unit, "k_run": 0 if k.plain else k.inner}
+    values |= {"vectors": i.stride == 1 and layout.width % lanes == 0, "run": 0 if i.plain else i.inner}
+    text += kernel_text(__package__, "pack.cl.mako", transposed=transposed, **values)
     if config["kind"] == "gpu":
         return Packing(text, (layout.width, layout.k, layout.panels * layout.batches), None, numbers)
     sizes = (-(-layout.k // depth), -(-layout.panels // group), layout.batches)

@@ -1,13 +1,17 @@
-"""What a matrix product is asked to do: operands in memory by element strides, and what follows the sum."""
+"""The specification of a matrix product: operands in memory by element strides, and what follows the sum."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...api.activations import parse_activation
 from ...api.dtypes import DTYPES
 from ...api.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ...api.problem import ConvProblem
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What follows the sum: ``C = activation(A B + bias + residual)``; ``accumulate`` adds what C held before.
+    """What follows the sum: ``C = activation(A B + bias + residual)``; ``accumulate`` adds C's old values.
 
     ``bias`` is ``"m"`` (one value a row of C) or ``"n"`` (one a column); batch z uses the values from
     ``bias_batch_stride`` (elements a batch, or an Axis) on. ``residual`` is addressed as C is.
@@ -88,6 +92,12 @@ class Epilogue:
             parse_activation(self.activation)
             if self.accumulate:
                 raise InvalidArgument("accumulate adds the plain result to C: it takes no activation")
+
+    @classmethod
+    def of(cls, problem: ConvProblem, bias_batch: Axis) -> Epilogue:
+        """A convolution's, with a bias for each row of C; ``bias_batch`` is the batch axis of the bias."""
+        bias = "m" if problem.bias else None
+        return cls(bias, bias_batch, problem.residual, problem.activation, problem.accumulate)
 
     @property
     def bias_batch(self) -> Axis:

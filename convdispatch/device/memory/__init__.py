@@ -1,1 +1,8 @@
-"""Memory of devices and hosts: pools, limits, pages, and what OpenCL and CUDA both see."""
+"""Memory of devices and hosts: sizes become blocks of pools. A new pool joins ``allocator``.
+
+- ``allocator``: a pool a queue, counted and limited by device.
+- ``cuda_imports``: OpenCL's imports of CUDA's memory.
+- ``host_pool``: host memory that is used again.
+- ``huge_pages``: large pages for large buffers.
+- ``shared_pool``: memory that OpenCL and CUDA both see.
+"""

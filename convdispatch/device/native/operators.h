@@ -172,7 +172,7 @@ struct Key {
 };
 
 // A call's tensors by Source, and its key.
-struct Call {
+struct Incoming {
   int operation;
   const Arguments &given;
   std::optional<Seen> seen[4];
@@ -181,7 +181,7 @@ struct Call {
   Key key;
   bool ok = true;
 
-  Call(int operation, const Arguments &given, std::initializer_list<int> tensors) : operation(operation), given(given) {
+  Incoming(int operation, const Arguments &given, std::initializer_list<int> tensors) : operation(operation), given(given) {
     key.add(operation);
     size_t at = 0;
     for (int source : tensors) {
@@ -213,7 +213,7 @@ inline PyObject *tensor_of(AtenTensorHandle tensor) {
 }
 
 // Whether weights may be a parameter without gradients, which on a CPU is promised to stay.
-inline bool frozen(const Call &call) {
+inline bool frozen(const Incoming &call) {
   static PyObject *const name = PyUnicode_InternFromString("requires_grad");
   Ref tensor(tensor_of(call.of[kW]->tensor));
   if (!tensor) return PyErr_Clear(), false;
@@ -226,7 +226,7 @@ inline bool frozen(const Call &call) {
 inline const Decided &pytorchs = *new Decided(std::make_shared<Decision>());  // of a further size of a layer
 
 // Whether a call that was not decided is of a further size of a layer that was not met often enough.
-inline bool further(const Call &call) {
+inline bool further(const Incoming &call) {
   if (layers.empty() || (call.operation != kHostForward && call.operation != kHostBackward)) return false;
   static thread_local std::string key;
   call.key.layer(call.addresses[kW], key);
@@ -240,7 +240,7 @@ inline bool further(const Call &call) {
 
 // What was decided for a call, its packed weights' address where it has some, and what keeps them; none where Python is to
 // be asked, which may put what it decides under `asked`.
-inline Decided found(Call &call, uint64_t &packed, Ref &kept, Missed &asked) {
+inline Decided found(Incoming &call, uint64_t &packed, Ref &kept, Missed &asked) {
   const bool host = on_host(call.operation);
   const int64_t bits = circumstances(host);
   if (bits < 0) return nullptr;
@@ -304,7 +304,7 @@ inline bool copied(const Seen &from, const std::vector<int64_t> &strides, Owned 
 }
 
 // Run what was decided; false, with nothing in `results`, where Python has to.
-inline bool launched(const Decision &decided, const Call &call, uint64_t packed, Owned *results) {
+inline bool launched(const Decision &decided, const Incoming &call, uint64_t packed, Owned *results) {
   const Seen &lead = *call.seen[0];
   void *stream = nullptr;
   if (!on_host(call.operation) && driver.current_stream(lead.index < 0 ? 0 : lead.index, &stream)) return false;
@@ -414,7 +414,7 @@ inline void compute(int operation, StableIValue *stack, const char *kinds, std::
   Owned results[3];
   {
     Arguments given(stack, kinds);
-    Call call(operation, given, tensors);
+    Incoming call(operation, given, tensors);
     Missed asked;
     uint64_t packed = 0;
     std::optional<Gil> gil(std::in_place);

@@ -9,7 +9,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <thread>
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace launcher {
 
@@ -18,7 +21,7 @@ constexpr int64_t kLong = 100000;  // nanoseconds a thread from which on threads
 constexpr int64_t kShares = 4;
 constexpr int64_t kManyRows = 8;  // rows a part from which on no row is cut: the longest part is an eighth longer at most
 constexpr int64_t kShortRow = 4000;  // nanoseconds up to which no row is cut: giving both its ends takes half of that
-constexpr int kSpins = 500;  // looks at other threads' parts, some 10 microseconds, before the core is offered to others
+constexpr int kSpins = 500;  // looks at other threads' parts, some 10 microseconds, before a thread sleeps
 
 // clEnqueueNDRangeKernel.
 using Enqueue = int32_t (*)(void *, void *, uint32_t, const size_t *, const size_t *, const size_t *, uint32_t, void *, void *);
@@ -51,9 +54,40 @@ struct Groups {  // of one kernel
   }
 };
 
+inline void breathe() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 struct alignas(64) Progress {  // of one launch in a call
   int64_t parts = 0;
-  std::atomic<int64_t> next{0}, left{0}, took{0};  // the part to be taken next, parts that are not over, nanoseconds
+  std::atomic<int64_t> next{0}, took{0};          // the part to be taken next, nanoseconds
+  std::atomic<int32_t> left{0}, sleepers{0};      // parts that are not over, threads that sleep until none is left
+
+  void end_part() {
+    if (left.fetch_sub(1) == 1 && sleepers.load()) futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
+  }
+
+  // Wait until all parts are over. A part that takes long has been interrupted by the system: then the thread sleeps, which
+  // brings it back at once when the part ends; one that offers its core again and again loses it for a slice each time.
+  void wait() {
+    for (int spins = 0; spins < kSpins; ++spins) {
+      if (!left.load(std::memory_order_acquire)) return;
+      breathe();
+    }
+    sleepers.fetch_add(1);
+    while (const int32_t seen = left.load()) futex(FUTEX_WAIT_PRIVATE, seen);
+    sleepers.fetch_sub(1);
+  }
+
+ private:
+  void futex(int what, int32_t value) {
+    static_assert(sizeof left == sizeof(int32_t), "a futex is 32 bits");
+    syscall(SYS_futex, &left, what, value, nullptr, nullptr, 0);
+  }
 };
 
 struct Launches {
@@ -66,14 +100,6 @@ inline const char *const kLaunches = "convdispatch.device.native.launches";
 
 inline Launches *launches_of(PyObject *capsule) {
   return static_cast<Launches *>(PyCapsule_GetPointer(capsule, kLaunches));
-}
-
-inline void breathe() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 // One call of launches in order, by as many threads as come. A thread takes parts of a launch while there are some, and
@@ -125,10 +151,9 @@ struct Run {
         if (!status.load(std::memory_order_relaxed))
           if (const int32_t found = part(launches.each[at], mine, now.parts, queues[thread])) status = found;
         now.took += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
-        now.left.fetch_sub(1, std::memory_order_release);
+        now.end_part();
       }
-      for (int spins = 0; now.left.load(std::memory_order_acquire); ++spins)
-        spins < kSpins ? breathe() : std::this_thread::yield();
+      now.wait();
     }
   }
 };
@@ -139,7 +164,7 @@ inline int32_t run_all(Launches &launches, void *const *queues, int64_t threads)
   for (size_t at = 0; at < launches.each.size(); ++at) {
     Progress &now = launches.progress[at];
     most = std::max(most, now.parts = launches.each[at].parts(threads));
-    now.next = 0, now.left = now.parts, now.took = 0;
+    now.next = 0, now.left = static_cast<int32_t>(now.parts), now.took = 0;
   }
   Run run{launches, queues};
   const auto work = [](int64_t from, int64_t to, void *context) {

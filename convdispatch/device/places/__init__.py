@@ -1,1 +1,9 @@
-"""Where an executable runs: an OpenCL queue's buffers, a CPU device's host memory, PyTorch's threads, a CUDA stream."""
+"""Where an executable is launched: ``bind`` makes its launches ready for one kind of memory. A new place is a module
+here.
+
+- ``copies``: host memory on devices that take no pointers: copies in, and one out.
+- ``host``: host memory on a CPU device with system SVM.
+- ``intraop``: the same in PyTorch's threads.
+- ``queue``: an OpenCL queue's buffers.
+- ``stream``: a CUDA stream.
+"""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pyopencl as cl
@@ -37,6 +37,34 @@ class HostPlace(NamedTuple):
         """What PyTorch's threads cannot compute in parts, OpenCL's compute."""
         return HostEnqueue(executable) if executable.opaque else HostLaunches(executable, self)
 
+    @staticmethod
+    def operand(packed: host_memory.HostMemory) -> int:
+        """Packed weights among the addresses of a call."""
+        return packed.svm_ptr  # type: ignore[no-any-return]
+
+    @staticmethod
+    def memory(queue: cl.CommandQueue, address: int, size: int | None) -> host_memory.HostMemory:
+        """The values at an address as memory of commands."""
+        return host_memory.HostMemory.at(address, size or 0)
+
+    @staticmethod
+    def enqueue(
+        work: Callable[..., Any],
+        queue: cl.CommandQueue,
+        addresses: Sequence[int],
+        sizes: Sequence[int | None],
+        outputs: Sequence[int] = (),
+    ) -> None:
+        """``work(commands, *memory)`` on the operands; waits."""
+        commands = host_memory.HostQueue(queue)
+        operands = [
+            None if size is None else host_memory.HostMemory.at(address, size)
+            for address, size in zip(addresses, sizes, strict=True)
+        ]
+        event = work(commands, *operands)
+        if event is not None:
+            commands.finish(event)
+
 
 class HostEnqueue:
     """An opaque executable on host memory."""
@@ -52,14 +80,9 @@ class HostEnqueue:
         executable = self._executable
         if executable.overlaps(addresses):
             return False
-        commands = host_memory.HostQueue(queue)
-        operands: list[Any] = [
-            None if size is None else host_memory.HostMemory.at(address, size)
-            for address, size in zip(addresses, executable.operands, strict=True)
-        ]
         before = thread.given
         try:
-            commands.finish(executable.enqueue(commands, *operands))  # type: ignore[misc]
+            HostPlace.enqueue(executable.enqueue, queue, addresses, executable.operands)  # type: ignore[arg-type]
         except BaseException as error:
             if thread.given > before:
                 note_launched(error)

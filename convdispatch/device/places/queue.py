@@ -30,16 +30,16 @@ class QueuePlace(NamedTuple):
 class QueueEnqueue:
     """An opaque executable on buffers."""
 
-    __slots__ = ("__weakref__", "_absent", "_enqueue")
+    __slots__ = ("__weakref__", "_enqueue")
 
     def __init__(self, executable: Executable) -> None:
-        self._enqueue, self._absent = executable.enqueue, (None,) * len(executable.operands)
+        self._enqueue = executable.enqueue
 
     def run(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
         """Enqueue everything on the operands' buffers; the last command's event."""
         before = thread.given
         try:
-            return self._enqueue(queue, *operands, *self._absent[len(operands) :], wait_for)  # type: ignore[misc]
+            return self._enqueue(queue, *operands, wait_for=wait_for)  # type: ignore[misc]
         except BaseException as error:
             if thread.given > before:
                 note_launched(error)

@@ -35,10 +35,10 @@ class StreamLaunches:
     Making it loads the kernels' programs. Raises Unlaunchable.
     """
 
-    __slots__ = ("__weakref__", "_launches", "_lock", "_offsets", "_size", "given")
+    __slots__ = ("__weakref__", "_context", "_launches", "_lock", "_offsets", "_size", "given")
 
     def __init__(self, executable: Executable, cuda: Cuda) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._context = threading.Lock(), cuda.context.value
         self.given = []
         """Functions, their arguments, and (argument, operand, offset) of those that are memory of a call."""
         for kernel, arguments, memory in executable.launches:
@@ -48,7 +48,7 @@ class StreamLaunches:
         self._launches = [(function.ready(numbers, memory), function.name) for function, numbers, memory in self.given]
         self._offsets, self._size = executable.offsets, executable.scratch_size
 
-    def program(self, launcher: Any, name: str, context: int, sizes: Sequence[int], strides: Sequence[int]) -> Any:
+    def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> Any:
         """The same for the native call path, writing a tensor of these sizes; None for what that does not take."""
         launches = []
         for function, numbers, memory in self.given:
@@ -57,7 +57,7 @@ class StreamLaunches:
             extents = (*function.groups, *function.items, function.shared)
             launches.append((function.handle.value, extents, function.overlaps, packed, addresses))
         try:
-            return launcher.program(name, context, launches, self._offsets, self._size, sizes, strides)
+            return launcher.program(name, self._context, launches, self._offsets, self._size, sizes, strides)
         except ValueError:  # longer arguments than it has room for
             return None
 

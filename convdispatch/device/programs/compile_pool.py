@@ -30,8 +30,6 @@ from ..startup_profile import current_layer, layer, phase
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["assembled_in_child", "compiled_in_child", "compilers", "processors", "run", "side_by_side"]
-
 MOST = 16
 """Compilers at once: more hardly shorten a net of a hundred programs, each of which takes less than a child's start."""
 _HOST_BYTES, _DEVICE_BYTES = 1 << 30, 4 << 30

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...device import runtime
 from ...device.programs.kernels import Launch, build
-from .elements import element, kind_of, prelude
+from .elements import element, kind_of, numpy_dtype, prelude
 from .expression import Formula
 from .strides import collapse
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 VECTOR = 4
-_GPU_GROUP, _CPU_GROUP = 256, 1024
+_GPU_GROUP = 256
+"""Work items of a GPU's group, at most."""
+_CPU_GROUP = 1024
+"""Work items of a CPU's group, at most."""
 _LONG_ROW = 512
 """From this length of the last axis on, a CPU's groups lie within its rows."""
 SCALARS = {"float": np.float32, "double": np.float64, "long": np.int64}
@@ -145,7 +148,7 @@ def _source(
     wide: int,
     gpu: bool,
 ) -> str:
-    dtypes = [np.dtype(_numpy(dtype)) for _, dtype, _, _ in operands]
+    dtypes = [numpy_dtype(dtype) for _, dtype, _, _ in operands]
     stored = [element(dtype) for dtype in dtypes]
     arguments = [
         f"global {'' if written else 'const '}{store.storage} *p{i}, const long o{i}"
@@ -183,14 +186,6 @@ def _source(
     return (
         f"// {_line(formula.text)}\n{prelude(dtypes, kind)}kernel void apply({', '.join(arguments)}) {{\n  {text}\n}}\n"
     )
-
-
-def _numpy(name: str) -> Any:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return ml_dtypes.bfloat16
-    return name
 
 
 def _load(i: int, load: str, inner: int, lane: str, kind: str) -> str:

@@ -18,9 +18,9 @@ import numpy as np
 
 from ...device import runtime
 from ...device.programs.kernels import Launch, build
-from .elements import element, kind_of, prelude
+from .elements import element, kind_of, numpy_dtype, prelude
 from .expression import Formula
-from .kernel import VECTOR, Operand, _can_load_four, _line, _load, _numpy
+from .kernel import SCALARS, VECTOR, Operand, _can_load_four, _line, _load
 from .strides import collapse
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ _LANES = 16
 _COLUMNS = 64
 """Of a CPU's group at most."""
 _GROUPS_WANTED = {"gpu": 16, "cpu": 8}  # for each compute unit
-_SCALARS = {"float": np.float32, "double": np.float64, "long": np.int64}
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def plan(
         tuple((operand.name, operand.dtype.name) for operand in operands),
         scalars,
         kind,
-        tuple(dtype.name for dtype in results) if splits == 1 else (_SCALARS[kind].__name__,) * len(results),
+        tuple(dtype.name for dtype in results) if splits == 1 else (SCALARS[kind].__name__,) * len(results),
         scale if splits == 1 else 1.0,
         lanes_k,
         lanes_r,
@@ -147,7 +146,7 @@ def plan(
         (splits,),
         ((1,),) * count,
         ((k,),) * count,
-        tuple((f"s{i}", _SCALARS[kind].__name__) for i in range(count)),
+        tuple((f"s{i}", SCALARS[kind].__name__) for i in range(count)),
         (),
         kind,
         tuple(dtype.name for dtype in results),
@@ -158,7 +157,7 @@ def plan(
         False,
         gpu,
     )
-    return Reduction(first, _launch(context, second), k * splits * np.dtype(_SCALARS[kind]).itemsize, count)
+    return Reduction(first, _launch(context, second), k * splits * np.dtype(SCALARS[kind]).itemsize, count)
 
 
 def _lanes(k: int, r: int, rows: bool) -> tuple[int, int]:
@@ -183,15 +182,15 @@ def _launch(context: cl.Context, form: _Form) -> Launch:
     names = [f"{part}{i}" for i in range(len(form.operands)) for part in "po"] + [f"v_{name}" for name in form.scalars]
     names += [f"{part}r{i}" for i in range(len(form.results)) for part in "po"]
     dtypes = [t for _ in form.operands for t in (None, np.int64)]
-    dtypes += [_SCALARS[form.kind]] * len(form.scalars)
+    dtypes += [SCALARS[form.kind]] * len(form.scalars)
     dtypes += [t for _ in form.results for t in (None, np.int64)]
     return Launch(build(context, _source(form)), "reduce_over", size, group, names, names=names, dtypes=dtypes)
 
 
 @functools.lru_cache(maxsize=4096)
 def _source(form: _Form) -> str:
-    dtypes = [np.dtype(_numpy(dtype)) for _, dtype in form.operands]
-    outs = [np.dtype(_numpy(dtype)) for dtype in form.results]
+    dtypes = [numpy_dtype(dtype) for _, dtype in form.operands]
+    outs = [numpy_dtype(dtype) for dtype in form.results]
     arguments = [
         f"global {'const ' if name else ''}{element(d).storage} *restrict p{i}, const long o{i}"
         for i, (d, (name, _)) in enumerate(zip(dtypes, form.operands, strict=True))
@@ -218,7 +217,7 @@ def _values(form: _Form, lane: str = "") -> list[str]:
     lines = []
     for i, (name, dtype) in enumerate(form.operands):
         if name:
-            load = element(np.dtype(_numpy(dtype))).load
+            load = element(numpy_dtype(dtype)).load
             lines.append(
                 f"const {form.kind} v_{name} = {_load(i, load, form.reduced_steps[i][-1:] != (0,), lane, form.kind)};"
             )
@@ -233,7 +232,7 @@ def _values(form: _Form, lane: str = "") -> list[str]:
             lines.append(f"const {form.kind} x{number} = {result};")
     for i, (name, dtype) in enumerate(form.operands):
         if not name:
-            store = element(np.dtype(_numpy(dtype))).store
+            store = element(numpy_dtype(dtype)).store
             own = "" if form.gpu or form.rows else "if (own) "
             lines.append(f"w{i}{lane} = x0;" if lane else own + store.format(p=f"p{i}", i=f"i{i}", v="x0") + ";")
     return lines
@@ -243,7 +242,7 @@ def _quads(form: _Form, combine: list[str]) -> list[str]:
     """Four neighbours at ``i<n>``: loaded at once, computed and combined one by one, stored at once."""
     lines, stored = [], []
     for i, (name, dtype) in enumerate(form.operands):
-        kind = f"{element(np.dtype(_numpy(dtype))).storage}{VECTOR}"
+        kind = f"{element(numpy_dtype(dtype)).storage}{VECTOR}"
         if not name:
             lines.append(f"{kind} w{i};")
             stored.append(f"*(global {kind} *)(p{i} + i{i}) = w{i};")
@@ -276,7 +275,7 @@ def _store(form: _Form, values: list[str], indent: str = "") -> list[str]:
     for i, dtype in enumerate(form.results):
         value = values[i] if form.scale == 1.0 else f"{values[i]} * ({form.kind}){form.scale!r}"
         where = f"or{i} + k" if form.splits == 1 else f"or{i} + (long)split * {math.prod(form.free)} + k"
-        lines.append(indent + element(np.dtype(_numpy(dtype))).store.format(p=f"pr{i}", i=f"({where})", v=value) + ";")
+        lines.append(indent + element(numpy_dtype(dtype)).store.format(p=f"pr{i}", i=f"({where})", v=value) + ";")
     return lines
 
 

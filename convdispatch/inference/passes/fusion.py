@@ -16,6 +16,7 @@ import numpy as np
 from ...device.runtime import device_info
 from ...device.tracing import bound
 from ...nn import functional
+from ...nn.convolution import picture_of
 from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value
 from .integer_formulas import merge_integers
@@ -28,7 +29,7 @@ CONVOLUTION, TRANSPOSED, LINEAR, BATCH_NORM = "convolution", "transposed_convolu
 def fuse(graph: Graph) -> Graph:
     """Apply all passes until none finds anything; the graph is changed in place and returned.
 
-    Some weights may still be computed then: see ``graph.aside``.
+    Some weights may still be computed then: see ``graph.background``.
     """
     for node in graph.nodes:
         _name_arguments(node)
@@ -56,17 +57,13 @@ def _name_arguments(node: Node) -> None:
 def _linear_to_convolution(node: Node) -> None:
     """A linear map is the convolution of 1×1 pictures; its result stays ``[mb, oc]`` to those who read it."""
     layout, x, w = node.kwargs.get("layout", "nchw"), node.kwargs["x"], node.kwargs["w"]
-
-    def picture(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-        n, c = shape[0], max(shape[1:])
-        return (n, c, 1, 1) if layout == "nchw" else (n, 1, 1, c)
-
     if x.strides is not None or isinstance(w, Ref):
         return
     node.function = functional.convolution
-    node.kwargs |= {"x": replace(x, shape=picture(x.shape)), "w": w.reshape(picture(w.shape)), "layout": layout}
+    weight = w.reshape(picture_of(w.shape, layout))
+    node.kwargs |= {"x": replace(x, shape=picture_of(x.shape, layout)), "w": weight, "layout": layout}
     value = node.result.value
-    value.shape = picture(value.shape)
+    value.shape = picture_of(value.shape, layout)
 
 
 def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int]) -> bool:
@@ -76,12 +73,7 @@ def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int]) -> bool:
         return False
     producer, options = changed
     # The convolution moves to where its follower stood: what it takes in may have been computed in between.
-    fused = Node(producer.function, (), {**producer.kwargs, **options}, sources=producer.sources + node.sources)
-    value = node.result.value
-    value.node, value.shape = fused, producer.result.value.shape
-    fused.result = value.whole
-    graph.nodes[graph.nodes.index(node)] = fused
-    graph.nodes.remove(producer)
+    graph.take_in(producer, node, **options)
     uses.pop(producer.result.value)  # nobody reads what lay between; what either reads is read as often as before
     return True
 
@@ -138,26 +130,19 @@ def _scaled(graph: Graph, w: Tensor, factor: np.ndarray) -> Tensor:
     made = Tensor.empty(w.shape, w.dtype, w.queue)
     # The memory as it lies, complete; what tells NumPy of it says nothing of dtypes that it lacks.
     source, target = (np.asarray(tensor).view(w.dtype) for tensor in (w, made))
-    graph.aside.begin(made, np.multiply, source, factor, out=target, casting="unsafe")
+    graph.background.begin(made, np.multiply, source, factor, out=target, casting="unsafe")
     return made
 
 
 def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[str, Any]] | None:
-    given = {name: value for name, value in node.kwargs.items() if name not in ("expression", "activation")}
-    activation = node.kwargs.get("activation")
-    text = str(node.kwargs.get("expression", "+".join(given))).replace(" ", "")
-    if len(given) != 2 or set(text.split("+")) != set(given):
-        return None
-    sides = list(given.values())
-    if not all(isinstance(side, Ref) and side.is_whole and side.shape == node.result.shape for side in sides):
+    sides = graph.summands(node)
+    if not all(side.is_whole for side in sides):
         return None
     # The later of two convolutions takes in the other's result.
-    order = {id(each): place for place, each in enumerate(graph.nodes)}
-    sides.sort(key=lambda side: order.get(id(side.value.node), -1))
-    for mine, other in (sides[::-1], sides):
+    for mine, other in (sides, sides[::-1]) if sides else ():
         producer = _producer(uses, mine, free_of=("activation", "residual"))
         if producer is not None:
-            return producer, {"residual": other, "activation": activation}
+            return producer, {"residual": other, "activation": node.kwargs.get("activation")}
     return None
 
 

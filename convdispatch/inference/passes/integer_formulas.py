@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import apply
-from ...nn.activations import formula_of
+from ...elementwise.codegen.expression import parse
 from ...nn.quantized import DEQUANTIZED, quantized_formula
 from ..graph import Graph, Node, Ref
 from .integer_nodes import ACTIVATIONS, DEQUANTIZE, QUANTIZE, alone, form_of, integers_of, maker_of
+from .pointwise import element_formula
 
 
 def merge_integers(graph: Graph) -> Graph:
@@ -51,16 +52,8 @@ def _formula(node: Node) -> tuple[str, dict[str, Any]] | None:
         return None
     if node.name == DEQUANTIZE:
         return DEQUANTIZED.format("x", given["scale"], given["zero_point"]), {"x": given["x"]}
-    if node.name in ACTIVATIONS:
-        return formula_of(given.get("activation", "relu")), {"x": given["x"]}
-    if node.name == "add" and given.get("activation") in (None, "relu"):
-        text = "x + y" if given.get("activation") is None else "s_ = x + y; where(s_ < 0, 0, s_)"
-        return text, {"x": given["x"], "y": given["y"]}
-    if node.name == "apply" and isinstance(given.get("expression"), str) and given.get("out") is None:
-        text = given["expression"]
-        if "=" not in text.split(";")[-1].replace("==", "").replace("<=", "").replace(">=", "").replace("!=", ""):
-            return text, {name: each for name, each in given.items() if name not in ("expression", "out", "dtype")}
-    return None
+    found = element_formula(node)
+    return None if found is None or parse(found[0]).result is None else found
 
 
 def _read_integers(node: Node, text: str, given: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ _ORDER = {"nhwc": (0, 2, 3, 1), "nchw": (0, 3, 1, 2)}
 _AWARE = frozenset({
     "convolution", "transposed_convolution", "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool",
     "global_average_pool", "batch_norm", "local_response_norm", "quantized_convolution", "dequantized_average",
-    "table_norm", "quantized_avg_pool",
+    "table_norm",
 })  # fmt: skip
 """Operations with an option ``layout``."""
 _POINTWISE = frozenset({"apply", "activate", "add", "dropout", "relu", "quantize", "dequantize"})

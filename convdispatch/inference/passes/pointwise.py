@@ -92,8 +92,9 @@ def _read(node: Node) -> _Pointwise | None:
     """An element-wise node of one floating-point result as a formula, else None."""
     if not isinstance(node.result, Ref) or not node.result.is_whole or node.args:
         return None
-    found = _formula(node)
-    if found is None:
+    found = element_formula(node)
+    found = _batch_norm(node.kwargs) if node.name == "batch_norm" else found
+    if found is None or (node.name == "apply" and node.kwargs.get("dtype") is not None):
         return None
     text, operands = found
     dtype = node.result.value.dtype
@@ -106,21 +107,16 @@ def _read(node: Node) -> _Pointwise | None:
     return _Pointwise(list(formula.statements), formula.result, operands)
 
 
-def _formula(node: Node) -> tuple[str, dict[str, Any]] | None:
+def element_formula(node: Node) -> tuple[str, dict[str, Any]] | None:
+    """The text and the operands of a formula, an activation or a sum; None for any other node."""
     given = node.kwargs
-    if node.name == "apply":
-        text = given.get("expression")
-        if not isinstance(text, str) or given.get("out") is not None or given.get("dtype") is not None:
-            return None
-        return text, {name: v for name, v in given.items() if name not in ("expression", "out", "dtype")}
+    if node.name == "apply" and isinstance(given.get("expression"), str) and given.get("out") is None:
+        return given["expression"], {n: v for n, v in given.items() if n not in ("expression", "out", "dtype")}
     if node.name in ("activate", "relu"):
         return formula_of(given.get("activation", "relu")), {"x": given["x"]}
     if node.name == "add":
-        after = given.get("activation")
-        text = {None: "x + y", "relu": "s = x + y; where(s < 0, 0, s)"}.get(after)
+        text = {None: "x + y", "relu": "s = x + y; where(s < 0, 0, s)"}.get(given.get("activation"))
         return None if text is None else (text, {"x": given["x"], "y": given["y"]})
-    if node.name == "batch_norm":
-        return _batch_norm(given)
     return None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...api.errors import InvalidArgument
+from ...elementwise.codegen.elements import numpy_dtype
 from ...tensor import Tensor
 from ..graph import Graph, Ref, map_operands
 
@@ -20,13 +21,9 @@ _HALVES = ("float16", "bfloat16")
 
 
 def dtype_of(dtype: Any) -> np.dtype:
-    """A NumPy dtype, from one or its name; NumPy itself does not know "bfloat16"."""
-    if isinstance(dtype, str) and dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
+    """A NumPy dtype, from one or its name. Raises InvalidArgument for anything else."""
     try:
-        return np.dtype(dtype)
+        return numpy_dtype(dtype)
     except TypeError as error:
         raise InvalidArgument(f"dtype must be one of NumPy's or 'bfloat16', got {dtype!r}") from error
 
@@ -44,7 +41,7 @@ def with_dtype(graph: Graph, dtype: np.dtype) -> Graph:
     values = {*graph.inputs, *(value for node in graph.nodes for value in node.values)}
     changed = {value for value in values if value.dtype == np.float32}
     weights: dict[int, Tensor] = {}
-    graph.aside.end()
+    graph.background.end()
 
     def change(operand: Any) -> Any:
         if isinstance(operand, Ref):
@@ -58,12 +55,11 @@ def with_dtype(graph: Graph, dtype: np.dtype) -> Graph:
             weights[id(operand)] = operand.astype(dtype)
         return weights[id(operand)]
 
+    graph.change(change)
     for node in graph.nodes:
-        node.args, node.kwargs = map_operands(change, node.args), map_operands(change, node.kwargs)
         node.result = map_operands(change, node.result)
         if node.kwargs.get("dtype") is not None and np.dtype(node.kwargs["dtype"]) == np.float32:
             node.kwargs["dtype"] = dtype
-    graph.output = map_operands(change, graph.output)
     for value in changed:
         value.dtype = dtype
     return graph

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from ...nn.pooling.quantized_average import quantized_avg_pool
 from ...nn.quantized import dequantized_average, quantize
 from ..graph import Graph, Node, Ref, Value
 from .integer_convolutions import slow_to_numbers
@@ -24,7 +23,6 @@ from .integer_nodes import (
     DEQUANTIZE,
     QUANTIZE,
     alone,
-    cpu_queue,
     form_of,
     give,
     insert,
@@ -122,7 +120,7 @@ def _activate(graph: Graph, node: Node) -> bool:
     producer = _floating(graph, node.kwargs["x"])
     if producer is None or activation.partition("(")[0] not in _FUSED or producer.kwargs.get("activation") is not None:
         return False
-    _take_in(graph, producer, node, activation=activation)
+    graph.take_in(producer, node, activation=activation)
     return True
 
 
@@ -132,16 +130,6 @@ def _floating(graph: Graph, ref: Any) -> Node | None:
     if producer is None or producer.kwargs["quantization"].dtype not in ("float32", "float16"):
         return None
     return producer if alone(graph, producer) else None
-
-
-def _take_in(graph: Graph, producer: Node, node: Node, **options: Any) -> None:
-    """One convolution, where ``node`` stood, in the place of both."""
-    value = node.result.value
-    fused = Node(producer.function, (), {**producer.kwargs, **options}, sources=producer.sources + node.sources)
-    value.shape = producer.result.value.shape
-    give(fused, value)
-    graph.nodes[graph.nodes.index(node)] = fused
-    graph.nodes.remove(producer)
 
 
 def _requantize(graph: Graph, node: Node) -> bool:
@@ -158,26 +146,9 @@ def _requantize(graph: Graph, node: Node) -> bool:
     producer = _floating(graph, x)
     if producer is not None and producer.kwargs.get("residual") is None:
         numbers = {"y_scale": form[0], "y_zero_point": form[1], "dtype": form[2]}
-        _take_in(graph, producer, node, quantization=replace(producer.kwargs["quantization"], **numbers))
+        graph.take_in(producer, node, quantization=replace(producer.kwargs["quantization"], **numbers))
         return True
-    return _before_pool(graph, node) or _mean_of_windows(graph, node) or _take_in_addition(graph, node)
-
-
-def _mean_of_windows(graph: Graph, node: Node) -> bool:
-    """A mean over windows of integers, in integers again; on CPUs, where it is one step."""
-    pool = maker_of(node.kwargs["x"], "avg_pool") if cpu_queue(graph) is not None else None
-    maker = None if pool is None else maker_of(pool.kwargs["x"], DEQUANTIZE)
-    if pool is None or maker is None or not alone(graph, pool) or not node.kwargs["x"].is_whole:
-        return False
-    if pool.result.value.dtype != np.float32 or not pool.kwargs["x"].is_whole:
-        return False
-    forms = {"x_form": form_of(maker), "y_form": form_of(node)}
-    given = {**pool.kwargs, "x": integers_of(pool.kwargs["x"]), **forms}
-    mean = Node(quantized_avg_pool, (), given, sources=pool.sources + node.sources)
-    graph.nodes[graph.nodes.index(node)] = mean
-    give(mean, node.result.value)
-    graph.nodes.remove(pool)
-    return True
+    return _before_pool(graph, node) or _take_in_addition(graph, node)
 
 
 def _before_pool(graph: Graph, node: Node) -> bool:
@@ -205,15 +176,9 @@ def _take_in_addition(graph: Graph, node: Node) -> bool:
         return False
     if activation is None:
         activation = total.kwargs.get("activation")
-    given = {name: each for name, each in total.kwargs.items() if name not in ("expression", "activation")}
-    text = str(total.kwargs.get("expression", "+".join(given))).replace(" ", "")
-    if len(given) != 2 or set(text.split("+")) != set(given) or (activation or "relu").partition("(")[0] not in _FUSED:
+    sides, form = graph.summands(total), form_of(node)
+    if not sides or (activation or "relu").partition("(")[0] not in _FUSED:
         return False
-    sides = list(given.values())
-    if not all(isinstance(side, Ref) and side.is_flat and side.shape == total.result.shape for side in sides):
-        return False
-    form, places = form_of(node), {each: place for place, each in enumerate(graph.nodes)}
-    sides.sort(key=lambda side: places.get(side.value.node, -1), reverse=True)
     for mine, other in (sides, sides[::-1]):
         added = maker_of(other, DEQUANTIZE)
         if added is None or form_of(added)[2] != form[2]:
@@ -229,7 +194,7 @@ def _take_in_addition(graph: Graph, node: Node) -> bool:
         for between in (total, last):
             if between is not None:
                 graph.nodes.remove(between)
-        _take_in(graph, producer, node, quantization=quantization, residual=residual, activation=activation)
+        graph.take_in(producer, node, quantization=quantization, residual=residual, activation=activation)
         return True
     return False
 

@@ -30,7 +30,7 @@ BEYOND = 8
 _ALIKE = frozenset({
     "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "global_average_pool", "local_response_norm",
     "batch_norm", "apply", "activate", "add", "relu", "concatenate", "quantize", "dequantize", "dequantized_average",
-    "table_norm", "quantized_avg_pool", reorder.__name__,
+    "table_norm", reorder.__name__,
 })  # fmt: skip
 """Operations, beside convolutions, that compute each image from the same image of their operands."""
 

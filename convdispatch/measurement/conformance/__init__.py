@@ -1,5 +1,23 @@
-"""The kit that a vendor runs against its plugin: every case refused in words, or computed right.
+"""The kit that a vendor runs against its plugin: every case is refused in words, or computed right.
 
 ``convdispatch verify PLUGIN`` and ``pytest --pyargs convdispatch.conformance --plugin NAME`` run the same cases through
-the same checks. Nothing here is imported by a caller or a plugin.
+the same checks. A new check goes to ``checks``, a new case to the lists of ``levels`` or to ``space``.
+
+- ``verify``: verifies a plugin on a device and makes the report.
+- ``session``: runs cases through a plugin's solvers in this process.
+- ``workers``: runs cases in child processes, several at once.
+- ``levels``: the cases, by level.
+- ``space``: generated cases: which letters take which values.
+- ``covering``: few rows in which every pair of values stands together.
+- ``checks``: the checks that a plan goes through, in order.
+- ``contract``: the checks of what a solver answers before anything is compiled.
+- ``accuracy``: the check of the level accuracy.
+- ``packing``: the check that equal pack keys mean equal bytes.
+- ``data``: operands, the float64 result, and the error allowed.
+- ``memory``: operands, output and workspace between guard zones.
+- ``outcome``: what became of a case, and the report as JSON.
+- ``grouping``: outcomes grouped for people.
+- ``page``: a report as one HTML page.
+- ``test_plugin``: the kit as a pytest module.
+- ``pytest_options``: pytest's options for it.
 """

@@ -13,8 +13,6 @@ from ..search.trialdata import error_limit, operands_of
 from .checks import Examination
 from .memory import Fault
 
-__all__ = ["examine"]
-
 
 def examine(examination: Examination) -> None:
     """Compute every family of the problem's direction. Raises Fault naming those whose error is beyond its limit.

@@ -15,13 +15,11 @@ from ...device.runtime import device_info
 from ...selection.defensive_copy import ask
 from .. import reference
 from .data import Data, allowed, data_for
-from .memory import FINITE, NAN, ZERO, Fault, Tray, holds
+from .memory import FINITE, NAN, ZERO, Fault, LateTray, Tray, holds
 from .packing import disagreement, packing_plans
 
 if TYPE_CHECKING:
     import pyopencl as cl
-
-__all__ = ["CHECKS", "LONG", "Examination"]
 
 CHECKS = {
     "words": "refused in words: one line, the same each time, in little time; a proper name and epilogue",
@@ -123,11 +121,9 @@ class Examination:
     def _data(self, kind: str, seed: int) -> Data:
         return data_for(self.problem, kind, seed)
 
-    def _tray(self, data: Data, fill: int = NAN, shift: int = 0, late: bool = False, plan: Any = None) -> Tray:
-        plan = plan or self.plan
-        tray = Tray(self.context, self.problem, plan, data.operands, fill=fill, shift=shift, late=late)
-        if not late:
-            tray.pack(self.queue)
+    def _tray(self, data: Data, fill: int = NAN, shift: int = 0, plan: Any = None) -> Tray:
+        tray = Tray(self.context, self.problem, plan or self.plan, data.operands, fill=fill, shift=shift)
+        tray.pack(self.queue)
         return tray
 
     def compute(self, operands: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -210,10 +206,12 @@ class Examination:
         for mode in modes:
             worker = cl.CommandQueue(self.context, self.queue.device, properties=mode)
             carrier = cl.CommandQueue(self.context, self.queue.device)
-            packs = bool(self.problem.constant_weights and getattr(self.plan, "packed_size", 0))
-            tray = self._tray(data, late=not packs)
             gate = cl.UserEvent(self.context)
-            after = [gate] if packs else tray.deliver(carrier, [gate])
+            if self.problem.constant_weights and getattr(self.plan, "packed_size", 0):
+                tray, after = self._tray(data), [gate]
+            else:
+                tray = late = LateTray(self.context, self.problem, self.plan, data.operands)
+                after = late.deliver(carrier, [gate])
             self._behind(gate, lambda tray=tray, worker=worker, after=after: tray.enqueue(worker, after))
             worker.finish()
             carrier.finish()

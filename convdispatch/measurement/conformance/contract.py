@@ -1,4 +1,4 @@
-"""What a solver answers before anything is compiled: refusals in words, configurations, cost, workspace."""
+"""Checks what a solver returns before anything is compiled: refusals, configurations, cost, workspace."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from ...selection.defensive_copy import MOST_CONFIGS, ask
 from ...selection.derivation import Derived
 from ...selection.visible_problem import computes_dtype, visible_problem
 from .memory import Fault
-
-__all__ = ["answer", "configurations", "statements"]
 
 CHEAP_S = 0.05
 """Most processor time of one ``rejects``: dispatch asks every solver, for every new problem."""

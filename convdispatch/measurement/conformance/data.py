@@ -14,8 +14,6 @@ from ...api.problem import ConvProblem
 from .. import reference
 from ..search.trialdata import error_limit, numpy_dtype, operand_shapes, operands_of, random_operands
 
-__all__ = ["Data", "allowed", "data_for"]
-
 _EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 """Integers up to here are exact in the dtype."""
 

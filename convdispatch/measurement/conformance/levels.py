@@ -18,8 +18,6 @@ from ...api.problem import ConvProblem
 from .. import shapes
 from .space import blocks, problem_of
 
-__all__ = ["LEVELS", "VERSION", "Case", "cases", "digest", "held", "named"]
-
 LEVELS = ("core", "training", "full", "accuracy")
 """Each of the first three holds those before it; the last holds itself."""
 VERSION = 9

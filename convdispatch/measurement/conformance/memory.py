@@ -19,10 +19,11 @@ from ..search.trialdata import numpy_dtype
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["FINITE", "NAN", "ZERO", "Fault", "Guarded", "Tray", "holds"]
-
-NAN, FINITE, ZERO = 0x7FC1, 0x4640, 0x0000
-"""16 bits, repeated: a NaN that no arithmetic makes; a moderate number; and zero, in every dtype."""
+NAN = 0x7FC1
+"""16 bits that, repeated, are a NaN in every dtype, and one that no arithmetic makes."""
+FINITE = 0x4640
+"""16 bits that, repeated, are a moderate number in every dtype."""
+ZERO = 0x0000
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""
 
@@ -86,7 +87,9 @@ class Guarded:
 
 
 class Tray:
-    """All that one run of a plan reads and writes. ``late`` leaves the inputs NaN until ``deliver``."""
+    """The memory of all that one run of a plan reads and writes."""
+
+    _late = False
 
     def __init__(
         self,
@@ -97,11 +100,10 @@ class Tray:
         *,
         fill: int = NAN,
         shift: int = 0,
-        late: bool = False,
     ) -> None:
         self.context, self.problem, self.plan, self._operands = context, problem, plan, operands
         self.inputs = {
-            name: Guarded(context, array.nbytes, None if late else array, shift=shift)
+            name: Guarded(context, array.nbytes, None if self._late else array, shift=shift)
             for name, array in operands.items()
             if name != "initial"
         }
@@ -123,6 +125,33 @@ class Tray:
         self.inputs["w"].unchanged(queue, "w")
         self._packed = Guarded(self.context, size, content.copy())
 
+    def enqueue(self, queue: cl.CommandQueue, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
+        """Enqueue the plan."""
+        given = {name: guarded.memory for name, guarded in self.inputs.items()}
+        given[self.problem.written] = self.output.memory
+        if self._packed is not None:
+            given["w"] = self._packed.memory
+        scratch = self.workspace.memory if self.workspace else None
+        operands = [given.get(name) for name in ("x", "w", "y", "bias", "residual")]
+        return enqueue_plan(self.problem, self.plan, queue, operands, scratch, wait_for)
+
+    def result(self, queue: cl.CommandQueue) -> np.ndarray:
+        """The output's values. Raises Fault for a guard or an input that changed."""
+        content = self.output.read(queue, "output")
+        if self.workspace is not None:
+            self.workspace.read(queue, "workspace", "workspace")
+        for name, guarded in self.inputs.items():
+            guarded.unchanged(queue, name)
+        if self._packed is not None:
+            self._packed.unchanged(queue, "packed weights")
+        return content.view(numpy_dtype(self.problem)).reshape(self.problem.out_shape)
+
+
+class LateTray(Tray):
+    """A tray whose inputs are NaN until ``deliver``."""
+
+    _late = True
+
     def deliver(self, queue: cl.CommandQueue, after: Sequence[cl.Event]) -> list[cl.Event]:
         """Enqueue copies of the operands into the inputs that were left out; they wait for ``after``."""
         import pyopencl as cl
@@ -136,26 +165,3 @@ class Tray:
             guarded._before[guarded.start : guarded.start + guarded.size] = array.reshape(-1).view(np.uint8)
         queue.flush()
         return events
-
-    def enqueue(self, queue: cl.CommandQueue, wait_for: Sequence[cl.Event] | None = None) -> cl.Event:
-        """Enqueue the plan."""
-        given = {name: guarded.memory for name, guarded in self.inputs.items()}
-        given[self.problem.written] = self.output.memory
-        if self._packed is not None:
-            given["w"] = self._packed.memory
-        scratch = self.workspace.memory if self.workspace else None
-        extras = {"bias": given.get("bias"), "residual": given.get("residual")}
-        return enqueue_plan(
-            self.problem, self.plan, queue, given["x"], given["w"], given["y"], scratch, wait_for, **extras
-        )
-
-    def result(self, queue: cl.CommandQueue) -> np.ndarray:
-        """The output's values. Raises Fault for a guard or an input that changed."""
-        content = self.output.read(queue, "output")
-        if self.workspace is not None:
-            self.workspace.read(queue, "workspace", "workspace")
-        for name, guarded in self.inputs.items():
-            guarded.unchanged(queue, name)
-        if self._packed is not None:
-            self._packed.unchanged(queue, "packed weights")
-        return content.view(numpy_dtype(self.problem)).reshape(self.problem.out_shape)

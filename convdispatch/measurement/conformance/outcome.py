@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ...api.errors import InvalidArgument
-from ...device import declared, jsontext, plainfile
+from ...device import declared
+from ..run_reports import only, read_reports
 from .levels import VERSION, held
 from .space import covered
-
-__all__ = ["SCHEMA", "Outcome", "Report", "load", "load_all"]
 
 SCHEMA = 2
 THIN = 0.1
@@ -144,23 +143,12 @@ class Report:
 
 def load(path: Path) -> Report:
     """The one report of a JSON file. Raises InvalidArgument."""
-    reports = load_all(path)
-    if len(reports) != 1:
-        raise InvalidArgument(f"{path} holds the reports of {len(reports)} kinds of device, where one was expected")
-    return reports[0]
+    return only(load_all(path), path)
 
 
 def load_all(path: Path) -> list[Report]:
     """The report of a JSON file, or those of all kinds of device of a cluster. Raises InvalidArgument."""
-    try:
-        values = jsontext.loads(plainfile.read_text(path))
-    except (OSError, ValueError) as error:
-        if isinstance(error, InvalidArgument):
-            raise
-        raise InvalidArgument(f"cannot read {path}: {error}") from error
-    if values == []:
-        raise InvalidArgument(f"{path} holds no conformance report")
-    return [Report.from_json(each) for each in (values if isinstance(values, list) else [values])]
+    return read_reports(path, Report.from_json)
 
 
 def reasons(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:

@@ -20,8 +20,6 @@ from ...selection.defensive_copy import ask
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["disagreement", "packing_plans", "relatives"]
-
 Packing = tuple[str, Any]
 """What a plan was made for, in words, and the plan."""
 

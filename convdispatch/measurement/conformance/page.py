@@ -12,8 +12,6 @@ from .checks import CHECKS, LONG
 from .grouping import groups
 from .outcome import Report, reasons
 
-__all__ = ["differences", "labels", "render", "write_html"]
-
 
 def write_html(reports: Report | Sequence[Report], path: Path) -> None:
     """Write the page."""

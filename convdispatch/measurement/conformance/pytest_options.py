@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-__all__ = ["pytest_addoption"]
-
 
 def pytest_addoption(parser: Any) -> None:
     """``--plugin``, ``--conformance-level``, ``--conformance-device``, ``--conformance-derived``."""

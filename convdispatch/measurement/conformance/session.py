@@ -23,8 +23,6 @@ from .levels import Case
 from .memory import Fault
 from .outcome import Outcome
 
-__all__ = ["FIRST", "HUNG", "MOST_HANGS", "Kit", "find_plugin"]
-
 MOST_HANGS = 2
 """Cases that a solver may hang in before it fails the others unasked: each costs the whole of the time that one may."""
 HUNG = f"it did not end in {MOST_HANGS} earlier cases, and is not asked any more"

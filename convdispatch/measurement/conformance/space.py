@@ -17,8 +17,6 @@ from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from .covering import Array, Row, cover, pairs_of
 
-__all__ = ["SEED", "Block", "blocks", "covered", "describe", "problem_of"]
-
 SEED = 2026
 FORMS: dict[str, dict[str, Sequence[int]]] = {
     "dense": {"ic": (1, 3, 16, 17), "oc": (1, 5, 16, 19)},
@@ -35,9 +33,11 @@ _AXES: dict[int, dict[str, Sequence[int]]] = {
     | {"sd": (1, 2), "sh": (1, 2), "sw": (1, 2), "dd": (1, 2), "dh": (1, 2), "dw": (1, 2)}
     | {"pd": (0, 1), "ph": (0, 1), "pw": (0, 1)},
 }
-MOST_FLOPS, MOST_ELEMENTS = 2e7, 60_000
-"""Operations of a generated case, and elements of its images: what is large in one letter is small in others, for the
-reference takes them all, and each check reads and writes the images."""
+MOST_FLOPS = 2e7
+"""Operations of a generated case, because the reference computes them all: what is large in one letter is small in
+others."""
+MOST_ELEMENTS = 60_000
+"""Elements of a generated case's images, which each check reads and writes."""
 _ADDING = ("accumulate", "bias+accumulate", "residual+accumulate", "bias+residual+accumulate")
 _EPILOGUES = (
     *_ADDING,

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib.metadata
-import platform
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...device import runtime
 from ...selection.choice.provenance import current
-from ...selection.records.record import device_key, now
 from .. import shapes
+from ..run_reports import environment
 from .levels import VERSION, Case, cases, digest, named
 from .outcome import Outcome, Report
 from .session import Kit, find_plugin
 from .workers import run
-
-__all__ = ["TIMEOUT_S", "select", "verify"]
 
 TIMEOUT_S = 120.0
 """Longest time of one case with one solver; its compilations are the most of it."""
@@ -66,7 +61,7 @@ def verify(
     selected = [one for one in select(level, case, own) if only is None or one.name in only]
     made = Report(
         plugin={"name": entry.name, "version": entry.version, "solvers": list(entry.solvers)},
-        environment=_environment(chosen),
+        environment=environment(runtime.device_info(chosen)),
         level=level,
         version=VERSION,
         digest=digest(),
@@ -96,7 +91,7 @@ def verify(
 
 
 def _here(kit: Kit, batch: list[Case], heard: Callable[[Case, list[Outcome]], bool], until: float | None) -> list[str]:
-    """Run the cases in this process; answers the names of those that were not reported."""
+    """Run the cases in this process; returns the names of those that were not reported."""
     left = [one.name for one in batch]
     try:
         for one in batch:
@@ -109,22 +104,3 @@ def _here(kit: Kit, batch: list[Case], heard: Callable[[Case, list[Outcome]], bo
     except KeyboardInterrupt:
         pass
     return left
-
-
-def _environment(device: Any) -> dict[str, Any]:
-    info = runtime.device_info(device)
-    seen = asdict(info)
-    del seen["extensions"]
-    packages = {}
-    for name in ("convdispatch", "pyopencl", "numpy"):
-        try:
-            packages[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            packages[name] = ""
-    return {
-        "created": now()[:19] + "Z",
-        "device": seen | {"title": str(info), "key": device_key(info)},
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "packages": packages,
-    }

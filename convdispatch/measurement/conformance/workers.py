@@ -20,8 +20,6 @@ from .levels import Case
 from .outcome import Outcome
 from .session import HUNG, MOST_HANGS
 
-__all__ = ["run"]
-
 
 def run(
     cases: Sequence[Case],

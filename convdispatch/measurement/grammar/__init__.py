@@ -10,6 +10,14 @@ onnx          a graph of one Conv in ONNX's text, or a NodeProto with its input 
 
 Where a text leaves the direction out it means forward without bias, whatever the dialect's own tool runs then. Letters
 alone (``mb1ic3ih8oc4kh3``) are this project's own. What a dialect cannot say is refused in words, never dropped.
+
+- ``own``: this project's own text, and lines of the trace layer.
+- ``benchdnn``: oneDNN's benchdnn.
+- ``miopen``: MIOpenDriver's command lines.
+- ``deepbench``: DeepBench's tuples.
+- ``onnx_node``: ONNX nodes, graphs and models.
+- ``files``: files of any dialect, which is worked out from the text.
+- ``limits``: what a dialect can say, and numbers of a bounded size.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from ...api.activations import ACTIVATIONS, onednn_eltwise
 from ...api.dtypes import DTYPES, INTEGERS, QUANTIZED
 from ...api.errors import InvalidArgument, InvalidProblem
-from ...api.problem import ConvProblem
+from ...api.problem import DIRECTIONS, LAYOUTS, ConvProblem
 from ...api.quantized import QUANTIZED_TEXTS
 from ..shapes import Entry
-from .limits import check, number
+from .limits import Dialect, number
 
 _LETTERS = frozenset({"g", "mb", "ic", "oc", *(a + b for a in "iokspd" for b in "dhw")})
 _DIRECTIONS = {
@@ -40,6 +40,14 @@ _IGNORED = re.compile(
     r"attr-deterministic|attr-acc-mode|cpu-isa-hints|start|mem-check|fast-ref|repeats-per-prb|num-streams"
 )
 """How to run, check and print, not what."""
+_DIALECT = Dialect(
+    "benchdnn",
+    flags=("bias", "residual", "activation", "accumulate"),
+    directions=DIRECTIONS,
+    dtypes=(*DTYPES, *INTEGERS),
+    layouts=LAYOUTS,
+    maths=("float32", *_MATHS.values()),
+)
 _TOKEN = re.compile(r'(?:[^\s"]|"[^"]*")+')
 
 
@@ -261,15 +269,7 @@ def write(problem: ConvProblem, name: str = "") -> str:
 
     A far padding is said through the output size, so one that adds no output comes back without it.
     """
-    check(
-        "benchdnn",
-        problem,
-        flags=("bias", "residual", "activation", "accumulate") if problem.direction == "fwd" else (),
-        directions=("fwd", "bwd_data", "bwd_weights"),
-        dtypes=(*DTYPES, *INTEGERS),
-        layouts=("nchw", "nhwc"),
-        maths=("float32", *_MATHS.values()),
-    )
+    _DIALECT.check(problem)
     direction = {"fwd": "FWD_B" if problem.bias else "FWD_D", "bwd_data": "BWD_D", "bwd_weights": "BWD_W"}
     dtypes = re.sub(r"^([us]8)(s8)", r"\1:\2:", problem.dtype_text)
     words = [f"--dir={direction[problem.direction]}", f"--dt={dtypes}"]

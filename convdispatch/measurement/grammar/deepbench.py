@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from ..shapes import Entry
-from .limits import check, number
+from .limits import Dialect, number
 
 FIELDS = ("iw", "ih", "ic", "mb", "oc", "kw", "kh", "pw", "ph", "sw", "sh")
 TEXT = re.compile(r"(?:std::make_tuple|make_tuple)?\s*[({\[]?\s*([0-9]+(?:\s*[,\s]\s*[0-9]+){10})\s*[)}\]]?\s*[,;]?")
@@ -31,7 +31,10 @@ def read_line(line: str) -> list[Entry]:
     return [Entry(str(problem), problem)]
 
 
+_DIALECT = Dialect("deepbench", ranks=(2,), groups=False, dilation=False, asymmetric=False)
+
+
 def write(problem: ConvProblem, name: str = "") -> str:
     """The tuple; it has no room for a name. Raises InvalidArgument for what it cannot express."""
-    check("deepbench", problem, ranks=(2,), groups=False, dilation=False, asymmetric=False)
+    _DIALECT.check(problem)
     return "(" + ", ".join(str(getattr(problem, field)) for field in FIELDS) + ")"

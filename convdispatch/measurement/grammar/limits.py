@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from ...api.errors import InvalidArgument, InvalidProblem
 from ...api.problem import ConvProblem
@@ -24,35 +25,42 @@ def number(digits: str) -> int:
     return int(digits)
 
 
-def check(
-    dialect: str,
-    problem: ConvProblem,
-    *,
-    flags: Collection[str] = (),
-    directions: Collection[str] = ("fwd",),
-    dtypes: Collection[str] = ("float32",),
-    layouts: Collection[str] = ("nchw",),
-    maths: Collection[str] = ("float32",),
-    ranks: Collection[int] = (1, 2, 3),
-    groups: bool = True,
-    dilation: bool = True,
-    asymmetric: bool = True,
-) -> None:
-    """Raise InvalidArgument for the first thing about ``problem`` that is not among what the dialect can say."""
-    missing = None
-    for name, known in (("direction", directions), ("dtype", dtypes), ("layout", layouts), ("math", maths)):
-        if getattr(problem, name) not in known:
-            missing = missing or f"{name} {getattr(problem, name)}"
-    if problem.ndim not in ranks:
-        missing = missing or f"{problem.ndim}-D convolutions"
-    if problem.g != 1 and not groups:
-        missing = missing or "groups"
-    if not dilation and any(getattr(problem, "d" + axis) != 1 for axis in problem.axes):
-        missing = missing or "dilation"
-    if not asymmetric and any(getattr(problem, f"p{axis}_r") != getattr(problem, "p" + axis) for axis in problem.axes):
-        missing = missing or "padding that differs between the sides"
-    for name, words in _FLAGS.items():
-        if getattr(problem, name) and name not in flags:
-            missing = missing or words
-    if missing:
-        raise InvalidArgument(f"{dialect} has no words for {missing}: {problem}")
+@dataclass(frozen=True)
+class Dialect:
+    """What a dialect can say of a problem."""
+
+    name: str
+    flags: Collection[str] = ()
+    """Of forward convolutions, parts of the epilogue and ``constant_weights``."""
+    backward_flags: Collection[str] = ()
+    """Of the others."""
+    directions: Collection[str] = ("fwd",)
+    dtypes: Collection[str] = ("float32",)
+    layouts: Collection[str] = ("nchw",)
+    maths: Collection[str] = ("float32",)
+    ranks: Collection[int] = (1, 2, 3)
+    groups: bool = True
+    dilation: bool = True
+    asymmetric: bool = True
+    """Padding that differs between the sides."""
+
+    def check(self, problem: ConvProblem) -> None:
+        """Raise InvalidArgument for the first thing about ``problem`` that the dialect cannot say."""
+        for missing in self._missing(problem):
+            raise InvalidArgument(f"{self.name} has no words for {missing}: {problem}")
+
+    def _missing(self, problem: ConvProblem) -> Iterator[str]:
+        for name in ("direction", "dtype", "layout", "math"):
+            if getattr(problem, name) not in getattr(self, name + "s"):
+                yield f"{name} {getattr(problem, name)}"
+        if problem.ndim not in self.ranks:
+            yield f"{problem.ndim}-D convolutions"
+        if problem.g != 1 and not self.groups:
+            yield "groups"
+        if not self.dilation and any(getattr(problem, "d" + axis) != 1 for axis in problem.axes):
+            yield "dilation"
+        sides = ((getattr(problem, "p" + axis), getattr(problem, f"p{axis}_r")) for axis in problem.axes)
+        if not self.asymmetric and any(near != far for near, far in sides):
+            yield "padding that differs between the sides"
+        known = self.flags if problem.direction == "fwd" else self.backward_flags
+        yield from (words for flag, words in _FLAGS.items() if getattr(problem, flag) and flag not in known)

@@ -11,9 +11,9 @@ import itertools
 import re
 
 from ...api.errors import InvalidProblem
-from ...api.problem import ConvProblem
+from ...api.problem import DIRECTIONS, LAYOUTS, ConvProblem
 from ..shapes import Entry
-from .limits import check
+from .limits import Dialect
 
 COMMAND = re.compile(r"(?:\S*MIOpenDriver\s+|^\s*(?=conv\w*\s+-))(conv\w*)(?=\s|$)")
 _TYPES = {"conv": "float32", "convfp32": "float32", "convfp16": "float16", "convbfp16": "bfloat16"}
@@ -132,19 +132,22 @@ def _padding(mode: str, values: dict[str, int], axis: str) -> int:
     return max(kernel - (size % stride or stride), 0) // 2
 
 
+_COMMANDS = {"float32": "conv", "float16": "convfp16", "bfloat16": "convbfp16"}
+_DIALECT = Dialect(
+    "miopen",
+    flags=("bias",),
+    directions=DIRECTIONS,
+    dtypes=tuple(_COMMANDS),
+    layouts=LAYOUTS,
+    ranks=(2, 3),
+    asymmetric=False,
+)
+
+
 def write(problem: ConvProblem, name: str = "") -> str:
     """The command line, as MIOpen's log prints it; no room for a name. Raises InvalidArgument."""
-    check(
-        "miopen",
-        problem,
-        flags=("bias",) if problem.direction == "fwd" else (),
-        directions=("fwd", "bwd_data", "bwd_weights"),
-        dtypes=("float32", "float16", "bfloat16"),
-        layouts=("nchw", "nhwc"),
-        ranks=(2, 3),
-        asymmetric=False,
-    )
-    command = {"float32": "conv", "float16": "convfp16", "bfloat16": "convbfp16"}[problem.dtype]
+    _DIALECT.check(problem)
+    command = _COMMANDS[problem.dtype]
     words = ["./bin/MIOpenDriver", command]
     for field, (short, long, _) in itertools.islice(_OPTIONS.items(), 19):
         if field[1:] != "d" or problem.ndim == 3:

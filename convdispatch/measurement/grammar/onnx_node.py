@@ -13,7 +13,7 @@ from typing import Any
 from ...api.errors import InvalidProblem
 from ...api.problem import ConvProblem
 from ..shapes import Entry
-from .limits import check
+from .limits import Dialect
 
 _TYPES = {"float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16"}
 
@@ -154,9 +154,12 @@ def read_model(path: Path) -> list[Entry]:
         raise InvalidProblem(f"{path} is no ONNX model: {error}") from error
 
 
+_DIALECT = Dialect("onnx", ("bias",), ("bias",), ("fwd", "bwd_data"), tuple(_TYPES.values()))
+
+
 def write(problem: ConvProblem, name: str = "") -> str:
     """A graph of one node, as ``onnx.parser.parse_graph`` reads it. Raises InvalidArgument."""
-    check("onnx", problem, flags=("bias",), directions=("fwd", "bwd_data"), dtypes=tuple(_TYPES.values()))
+    _DIALECT.check(problem)
     kind = next(theirs for theirs, ours in _TYPES.items() if ours == problem.dtype)
     forward = problem.direction == "fwd"
 

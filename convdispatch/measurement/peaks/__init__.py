@@ -16,19 +16,19 @@ import numpy as np
 from ...api.device import DeviceInfo
 from ...api.dtypes import DTYPES
 from ...api.errors import BuildFailed
-from ...api.problem import ConvProblem
 from ...device import runtime
-from ...device.programs.kernels import build, kernel_text
+from ...device.programs.kernels import build, define, kernel_text
 from ..measure import Candidate, interleaved, timed
-from .matrix import matrix_variants
-from .variant import Variant, launcher
+from .matrix import Variant, launcher, matrix_variants
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Peak", "Roof", "measure_roof", "traffic"]
 
-ROUNDS, SINGLES = 15, 8
+ROUNDS = 15
+"""Rounds in which variants are timed."""
+SINGLES = 8
+"""Single runs of a variant, beside its samples."""
 LEAST_MS = 10.0
 """A sample runs a kernel until it has taken so long."""
 COPY_BYTES = 1 << 26
@@ -60,11 +60,6 @@ class Roof:
     bandwidth: Peak
     matrix: Peak | None = None
     """Of matrix units, where the device exposes them and a kernel here reached them."""
-
-
-def traffic(problem: ConvProblem) -> int:
-    """Bytes that must move once: each of x, w and y."""
-    return problem.bytes
 
 
 def measure_roof(device: cl.Device, dtype: str, matrix: bool = True) -> Roof:
@@ -121,7 +116,8 @@ def _flops(queue: cl.CommandQueue, info: DeviceInfo, acc: str) -> Iterator[Varia
     local = (1,) if cpu else (min(256, info.max_work_group_size),)
     element = np.dtype("float64" if acc == "double" else "float32")
     for lanes, chains in [(wide, 24), (wide, 12), (wide, 8)] if cpu else [(1, 16), (1, 32), (2, 8), (4, 8)]:
-        program = _program(queue, f"{acc}{lanes if lanes > 1 else ''}", acc, steps=steps, chains=chains)
+        vector = f"{acc}{lanes if lanes > 1 else ''}"
+        program = _program(queue, chains, V=vector, ACC=acc, STEPS=steps, ITEM=1, APART=0)
         kernel, out = cl.Kernel(program, "flops"), cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, items * lanes * 8)
         kernel.set_args(out, element.type(0.999), element.type(0.001))
         run = launcher(queue, kernel, items, local, out)
@@ -141,7 +137,8 @@ def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[Variant]:
     cl.enqueue_fill_buffer(queue, source, np.float32(1), 0, size)
     wide = max(4, info.simd_width)
     for lanes, item in [(wide, 4096), (wide, 256)] if cpu else [(4, 1), (4, 4), (2, 4), (1, 8)]:
-        program = _program(queue, f"float{lanes if lanes > 1 else ''}", "float", item=item, apart=int(not cpu))
+        vector = f"float{lanes if lanes > 1 else ''}"
+        program = _program(queue, 1, V=vector, ACC="float", STEPS=1, ITEM=item, APART=int(not cpu))
         kernel = cl.Kernel(program, "copy")
         kernel.set_args(target, source)
         run = launcher(queue, kernel, size // (4 * lanes * item), None if cpu else (256,), source, target)
@@ -154,9 +151,5 @@ def _copies(queue: cl.CommandQueue, info: DeviceInfo) -> Iterator[Variant]:
     yield Variant("clEnqueueCopyBuffer", 2.0 * size, command)
 
 
-def _program(
-    queue: cl.CommandQueue, vector: str, acc: str, steps: int = 1, chains: int = 1, item: int = 1, apart: int = 0
-) -> Any:
-    values = {"V": vector, "ACC": acc, "STEPS": steps, "ITEM": item, "APART": apart}
-    text = "".join(f"#define {name} {value}\n" for name, value in values.items())
-    return build(queue.context, text + kernel_text(__package__, "peaks.cl.mako", chains=chains))
+def _program(queue: cl.CommandQueue, chains: int, **macros: str | int) -> Any:
+    return build(queue.context, define(**macros) + kernel_text(__package__, "peaks.cl.mako", chains=chains))

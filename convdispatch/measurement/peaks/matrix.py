@@ -7,14 +7,14 @@ instructions (``wgmma``) need a program of their own, and may be faster than wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...api.device import DeviceInfo
 from ...device.programs.kernels import build, kernel_text
-from .variant import Variant, launcher
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -27,6 +27,28 @@ SHAPES = {
     "bfloat16": ("bf16", 16, "0x3f803f80"),
 }
 """Of a 16x8xK product: the operands' type, K, and ones in a register of them."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel that does ``work`` units (operations or bytes) a run."""
+
+    how: str
+    work: float
+    run: Callable[[], None]
+
+
+def launcher(
+    queue: cl.CommandQueue, kernel: Any, items: int, local: tuple[int, ...] | None, *memory: cl.Buffer
+) -> Callable[[], None]:
+    """A function that runs ``kernel`` over ``items`` once and waits; keeps ``memory`` alive as long as itself."""
+    import pyopencl as cl
+
+    def run(_held: tuple[cl.Buffer, ...] = memory) -> None:  # a kernel's arguments do not keep their memory alive
+        cl.enqueue_nd_range_kernel(queue, kernel, (items,), local)
+        queue.finish()
+
+    return run
 
 
 def matrix_variants(queue: cl.CommandQueue, info: DeviceInfo, dtype: str) -> Iterator[Variant]:

@@ -1,4 +1,18 @@
-"""The search behind ``find``: candidates, their trial, benchmarking, the verdict."""
+"""The search behind ``find``: a problem's candidates become times, a winner and records.
+
+A new check of a candidate's result goes to ``trial``, a new family of data to ``families``.
+
+- ``session``: one search: what is tried, in what order, and what ends it.
+- ``candidates``: what could compute a problem, most promising first.
+- ``trial``: runs one candidate between guard zones, compares its result, and samples its times.
+- ``trialdata``: random operands, and the error up to which a result counts as right.
+- ``families``: families of data that are harder than normal ones, and errors plane by plane.
+- ``scaled_data``: the operands of differing scales that every candidate is tried on.
+- ``output_scan``: counts unwritten and differing elements on the device.
+- ``probing``: tries candidates in a child process first.
+- ``precompile``: compiles candidates in several processes before they are measured.
+- ``answer``: the verdict, who is set aside, and the records.
+"""
 
 from .answer import afterwards
 from .session import Search

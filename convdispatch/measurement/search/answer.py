@@ -1,4 +1,4 @@
-"""What a search answers and records: the verdict, who is set aside, and each measured time with its provenance."""
+"""The results of a search: the verdict, the solvers to set aside, and a record of each measured time."""
 
 from __future__ import annotations
 

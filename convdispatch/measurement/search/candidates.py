@@ -30,9 +30,9 @@ from ...selection.records.timing import Timing
 from ...selection.solver_query import Fault, query
 
 KNOWN_FIRST = 3
-"""So many of the fastest on record are known to be good."""
+"""Fastest choices on record that are tried before unmeasured ones."""
 PROBE_FLOPS = 2e8
-"""Operations of the smaller problem."""
+"""Most operations of the smaller problem on which a suspect is tried."""
 
 
 @dataclass
@@ -56,12 +56,12 @@ class Entry:
         return choice_text(self.solver.name, self.config)
 
     def ends(self, status: str, reason: str) -> None:
-        """The candidate is out of the search, or through it."""
+        """Note what became of the candidate, and release its plan."""
         self.result.status, self.result.reason = status, reason
         self.prepared = None
 
     def breaks(self, status: str, reason: str) -> None:
-        """The candidate is unsound: no call may run it, and a time it had counts for nothing."""
+        """Note that the candidate is unsound: no call may run it, and its time is discarded."""
         self.broken, self.timing = True, None
         self.say()
         self.ends(status, reason)
@@ -86,7 +86,7 @@ def candidates(
     ``incumbent`` is the choice that runs without a search; None for what runs under the policy.
     """
     incumbent = _incumbent(problem, device, policy) if incumbent is None else incumbent
-    policy = replace(policy, max_error=None, workspace_limit=None)  # both are judged by what is measured
+    policy = replace(policy, max_error=None, workspace_limit=None)  # the search judges both limits by what it measures
     entries, refused = [], []
     for name, solver in ranking.contestants(problem, device).items():
         answer = ranking.refusal(solver, problem, device, policy)
@@ -107,7 +107,7 @@ def candidates(
 
 
 def _in_order(entries: list[Entry], best: list[str], slower: set[str]) -> list[Entry]:
-    """The order that the module describes; ``best`` and ``slower`` as ``_on_record`` answers them."""
+    """The order that the module describes; ``best`` and ``slower`` as ``_on_record`` returns them."""
     entries = sorted(entries, key=lambda entry: entry.cost or 0.0)
     firsts = [entry for entry in entries if entry.result.default]
     others = [entry for entry in entries if not entry.result.default]

@@ -37,7 +37,10 @@ bfloat16 1e16 and 1e-16, as processors' products of bfloat16 take subnormal sums
 _READ = {"fwd": ("x", "w"), "bwd_data": ("y", "w"), "bwd_weights": ("x", "y")}
 _SUMMED = {"fwd": "ic", "bwd_data": "oc", "bwd_weights": "mb"}
 _OUTPUTS = {"fwd": ("w", "oc"), "bwd_data": ("w", "ic"), "bwd_weights": ("y", "oc")}
-_FLOOR, _OUTLIER_FLOOR = 1e-6, 2e-5
+_FLOOR = 1e-6
+"""Relative error of a plane that float32 data may always have."""
+_OUTLIER_FLOOR = 2e-5
+"""The same beside one outlier."""
 
 
 def families(direction: str) -> tuple[str, ...]:
@@ -123,7 +126,7 @@ class _Draw:
         factors = 10.0 ** self._even(letter, -down, 0)
         self._scale(name, letter, factors)
         if letter == "mb" and self.problem.direction == "bwd_weights":
-            return  # images are summed there: no plane is scaled
+            return  # a weights' gradient sums over images, so no plane is scaled
         for extra in ("residual", "initial"):
             self._scale(extra, letter, factors)
         if "bias" in self.made and letter != "mb":
@@ -215,7 +218,7 @@ def plane_positions(problem: ConvProblem, planes: int = 16, each: int = 16, seed
     pixels = int(np.prod(shape)) // (outer * channels)
     random = np.random.default_rng(seed)
     rows = np.concatenate([[0, outer * channels - 1], random.integers(0, outer * channels, planes - 2)])
-    spread = -(-each // pixels)  # so many neighbouring planes have enough elements
+    spread = -(-each // pixels)  # the number of neighbouring planes that have enough elements together
     plane = (rows[:, None] + random.integers(0, spread, (planes, each)) * (1 - 2 * (rows[:, None] > 0))) % (
         outer * channels
     )

@@ -41,7 +41,7 @@ def precompile(
 ) -> int:
     """Compile what would be tried first for ``problems`` on a device (``runtime.address``) in ``jobs`` processes.
 
-    Ends after ``seconds``. ``solver`` is a glob that admits some. ``say`` hears of the progress. Answers the number of
+    Ends after ``seconds``. ``solver`` is a glob that admits some. ``say`` hears of the progress. Returns the number of
     candidates that were compiled.
     """
     todo = deque((str(problem), 0) for problem in problems)

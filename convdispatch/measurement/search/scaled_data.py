@@ -15,8 +15,10 @@ from .. import reference
 from .families import draw, entering, plane_positions
 from .trialdata import error_limit, operands_of
 
-PLANES, EACH = 8, 8
-"""Planes that are looked at, and elements of each."""
+PLANES = 8
+"""Planes that are compared."""
+EACH = 8
+"""Elements of a plane that are compared."""
 
 
 class Scaled:

@@ -12,8 +12,8 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pyopencl as cl
 
@@ -44,19 +44,21 @@ if TYPE_CHECKING:
     from .probing import Prober
 
 LOOKS = 3
-"""Samples of screening."""
+"""Samples that screening takes of each candidate."""
 FINALISTS = 12
+"""Most candidates that are benchmarked."""
 ROUNDS = 25
+"""Rounds of benchmarking."""
 LEAST_TRIAL_S = 10.0
-"""Least seconds that a candidate may take in a child process; twice the budget, where that is more."""
+"""Seconds that a candidate may take in a child process at least; twice the budget where that is longer."""
 FIRST_S = 300.0
 """Seconds that the first candidate may compile, whatever the budget: a cold cache on a busy machine takes long."""
 FIRST_OF_SOLVER_S = 30.0
 """Seconds that each solver's first configuration may compile where ``every_solver`` measures it beyond the budget."""
 NEAR = 1.5
-"""Who took at most this many times the best at screening may be benchmarked."""
+"""A candidate may be benchmarked if it took at most this many times the best one's time at screening."""
 FINAL_SHARE = 0.25
-"""Most of the budget that is kept for benchmarking."""
+"""Most of the budget that is reserved for benchmarking, as a share."""
 LEAST_ROUNDS = LEAST_SAMPLES + 1
 """Rounds that benchmarking must have time for: with less time fewer candidates are."""
 SUSPECT = 20.0
@@ -64,42 +66,39 @@ SUSPECT = 20.0
 fill a device badly, so the foretelling errs by much."""
 
 
+@dataclass(frozen=True)
+class SearchOptions:
+    """What bounds a search, and what its caller knows."""
+
+    budget_ms: float | None = None
+    every_solver: bool = False
+    """The budget ends the search only after every solver's first configuration was measured once."""
+    workspace_limit: int | None = None
+    """Most bytes of a plan's workspace."""
+    memory_limit: int | None = None
+    """Most bytes of device memory that the search holds."""
+    isolate: bool | None = None
+    """Whether candidates run in a child process first; None: those of unproven plugins."""
+    watch: Callable[[str], None] = lambda name: None
+    """Called with the name of each candidate before it runs."""
+    without: Mapping[str, str] = field(default_factory=dict)
+    """Candidates that killed an earlier process, with the reason: they do not run."""
+    incumbent: str | None = None
+    """The choice (``choice_text``) that runs without the search, where the caller knows it better than this process."""
+
+
 class Search:
-    """The search for one problem on one device; ``run`` once, then ``record``.
+    """The search for one problem on one device; ``run`` once, then ``record``."""
 
-    ``watch`` is told the name of each candidate before it runs; those that ``without`` names (with the reason) are
-    known to have killed an earlier process, and do not run. ``incumbent`` is the choice (``choice_text``) that runs
-    without the search, where who asks knows it better than this process. ``disturbed`` says, when all is measured, what
-    else the device did meanwhile, or nothing. With ``every_solver`` the budget ends the search only after every
-    solver's first configuration was measured once.
-    """
-
-    def __init__(
-        self,
-        problem: ConvProblem,
-        device: cl.Device,
-        policy: Policy,
-        *,
-        budget_ms: float | None = None,
-        every_solver: bool = False,
-        workspace_limit: int | None = None,
-        memory_limit: int | None = None,
-        isolate: bool | None = None,
-        watch: Callable[[str], None] = lambda name: None,
-        without: Mapping[str, str] | None = None,
-        incumbent: str | None = None,
-        disturbed: Callable[[], str] = lambda: "",
-    ) -> None:
-        self.problem, self.device, self.policy = problem, device, policy
+    def __init__(self, problem: ConvProblem, device: cl.Device, policy: Policy, **options: Any) -> None:
+        """``options`` are the fields of SearchOptions."""
+        self.problem, self.device, self.policy, self.options = problem, device, policy, SearchOptions(**options)
         self._given = str(problem)
         self.info: DeviceInfo = runtime.device_info(device)
-        self.budget_ms, self.workspace_limit, self.memory_limit = budget_ms, workspace_limit, memory_limit
-        self._every_solver, self._must_run = every_solver, False
+        self._must_run = False
         self.start = time.perf_counter()
         self.queue = cl.CommandQueue(runtime.context(device))
-        self._isolated, self._killers, self._patience_ms = isolate, dict[str, str](), 0.0
-        self._watch, self._without = watch, without or {}
-        self._incumbent, self._disturbed = incumbent, disturbed
+        self._killers, self._patience_ms = dict[str, str](), 0.0
         self._lost = ""
         self._prober: Prober | None = None
         self._compile_ms: list[float] = []
@@ -115,8 +114,8 @@ class Search:
     def run(self) -> Results:
         """Screen, benchmark, judge. Never raises for a candidate's sake."""
         silent = self._who_never_answers()
-        policy = replace(self.policy, workspace_limit=self.workspace_limit)
-        entries, refused = candidates(self.problem, self.info, policy, self._incumbent)
+        policy = replace(self.policy, workspace_limit=self.options.workspace_limit)
+        entries, refused = candidates(self.problem, self.info, policy, self.options.incumbent)
         self._contest = " ".join(sorted({contestant(entry.solver.name, self.info) for entry in entries}))
         try:
             for entry in entries:
@@ -130,8 +129,8 @@ class Search:
         results = judge(entries, refused)
         results.problem, results.device = self.problem, self.info
         results.peak_bytes = sum(harness.memory.peak for harness in self._harnesses.values())
-        results.conditions = conditions(results, self.budget_ms)
-        results.inconclusive = "; ".join(filter(None, (unmeasured(entries), self._disturbed())))
+        results.conditions = conditions(results, self.options.budget_ms)
+        results.inconclusive = unmeasured(entries)
         results.lost = self._lost
         self._harnesses.clear()
         results.spent_ms = self._spent_ms() + self._patience_ms
@@ -141,20 +140,22 @@ class Search:
         """Ask unproven plugins in a child process; how that ended it, by solver, each of which is set aside."""
         found: dict[str, str] = {}
         began = time.perf_counter()
-        if self._isolated is not False and answer_trial.LIMIT_S is not None:
+        if self.options.isolate is not False and answer_trial.LIMIT_S is not None:
             owners = plugins().plugin_of
-            names = {plugin for solver, plugin in owners.items() if self._isolated or not plugins().proven(solver)}
+            names = {
+                plugin for solver, plugin in owners.items() if self.options.isolate or not plugins().proven(solver)
+            }
             for plugin in sorted(names - plugins().own):
-                self._watch(plugin)
+                self.options.watch(plugin)
                 for solver, how in answer_trial.trial(plugin, self.problem, self.info).items():
                     found[solver] = f"find: failed: {how}"
                     dispatch.quarantine(self.problem, self.info, solver, found[solver])
-        self.start += time.perf_counter() - began  # its time is its own
+        self.start += time.perf_counter() - began  # the time of children does not count against the budget
         self._patience_ms += (time.perf_counter() - began) * 1e3
         return found
 
     def record(self, results: Results) -> None:
-        """Store every time that the search took, and who was unsound; let the next call choose anew.
+        """Store every time that was measured, and which solvers were unsound; the next call chooses anew.
 
         Raises PluginError where the problem is not the one that was asked any more: nothing is stored then.
         """
@@ -167,9 +168,9 @@ class Search:
             dispatch.forget(self.problem)
 
     def records(self, results: Results) -> list[Record]:
-        """Every time that the search took, with its provenance."""
+        """A record of every candidate that was timed, with its provenance."""
         timed = [result for result in results if result.median_ms is not None]
-        found = [record_of(result, results, self.workspace_limit, self.budget_ms) for result in timed]
+        found = [record_of(result, results, self.options.workspace_limit, self.options.budget_ms) for result in timed]
         return [replace(record, contest="" if place else self._contest) for place, record in enumerate(found)]
 
     # --- one candidate -----------------------------------------------------------------------------------------------
@@ -178,10 +179,10 @@ class Search:
         if self._lost:
             entry.ends("not tried", f"{self._lost} left a device that nothing runs on")
             return
-        if entry.name in self._without:
-            entry.breaks("failed", self._without[entry.name])
+        if entry.name in self.options.without:
+            entry.breaks("failed", self.options.without[entry.name])
             return
-        self._must_run = self._every_solver and entry.result.default
+        self._must_run = self.options.every_solver and entry.result.default
         best = min((other.timing.median for other in entries if other.timing), default=None)
         predicted = self._predict(entry)
         # A solver's first configuration is begun while any time is left: others' compilations say little of its own,
@@ -190,7 +191,7 @@ class Search:
         if not self._has_time((3 + LOOKS) * (predicted or 0) + compiling, best):
             entry.ends("not tried", "the budget ended first")
             return
-        self._watch(entry.name)
+        self.options.watch(entry.name)
         try:
             if not self._survives(entry):
                 return
@@ -205,7 +206,9 @@ class Search:
             entry.ends("refused", f"memory: {error}")
         except BadTiming as error:
             entry.ends("failed", str(error))
-        except Exception as error:  # a plugin's or compiler's failure: said in its result, and the search goes on
+        except (
+            Exception
+        ) as error:  # a plugin's or compiler's failure goes into the candidate's result, and the search goes on
             entry.breaks("failed", words(error))
             if runtime.probe.__wrapped__(self.device):
                 self._lost = entry.solver.name
@@ -219,8 +222,10 @@ class Search:
         entry.result.compile_ms = (time.perf_counter() - began) * 1e3
         entry.result.workspace = prepared.workspace_size
         self._compile_ms.append(entry.result.compile_ms)
-        if self.workspace_limit is not None and prepared.workspace_size > self.workspace_limit:
-            entry.ends("refused", f"{prepared.workspace_size} bytes of workspace, the limit is {self.workspace_limit}")
+        if self.options.workspace_limit is not None and prepared.workspace_size > self.options.workspace_limit:
+            entry.ends(
+                "refused", f"{prepared.workspace_size} bytes of workspace, the limit is {self.options.workspace_limit}"
+            )
             return
         harness = self._harness(self.problem)
         # While nothing is measured, one run more is enough to ask for: some answer is better than none.
@@ -248,7 +253,7 @@ class Search:
         def make() -> Prepared:
             return dispatch.make(entry.solver, entry.config, self.problem, self.queue.context)
 
-        if self.budget_ms is None:
+        if self.options.budget_ms is None:
             return make()
         least_s = FIRST_OF_SOLVER_S if self._must_run else 0.01
         seconds = FIRST_S if self._is_first else max(least_s, self._left_ms(best) / 1e3)
@@ -282,7 +287,7 @@ class Search:
         if small is None or ranking.refusal(entry.solver, small, self.info, self.policy):
             return False
         if not query(entry.solver, small, self.info).offers(entry.config):
-            return False  # a configuration promises nothing for a problem that it was not offered for
+            return False  # the configuration is not offered for the smaller problem, so nothing can be learnt there
         prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
         estimate = self._harness(small).verify(prepared).run_ms * self.problem.flops / small.flops
         if best is not None and estimate > SUSPECT * best:
@@ -300,7 +305,7 @@ class Search:
         from .probing import LOST, RUN_S, Prober
 
         name = entry.solver.name
-        if self._isolated is False or (self._isolated is None and plugins().proven(name)):
+        if self.options.isolate is False or (self.options.isolate is None and plugins().proven(name)):
             return True
         if name in self._killers:
             entry.breaks("failed", f"{self._killers[name]} with another configuration, and this one was not tried")
@@ -308,9 +313,11 @@ class Search:
         if self._prober is None:
             self._prober = Prober(self.problem, self.device)
         began = time.perf_counter()
-        limit = RUN_S if self.budget_ms is None else min(RUN_S, max(LEAST_TRIAL_S, 2e-3 * self.budget_ms))
+        limit = (
+            RUN_S if self.options.budget_ms is None else min(RUN_S, max(LEAST_TRIAL_S, 2e-3 * self.options.budget_ms))
+        )
         status, reason = self._prober.ask(name, entry.config, timeout_s=limit)
-        self.start += time.perf_counter() - began  # its time is its own
+        self.start += time.perf_counter() - began  # the time of children does not count against the budget
         self._patience_ms += (time.perf_counter() - began) * 1e3
         if status != "right":
             entry.breaks(status, reason)
@@ -332,14 +339,14 @@ class Search:
             elif place >= FINALISTS:
                 entry.ends("cut", f"{ratio:.2f} times the best at screening, and {FINALISTS} others were faster")
         final = sorted((entry for entry in ranked if entry.prepared is not None), key=lambda one: not one.incumbent)
-        self._watch("")
+        self.options.watch("")
         left = self._benchmark_ms()
         rounds_ms = list(itertools.accumulate(LEAST_ROUNDS * entry.timing.median for entry in final))
         harness = self._harnesses.get(self.problem)
         rivals = []
         for i, entry in enumerate(final):
             if i > 1 and rounds_ms[i] > left:
-                break  # who is left out keeps its screening time
+                break  # a candidate that is left out is reported with its screening time
             try:
                 sample = harness.sampler(entry.prepared, entry.timing.median)
             except (MemoryError, cl.MemoryError):  # beside the faster ones; its screening time stands
@@ -375,18 +382,19 @@ class Search:
         return self._is_first or self._must_run or expected_ms <= self._left_ms(best)
 
     def _left_ms(self, best: float | None) -> float:
-        if self.budget_ms is None:
+        budget_ms = self.options.budget_ms
+        if budget_ms is None:
             return math.inf
-        reserved = 0.0 if best is None else min(FINAL_SHARE * self.budget_ms, ROUNDS * FINALISTS * max(1.0, best))
-        return self.budget_ms - reserved - self._spent_ms()
+        reserved = 0.0 if best is None else min(FINAL_SHARE * budget_ms, ROUNDS * FINALISTS * max(1.0, best))
+        return budget_ms - reserved - self._spent_ms()
 
     def _benchmark_ms(self) -> float:
         """What the budget leaves for benchmarking; with ``every_solver`` its share at least, for the first
         configurations may have taken all of the budget."""
-        least = FINAL_SHARE * self.budget_ms if self._every_solver and self.budget_ms else 0.0
+        least = FINAL_SHARE * self.options.budget_ms if self.options.every_solver and self.options.budget_ms else 0.0
         return max(least, self._left_ms(None))
 
     def _harness(self, problem: ConvProblem) -> Harness:
         if problem not in self._harnesses:
-            self._harnesses[problem] = Harness(problem, self.queue, self.memory_limit)
+            self._harnesses[problem] = Harness(problem, self.queue, self.options.memory_limit)
         return self._harnesses[problem]

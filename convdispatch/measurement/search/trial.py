@@ -37,7 +37,7 @@ _PATTERN = np.uint16(PATTERN)
 
 
 class OutOfTime(Exception):
-    """The caller's time does not suffice to go on."""
+    """The search has no time left for another run."""
 
 
 class WrongResult(ConvDispatchError):
@@ -51,15 +51,15 @@ class Checked:
     normal: float
     """Relative error on sampled elements, standard normal data."""
     scaled: float
-    """That of the worst sampled plane of data whose images, channels and summed axis differ in scale."""
+    """Relative error of the worst sampled plane on data whose images, channels and summed axis differ in scale."""
     deterministic: bool
-    """The second run gave the same bits."""
+    """Whether the second run gave the same bits."""
     run_ms: float
     """Wall-clock time of the second run, submission included."""
 
     @property
     def error(self) -> float:
-        """The worse of both."""
+        """The larger of both errors."""
         return max(self.normal, self.scaled)
 
 
@@ -70,18 +70,20 @@ class Harness:
     copy of the operands fits.
     """
 
-    def __init__(self, problem: ConvProblem, queue: cl.CommandQueue, memory_limit: int | None = None, seed: int = 0):
+    def __init__(self, problem: ConvProblem, queue: cl.CommandQueue, memory_limit: int | None = None):
         self.problem, self.queue = problem, queue
         device = queue.device
         self.memory_limit = min(memory_limit or device.global_mem_size // 2, device.global_mem_size)
-        self.host = random_operands(problem, seed)
+        self.host = random_operands(problem, seed=0)
         self.output_bytes = math.prod(problem.out_shape) * problem.out_itemsize
         one = sum(array.nbytes for array in self.host.values()) + self.output_bytes
         if one > self.memory_limit:
             raise MemoryError(f"the operands of {problem} take {one} bytes, the limit is {self.memory_limit}")
         # Enough copies that none is found in a cache, as long as half of the memory stays free for workspaces.
         wanted = 1 + 2 * device.global_mem_cache_size // max(one, 1)
-        copies = max(1, min(wanted, 8, self.memory_limit // (2 * one) - 1))  # and one of scaled data
+        copies = max(
+            1, min(wanted, 8, self.memory_limit // (2 * one) - 1)
+        )  # one more copy of the operands holds scaled data
         self.memory = _Ledger(self.memory_limit)
         self._operands: list[dict[str, _Held]] = []
         self._sets = [self._new_set() for _ in range(copies)]
@@ -90,7 +92,7 @@ class Harness:
         self._sums = {name: self._checksum(name) for name in self.host if name != "initial"}
         self._expected: dict[ConvProblem, tuple[np.ndarray, np.ndarray]] = {}
         self._turn = 0
-        self._seed, self._room_for_scaled = seed, 4 * one <= self.memory_limit
+        self._room_for_scaled = 4 * one <= self.memory_limit
         self._scaled: Scaled | None = None
         self._scaled_set: dict[str, Any] = {}
 
@@ -146,14 +148,14 @@ class Harness:
     @property
     def scaled(self) -> Scaled:
         """The problem's operands of differing scales."""
-        self._scaled = self._scaled or Scaled(self.problem, self._seed)
+        self._scaled = self._scaled or Scaled(self.problem)
         return self._scaled
 
     def _verify_scaled(
         self, prepared: Prepared, problem: ConvProblem, whole: bool, output: _Guarded, scratch: Any, normal: float
     ) -> float:
         """The error on scaled data. Raises WrongResult beyond what the problem allows."""
-        if problem.quantized:  # integers have no digits to lose
+        if problem.quantized:  # quantized data are integers, which lose no digits
             return 0.0
         data = self.scaled
         with self._scaled_operands(data.host) as operands:
@@ -205,7 +207,7 @@ class Harness:
 
         for name, before in self._sums.items():
             if not (packed and name == "w") and self._checksum(name) != before:
-                cl.enqueue_copy(self.queue, self._sets[0][name], self.host[name])  # the next must not suffer for it
+                cl.enqueue_copy(self.queue, self._sets[0][name], self.host[name])  # restored for the next candidate
                 raise WrongResult(f"it altered its input {name}")
 
     def _checksum(self, name: str) -> tuple[int, int]:
@@ -246,14 +248,12 @@ class Harness:
     def _enqueue(
         self, prepared: Prepared, problem: ConvProblem, whole: bool, given: Mapping[str, Any], out: Any, scratch: Any
     ) -> cl.Event:
-        operands = {name: given.get(name) for name in ("x", "w", "y")} | {problem.written: out}
-        bias, residual = given.get("bias"), given.get("residual")
+        held = {**given, problem.written: out}
+        operands = [held.get(name) for name in ("x", "w", "y", "bias", "residual")]
         if whole:
-            return prepared.enqueue(self.queue, **operands, bias=bias, residual=residual)
+            return prepared.enqueue(self.queue, *operands)
         workspace = None if scratch is None else scratch.memory
-        return enqueue_plan(
-            problem, prepared.plan, self.queue, *operands.values(), workspace, bias=bias, residual=residual
-        )
+        return enqueue_plan(problem, prepared.plan, self.queue, operands, workspace)
 
     def _packed(self, prepared: Prepared, w: Any = None) -> _Held | None:
         if not prepared.packed_size:
@@ -272,7 +272,7 @@ class Harness:
     def _clear(self, output: Any) -> None:
         import pyopencl as cl
 
-        zero = np.zeros(1, np.uint8)  # finite, also where a plan adds to it
+        zero = np.zeros(1, np.uint8)  # zero, so that a plan that adds to the output reads a finite number
         cl.enqueue_fill_buffer(self.queue, output, zero, 0, max(self.output_bytes, 1))
 
 
@@ -292,7 +292,7 @@ class _Held:
     """
 
     def __init__(self, harness: Harness, size: int, content: np.ndarray | None = None) -> None:
-        self.size, self._ledger = 0, harness.memory  # not held yet, should the next lines raise
+        self.size, self._ledger = 0, harness.memory  # 0 until the memory is there, should the next lines raise
         size, ledger = max(size, 1), harness.memory
         if ledger.held + size > ledger.limit:
             raise MemoryError(f"it needs {size} bytes more, {ledger.limit - ledger.held} are left")

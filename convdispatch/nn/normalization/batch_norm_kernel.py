@@ -17,14 +17,18 @@ from ..convolution import dense
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_LEAST_PIXELS = 8
+MIN_PIXELS = 8
 """Fewer neighbours in memory than this are not worth a kernel that reads along them."""
-_GROUP, _SUM_GROUP = 512, 256
-"""Work items at most of a group that has a channel for itself, and of one that has a share of it."""
-_SMALL, _LARGE = 1 << 14, 1 << 16
-"""Values of a channel up to which one group takes it in any case, and beyond which never."""
-_GROUPS_WANTED = 16
-"""For each compute unit, where channels are shared."""
+CHANNEL_GROUP_ITEMS = 512
+"""Work items, at most, of a group that computes a whole channel."""
+SHARE_GROUP_ITEMS = 256
+"""Work items, at most, of a group that computes a share of a channel."""
+ONE_GROUP_VALUES = 1 << 14
+"""Values of a channel up to which one group always computes it."""
+SHARED_VALUES = 1 << 16
+"""Values of a channel beyond which several groups always share it."""
+GROUPS_PER_UNIT = 16
+"""Groups for each compute unit where channels are shared."""
 
 
 class _Form(NamedTuple):
@@ -53,30 +57,26 @@ def takes(x: Tensor, axis: int, vectors: Sequence[Tensor], residual: Tensor | No
         return False
     if tape is not None and not tape.tracks(x) and any(tape.tracks(tensor) for tensor in operands):
         return False  # rare: the gradients of scale and shift alone
-    return math.prod(x.shape[2:]) >= _LEAST_PIXELS and x.shape[0] * math.prod(x.shape[2:]) < 2**31
+    return math.prod(x.shape[2:]) >= MIN_PIXELS and x.shape[0] * math.prod(x.shape[2:]) < 2**31
 
 
 def normalise(
     x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    running_mean: Tensor,
-    running_variance: Tensor,
+    vectors: Sequence[Tensor],
     residual: Tensor | None,
-    momentum: float,
-    epsilon: float,
+    numbers: tuple[float, float],
     relu: bool,
     tape: Tape | None,
 ) -> Tensor:
-    """Batch norm with operands that ``takes`` takes; recorded on ``tape``."""
+    """Batch norm with operands that ``takes`` takes, recorded on ``tape``; ``numbers`` are momentum and epsilon."""
+    scale, shift, *_ = vectors
     mb, channels = x.shape[:2]
     keep = relu and tape is not None and tape.tracks(residual)
     form = _Form(mb, channels, math.prod(x.shape[2:]), relu, residual is not None, keep, False, False)
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     stats = runtime.allocate(x.queue, 3 * channels * 4)
     tensors = [x] if residual is None else [x, residual]
-    operands = [*_place(x), *_place(scale), *_place(shift), *_place(running_mean), *_place(running_variance)]
-    operands += [np.float32(momentum), np.float32(epsilon)]
+    operands = [*(part for tensor in (x, *vectors) for part in _place(tensor)), *map(np.float32, numbers)]
     more = [] if residual is None else _place(residual)
     _run(form, x.queue, _place(x), operands, [*more, stats, y.base_data], tensors)
     if tape is None or not tape.tracks(x):
@@ -129,7 +129,7 @@ def _launches(context: cl.Context, form: _Form) -> tuple[Launch | None, Launch, 
     info = runtime.device_info(context.devices[0])
     places = form.mb * form.pixels // (4 if form.wide else 1)
     splits, parts = _shares(form.mb * form.pixels, places, form.channels, info.compute_units)
-    group = 1 << (min(_SUM_GROUP if splits else _GROUP, info.max_work_group_size).bit_length() - 1)
+    group = 1 << (min(SHARE_GROUP_ITEMS if splits else CHANNEL_GROUP_ITEMS, info.max_work_group_size).bit_length() - 1)
     group = min(group, 1 << (places // 2).bit_length())
     splits = min(splits, group)
     values = form._asdict() | {"wide": 4 if form.wide else 1, "group": group, "splits": splits, "parts": parts}
@@ -150,8 +150,8 @@ def _launches(context: cl.Context, form: _Form) -> tuple[Launch | None, Launch, 
 
 def _shares(values: int, places: int, channels: int, units: int) -> tuple[int, int]:
     """Groups that sum a channel, 0 where the one that does the rest sums too; groups that do the rest."""
-    if values <= _SMALL or (values <= _LARGE and 2 * channels >= units):
+    if values <= ONE_GROUP_VALUES or (values <= SHARED_VALUES and 2 * channels >= units):
         return 0, 1
-    busy = 4 * _SUM_GROUP  # places that give each item of a group some
-    wanted = -(-_GROUPS_WANTED * units // channels)
-    return max(1, min(wanted, places // busy, _SUM_GROUP)), max(1, places // busy)
+    busy = 4 * SHARE_GROUP_ITEMS  # places that give each item of a group some
+    wanted = -(-GROUPS_PER_UNIT * units // channels)
+    return max(1, min(wanted, places // busy, SHARE_GROUP_ITEMS)), max(1, places // busy)

@@ -32,11 +32,16 @@ factor = scale * deviation
 running_mean = running_mean + momentum * (mean - running_mean)
 running_variance = running_variance + momentum * (variance * unbias - running_variance)
 """
-_GROUP = 128
-_LANES = 16
-_RUN_FIRST, _RUN_LAST = 8, 4
-_ROWS = 32
-"""Channels that a work item of the response normalisation takes, with channels first and last."""
+LRN_GROUP_ITEMS = 128
+"""Work items of a GPU's group of the response normalisation."""
+LRN_LANES = 16
+"""Elements of a CPU's vectors."""
+LRN_CHANNELS_FIRST_RUN = 8
+"""Channels that a work item of the response normalisation computes, with channels first."""
+LRN_CHANNELS_LAST_RUN = 4
+"""The same with channels last."""
+LRN_MAX_ROWS = 32
+"""Pixels, at most, that a CPU's work item computes with channels last."""
 _NORMALISE = "(x - mean) * factor + shift"
 
 
@@ -86,7 +91,7 @@ def batch_norm(
     tape = current_tape()
     vectors = (scale, shift, running_mean, running_variance)
     if takes(x, axis, vectors, residual, tape):
-        return normalise(x, *vectors, residual, momentum, epsilon, bool(activation), tape)
+        return normalise(x, vectors, residual, (momentum, epsilon), bool(activation), tape)
     with paused():
         axes = tuple(a for a in range(x.ndim) if a != axis)
         # One value of each channel, seen as all of its values.
@@ -173,19 +178,14 @@ def _vector(first: Tensor, axis: int) -> Tensor:
 
 
 def fold_batch_norm(
-    w: np.ndarray,
-    scale: np.ndarray,
-    shift: np.ndarray,
-    mean: np.ndarray,
-    variance: np.ndarray,
-    epsilon: float = 1e-5,
-    bias: np.ndarray | None = None,
+    w: np.ndarray, *statistics: np.ndarray, epsilon: float = 1e-5, bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and bias of the convolution that equals ``w`` (``[oc, ...]``) followed by a batch norm at inference.
+    """Weights and bias of the convolution that equals ``w`` (``[oc, ...]``) followed by a batch norm at inference, of
+    which ``statistics`` are scale, shift, mean and variance.
 
     Computed in float64, returned in w's dtype.
     """
-    factor, folded = folding(scale, shift, mean, variance, epsilon, bias)
+    factor, folded = folding(*statistics, epsilon, bias)
     return (w * factor.reshape(-1, *[1] * (w.ndim - 1))).astype(w.dtype), folded.astype(w.dtype)
 
 
@@ -250,10 +250,11 @@ def _lrn(
 ) -> tuple[Launch, Launch]:
     suffix = "" if dtype == "float64" else "f"
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
-    lanes = _LANES if not gpu and dtype == "float32" and (inner == 1 or inner >= _LANES) else 1
-    run = _RUN_FIRST if inner > 1 else _RUN_LAST if lanes == 1 else min(-(-channels // lanes), 4) * lanes
+    lanes = LRN_LANES if not gpu and dtype == "float32" and (inner == 1 or inner >= LRN_LANES) else 1
+    vectors = min(-(-channels // lanes), 4) * lanes
+    run = LRN_CHANNELS_FIRST_RUN if inner > 1 else LRN_CHANNELS_LAST_RUN if lanes == 1 else vectors
     pixels = total // channels
-    each = max(1, min(_ROWS, pixels // _ROWS))
+    each = max(1, min(LRN_MAX_ROWS, pixels // LRN_MAX_ROWS))
     rows = lanes > 1 and inner == 1 and channels % lanes == 0 and size // 2 <= lanes
     values = {
         "channels": channels,
@@ -275,7 +276,7 @@ def _lrn(
     if inner == 1:
         work = (runs, total // channels)
     if gpu:
-        work, group = (-(-math.prod(work) // _GROUP) * _GROUP,), (_GROUP,)
+        work, group = (-(-math.prod(work) // LRN_GROUP_ITEMS) * LRN_GROUP_ITEMS,), (LRN_GROUP_ITEMS,)
     elif lanes > 1:  # said by the kernel too: then it may not be left to the driver
         group = (1,) * len(work)
     name, items = ("lrn_rows", (-(-pixels // each), 1)) if rows else ("lrn", work)

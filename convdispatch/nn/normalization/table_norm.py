@@ -14,8 +14,12 @@ from ..convolution import dense
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_BLOCK, _SUMS, _ELEMENTS = 64, 1 << 14, 1 << 15
-"""Pixels taken at once with channels first, numbers that are kept meanwhile; elements of a work item, about."""
+BLOCK_PIXELS = 64
+"""Pixels that are computed at once with channels first, at most."""
+BLOCK_NUMBERS = 1 << 14
+"""Numbers of a block that a work item holds, at most."""
+ITEM_ELEMENTS = 1 << 15
+"""Elements that a work item computes, about."""
 
 
 @operation
@@ -43,10 +47,10 @@ def table_norm(
 def _launch(
     context: cl.Context, total: int, images: int, channels: int, inner: int, size: int, before: int, zero_point: int
 ) -> Launch:
-    block = max(1, min(_BLOCK, inner, _SUMS // (channels + size)))
+    block = max(1, min(BLOCK_PIXELS, inner, BLOCK_NUMBERS // (channels + size)))
     images = 1 if inner == 1 else images
     blocks = total // channels if inner == 1 else -(-inner // block)
-    each = max(1, min(_ELEMENTS // (channels * block), -(-blocks // 16)))
+    each = max(1, min(ITEM_ELEMENTS // (channels * block), -(-blocks // 16)))
     values = {
         "channels": channels, "inner": inner, "size": size, "before": before, "zero": zero_point, "block": block,
         "blocks": blocks, "each": each,

@@ -94,36 +94,17 @@
   ((min((begin) + ((k) - 1) * (d) + 1, high) - (begin) + (d) - 1) / (d) - (max((low) - (begin), 0) + (d) - 1) / (d))
 
 // How many rows, columns and values of its window a mean is over.
-inline int rows_of(int oy) {
 #if SUM
-  return 1;
+#define VALUES(o, i, n, k, s, p, d, r) 1
 #elif ADAPTIVE
-  return END(oy, IH, OH, KH, SH, PH, DH) - BEGIN(oy, IH, OH, KH, SH, PH);
+#define VALUES(o, i, n, k, s, p, d, r) (END(o, i, n, k, s, p, d) - BEGIN(o, i, n, k, s, p))
+#elif COUNT_PAD
+#define VALUES(o, i, n, k, s, p, d, r) COUNT(BEGIN(o, i, n, k, s, p), k, d, -p, i + r)
 #else
-  const int top = BEGIN(oy, IH, OH, KH, SH, PH);
-#if COUNT_PAD
-  return COUNT(top, KH, DH, -PH, IH + PH_R);
-#else
-  return COUNT(top, KH, DH, 0, IH);
+#define VALUES(o, i, n, k, s, p, d, r) COUNT(BEGIN(o, i, n, k, s, p), k, d, 0, i)
 #endif
-#endif
-}
-
-inline int columns_of(int ox) {
-#if SUM
-  return 1;
-#elif ADAPTIVE
-  return END(ox, IW, OW, KW, SW, PW, DW) - BEGIN(ox, IW, OW, KW, SW, PW);
-#else
-  const int left = BEGIN(ox, IW, OW, KW, SW, PW);
-#if COUNT_PAD
-  return COUNT(left, KW, DW, -PW, IW + PW_R);
-#else
-  return COUNT(left, KW, DW, 0, IW);
-#endif
-#endif
-}
-
+inline int rows_of(int oy) { return VALUES(oy, IH, OH, KH, SH, PH, DH, PH_R); }
+inline int columns_of(int ox) { return VALUES(ox, IW, OW, KW, SW, PW, DW, PW_R); }
 inline ACC count_of(int oy, int ox) { return (ACC)(rows_of(oy) * columns_of(ox)); }
 
 // Runs over the window's values, each at pixel `at`; a note calls it `number`. `within` says whether it lies inside the

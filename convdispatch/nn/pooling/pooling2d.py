@@ -26,8 +26,6 @@ _REALS = ("float32", "float64")
 _VECTORS = (*_REALS, *INTEGERS)
 _WIDEST = 1 << 14
 """Columns of a row that a CPU's work item holds."""
-_RUN, _WINDOW = 2, 16
-"""Neighbours in a row that a GPU's work item takes at most (2 or 4), and the largest window for which it does."""
 
 
 @operation
@@ -188,7 +186,7 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
         def backward(dy: Tensor) -> tuple[Tensor]:
             dy, dx = dense(dy), Tensor.empty(x_shape, dtype, queue)
             first = np.int64(dy.offset // dtype.itemsize)
-            launches = _launches(*key, dy.offset % 16 == 0, True)
+            launches = _launches(*key, True)
             # What a ReLU cut takes no gradient: the notes know, so that the ReLU need not look again.
             gate = places is not None and launches.gated is not None and tape.is_rectified(mark)
             back = launches.gated if gate else launches.backward
@@ -215,7 +213,7 @@ def pooled(
     if not y.size:
         return y, None, key
     given = dense(x)
-    launches = _launches(*key, given.offset % 16 == 0, gradients)
+    launches = _launches(*key, gradients)
     memory = (given.base_data, np.int64(given.offset // x.dtype.itemsize), y.base_data)
     if not notes or launches.noting is None:
         launches.forward(x.queue, memory)
@@ -251,10 +249,8 @@ def _launches(
     channels: int,
     nhwc: bool,
     items: tuple[tuple[str, int], ...],
-    aligned: bool,
     gradients: bool,
 ) -> _Launches:
-    """``aligned``: what is read (x, going back dy) begins at a multiple of 16 bytes."""
     values = dict(items)
     gpu = runtime.device_info(context.devices[0]).type != "cpu"
     planes = not gpu and not nhwc and dtype in _REALS
@@ -263,8 +259,6 @@ def _launches(
     h, w = (values["ih"], values["iw"]) if not apart else (-(-values[f"i{a}"] // values[f"s{a}"]) for a in "hw")
     most = mb * channels * max(values["ih"] * values["iw"], values["oh"] * values["ow"])
     pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
-    run = _run(values) if gpu and not nhwc and dtype == "float32" else 1
-    back_run = run if apart and values["iw"] == values["ow"] * values["sw"] else 1
     most_lanes = 8 if dtype == "float64" else 16
     lanes = _lanes(values, most_lanes) if planes else {}
     row_lanes = _row_lanes(values, channels if nhwc else None, most_lanes) if not gpu and dtype in _VECTORS else 1
@@ -292,17 +286,12 @@ def _launches(
             return (-(-mb * channels * area // _GROUP) * _GROUP,), (_GROUP,)
         return ((channels, mb * area) if nhwc else (area, mb * channels)), None
 
-    def program(run: int, note: bool = False, gated: bool = False, **more: bool) -> cl.Program:
-        options = {"note": note, "gated": gated, **({} if run == 1 else {"run": run, **more})}
-        text = head + config_macros(options) + kernel_text(__package__, "pool_windows.cl")
-        file = "pool_runs.cl" if run > 1 else "pool_planes.cl" if planes else "pool.cl"
-        return build(context, text + kernel_text(__package__, file))
+    def program(note: bool = False, gated: bool = False) -> cl.Program:
+        text = head + config_macros({"note": note, "gated": gated}) + kernel_text(__package__, "pool_windows.cl")
+        return build(context, text + kernel_text(__package__, "pool_planes.cl" if planes else "pool.cl"))
 
     names, back = ("x", "offset", "y", "places"), ("dy", "offset", "places", "dx")
-    out, into = sizes(values["oh"] * values["ow"] // run), sizes(h * w // back_run)
-    fours = aligned and not values.get("pw") and values["iw"] % 4 == 0 and run * values.get("sw", 0) % 4 == 0
-    ahead = {"vectors": fours, "blocks": False}
-    behind = {"vectors": aligned, "blocks": True}
+    out, into = sizes(values["oh"] * values["ow"]), sizes(h * w)
     if row_lanes > 1:
         options = macros | {"lanes": row_lanes, "note": False, "gated": False}
         files = (kernel_text(__package__, file) for file in ("pool_windows.cl", "pool_rows.cl"))
@@ -310,15 +299,15 @@ def _launches(
         out_rows = (mb * values["oh"] if nhwc else mb * channels,), (1,)
         forward = Launch(build(context, text), "pool", *out_rows, "x offset y", names=names[:3])
     else:
-        forward = Launch(program(run, **ahead), "pool", *out, "x offset y", names=names[:3])
+        forward = Launch(program(), "pool", *out, "x offset y", names=names[:3])
     noted = np.uint8 if small else np.int32
     if not gradients:
         return _Launches(forward, noted)
-    backward = Launch(program(back_run, **behind), "pool_backward", *into, " ".join(back), names=back)
+    backward = Launch(program(), "pool_backward", *into, " ".join(back), names=back)
     if kind != "max":
         return _Launches(forward, noted, None, backward)
-    noting = Launch(program(run, note=True, **ahead), "pool", *out, " ".join(names), names=names)
-    gated = Launch(program(back_run, gated=True, **behind), "pool_backward", *into, " ".join(back), names=back)
+    noting = Launch(program(note=True), "pool", *out, " ".join(names), names=names)
+    gated = Launch(program(gated=True), "pool_backward", *into, " ".join(back), names=back)
     return _Launches(forward, noted, noting, backward, gated)
 
 
@@ -330,13 +319,6 @@ def _element(dtype: str) -> str:
         REAL=INTEGERS[dtype].storage, ACC="int", INTEGER=1, LEAST=np.iinfo(dtype).min,
         **{"LOAD(p, i)": "((int)(p)[i])", "STORE(p, i, v)": "((p)[i] = (v))"},
     )  # fmt: skip
-
-
-def _run(values: dict[str, int]) -> int:
-    """How many neighbours a GPU's work item takes: all that fit into registers and divide a row."""
-    if values["adaptive"] or max(values["kh"] * values["kw"], values["sh"] * values["sw"]) > _WINDOW:
-        return 1
-    return next(run for run in (_RUN, _RUN // 2, 1) if values["ow"] % run == 0)
 
 
 def _lanes(values: dict[str, int], most: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ import numpy as np
 from ...api.activations import ACTIVATIONS
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .elementwise import formula, scalar
 
 _NAMED = {
@@ -19,7 +19,7 @@ _NAMED = {
 
 
 @operator(*_NAMED)
-def _named(call: Call) -> Tensor:
+def _named(call: BoundNode) -> Tensor:
     name = _NAMED[call.node.op_type]
     given = ACTIVATIONS[name].onnx
     numbers = [float(call.get(key, default)) for key, default in (given.attributes or {}).items()] if given else []
@@ -27,7 +27,7 @@ def _named(call: Call) -> Tensor:
 
 
 @operator("Clip")
-def _clip(call: Call) -> Tensor:
+def _clip(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     if call.opset < 11:
         bounds: list[Any] = [call.get("min"), call.get("max")]
@@ -52,7 +52,7 @@ def _clip(call: Call) -> Tensor:
 
 
 @operator("PRelu")
-def _parametric(call: Call) -> Tensor:
+def _parametric(call: BoundNode) -> Tensor:
     x, slope = call.tensor(0), call.raw(1)
     number = scalar(slope)
     if number is not None and x.dtype.kind == "f" and len(slope.shape) <= x.ndim:
@@ -64,49 +64,41 @@ def _parametric(call: Call) -> Tensor:
 
 
 @operator("Gelu")
-def _gelu(call: Call) -> Tensor:
+def _gelu(call: BoundNode) -> Tensor:
     if call.word("approximate", ("none", "tanh")) == "tanh":
         return formula(call, "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))", x=call.tensor(0))
     return functional.activate(call.tensor(0), "gelu")
 
 
-@operator("Selu")
-def _selu(call: Call) -> Tensor:
-    a, g = call.get("alpha", 1.67326319217681884765625), call.get("gamma", 1.05070102214813232421875)
-    return formula(call, "g * where(x > 0, x, a * expm1(x))", x=call.tensor(0), a=a, g=g)
+_FORMULAS: dict[str, tuple[str, dict[str, float]]] = {
+    "Selu": (
+        "gamma * where(x > 0, x, alpha * expm1(x))",
+        {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
+    ),
+    "Celu": ("max(x, 0) + min(0, alpha * expm1(x / alpha))", {"alpha": 1.0}),
+    "Softsign": ("x / (1 + abs(x))", {}),
+    "ThresholdedRelu": ("where(x > alpha, x, 0)", {"alpha": 1.0}),
+    "Shrink": ("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))", {"lambd": 0.5, "bias": 0.0}),
+}
+"""Formulas of x and of attributes, and the attributes' defaults."""
 
 
-@operator("Celu")
-def _celu(call: Call) -> Tensor:
-    return formula(call, "max(x, 0) + min(0, a * expm1(x / a))", x=call.tensor(0), a=call.get("alpha", 1.0))
-
-
-@operator("Softsign")
-def _softsign(call: Call) -> Tensor:
-    return formula(call, "x / (1 + abs(x))", x=call.tensor(0))
+@operator(*_FORMULAS)
+def _formula(call: Call) -> Tensor:
+    text, attributes = _FORMULAS[call.node.op_type]
+    return formula(call, text, x=call.tensor(0), **{name: call.get(name, value) for name, value in attributes.items()})
 
 
 @operator("Swish")
-def _swish(call: Call) -> Tensor:
+def _swish(call: BoundNode) -> Tensor:
     alpha = float(call.get("alpha", 1.0))
     if alpha == 1:
         return functional.activate(call.tensor(0), "silu")
     return formula(call, "x * sigmoid(a * x)", x=call.tensor(0), a=alpha)
 
 
-@operator("ThresholdedRelu")
-def _thresholded(call: Call) -> Tensor:
-    return formula(call, "where(x > a, x, 0)", x=call.tensor(0), a=call.get("alpha", 1.0))
-
-
-@operator("Shrink")
-def _shrink(call: Call) -> Tensor:
-    text = "where(x < -l, x + b, where(x > l, x - b, 0))"
-    return formula(call, text, x=call.tensor(0), l=call.get("lambd", 0.5), b=call.get("bias", 0.0))
-
-
 @operator("Softmax", "LogSoftmax")
-def _softmax(call: Call) -> Tensor:
+def _softmax(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     function = functional.softmax if call.node.op_type == "Softmax" else functional.log_softmax
     if not x.size:
@@ -122,7 +114,7 @@ def _softmax(call: Call) -> Tensor:
 
 
 @operator("Hardmax")
-def _hardmax(call: Call) -> Tensor:
+def _hardmax(call: BoundNode) -> Tensor:
     from ...elementwise import argmax
 
     x, old = call.tensor(0), call.opset < 13

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
-from .geometry import AUTO_PADS, geometry, pads_of, same_pads
+from ..call import BoundNode, operator
+from .geometry import AUTO_PADS, convolution_windows, same_pads
 from .integers import convolution_of_integers
+from .shaping import padded
 
 
-def _bias(call: Call) -> Tensor | None:
+def _bias(call: BoundNode) -> Tensor | None:
     return call.tensor(2) if call.has(2) else None
 
 
 @operator("Conv")
-def _convolution(call: Call) -> Tensor:
-    sizes, kernel, strides, dilations = geometry(call)
-    pads = _trimmed(pads_of(call, sizes, kernel, strides, dilations))
+def _convolution(call: BoundNode) -> Tensor:
+    windows = convolution_windows(call)
+    sizes, pads = windows.sizes, windows.pads(call)
     of_integers = convolution_of_integers(call, pads)
     if of_integers is not None:
         return of_integers
@@ -33,19 +32,14 @@ def _convolution(call: Call) -> Tensor:
     if crop:  # a negative pad leaves out what lies at the edge
         x = x[(slice(None), slice(None), *(slice(max(0, -n), s - max(0, -f)) for s, (n, f) in zip(sizes, pads)))]
         pads = [(max(0, near), max(0, far)) for near, far in pads]
-    return functional.convolution(  # type: ignore[no-any-return]
-        x, call.tensor(1), _bias(call), stride=tuple(strides), padding=tuple(pads), dilation=tuple(dilations),
-        groups=call.get("group", 1), math=call.math if x.dtype == np.float32 else "float32",
-    )  # fmt: skip
-
-
-def _trimmed(pads: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(int(near), int(far)) for near, far in pads]
+    options = windows.options(call) | {"padding": tuple(pads), "math": _math(call)}
+    return functional.convolution(x, call.tensor(1), _bias(call), **options)  # type: ignore[no-any-return]
 
 
 @operator("ConvTranspose")
-def _transposed(call: Call) -> Tensor:
-    sizes, kernel, strides, dilations = geometry(call)
+def _transposed(call: BoundNode) -> Tensor:
+    windows = convolution_windows(call)
+    sizes, kernel, strides, dilations = windows
     ndim, mode = len(sizes), call.word("auto_pad", AUTO_PADS)
     extra = list(call.get("output_padding", [0] * ndim))
     wanted = call.get("output_shape")
@@ -55,13 +49,13 @@ def _transposed(call: Call) -> Tensor:
     if wanted is None and mode.startswith("SAME"):
         wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
     if wanted is None:
-        pads = pads_of(call, sizes, kernel, strides, dilations)
+        pads = windows.pads(call)
     else:
         natural = [(i - 1) * s + r + e for i, s, r, e in zip(sizes, strides, reach, extra, strict=True)]
         totals = [size - target for size, target in zip(natural, wanted, strict=True)]
         pads = [same_pads(total, mode) for total in totals]
         extra = [e + max(0, -total) for e, total in zip(extra, totals, strict=True)]
-    x, options = call.tensor(0), _options(call, strides, dilations)
+    x, options = call.tensor(0), windows.options(call) | {"math": _math(call)}
     # An output padding that the convolution's rounding cannot absorb, or a negative pad, is zeros at the far side.
     after: list[tuple[int, int]] = []
     for axis in range(ndim):
@@ -71,22 +65,16 @@ def _transposed(call: Call) -> Tensor:
             rest, extra[axis] = extra[axis], 0
         after.append((max(0, -near), max(0, -far) + rest))
         pads[axis] = (max(0, near), max(0, far))
-    if not any(before or behind for before, behind in after):
-        return functional.transposed_convolution(  # type: ignore[no-any-return]
-            x, call.tensor(1), _bias(call), padding=tuple(pads), output_padding=tuple(extra), **options
-        )
-    from .shaping import padded
-
-    y = functional.transposed_convolution(
-        x, call.tensor(1), None, padding=tuple(pads), output_padding=tuple(extra), **options
-    )
+    options |= {"padding": tuple(pads), "output_padding": tuple(extra)}
+    zeros, bias = any(before or behind for before, behind in after), _bias(call)
+    y = functional.transposed_convolution(x, call.tensor(1), None if zeros else bias, **options)
+    if not zeros:
+        return y  # type: ignore[no-any-return]
     y = padded(y, {axis + 2: pair for axis, pair in enumerate(after)}, "constant", 0.0)
-    bias = _bias(call)
     if bias is None:
         return y
     return functional.apply("y + b", y=y, b=functional.view(bias, (1, -1, *[1] * ndim)))  # type: ignore[no-any-return]
 
 
-def _options(call: Call, strides: list[int], dilations: list[int]) -> dict[str, Any]:
-    math = call.math if np.dtype(call.raw(0).dtype) == np.float32 else "float32"
-    return {"stride": tuple(strides), "dilation": tuple(dilations), "groups": call.get("group", 1), "math": math}
+def _math(call: BoundNode) -> str:
+    return call.math if np.dtype(call.raw(0).dtype) == np.float32 else "float32"

@@ -10,8 +10,9 @@ import numpy as np
 from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from ..constants import scalar
+from ..types import dtype_of
 from .gates import gate
 
 __all__ = ["QUOTIENT", "formula", "pair", "scalar"]
@@ -31,7 +32,7 @@ QUOTIENT = f"where((x < 0) != (y < 0), -({_MAGNITUDE}), {_MAGNITUDE})"
 _MOST_OPERANDS = 8
 
 
-def pair(call: Call) -> dict[str, Any]:
+def pair(call: BoundNode) -> dict[str, Any]:
     """The operands x and y: constants of one element as numbers, and y placed as operator sets before 7 say."""
     operands = {}
     rank = len(np.broadcast_shapes(call.shape(0), call.shape(1))) if call.opset >= 7 else len(call.shape(0))
@@ -56,7 +57,7 @@ def pair(call: Call) -> dict[str, Any]:
     return operands
 
 
-def formula(call: Call, text: str, dtype: Any = None, **operands: Any) -> Tensor:
+def formula(call: BoundNode, text: str, dtype: Any = None, **operands: Any) -> Tensor:
     """A formula over operands, of the first tensor's dtype unless another is given."""
     dtypes = {value.dtype for value in operands.values() if isinstance(value, Tensor)}
     if dtype is None:
@@ -67,15 +68,24 @@ def formula(call: Call, text: str, dtype: Any = None, **operands: Any) -> Tensor
 
 
 @operator(*_FUNCTIONS)
-def _function(call: Call) -> Tensor:
+def _function(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     if x.dtype.kind in "iub" and call.node.op_type in ("Floor", "Ceil", "Round"):
         return x
     return formula(call, f"{_FUNCTIONS[call.node.op_type]}(x)", x=x)
 
 
+_OF_ONE = {"Neg": "-x", "Reciprocal": "1 / x", "Not": "not x", "IsNaN": "isnan(x)"}
+
+
+@operator(*_OF_ONE)
+def _of_one(call: Call) -> Tensor:
+    dtype = np.dtype(bool) if call.node.op_type in ("Not", "IsNaN") else None
+    return formula(call, _OF_ONE[call.node.op_type], dtype, x=call.tensor(0))
+
+
 @operator(*_ARITHMETIC)
-def _arithmetic(call: Call) -> Tensor:
+def _arithmetic(call: BoundNode) -> Tensor:
     gated = gate(call)
     if gated is not None:
         return functional.activate(*gated)
@@ -83,7 +93,7 @@ def _arithmetic(call: Call) -> Tensor:
     return formula(call, _ARITHMETIC[call.node.op_type], **pair(call)) if found is None else found
 
 
-def _per_channel(call: Call) -> Tensor | None:
+def _per_channel(call: BoundNode) -> Tensor | None:
     """A constant for each channel of pictures, added or multiplied, as the batch norm that a convolution takes in."""
     kind, sides = call.node.op_type, (call.raw(0), call.raw(1))
     if kind == "Sub" or call.opset < 7 or isinstance(sides[0], Tensor) == isinstance(sides[1], Tensor):
@@ -102,7 +112,7 @@ def _per_channel(call: Call) -> Tensor | None:
 
 
 @operator("Mod")
-def _modulo(call: Call) -> Tensor:
+def _modulo(call: BoundNode) -> Tensor:
     given = pair(call)
     if not call.get("fmod", 0):
         return formula(call, "x % y", **given)
@@ -111,7 +121,7 @@ def _modulo(call: Call) -> Tensor:
 
 
 @operator("Pow")
-def _power(call: Call) -> Tensor:
+def _power(call: BoundNode) -> Tensor:
     given = pair(call)
     dtype = np.dtype(call.raw(0).dtype)
     power = given["y"]
@@ -127,39 +137,19 @@ def _power(call: Call) -> Tensor:
 
 
 @operator(*_TESTS)
-def _test(call: Call) -> Tensor:
+def _test(call: BoundNode) -> Tensor:
     return formula(call, _TESTS[call.node.op_type], np.dtype(bool), **pair(call))
 
 
-@operator("Not")
-def _not(call: Call) -> Tensor:
-    return formula(call, "not x", np.dtype(bool), x=call.tensor(0))
-
-
-@operator("IsNaN")
-def _is_nan(call: Call) -> Tensor:
-    return formula(call, "isnan(x)", np.dtype(bool), x=call.tensor(0))
-
-
 @operator("IsInf")
-def _is_infinite(call: Call) -> Tensor:
+def _is_infinite(call: BoundNode) -> Tensor:
     sides = {1: "x == inf", -1: "x == -inf"}
     texts = [sides[s] for s, n in ((1, "detect_positive"), (-1, "detect_negative")) if call.get(n, 1)]
     return formula(call, " or ".join(texts) or "x != x and x == x", np.dtype(bool), x=call.tensor(0))
 
 
-@operator("Neg")
-def _negative(call: Call) -> Tensor:
-    return formula(call, "-x", x=call.tensor(0))
-
-
-@operator("Reciprocal")
-def _reciprocal(call: Call) -> Tensor:
-    return formula(call, "1 / x", x=call.tensor(0))
-
-
 @operator("Identity", "Dropout")
-def _same(call: Call) -> Any:
+def _same(call: BoundNode) -> Any:
     x = call.raw(0)
     if call.node.op_type == "Identity":
         return x
@@ -171,7 +161,7 @@ def _same(call: Call) -> Any:
 
 
 @operator("Where")
-def _where(call: Call) -> Tensor:
+def _where(call: BoundNode) -> Tensor:
     names = dict(zip("cxy", (call.raw(0), call.raw(1), call.raw(2)), strict=True))
     dtype = np.dtype(call.raw(1).dtype)
     rank = len(np.broadcast_shapes(*(value.shape for value in names.values())))
@@ -184,16 +174,15 @@ def _where(call: Call) -> Tensor:
 
 
 @operator("Max", "Min", "Sum", "Mean")
-def _many(call: Call) -> Any:
+def _many(call: BoundNode) -> Any:
     kind, count = call.node.op_type, len(call.operands)
     if count == 1:
         return call.raw(0)
     result: Any = None
     names = [f"x{i}" for i in range(count)]
     values = dict(zip(names, (call.tensor(i) for i in range(count)), strict=True))
-    if kind in ("Sum", "Mean") and count == 2 and kind == "Sum":
-        return functional.add(*values.values()) if len({v.shape for v in values.values()}) == 1 else formula(
-            call, "x0 + x1", **values)  # fmt: skip
+    if kind == "Sum" and count == 2 and call.shape(0) == call.shape(1):
+        return functional.add(*values.values())
     for start in range(0, count, _MOST_OPERANDS - 1):
         part = {name: values[name] for name in names[start : start + _MOST_OPERANDS - 1]}
         given = part if result is None else {"r": result, **part}
@@ -203,7 +192,7 @@ def _many(call: Call) -> Any:
 
 
 @operator("Cast")
-def _cast(call: Call) -> Tensor:
+def _cast(call: BoundNode) -> Tensor:
     from ..types import dtype_of
 
     to = call.get("to")
@@ -211,11 +200,11 @@ def _cast(call: Call) -> Tensor:
 
 
 @operator("CastLike")
-def _cast_like(call: Call) -> Tensor:
+def _cast_like(call: BoundNode) -> Tensor:
     return _to(call, call.tensor(0), np.dtype(call.raw(1).dtype))
 
 
-def _to(call: Call, x: Tensor, dtype: np.dtype) -> Tensor:
+def _to(call: BoundNode, x: Tensor, dtype: np.dtype) -> Tensor:
     dtype = call.interpreter.computed(dtype)
     if x.dtype == dtype:
         return x
@@ -224,5 +213,5 @@ def _to(call: Call, x: Tensor, dtype: np.dtype) -> Tensor:
 
 
 @operator("BitwiseNot", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift")
-def _bits(call: Call) -> Tensor:
+def _bits(call: BoundNode) -> Tensor:
     raise call.refuse("bit operations of values that the net computes are not here")

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from ...tensor import Tensor
-from ..call import Call
+from ..call import BoundNode
 from ..constants import scalar
 
 _NEAR = 1e-6
 """How far a sixth may be from 1 / 6: files round it to float32."""
 
 
-def gate(call: Call) -> tuple[Tensor, str] | None:
+def gate(call: BoundNode) -> tuple[Tensor, str] | None:
     """The x of a ``Mul`` or ``Div`` that ends such a product, and the activation's name; None for any other node."""
     if call.opset < 7:  # operands are placed by an attribute
         return None
@@ -34,7 +34,7 @@ def gate(call: Call) -> tuple[Tensor, str] | None:
     return None
 
 
-def _gated(call: Call, factor: Any, x: Any) -> str | None:
+def _gated(call: BoundNode, factor: Any, x: Any) -> str | None:
     """What x times this factor is called, if the factor is made of x."""
     made, operands, attributes = _made(call, factor)
     if not _is_float(x) or made is None:
@@ -46,7 +46,7 @@ def _gated(call: Call, factor: Any, x: Any) -> str | None:
     return "hardswish" if _above_three(call, _sixth(call, made, operands)) is x else None
 
 
-def _sixth(call: Call, kind: str, operands: Any) -> Any:
+def _sixth(call: BoundNode, kind: str, operands: Any) -> Any:
     """The v of ``v / 6`` or ``v * (1 / 6)``; None for another node."""
     if kind == "Div" and scalar(operands[1]) == 6:
         return operands[0]
@@ -57,7 +57,7 @@ def _sixth(call: Call, kind: str, operands: Any) -> Any:
     return None
 
 
-def _above_three(call: Call, value: Any) -> Any:
+def _above_three(call: BoundNode, value: Any) -> Any:
     """The x of ``clip(x + 3, 0, 6)``; None for another value."""
     made, operands, attributes = _made(call, value)
     if made != "Clip":
@@ -69,7 +69,7 @@ def _above_three(call: Call, value: Any) -> Any:
     return x if bounds == [0, 6] and three == 3 else None
 
 
-def with_number(call: Call, value: Any, kind: str) -> tuple[Any, float | int | None]:
+def with_number(call: BoundNode, value: Any, kind: str) -> tuple[Any, float | int | None]:
     """The operand of the ``kind`` of node that made a value, and the number beside it; a power's is the second one."""
     made, operands, _ = _made(call, value)
     for first, second in ((0, 1), (1, 0)) if kind != "Pow" else ((0, 1),):
@@ -78,7 +78,7 @@ def with_number(call: Call, value: Any, kind: str) -> tuple[Any, float | int | N
     return None, None
 
 
-def _made(call: Call, value: Any) -> tuple[str | None, Any, dict[str, Any]]:
+def _made(call: BoundNode, value: Any) -> tuple[str | None, Any, dict[str, Any]]:
     """Operator, operands and attributes of what made a value."""
     return call.interpreter.made.get(id(value), (None, (), {}))  # type: ignore[no-any-return]
 

@@ -9,12 +9,12 @@ import numpy as np
 from ...elementwise import apply, sample, take, take_along_axis
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .elementwise import formula
 
 
 @operator("Gather")
-def _gather(call: Call) -> Tensor:
+def _gather(call: BoundNode) -> Tensor:
     x, indices, axis = call.tensor(0), call.raw(1), call.axis(0)
     if not isinstance(indices, np.ndarray):
         return take(x, indices, axis)  # type: ignore[no-any-return]
@@ -34,7 +34,7 @@ def _gather(call: Call) -> Tensor:
 
 
 @operator("GatherElements")
-def _gather_elements(call: Call) -> Tensor:
+def _gather_elements(call: BoundNode) -> Tensor:
     x, indices, axis = call.tensor(0), call.tensor(1), call.axis(0)
     if x.ndim != indices.ndim or any(i > n for a, (i, n) in enumerate(zip(indices.shape, x.shape)) if a != axis):
         raise call.refuse(f"takes elements of shape {x.shape} by indices of shape {indices.shape}")
@@ -43,7 +43,7 @@ def _gather_elements(call: Call) -> Tensor:
 
 
 @operator("GatherND")
-def _gather_nd(call: Call) -> Tensor:
+def _gather_nd(call: BoundNode) -> Tensor:
     """A place of one number for each tuple of indices, and one take along the axes as one."""
     x, indices, batch = call.tensor(0), call.tensor(1), call.get("batch_dims", 0)
     depth = indices.shape[-1]
@@ -64,7 +64,7 @@ def _gather_nd(call: Call) -> Tensor:
 
 
 @operator("OneHot")
-def _one_hot(call: Call) -> Tensor:
+def _one_hot(call: BoundNode) -> Tensor:
     indices, depth = call.tensor(0), call.ints(1)[0]
     off, on = call.known(2)
     ndim = indices.ndim + 1
@@ -79,7 +79,7 @@ def _one_hot(call: Call) -> Tensor:
 
 
 @operator("ConstantOfShape", "Range", "EyeLike")
-def _made_of_shapes(call: Call) -> Any:
+def _made_of_shapes(call: BoundNode) -> Any:
     for place in range(len(call.operands)):
         call.known(place)
     raise call.refuse("could not be computed when the net was built")

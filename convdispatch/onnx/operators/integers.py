@@ -16,32 +16,35 @@ from ...api.quantization import Quantization
 from ...elementwise import apply
 from ...nn import functional, quantized
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .elementwise import scalar
-from .geometry import geometry, pads_of
+from .geometry import convolution_windows
 from .quantization import Integers, integers_of, positive, zero_of
 
 _EXACT = 1 << 24
 """Whole numbers below it are float32's."""
 
 
-def _bytes(values: np.ndarray, zero: np.ndarray, axis: int) -> list[np.ndarray]:
-    """Weights less their zero point as int8 arrays whose sum they are: one, two, or three where a difference is 255."""
-    if values.dtype == np.int8 and not zero.any():
-        return [values]
-    wide = [1] * values.ndim
-    wide[axis] = -1
-    rest = values.astype(np.int16) - zero.astype(np.int16).reshape(wide if zero.size > 1 else ())
+def _bytes(call: BoundNode, values: np.ndarray, zero: np.ndarray) -> list[np.ndarray]:
+    """Weights less their zero point along the first axis as int8 arrays whose sum they are, made once: one, two, or
+    three where a difference is 255."""
     parts: list[np.ndarray] = []
-    while not parts or rest.any():
-        part = np.clip(rest, -128, 127)
-        parts.append(part.astype(np.int8))
-        rest = rest - part
-    return parts
+    if values.dtype == np.int8 and not zero.any():
+        parts = [values]
+    else:
+        wide = (-1, *[1] * (values.ndim - 1)) if zero.size > 1 else ()
+        rest = values.astype(np.int16) - zero.astype(np.int16).reshape(wide)
+        while not parts or rest.any():
+            parts.append(np.clip(rest, -128, 127).astype(np.int8))
+            rest = rest - parts[-1]
+    key = zero.tobytes()
+    return [
+        call.interpreter.derive(("bytes", i, key), values, lambda part=part: part) for i, part in enumerate(parts)
+    ]
 
 
 def _summed(
-    call: Call,
+    call: BoundNode,
     x: Tensor,
     parts: Sequence[np.ndarray],
     bias: np.ndarray | None,
@@ -52,7 +55,9 @@ def _summed(
     """The convolution with the sum of ``parts``; y of several is worked out of whole sums."""
     options["x_zero_point"] = zero
     if len(parts) == 1:
-        return quantized.quantized_convolution(x, call.upload(parts[0]), bias, quantization=quantization, **options)  # type: ignore[no-any-return]
+        w = call.upload(parts[0])
+        y = quantized.quantized_convolution(x, w, bias, quantization=quantization, **options)
+        return y  # type: ignore[no-any-return]
     sums = Quantization(x_zero_point=quantization.x_zero_point)
     y = None
     for part in reversed(parts):
@@ -82,7 +87,7 @@ def _bias(values: Any, scale: np.ndarray, known: Integers | None) -> np.ndarray 
     return whole.astype(np.int32) if np.isfinite(whole).all() and (abs(whole) < 1 << 30).all() else False
 
 
-def _between(call: Call, x_place: int, w_place: int, axis: int) -> tuple[Integers, Integers] | None:
+def _between(call: BoundNode, x_place: int, w_place: int, axis: int) -> tuple[Integers, Integers] | None:
     """Integers of x, which the net computes, and of w, which is constant and has scales along ``axis``."""
     x, w = integers_of(call, x_place), integers_of(call, w_place)
     if x is None or w is None or not isinstance(x.values, Tensor) or not isinstance(w.values, np.ndarray):
@@ -93,29 +98,18 @@ def _between(call: Call, x_place: int, w_place: int, axis: int) -> tuple[Integer
     return (x, w) if w.scale.size == 1 or w.axis == axis else None
 
 
-def convolution_of_integers(call: Call, pads: Sequence[tuple[int, int]]) -> Tensor | None:
+def convolution_of_integers(call: BoundNode, pads: Sequence[tuple[int, int]]) -> Tensor | None:
     """Conv of dequantized integers and dequantized constants; None for any other."""
     found = _between(call, 0, 1, 0) if all(p >= 0 for pair in pads for p in pair) else None
     if found is None:
         return None
     x, w = found
-    _, _, strides, dilations = geometry(call)
-    options = {
-        "stride": tuple(strides), "padding": tuple(pads), "dilation": tuple(dilations), "groups": call.get("group", 1),
-    }  # fmt: skip
-    parts = [
-        call.interpreter.derive(("bytes", i), w.values, lambda part=part: part)
-        for i, part in enumerate(_parts(call, w))
-    ]
-    return _numbers(call, x, w, parts, 2, **options)
-
-
-def _parts(call: Call, w: Integers) -> list[np.ndarray]:
-    return _bytes(w.values, w.zero, 0)
+    options = convolution_windows(call).options(call) | {"padding": tuple(pads)}
+    return _numbers(call, x, w, _bytes(call, w.values, w.zero), 2, **options)
 
 
 def _numbers(
-    call: Call, x: Integers, w: Integers, parts: Sequence[np.ndarray], bias_place: int, **options: Any
+    call: BoundNode, x: Integers, w: Integers, parts: Sequence[np.ndarray], bias_place: int, **options: Any
 ) -> Tensor | None:
     """A convolution whose result is numbers."""
     scale = np.float32(x.scale.reshape(())) * w.scale.astype(np.float32).reshape(-1)
@@ -133,21 +127,29 @@ def _numbers(
     return _summed(call, x.values, parts, bias, quantization, **options)  # type: ignore[arg-type]
 
 
-def product_of_integers(call: Call, bias_place: int = -1, *, transposed: bool = False) -> Tensor | None:
+def product_of_integers(call: BoundNode, bias_place: int = -1, *, transposed: bool = False) -> Tensor | None:
     """``x @ w + bias`` of dequantized integers and a dequantized constant matrix; None for any other."""
     found = _between(call, 0, 1, 0 if transposed else 1)
     if found is None or len(found[0].values.shape) < 2 or found[1].values.ndim != 2:
         return None
     x, w = found
-    rows = call.interpreter.derive(
-        ("rows", transposed), w.values, lambda: np.ascontiguousarray(w.values if transposed else w.values.T)
-    )
+    rows = _rows(call, w.values, transposed)
     turned = Integers(rows, w.scale, w.zero, 0)
-    return _of_rows(call, x.values, _bytes(rows, w.zero, 0), lambda given, parts: _numbers(
-        call, x._replace(values=given), turned, parts, bias_place))  # fmt: skip
+    return _of_rows(
+        call,
+        x.values,
+        _bytes(call, rows, w.zero),
+        lambda given, parts: _numbers(call, x._replace(values=given), turned, parts, bias_place),
+    )
 
 
-def _of_rows(call: Call, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -> Tensor | None:
+def _rows(call: BoundNode, matrix: np.ndarray, transposed: bool = False) -> np.ndarray:
+    """A constant matrix with a row for each element of a result's row, made once."""
+    make = lambda: np.ascontiguousarray(matrix if transposed else matrix.T)  # noqa: E731
+    return call.interpreter.derive(("rows", transposed), matrix, make)  # type: ignore[no-any-return]
+
+
+def _of_rows(call: BoundNode, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -> Tensor | None:
     """A product as a convolution of pictures of one pixel."""
     *lead, k = x.shape
     pixels = functional.view(x, (math.prod(lead), k, 1, 1))
@@ -158,46 +160,44 @@ def _of_rows(call: Call, x: Tensor, parts: Sequence[np.ndarray], compute: Any) -
     return None if y is None else functional.view(y, (*lead, len(parts[0])))
 
 
-def _scale(call: Call, place: int) -> np.ndarray:
+def _scale(call: BoundNode, place: int) -> np.ndarray:
     scale = call.known(place)
     if scale.ndim > 1 or not positive(scale):
         raise call.refuse(f"takes scales above 0, one or one a channel, got {scale.tolist()}")
     return scale.astype(np.float32).reshape(-1)
 
 
-def _channels(call: Call, place: int, channels: int) -> None:
+def _channels(call: BoundNode, place: int, channels: int) -> None:
     size = call.known(place).size
     if size not in (1, channels):
         raise call.refuse(f"takes 1 or {channels} numbers at {call.node.input[place]!r}, got {size}")
 
 
+def _quantization(call: BoundNode, w_place: int, y_zero: np.ndarray) -> Quantization:
+    """A QLinear operator's scales and zero points: x's follow x, w's follow w at ``w_place``, y's come last."""
+    x_zero = zero_of(call, 2, call.raw(0).dtype)
+    return Quantization(
+        float(_scale(call, 1)[0]),
+        int(x_zero.reshape(())),
+        _scale(call, w_place + 1),
+        float(_scale(call, 6)[0]),
+        int(y_zero.reshape(())),
+        dtype=y_zero.dtype.name,
+    )
+
+
 @operator("QLinearConv")
-def _qlinear_convolution(call: Call) -> Tensor:
+def _qlinear_convolution(call: BoundNode) -> Tensor:
     x, w = call.tensor(0), call.known(3)
-    y_zero = zero_of(call, 7, x.dtype)
-    sizes, kernel, strides, dilations = geometry(call, 3)
-    pads = tuple(pads_of(call, sizes, kernel, strides, dilations))
+    windows = convolution_windows(call, 3)
+    options = windows.options(call) | {"padding": tuple(windows.pads(call))}
     _channels(call, 4, len(w))
-    quantization = Quantization(
-        float(_scale(call, 1)[0]), int(zero_of(call, 2, x.dtype).reshape(())), _scale(call, 4),
-        float(_scale(call, 6)[0]), int(y_zero.reshape(())), dtype=y_zero.dtype.name,
-    )  # fmt: skip
+    quantization = _quantization(call, 3, zero_of(call, 7, x.dtype))
     bias = call.known(8) if call.has(8) else None
-    return _summed(
-        call, x, _w_bytes(call, w, zero_of(call, 5, w.dtype)), bias, quantization, stride=tuple(strides), padding=pads,
-        dilation=tuple(dilations), groups=call.get("group", 1),
-    )  # fmt: skip
+    return _summed(call, x, _bytes(call, w, zero_of(call, 5, w.dtype)), bias, quantization, **options)
 
 
-def _w_bytes(call: Call, w: np.ndarray, zero: np.ndarray) -> list[np.ndarray]:
-    """``_bytes``, made once."""
-    made = _bytes(w, zero, 0)
-    return [
-        call.interpreter.derive(("less", i, zero.tobytes()), w, lambda part=part: part) for i, part in enumerate(made)
-    ]
-
-
-def _moving(call: Call, place: int) -> tuple[int, Tensor | None]:
+def _moving(call: BoundNode, place: int) -> tuple[int, Tensor | None]:
     """x's zero point: a number, or a tensor of one that the net computes."""
     value = call.raw(place) if call.has(place) else np.zeros((), np.uint8)
     if isinstance(value, Tensor):
@@ -210,35 +210,41 @@ def _moving(call: Call, place: int) -> tuple[int, Tensor | None]:
 
 
 @operator("ConvInteger")
-def _integer_convolution(call: Call) -> Tensor:
+def _integer_convolution(call: BoundNode) -> Tensor:
     x, w = call.tensor(0), call.known(1)
-    sizes, kernel, strides, dilations = geometry(call)
-    zero, moving = _moving(call, 2)
-    return _summed(
-        call, x, _w_bytes(call, w, zero_of(call, 3, w.dtype)), None, Quantization(x_zero_point=zero), moving,
-        stride=tuple(strides), padding=tuple(pads_of(call, sizes, kernel, strides, dilations)),
-        dilation=tuple(dilations), groups=call.get("group", 1),
-    )  # fmt: skip
+    windows, (zero, moving) = convolution_windows(call), _moving(call, 2)
+    options = windows.options(call) | {"padding": tuple(windows.pads(call))}
+    parts = _bytes(call, w, zero_of(call, 3, w.dtype))
+    return _summed(call, x, parts, None, Quantization(x_zero_point=zero), moving, **options)
 
 
 @operator("MatMulInteger")
-def _integer_product(call: Call) -> Tensor:
-    a, b = call.raw(0), call.raw(1)
-    one = not call.has(2) or math.prod(call.shape(2)) == 1
-    if isinstance(b, np.ndarray) and b.ndim == 2 and len(a.shape) > 1 and one and b.size and math.prod(a.shape):
+def _integer_product(call: BoundNode) -> Tensor:
+    b, one = call.raw(1), not call.has(2) or math.prod(call.shape(2)) == 1
+    if one and _is_matrix(call, b):
         zero, moving = _moving(call, 2)
-        rows = call.interpreter.derive(("rows",), b, lambda: np.ascontiguousarray(b.T))
-        b_zero = zero_of(call, 3, b.dtype)
         quantization = Quantization(x_zero_point=zero)
-        found = _of_rows(call, call.tensor(0), _w_bytes(call, rows, b_zero),
-                         lambda x, parts: _summed(call, x, parts, None, quantization, moving))  # fmt: skip
-        assert found is not None
-        return found
-    sums = _exact_product(call, (0, 2), (1, 3))
-    return apply("s", dtype=np.int32, s=sums)  # type: ignore[no-any-return]
+        return _product(call, b, zero_of(call, 3, b.dtype), quantization, moving)
+    return apply("s", dtype=np.int32, s=_exact_product(call, (0, 2), (1, 3)))  # type: ignore[no-any-return]
 
 
-def _exact_product(call: Call, *pairs: tuple[int, int]) -> Tensor:
+def _is_matrix(call: BoundNode, b: Any) -> bool:
+    """Whether b is a constant matrix, by which rows of the first operand are multiplied."""
+    a = call.raw(0)
+    return isinstance(b, np.ndarray) and b.ndim == 2 and len(a.shape) > 1 and bool(b.size and math.prod(a.shape))
+
+
+def _product(
+    call: BoundNode, b: np.ndarray, zero: np.ndarray, quantization: Quantization, moving: Tensor | None = None
+) -> Tensor:
+    """The product with a constant matrix as a convolution; ``moving`` is x's zero point where the net computes it."""
+    parts = _bytes(call, _rows(call, b), zero)
+    found = _of_rows(call, call.tensor(0), parts, lambda x, parts: _summed(call, x, parts, None, quantization, moving))
+    assert found is not None
+    return found
+
+
+def _exact_product(call: BoundNode, *pairs: tuple[int, int]) -> Tensor:
     """The product of two tensors of integers less their zero points, by whole numbers in a floating-point dtype."""
     length = call.shape(pairs[0][0])[-1]
     dtype = np.float32 if length * 255 * 255 < _EXACT else np.float64
@@ -262,19 +268,10 @@ def _exact_product(call: Call, *pairs: tuple[int, int]) -> Tensor:
 
 
 @operator("QLinearMatMul")
-def _qlinear_product(call: Call) -> Tensor:
-    a, b, y_zero = call.raw(0), call.raw(3), zero_of(call, 7, call.raw(0).dtype)
-    one = math.prod(call.shape(1)) == 1 and call.known(2).size == 1
-    if isinstance(b, np.ndarray) and b.ndim == 2 and len(a.shape) > 1 and one and b.size and math.prod(a.shape):
-        rows = call.interpreter.derive(("rows",), b, lambda: np.ascontiguousarray(b.T))
-        quantization = Quantization(
-            float(_scale(call, 1)[0]), int(call.known(2).reshape(())), _scale(call, 4), float(_scale(call, 6)[0]),
-            int(y_zero.reshape(())), dtype=y_zero.dtype.name,
-        )  # fmt: skip
-        found = _of_rows(call, call.tensor(0), _w_bytes(call, rows, call.known(5)),
-                         lambda x, parts: _summed(call, x, parts, None, quantization))  # fmt: skip
-        assert found is not None
-        return found
+def _qlinear_product(call: BoundNode) -> Tensor:
+    b, y_zero = call.raw(3), zero_of(call, 7, call.raw(0).dtype)
+    if math.prod(call.shape(1)) == 1 and call.known(2).size == 1 and _is_matrix(call, b):
+        return _product(call, b, call.known(5), _quantization(call, 3, y_zero))
     sums = _exact_product(call, (0, 2), (3, 5))
     scales = [call.known(place).astype(np.float32) for place in (1, 4, 6)]
     scales[0] = scales[0].reshape(-1, 1) if scales[0].ndim == 1 and scales[0].size > 1 else scales[0]

@@ -8,12 +8,12 @@ import numpy as np
 
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .elementwise import formula
 from .integers import product_of_integers
 
 
-def _linear(call: Call, x: Tensor, rows: np.ndarray, bias: Tensor | None) -> Tensor:
+def _linear(call: BoundNode, x: Tensor, rows: np.ndarray, bias: Tensor | None) -> Tensor:
     """``x @ rows.T + bias`` with a constant matrix ``rows`` ``[n, k]``; rows of x are pictures of one pixel."""
     *lead, k = x.shape
     flat = functional.view(x, (math.prod(lead), k))
@@ -21,7 +21,7 @@ def _linear(call: Call, x: Tensor, rows: np.ndarray, bias: Tensor | None) -> Ten
 
 
 @operator("Gemm")
-def _gemm(call: Call) -> Tensor:
+def _gemm(call: BoundNode) -> Tensor:
     a, b = call.tensor(0), call.raw(1)
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
     if alpha == 1 and beta == 1 and not call.get("transA", 0) and a.ndim == 2:
@@ -55,7 +55,7 @@ def _gemm(call: Call) -> Tensor:
 
 
 @operator("MatMul")
-def _matmul(call: Call) -> Tensor:
+def _matmul(call: BoundNode) -> Tensor:
     x, y = call.raw(0), call.raw(1)
     of_integers = product_of_integers(call)
     if of_integers is not None:

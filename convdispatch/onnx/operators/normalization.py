@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,12 @@ import numpy as np
 from ...elementwise import apply, reduce
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .elementwise import formula
 
 
 @operator("BatchNormalization")
-def _batch(call: Call) -> Any:
+def _batch(call: BoundNode) -> Any:
     x = call.tensor(0)
     if x.ndim < 2:
         raise call.refuse(f"needs pictures and channels, got shape {x.shape}")
@@ -25,14 +26,15 @@ def _batch(call: Call) -> Any:
     vectors = [v if v.ndim == 1 else functional.view(v, (v.size,)) for v in vectors]
     epsilon = float(call.get("epsilon", 1e-5))
     if call.get("training_mode", 0):
-        return _by_the_batch(call, x, *vectors, epsilon)
+        return _by_the_batch(call, x, vectors, epsilon)
     return functional.batch_norm(x, *vectors, training=False, epsilon=epsilon)
 
 
-def _by_the_batch(call: Call, x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, variance: Tensor, e: float) -> Any:
+def _by_the_batch(call: BoundNode, x: Tensor, vectors: Sequence[Tensor], epsilon: float) -> Any:
     """As in training: by the batch's own statistics, which the running ones move towards."""
     axes, wide = tuple(a for a in range(x.ndim) if a != 1), (-1, *[1] * (x.ndim - 2))
-    y = functional.standardize(x, axes, e, functional.view(scale, wide), functional.view(shift, wide))
+    scale, shift, mean, variance = vectors
+    y = functional.standardize(x, axes, epsilon, functional.view(scale, wide), functional.view(shift, wide))
     m = reduce("mean", "x", axes, x=x)
     v = reduce("mean", "square(x - m)", axes, x=x, m=functional.view(m, wide))
     momentum = float(call.get("momentum", 0.9))
@@ -43,20 +45,20 @@ def _by_the_batch(call: Call, x: Tensor, scale: Tensor, shift: Tensor, mean: Ten
     return (y, *moved)
 
 
-def _channels(call: Call, x: Tensor, place: int) -> Tensor:
+def _channels(call: BoundNode, x: Tensor, place: int) -> Tensor:
     value = call.tensor(place)
     return value if value.dtype == x.dtype else apply("v", v=value, dtype=x.dtype)  # type: ignore[no-any-return]
 
 
 @operator("InstanceNormalization")
-def _instance(call: Call) -> Tensor:
+def _instance(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     vectors = (_channels(call, x, 1), _channels(call, x, 2))
     return functional.group_norm(x, x.shape[1], *vectors, float(call.get("epsilon", 1e-5)))
 
 
 @operator("GroupNormalization")
-def _group(call: Call) -> Tensor:
+def _group(call: BoundNode) -> Tensor:
     x, groups = call.tensor(0), call.get("num_groups")
     scale, shift = _channels(call, x, 1), _channels(call, x, 2)
     if call.opset < 21 and scale.size == groups != x.shape[1]:  # then one value a group
@@ -68,7 +70,7 @@ def _group(call: Call) -> Tensor:
     return functional.group_norm(x, groups, scale, shift, float(call.get("epsilon", 1e-5)))
 
 
-def _scale(call: Call, x: Tensor, place: int) -> Tensor:
+def _scale(call: BoundNode, x: Tensor, place: int) -> Tensor:
     """A scale or bias that broadcasts to x."""
     value = call.tensor(place)
     axes = zip(value.shape[::-1], x.shape[::-1], strict=False)
@@ -78,7 +80,7 @@ def _scale(call: Call, x: Tensor, place: int) -> Tensor:
 
 
 @operator("LayerNormalization")
-def _layer(call: Call) -> Any:
+def _layer(call: BoundNode) -> Any:
     x, axis, epsilon = call.tensor(0), call.axis(-1), float(call.get("epsilon", 1e-5))
     scale = _scale(call, x, 1)
     shift = _scale(call, x, 2) if call.has(2) else None
@@ -92,7 +94,7 @@ def _layer(call: Call) -> Any:
 
 
 @operator("RMSNormalization")
-def _root_mean_square(call: Call) -> Tensor:
+def _root_mean_square(call: BoundNode) -> Tensor:
     x, axis = call.tensor(0), call.axis(-1)
     square = reduce("mean", "square(x)", tuple(range(axis, x.ndim)), keepdims=True, x=x)
     return formula(
@@ -101,14 +103,14 @@ def _root_mean_square(call: Call) -> Tensor:
 
 
 @operator("MeanVarianceNormalization")
-def _mean_variance(call: Call) -> Tensor:
+def _mean_variance(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     axes = tuple(call.get("axes", [0, 2, 3]))
     return functional.standardize(x, axes, 1e-18)
 
 
 @operator("LRN")
-def _neighbours(call: Call) -> Tensor:
+def _neighbours(call: BoundNode) -> Tensor:
     x, size = call.tensor(0), call.get("size")
     options = (float(call.get("alpha", 1e-4)), float(call.get("beta", 0.75)), float(call.get("bias", 1.0)))
     if size % 2:
@@ -119,7 +121,7 @@ def _neighbours(call: Call) -> Tensor:
 
 
 @operator("LpNormalization")
-def _lp(call: Call) -> Tensor:
+def _lp(call: BoundNode) -> Tensor:
     x, axis, p = call.tensor(0), call.axis(-1), call.get("p", 2)
     norm = reduce("sum", "abs(x)" if p == 1 else "square(x)", axis, keepdims=True, x=x)
     return formula(call, "where(n == 0, 0, x / n)" if p == 1 else "where(n == 0, 0, x / sqrt(n))", x=x, n=norm)

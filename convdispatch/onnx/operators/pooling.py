@@ -9,23 +9,17 @@ import numpy as np
 from ...elementwise import apply, reduce
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
-from .geometry import pads_of
+from ..call import BoundNode, operator
+from .geometry import windows_of
 
-_WHOLE = {
-    "GlobalAveragePool": ("mean", "x"),
-    "GlobalMaxPool": ("max", "x"),
-}
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "lp"}
 
 
 @operator(*_KINDS)
-def _pool(call: Call) -> Any:
+def _pool(call: BoundNode) -> Any:
     x, kind = call.tensor(0), _KINDS[call.node.op_type]
-    space, kernel = x.shape[2:], list(call.get("kernel_shape"))
-    strides = list(call.get("strides", [1] * len(kernel)))
-    dilations = list(call.get("dilations", [1] * len(kernel)))
-    pads = pads_of(call, space, kernel, strides, dilations)
+    windows = windows_of(call, x.shape[2:], call.get("kernel_shape"))
+    (_, kernel, strides, dilations), pads = windows, windows.pads(call)
     ceil = bool(call.get("ceil_mode", 0)) and call.get("auto_pad", "NOTSET") == "NOTSET"
     options: dict[str, Any] = {}
     if kind == "average":
@@ -38,7 +32,6 @@ def _pool(call: Call) -> Any:
         if x.dtype.itemsize > 2:
             raise call.refuse(f"pools {x.dtype.name}, which is not here")
         dtype, x = x.dtype, x.astype(np.float32)
-    pads = [(int(near), int(far)) for near, far in pads]
     reach = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
     if any(p > r for pair, r in zip(pads, reach, strict=True) for p in pair):
         raise call.refuse(f"pads {pads}, more than its windows of {kernel} reach")
@@ -53,17 +46,16 @@ def _pool(call: Call) -> Any:
     return y.astype(dtype) if narrow and not as_they_are else y
 
 
-@operator(*_WHOLE)
+@operator("GlobalAveragePool", "GlobalMaxPool")
 def _whole(call: Call) -> Tensor:
-    x = call.tensor(0)
-    operation, text = _WHOLE[call.node.op_type]
+    x, operation = call.tensor(0), "mean" if call.node.op_type == "GlobalAveragePool" else "max"
     if operation == "mean" and x.ndim == 4:
         return functional.adaptive_avg_pool(x, 1)
-    return reduce(operation, text, tuple(range(2, x.ndim)), keepdims=True, x=x)  # type: ignore[no-any-return]
+    return reduce(operation, "x", tuple(range(2, x.ndim)), keepdims=True, x=x)  # type: ignore[no-any-return]
 
 
 @operator("GlobalLpPool")
-def _whole_lp(call: Call) -> Tensor:
+def _whole_lp(call: BoundNode) -> Tensor:
     x, p = call.tensor(0), float(call.get("p", 2))
     sums = reduce("sum", f"abs(x) ** {p}", tuple(range(2, x.ndim)), keepdims=True, x=x)
     return apply(f"s ** {1 / p}", s=sums)  # type: ignore[no-any-return]

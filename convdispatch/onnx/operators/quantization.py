@@ -14,7 +14,8 @@ import numpy as np
 from ...elementwise import apply
 from ...nn import functional, quantized
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
+from ..types import dtype_of
 from .elementwise import formula, scalar
 
 _BYTES = ("int8", "uint8")
@@ -29,7 +30,7 @@ class Integers(NamedTuple):
     axis: int
 
 
-def integers_of(call: Call, place: int) -> Integers | None:
+def integers_of(call: BoundNode, place: int) -> Integers | None:
     """The integers behind an operand that a DequantizeLinear made; None for another one, and for scales of blocks."""
     found = call.scope.makers.get(call.node.input[place]) if call.has(place) else None
     if found is None or found[0].op_type != "DequantizeLinear" or found[0].domain not in ("", "ai.onnx"):
@@ -52,12 +53,12 @@ def positive(scale: np.ndarray) -> bool:
     return bool(np.isfinite(values).all() and (values > 0).all())
 
 
-def zero_of(call: Call, place: int, dtype: Any) -> np.ndarray:
+def zero_of(call: BoundNode, place: int, dtype: Any) -> np.ndarray:
     """A zero point, which may be left out."""
     return call.known(place) if call.has(place) else np.zeros((), dtype)
 
 
-def _along(call: Call, place: int, ndim: int) -> Any:
+def _along(call: BoundNode, place: int, ndim: int) -> Any:
     """A scale or zero point as it broadcasts with x: a number, or one for each element of an axis."""
     value = call.raw(place)
     number = scalar(value)
@@ -75,7 +76,7 @@ def _along(call: Call, place: int, ndim: int) -> Any:
     return functional.view(tensor, shape)
 
 
-def _numbers(call: Call, dtype: Any) -> tuple[float, int] | None:
+def _numbers(call: BoundNode, dtype: Any) -> tuple[float, int] | None:
     """One known scale above 0 and zero point for the whole tensor of bytes, or None."""
     scale, zero = scalar(call.raw(1)), scalar(call.raw(2)) if call.has(2) else 0
     if scale is None or zero is None or not (scale > 0 and math.isfinite(scale)) or np.dtype(dtype).name not in _BYTES:
@@ -84,9 +85,7 @@ def _numbers(call: Call, dtype: Any) -> tuple[float, int] | None:
 
 
 @operator("QuantizeLinear")
-def _quantize(call: Call) -> Tensor:
-    from ..types import dtype_of
-
+def _quantize(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     kind = call.get("output_dtype", 0)
     dtype = np.dtype(call.raw(2).dtype) if call.has(2) else dtype_of(kind, call) if kind else np.dtype(np.uint8)
@@ -102,7 +101,7 @@ def _quantize(call: Call) -> Tensor:
 
 
 @operator("DequantizeLinear")
-def _dequantize(call: Call) -> Tensor:
+def _dequantize(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     dtype = np.dtype(call.raw(1).dtype)
     numbers = _numbers(call, x.dtype)

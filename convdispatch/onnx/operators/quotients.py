@@ -7,7 +7,7 @@ from typing import Any
 
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .elementwise import QUOTIENT, formula, pair
 from .gates import gate, with_number
 
@@ -15,7 +15,7 @@ _VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
 
 
 @operator("Div")
-def _divide(call: Call) -> Tensor:
+def _divide(call: BoundNode) -> Tensor:
     found = _response_norm(call)
     if found is not None:
         return found
@@ -27,7 +27,7 @@ def _divide(call: Call) -> Tensor:
     return formula(call, QUOTIENT if whole else "x / y", **given)
 
 
-def _response_norm(call: Call) -> Tensor | None:
+def _response_norm(call: BoundNode) -> Tensor | None:
     """``x / (k + alpha * mean) ** beta``, the mean of x² over neighbouring channels, as PyTorch's exporter writes its
     ``local_response_norm``: x² as pictures of one channel, with zeros around and averaged; None for another quotient.
     """
@@ -61,7 +61,7 @@ def _response_norm(call: Call) -> Tensor | None:
     return functional.local_response_norm(x, size, alpha, beta, k)  # type: ignore[no-any-return]
 
 
-def _unviewed(call: Call, value: Any) -> Any:
+def _unviewed(call: BoundNode, value: Any) -> Any:
     """The tensor whose elements, in their order, a value has in another shape."""
     while True:
         made, operands, _ = call.interpreter.made.get(id(value), (None, (), {}))

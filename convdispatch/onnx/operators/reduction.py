@@ -9,7 +9,7 @@ import numpy as np
 
 from ...elementwise import apply, argmax, reduce, topk
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 
 _SIMPLE = {
     "ReduceSum": ("sum", "x", ""),
@@ -32,13 +32,11 @@ _EMPTY = {
 }
 
 
-def _axes(call: Call) -> tuple[tuple[int, ...], bool]:
+def _axes(call: BoundNode) -> tuple[tuple[int, ...], bool]:
     ndim = len(call.shape(0))
     axes = call.either("axes", 1)
     if not axes:
-        if (axes is not None and call.get("noop_with_empty_axes", 0)) or (
-            axes is None and call.get("noop_with_empty_axes", 0)
-        ):
+        if call.get("noop_with_empty_axes", 0):
             return (), True
         axes = range(ndim)
     found = tuple(axis + ndim if axis < 0 else axis for axis in axes)
@@ -48,7 +46,7 @@ def _axes(call: Call) -> tuple[tuple[int, ...], bool]:
 
 
 @operator(*_SIMPLE, "ReduceLogSumExp")
-def _reduction(call: Call) -> Any:
+def _reduction(call: BoundNode) -> Any:
     x, kind = call.tensor(0), call.node.op_type
     (axes, nothing), keep = _axes(call), bool(call.get("keepdims", 1))
     if nothing and kind in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
@@ -80,27 +78,24 @@ def _squeezed(y: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def _narrow(y: Tensor, dtype: np.dtype) -> Tensor:
-    return (
-        y
-        if y.dtype == dtype
-        else apply("trunc(x)" if dtype.kind in "iu" and y.dtype.kind == "f" else "x", x=y, dtype=dtype)
-    )
+    text = "trunc(x)" if dtype.kind in "iu" and y.dtype.kind == "f" else "x"
+    return y if y.dtype == dtype else apply(text, x=y, dtype=dtype)  # type: ignore[no-any-return]
 
 
 @operator("ArgMax", "ArgMin")
-def _arg(call: Call) -> Tensor:
+def _arg(call: BoundNode) -> Tensor:
     options = {"keepdims": bool(call.get("keepdims", 1)), "last": bool(call.get("select_last_index", 0))}
     return argmax(call.tensor(0), call.axis(0), largest=call.node.op_type == "ArgMax", **options)  # type: ignore[no-any-return]
 
 
 @operator("TopK")
-def _topk(call: Call) -> tuple[Tensor, Tensor]:
+def _topk(call: BoundNode) -> tuple[Tensor, Tensor]:
     (k,) = call.either("k", 1) if call.has(1) else [call.get("k")]
     return topk(call.tensor(0), k, call.axis(-1), largest=bool(call.get("largest", 1)))  # type: ignore[no-any-return]
 
 
 @operator("CumSum")
-def _cumulative(call: Call) -> Tensor:
+def _cumulative(call: BoundNode) -> Tensor:
     """A product with a triangle of ones, for rows of moderate length."""
     x, (axis,) = call.tensor(0), call.ints(1)
     axis %= x.ndim

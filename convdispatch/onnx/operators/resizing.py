@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
-from ...elementwise import sample
+from ...elementwise import apply, sample
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 
 _COORDINATES = (
     "half_pixel",
@@ -26,16 +28,16 @@ _LONGEST = 1 << 24
 
 
 @operator("Upsample")
-def _upsample(call: Call) -> Tensor:
+def _upsample(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     scales = [float(s) for s in (call.known(1).reshape(-1) if call.has(1) else call.get("scales"))]
     sizes = [_scaled(call, n, s) for n, s in zip(x.shape, scales, strict=True)]
     mode = call.get("mode", "nearest")
-    return _resized(call, x, dict(enumerate(sizes)), dict(enumerate(scales)), mode, "asymmetric", "floor")
+    return _resized(call, x, dict(enumerate(sizes)), dict(enumerate(scales)), _How(mode, "asymmetric", "floor"))
 
 
 @operator("Resize")
-def _resize(call: Call) -> Tensor:
+def _resize(call: BoundNode) -> Tensor:
     x, old = call.tensor(0), call.opset < 11
     axes = [a % x.ndim for a in call.get("axes", range(x.ndim))]
     mode, nearest = call.get("mode", "nearest"), call.word("nearest_mode", _NEAREST)
@@ -57,38 +59,39 @@ def _resize(call: Call) -> Tensor:
             sizes = {a: math.floor(one * x.shape[a] + 0.5) for a in axes}
     region = call.known(1).reshape(2, -1) if how == "tf_crop_and_resize" else None
     regions = {} if region is None else {a: (float(region[0, i]), float(region[1, i])) for i, a in enumerate(axes)}
-    return _resized(call, x, sizes, factors, mode, how, nearest, regions)
+    return _resized(call, x, sizes, factors, _How(mode, how, nearest, regions))
 
 
-def _scaled(call: Call, size: int, scale: float) -> int:
+class _How(NamedTuple):
+    """Interpolation, coordinates, rounding, and the part of each axis that is cut out."""
+
+    mode: str
+    coordinates: str
+    nearest: str
+    regions: Mapping[int, tuple[float, float]] = MappingProxyType({})
+
+
+def _scaled(call: BoundNode, size: int, scale: float) -> int:
     """The size that a scale gives. Raises Unsupported for a scale that is none."""
     if not 0 < scale < math.inf:
         raise call.refuse(f"a scale is a number above 0, got {scale}")
     return math.floor(min(size * scale, 2.0**62))
 
 
-def _resized(
-    call: Call,
-    x: Tensor,
-    sizes: dict[int, int],
-    factors: dict[int, float],
-    mode: str,
-    how: str,
-    nearest: str,
-    regions: dict[int, tuple[float, float]] | None = None,
-) -> Tensor:
-    tables, narrow = {}, x.dtype.kind in "iu"
+def _resized(call: BoundNode, x: Tensor, sizes: dict[int, int], factors: dict[int, float], how: _How) -> Tensor:
+    tables, narrow, mode = {}, x.dtype.kind in "iu", how.mode
     if any(not 0 <= size <= _LONGEST for size in sizes.values()):
         raise call.refuse(f"an axis has 0 to {_LONGEST} places, got {list(sizes.values())}")
     for axis, size in sizes.items():
         n = x.shape[axis]
         same = size == n and factors[axis] == 1
-        if same and (how != "tf_crop_and_resize" or (regions or {}).get(axis, (0, 1)) == (0, 1)):
+        cropped, region = how.coordinates == "tf_crop_and_resize", how.regions.get(axis, (0.0, 1.0))
+        if same and (not cropped or region == (0, 1)):
             continue
-        at = _coordinates(how, size, n, factors[axis], (regions or {}).get(axis, (0.0, 1.0)))
-        outside = (at < 0) | (at > n - 1) if how == "tf_crop_and_resize" else np.zeros(size, bool)
+        at = _coordinates(how.coordinates, size, n, factors[axis], region)
+        outside = (at < 0) | (at > n - 1) if cropped else np.zeros(size, bool)
         if mode == "nearest":
-            places, weights = _nearest(at, nearest, n)[:, None], None
+            places, weights = _nearest(at, how.nearest, n)[:, None], None
         elif mode in ("linear", "bilinear", "trilinear", "cubic"):
             shrink = min(1.0, factors[axis]) if call.get("antialias", 0) else 1.0
             a = call.get("cubic_coeff_a", -0.75) if mode == "cubic" else None
@@ -101,13 +104,7 @@ def _resized(
     weighted = any(weights is not None for _, weights in tables.values())
     given = x.astype(np.float32) if narrow and weighted else x
     y = sample(given, tables, float(call.get("extrapolation_value", 0.0)))
-    return _integers(y, x.dtype) if narrow and weighted else y
-
-
-def _integers(y: Tensor, dtype: Any) -> Tensor:
-    from ...elementwise import apply
-
-    return apply("round(y)", y=y, dtype=dtype)  # type: ignore[no-any-return]
+    return apply("round(y)", y=y, dtype=x.dtype) if narrow and weighted else y  # type: ignore[no-any-return]
 
 
 def _coordinates(how: str, size: int, n: int, scale: float, region: tuple[float, float]) -> np.ndarray:

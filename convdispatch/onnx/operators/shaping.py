@@ -12,12 +12,12 @@ import numpy as np
 from ...elementwise import apply, sample
 from ...nn import functional
 from ...tensor import Tensor
-from ..call import Call, operator
+from ..call import BoundNode, operator
 from .elementwise import scalar
 
 
 @operator("Reshape")
-def _reshape(call: Call) -> Tensor:
+def _reshape(call: BoundNode) -> Tensor:
     x, wanted = call.tensor(0), list(call.either("shape", 1))
     if not call.get("allowzero", 0):
         wanted = [x.shape[i] if size == 0 and i < x.ndim else size for i, size in enumerate(wanted)]
@@ -32,13 +32,13 @@ def _reshape(call: Call) -> Tensor:
 
 
 @operator("Flatten")
-def _flatten(call: Call) -> Tensor:
+def _flatten(call: BoundNode) -> Tensor:
     x, axis = call.tensor(0), call.axis(1)
     return functional.view(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 @operator("Squeeze")
-def _squeeze(call: Call) -> Tensor:
+def _squeeze(call: BoundNode) -> Tensor:
     x, axes = call.tensor(0), call.either("axes", 1)
     gone = {a % x.ndim for a in axes} if axes is not None else {a for a, size in enumerate(x.shape) if size == 1}
     if any(x.shape[a] != 1 for a in gone):
@@ -47,7 +47,7 @@ def _squeeze(call: Call) -> Tensor:
 
 
 @operator("Unsqueeze")
-def _unsqueeze(call: Call) -> Tensor:
+def _unsqueeze(call: BoundNode) -> Tensor:
     x, axes = call.tensor(0), call.either("axes", 1)
     ndim = x.ndim + len(axes)
     new = {a + ndim if a < 0 else a for a in axes}
@@ -57,19 +57,19 @@ def _unsqueeze(call: Call) -> Tensor:
 
 
 @operator("Transpose")
-def _transpose(call: Call) -> Tensor:
+def _transpose(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     return x.transpose(*call.get("perm", range(x.ndim)[::-1])) if x.ndim else x
 
 
 @operator("Expand")
-def _expand(call: Call) -> Tensor:
+def _expand(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     return x.expand(*np.broadcast_shapes(x.shape, tuple(call.ints(1))))
 
 
 @operator("Tile")
-def _tile(call: Call) -> Tensor:
+def _tile(call: BoundNode) -> Tensor:
     x, repeats = call.tensor(0), call.ints(1)
     if len(repeats) != x.ndim:
         raise call.refuse(f"needs {x.ndim} repeats, got {repeats}")
@@ -79,7 +79,7 @@ def _tile(call: Call) -> Tensor:
 
 
 @operator("Concat")
-def _concat(call: Call) -> Tensor:
+def _concat(call: BoundNode) -> Tensor:
     tensors = [call.tensor(place) for place in range(len(call.operands))]
     full = [t for t in tensors if t.size] or tensors[:1]
     if len(full) == 1:
@@ -88,7 +88,7 @@ def _concat(call: Call) -> Tensor:
 
 
 @operator("Split")
-def _split(call: Call) -> list[Tensor]:
+def _split(call: BoundNode) -> list[Tensor]:
     x, axis, count = call.tensor(0), call.axis(0), len(call.node.output)
     sizes = call.either("split", 1)
     if sizes is None:
@@ -102,7 +102,7 @@ def _split(call: Call) -> list[Tensor]:
 
 
 @operator("Slice")
-def _slice(call: Call) -> Tensor:
+def _slice(call: BoundNode) -> Tensor:
     x = call.tensor(0)
     starts, ends = call.either("starts", 1), call.either("ends", 2)
     axes = call.either("axes", 3) or list(range(len(starts)))
@@ -119,7 +119,7 @@ def _slice(call: Call) -> Tensor:
 
 
 @operator("DepthToSpace")
-def _depth_to_space(call: Call) -> Tensor:
+def _depth_to_space(call: BoundNode) -> Tensor:
     x, b = call.tensor(0), call.get("blocksize")
     n, c, h, w = x.shape
     if call.word("mode", ("DCR", "CRD")) == "DCR":
@@ -130,7 +130,7 @@ def _depth_to_space(call: Call) -> Tensor:
 
 
 @operator("SpaceToDepth")
-def _space_to_depth(call: Call) -> Tensor:
+def _space_to_depth(call: BoundNode) -> Tensor:
     x, b = call.tensor(0), call.get("blocksize")
     n, c, h, w = x.shape
     y = functional.view(x, (n, c, h // b, b, w // b, b))
@@ -162,7 +162,7 @@ def padded(x: Tensor, pads: Mapping[int, tuple[int, int]], mode: str, value: flo
 
 
 @operator("Pad")
-def _pad(call: Call) -> Any:
+def _pad(call: BoundNode) -> Any:
     x, mode = call.tensor(0), call.get("mode", "constant")
     pads = call.either("pads", 1, call.get("paddings"))
     value: Any = call.get("value", 0.0)
@@ -187,7 +187,7 @@ def _pad(call: Call) -> Any:
 
 
 @operator("Trilu")
-def _triangle(call: Call) -> Tensor:
+def _triangle(call: BoundNode) -> Tensor:
     x, k = call.tensor(0), call.ints(1)[0] if call.has(1) else 0
     mask = np.tri(*x.shape[-2:], k=k if not call.get("upper", 1) else k - 1, dtype=bool)
     mask = ~mask if call.get("upper", 1) else mask

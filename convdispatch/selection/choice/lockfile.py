@@ -42,7 +42,7 @@ def read(path: str | Path) -> dict[str, Decision]:
         raise InvalidPolicy(f"the lock file {path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise InvalidPolicy(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-    except ValueError as error:  # no UTF-8, too deep, too long a number
+    except ValueError as error:  # not UTF-8, nested too deep, or too long a number
         raise InvalidPolicy(f"the lock file {path} cannot be read: {error}") from error
     if not isinstance(values, dict) or values.get("schema") != SCHEMA or not isinstance(values.get("problems"), dict):
         raise InvalidPolicy(f"{path} is no lock file of schema {SCHEMA}: write it with convdispatch find --lock")
@@ -68,7 +68,7 @@ def write(path: str | Path, decisions: Mapping[str, Decision]) -> None:
     )
     try:
         publish(Path(path), f'{{"schema": {SCHEMA}, "problems": {{\n{lines}\n}}}}\n')
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+    except (OSError, ValueError) as error:  # a path with a NUL raises ValueError
         raise InvalidArgument(f"the lock file {path} cannot be written: {error}") from None
 
 

@@ -49,23 +49,23 @@ Cost = Callable[[str, ConvProblem, Mapping[str, Any]], float | None]
 """What the solver of that name predicts for a problem and configuration; None when it predicts nothing."""
 
 WEIGHTS = {"mb": 0.5, "g": 0.5, "c": 1.0, "o": 0.7, "k": 3.0, "s": 3.0, "d": 3.0}
-"""What one doubling counts: batch, groups, channels a group, output, kernel, stride, dilation."""
+"""Distance of one doubling of a size: batch, groups, channels a group, output, kernel, stride, dilation."""
 DEPTHWISE = 8.0
-"""What it counts when one of the two has a single channel a group and the other has not."""
+"""Distance between a depthwise problem and one with more channels a group."""
 WORDS = ("math", "constant_weights", "bias", "residual", "activation", "accumulate")
 WORD = 0.5
-"""What each difference among the words counts."""
+"""Distance of each difference among WORDS."""
 
 FAR = 2.5
-"""A nearest problem further away than this says nothing: the registry decides."""
+"""Distance beyond which the nearest measured problem is ignored, and the registry decides."""
 NEAR = 0.5
-"""So near a decision may be taken over from a solver that predicts nothing."""
+"""Distance within which the decision for a solver that predicts nothing may be taken over."""
 MOST = 16
-"""So many of the nearest problems are asked."""
+"""Nearest measured problems that count."""
 MARGIN = 0.1
-"""A rival must promise so much less."""
+"""Share by which a rival must be predicted faster to replace the solver that runs without measurements."""
 SURE = 6
-"""Samples below which a time is of screening: it errs upward, by half and more."""
+"""Samples from which a time counts as benchmarked; screening errs upward, by half and more."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Neighbour:
     """The corrected prediction, or else the time at ``problem`` scaled by operations."""
     regret: Regret
     tried: tuple[Record, ...] = ()
-    """The solver's records at ``problem``, fastest first, without mere looks."""
+    """The solver's records at ``problem``, fastest first, screened ones left out."""
 
     def __str__(self) -> str:
         return f"prediction corrected by {self.problem}, {self.distance:.1f} away; {self.regret}"
@@ -139,7 +139,7 @@ class _Crowd:
         self._words = np.array([[str(getattr(problem, word)) for word in WORDS] for problem in problems])
 
     def distances(self, problem: ConvProblem) -> np.ndarray:
-        """From each problem of the crowd to this one."""
+        """The distance from each problem of the crowd to ``problem``."""
         words = np.array([str(getattr(problem, word)) for word in WORDS])
         return np.abs(self._places - _place(problem)).sum(axis=1) + WORD * (self._words != words).sum(axis=1)
 
@@ -163,7 +163,7 @@ class Neighbours:
         for text, choices in sorted(by_text.items()):
             try:
                 problem = ConvProblem.parse(text)
-            except InvalidProblem:  # from a version that knew more kinds of problem
+            except InvalidProblem:  # written by a version that knew more kinds of problem
                 continue
             self._choices[problem] = sorted(choices, key=lambda record: (record.median_ms, record.choice))
             kinds.setdefault(_kind(problem), []).append(problem)
@@ -198,7 +198,9 @@ class Neighbours:
         None where none is near enough, or where they say nothing of the best one.
         """
         others = ((gap, other) for gap, other in self._queried(problem, offers) if other != problem)
-        near = list(itertools.islice(others, MOST))  # its own records were asked before, and do not hold
+        near = list(
+            itertools.islice(others, MOST)
+        )  # the problem's own records were examined before, and are not usable
         if not near or near[0][0] > FAR:
             return None
         found = self._unpredicted(problem, near[0], offers, first) or self._corrected(near, offers, first)
@@ -247,7 +249,7 @@ class Neighbours:
         self, near: Sequence[tuple[float, ConvProblem]], offers: Mapping[str, Offer], first: str | None
     ) -> Neighbour | None:
         if first is not None and not offers[first].cost:
-            return None  # nothing says how it compares
+            return None  # the first one predicts nothing, so nothing says how the others compare with it
         sums, level = self._sums(near)
         promised = {}
         for solver, offer in offers.items():

@@ -5,15 +5,16 @@ measured as fastest, whom measured neighbours speak for, whom ``registry.yaml`` 
 whose name comes first. What records did not measure may go before what they did (``record_coverage``). A policy's pin
 is a refusal of all others.
 
-A plugin none of whose solvers predict a time (a vendor's library, which is loaded to be asked) comes after all who do,
-unless something names it. So what runs first can be known without it: ``Choices``.
+Two kinds of solvers can seldom be first, and are asked only where they may be (``Choices``): those of a plugin that
+predicts no time (a vendor's library, which is loaded to be asked), and derived ones, which no rule prefers unless it
+names them and which take at least as long as the copies that they make.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import reprlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +24,14 @@ from ...api.policy import Policy, current_policy
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ..defensive_copy import banned
-from ..derivation import Derived, derived
+from ..derivation import Derived, derived, may_beat
 from ..plugins.loader import plugins
 from ..plugins.registry import registry
 from ..records.perfdb import perfdb, scope_of
 from ..solver_query import Fault, predicted, query
 from . import lockfile
 from .evidence import Evidence, error_reason, from_neighbours, measured
-from .neighbours import Offer, neighbours
+from .neighbours import MARGIN, Offer, neighbours
 from .preference import Preferred, preferred
 from .record_coverage import Prediction, ahead
 from .set_aside import needs_too_much, quarantined
@@ -52,16 +53,17 @@ class Candidate:
 
 def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> list[Candidate]:
     """The candidates for a problem, best first. Raises NoSolver with every reason when there is none."""
-    return [candidate for candidate, _ in _placed(problem, device, policy or current_policy(), frozenset())]
+    policy = policy or current_policy()
+    return [candidate for candidate, _ in _placed(problem, device, policy, lambda: contestants(problem, device))]
 
 
 def _placed(
-    problem: ConvProblem, device: DeviceInfo, policy: Policy, without: Collection[str]
+    problem: ConvProblem, device: DeviceInfo, policy: Policy, solvers: Callable[[], dict[str, Solver]]
 ) -> list[tuple[Candidate, tuple[Any, ...]]]:
-    """The candidates that plugins other than ``without`` offer, best first, and each one's place while unmeasured."""
+    """The candidates among ``solvers()``, best first, and each one's place while unmeasured."""
     while True:
         accepted, reasons = {}, {}
-        for name, solver in contestants(problem, device, without).items():
+        for name, solver in solvers().items():
             refused = refusal(solver, problem, device, policy)
             if refused:
                 reasons[name] = refused[1]
@@ -101,19 +103,24 @@ class Choices:
 
 
 def _foremost(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candidate | None:
-    """The first that ``rank`` would answer, without asking plugins that predict nothing; None where one may be it."""
+    """The first that ``rank`` would return, without asking plugins that predict nothing, nor derived solvers; None
+    where one of these may be it."""
     loaded = plugins()
     own = _by_plugin()
     silent = {plugin for plugin, solvers in own.items() if not any(solver.predicts for solver in solvers.values())}
-    if not silent or policy.solver is not None or lockfile.in_force(problem) is not None:
+    if policy.solver is not None or lockfile.in_force(problem) is not None:
         return None
+    asked = {plugin: solvers for plugin, solvers in own.items() if plugin not in silent}
+    direct = dict(sorted((name, solver) for solvers in asked.values() for name, solver in solvers.items()))
     try:
-        placed = _placed(problem, device, policy, silent)
+        placed = _placed(problem, device, policy, lambda: direct)
     except NoSolver:
         return None
     first = placed[0][0]
     records = [one for one in perfdb().lookup(problem, device, scope_of(policy)) if not one.inconclusive]
     known = [record.solver for record in records]
+    if _may_derived_be_first(problem, device, asked, placed, known):
+        return None
     if first.source.startswith("measured "):  # slower records behind its own bear on nothing
         last = max(place for place, name in enumerate(known) if name == first.solver.name)
         ahead = [*records[:last], *(one for one in records[last:] if one.median_ms < records[last].median_ms)]
@@ -128,6 +135,31 @@ def _foremost(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candi
         return None
     names = [name for plugin in silent for name in own[plugin]]
     return first if all(_place(order, name, None)[0] > least for name in names) else None
+
+
+def _may_derived_be_first(
+    problem: ConvProblem,
+    device: DeviceInfo,
+    own: Mapping[str, Mapping[str, Solver]],
+    placed: list[tuple[Candidate, tuple[Any, ...]]],
+    known: list[str],
+) -> bool:
+    """Whether a solver that is derived from one of ``own`` may go before the direct ones, ``placed``.
+
+    It may where a rule, a record or a neighbour names derived ones. Else no rule prefers it, so it goes neither before
+    one that a rule prefers, nor before one that is predicted to take less than the copies that the derivation makes.
+    """
+    order = preferred(problem, device)
+    (_, first_place), places = placed[0], [place for _, place in placed]
+    named = {*known, *neighbours(perfdb(), device).solvers(problem)}
+    if any(one.means_derived() for one in order) or any("+" in name for name in named):
+        return True
+    behind_rules = [place for (candidate, place) in placed if candidate.solver.name in known] or [min(places)]
+    if all(place[0] < len(order) for place in (first_place, *behind_rules)):
+        return False
+    costs = [1e-3 * record.median_ms for record in perfdb().lookup(problem, device) if record.solver in known]
+    costs += [cost for _, without_cost, cost, _ in (first_place, min(places)) if not without_cost]
+    return not costs or may_beat(max(costs) * (1 + MARGIN), problem, device, own)
 
 
 def _by_plugin() -> dict[str, dict[str, Solver]]:
@@ -145,12 +177,9 @@ def _place(order: list[Preferred], name: str, cost: float | None) -> tuple[tuple
     return (rule.place if rule else len(order), cost is None, cost or 0.0, name), rule
 
 
-def contestants(problem: ConvProblem, device: DeviceInfo, without: Collection[str] = ()) -> dict[str, Solver]:
-    """Every solver for a problem, by name, sorted: the plugins', and those derived where a plugin has a gap.
-
-    Those of the plugins ``without`` are left out, and not asked.
-    """
-    own = {plugin: solvers for plugin, solvers in _by_plugin().items() if plugin not in without}
+def contestants(problem: ConvProblem, device: DeviceInfo) -> dict[str, Solver]:
+    """Every solver for a problem, by name, sorted: the plugins', and those derived where a plugin has a gap."""
+    own = _by_plugin()
     named = {name: solver for solvers in own.values() for name, solver in solvers.items()}
     return dict(sorted({**named, **derived(problem, device, own)}.items()))
 

@@ -19,16 +19,16 @@ from typing import Any
 from .evidence import Evidence
 
 MARGIN = 0.1
-"""Screening beats benchmarking only where its slowest sample is so much below: few samples may be lucky."""
+"""A screened candidate goes before a benchmarked one only if its slowest sample is faster by this share."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What holds of a solver without records: its place in the order, and the time that it predicts, in ms."""
+    """A solver's place in the order that holds without records, and the time that it predicts, in ms."""
 
     solver: str
     place: tuple[Any, ...]
-    """What unmeasured ones are sorted by, the rule's place first."""
+    """The key by which unmeasured solvers are sorted; its first element is the place of the rule that names it."""
     predicted_ms: float | None
     by_rule: bool = False
 
@@ -86,14 +86,14 @@ def _before_screened(known: Sequence[Evidence], predictions: Mapping[str, Predic
 
 
 def _predicted(known: Sequence[Evidence], best: Evidence, predictions: Mapping[str, Prediction]) -> list[Prediction]:
-    """The unmeasured who predict, and whom no rule puts behind the best of the measured."""
+    """Unmeasured solvers that predict a time, and that no rule puts behind the best measured one."""
     names = {one.solver for one in known}
     mine = predictions[best.solver].place[0]
     return [one for one in predictions.values() if one.solver not in names and one.place[0] <= mine]
 
 
 def _excess(sure: Sequence[Evidence], predictions: Mapping[str, Prediction]) -> float:
-    """How many times longer than predicted those took who were benchmarked: the middle one."""
+    """Median over benchmarked solvers of measured over predicted time."""
     logs = []
     for one in sure:
         predicted = predictions[one.solver].predicted_ms

@@ -1,4 +1,4 @@
-"""Who is set aside for a problem on a device; and of them who only lacked memory, so that a caller is told how much.
+"""Solvers that are set aside for a problem on a device, and which of them only lacked memory, and how much.
 
 A workspace that does not fit beside what a call reads and writes is one solver's fault, and the next one runs. Where
 nobody is left the caller hears which solver needs least, and those who lacked memory as they ran may try again.
@@ -17,9 +17,9 @@ from ..solver_query import query
 
 _quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
 _requested: dict[tuple[ConvProblem, DeviceInfo], dict[str, int]] = {}
-"""Bytes of workspace that plans asked for in vain, by solver."""
+"""By problem and device, and by solver, the bytes of workspace that did not fit."""
 _starved: dict[tuple[ConvProblem, DeviceInfo], dict[str, MemoryLimit]] = {}
-"""Solvers that were set aside because the device had no memory left, which may have some later."""
+"""By problem and device, solvers that were set aside because the device had no memory left; it may have some later."""
 
 
 def set_aside(problem: ConvProblem, device: DeviceInfo, solver: str, reason: str) -> None:
@@ -39,7 +39,7 @@ def is_any_set_aside(problem: ConvProblem, device: DeviceInfo) -> bool:
 
 
 def forgive() -> None:
-    """Nobody is set aside any more, and what was said may be said again."""
+    """Forget which solvers are set aside; faults are reported again."""
     for table in (_quarantined, _requested, _starved):
         table.clear()
     faults.forget()
@@ -74,14 +74,14 @@ def _note(problem: ConvProblem, device: DeviceInfo, solver: str, size: int) -> N
 
 
 def lacked(problem: ConvProblem, device: DeviceInfo, solver: str, size: int, error: MemoryLimit) -> None:
-    """Keep that there was no memory for a solver, for ``size`` bytes of workspace where that is not 0."""
+    """Note that there was no memory for a solver; ``size`` is its workspace in bytes, or 0."""
     _starved.setdefault((problem, device), {})[solver] = error
     if size:
         _note(problem, device, solver, size)
 
 
 def short_of_memory(problem: ConvProblem, device: DeviceInfo, error: NoSolver) -> MemoryLimit | NoSolver:
-    """What a caller is told when nobody is left; who lacked memory as it was planned or ran may try again."""
+    """The error when no solver is left. Solvers that lacked memory as they were planned or ran may be tried again."""
     requested, starved = _requested.pop((problem, device), {}), _starved.pop((problem, device), {})
     for name in starved:
         _quarantined.pop((problem, device, name), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...api.device import DeviceInfo
@@ -10,7 +10,7 @@ from ...api.problem import ConvProblem
 from ...device.memory.allocator import sub_region
 from ...device.plans.steps import Areas
 from ...device.runtime import device_info
-from ..prepared import enqueue_plan
+from ..layer_chain import enqueue_plan
 from .rewriting import Rewritten
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Room:
-    """Where the copies and the inner plan's workspace lie in the derived plan's workspace, in bytes."""
+    """Offsets in the derived plan's workspace of the copies and of the inner plan's workspace, in bytes."""
 
     def __init__(self, rewritten: Rewritten, device: DeviceInfo, inner_size: int, packed: bool) -> None:
         areas = Areas(max(128, device.buffer_alignment))
@@ -82,23 +82,8 @@ class DerivedPlan:
         for before, after in zip(self._before, self._after, strict=True):
             for copy, launch in before:
                 wait_for = [launch(queue, (inner[copy.target], outer[copy.source]), wait_for)]
-            wait_for = [self._convolve(queue, inner, scratch, wait_for, bias, residual)]
+            operands = (inner["x"], inner["w"], inner["y"], bias, residual)
+            wait_for = [enqueue_plan(self._rewritten.inner, self._inner, queue, operands, scratch, wait_for)]
             for copy, launch in after:
                 wait_for = [launch(queue, (outer[copy.source], inner[copy.target]), wait_for)]
         return wait_for[0]  # type: ignore[index]
-
-    def _convolve(
-        self, queue: Any, operands: Mapping[str, Any], scratch: Any, wait_for: Any, bias: Any, residual: Any
-    ) -> cl.Event:
-        return enqueue_plan(
-            self._rewritten.inner,
-            self._inner,
-            queue,
-            operands["x"],
-            operands["w"],
-            operands["y"],
-            scratch,
-            wait_for,
-            bias,
-            residual,
-        )

@@ -19,7 +19,7 @@ from ..reach import reduction
 from .copying import Copy, CopyAxis, axes_of
 
 MOST_GROUPS = 64
-"""A loop over more groups is launches and nothing else."""
+"""Most groups of a problem that becomes a loop over groups: with more the launches take all the time."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class Rewritten:
     def moved(self) -> int:
         """Bytes that the copies read and write, over all parts."""
         return self.parts * self.inner.itemsize * sum(copy.moved for copy in (*self.copies, *self.back))
+
+    @property
+    def launches(self) -> int:
+        """Launches of the copies, and of the inner convolutions beyond the first."""
+        return self.parts * (len(self.copies) + len(self.back)) + self.parts - 1
 
 
 def flat(problem: ConvProblem) -> Rewritten | str:
@@ -208,7 +213,9 @@ def reduced(problem: ConvProblem) -> Rewritten | str:
         into, source = (whole, part) if written else (part, whole)
         axes = {each: _plain(each, into, source) for each in "ncdhw"}
         for axis, cut in cuts.items():
-            first = getattr(cut, "first_" + letter) if cut.meets or not written else into[axis][0]  # all are zeros
+            first = (
+                getattr(cut, "first_" + letter) if cut.meets or not written else into[axis][0]
+            )  # the whole result is zeros where nothing meets
             axes[axis] = dataclasses.replace(axes[axis], before=first if written else -first)
         copies[name] = Copy(name, name, _six([axes.pop("n"), *_ordered(problem, axes)]))
     back = copies.pop(problem.written, None)
@@ -257,7 +264,7 @@ def _valid(rewrite: Callable[[ConvProblem], Rewritten | str]) -> Callable[[ConvP
     def tried(problem: ConvProblem) -> Rewritten | str:
         try:
             return rewrite(problem)
-        except InvalidProblem as error:  # a rewriting of an extreme geometry may be no convolution
+        except InvalidProblem as error:  # a rewriting of an extreme geometry may be no valid problem
             return str(error)
 
     return tried
@@ -266,4 +273,4 @@ def _valid(rewrite: Callable[[ConvProblem], Rewritten | str]) -> Callable[[ConvP
 REWRITINGS: dict[str, Callable[[ConvProblem], Rewritten | str]] = {
     rewrite.__name__: _valid(rewrite) for rewrite in (flat, reduced, rotated, evened, padded, grouped, exchanged)
 }
-"""By name, in the order in which they are tried; each answers a Rewritten, or why it does not apply."""
+"""By name, in the order in which they are tried; each returns a Rewritten, or why it does not apply."""

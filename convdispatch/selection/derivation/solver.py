@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...api.device import DeviceInfo
@@ -97,9 +97,8 @@ class Derived(Solver):
         own = ask(self.inner, "cost", found.inner, device, config)
         if own is None:
             return None
-        launches = found.parts * (len(found.copies) + len(found.back)) + found.parts - 1
         known = rates(device)
-        return found.parts * own + found.moved / known.bandwidth + launches * known.launch
+        return found.parts * own + found.moved / known.bandwidth + found.launches * known.launch
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Bytes of the copies and of the inner plan; None where the solver states none."""
@@ -125,22 +124,48 @@ def derived(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[
     with the shortest chains and the least predicted costs.
     """
     found: dict[str, Derived] = {}
-    if problem.mb < 1 or problem.quantized:  # a solver of these takes any geometry
-        return found
-    for solvers in own.values():
-        queried = [solver for name, solver in solvers.items() if not quarantined(problem, device, name)]
-        answers = [query(solver, problem, device) for solver in queried]
-        if any(answer.accepts for answer in answers):
-            continue
-        sound = [answer.solver for answer in answers if answer.fault is None and answer.elsewhere is None]
-        made = [one for solver in sound if (one := _shortest(solver, problem, device)) is not None]
+    for roots in _gaps(problem, device, own):
+        made = [one for root in roots if (one := _shortest(root, problem, device)) is not None]
         made.sort(key=lambda one: (len(one.chain), *_cost(one, problem, device), one.name))
         found |= {one.name: one for one in made[:MOST]}
     return found
 
 
+def may_beat(seconds: float, problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[str, Solver]]) -> bool:
+    """Whether a solver may be derived that is predicted to take less than ``seconds``.
+
+    A chain of rewritings takes at least as long as its copies: only those below are asked whether a solver accepts.
+    """
+    known = rates(device)
+    for roots in _gaps(problem, device, own):
+        for chain, inner, moved, launches in _chains(_bare(problem)):
+            if moved / known.bandwidth + launches * known.launch >= seconds:
+                continue
+            for root in roots:
+                if query(root, inner, device).accepts:
+                    without_cost, cost = _cost(Derived(root, chain), problem, device)
+                    if not without_cost and cost < seconds:
+                        return True
+    return False
+
+
+def _gaps(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[str, Solver]]) -> Iterator[list[Solver]]:
+    """For each plugin all of whose solvers refuse a problem, those that others may be derived from."""
+    if problem.mb < 1 or problem.quantized:  # a solver of these takes any geometry
+        return
+    for solvers in own.values():
+        queried = [solver for name, solver in solvers.items() if not quarantined(problem, device, name)]
+        answers = [query(solver, problem, device) for solver in queried]
+        if not any(answer.accepts for answer in answers):
+            yield [answer.solver for answer in answers if answer.fault is None and answer.elsewhere is None]
+
+
+def _bare(problem: ConvProblem) -> ConvProblem:
+    return problem.replace(bias=False, residual=False, activation=None, accumulate=False)
+
+
 def _shortest(root: Solver, problem: ConvProblem, device: DeviceInfo) -> Derived | None:
-    for chain, inner in _chains(problem.replace(bias=False, residual=False, activation=None, accumulate=False)):
+    for chain, inner, _, _ in _chains(_bare(problem)):
         answer = query(root, inner, device)
         if answer.fault is not None:
             return None  # which was said; each further chain would say it again
@@ -153,27 +178,28 @@ def _shortest(root: Solver, problem: ConvProblem, device: DeviceInfo) -> Derived
 
 def _cost(solver: Derived, problem: ConvProblem, device: DeviceInfo) -> tuple[bool, float]:
     answer = query(solver, problem, device)
-    cost = answer.cost(answer.configs[0])
+    cost = answer.cost(answer.configs[0]) if answer.accepts else None
     return cost is None, cost or 0.0
 
 
 @functools.lru_cache(maxsize=1024)
-def _chains(problem: ConvProblem) -> tuple[tuple[tuple[str, ...], ConvProblem], ...]:
-    """Chains of rewritings that apply to a problem, the shortest first, and what each ends in; no end twice."""
-    level: list[tuple[tuple[str, ...], ConvProblem]] = [((), problem)]
-    found: dict[ConvProblem, tuple[str, ...]] = {problem: ()}
+def _chains(problem: ConvProblem) -> tuple[tuple[tuple[str, ...], ConvProblem, int, int], ...]:
+    """Chains of rewritings that apply to a problem, the shortest first: their names, the problem that each ends in, and
+    the bytes and launches that its copies take at least. No end twice."""
+    level: list[tuple[tuple[str, ...], ConvProblem, int, int]] = [((), problem, 0, 0)]
+    found: dict[ConvProblem, tuple[tuple[str, ...], ConvProblem, int, int]] = {problem: level[0]}
     for _ in range(DEPTH):
         steps = [
-            ((*chain, name), step.inner)
-            for (chain, now), name in itertools.product(level, REWRITINGS)
+            ((*chain, name), step.inner, moved + step.moved, launches + step.launches)
+            for (chain, now, moved, launches), name in itertools.product(level, REWRITINGS)
             if name not in chain and not isinstance(step := REWRITINGS[name](now), str)
         ]
         level = []
-        for chain, inner in steps:
-            if inner not in found:
-                found[inner] = chain
-                level.append((chain, inner))
-    return tuple((chain, inner) for inner, chain in found.items() if chain)
+        for each in steps:
+            if each[1] not in found:
+                found[each[1]] = each
+                level.append(each)
+    return tuple(each for each in found.values() if each[0])
 
 
 def named(name: str, solvers: Mapping[str, Solver]) -> Solver:

@@ -1,8 +1,13 @@
-"""Plan packs: what was decided, compiled and packed for a net on a kind of device, in one file.
+"""Plan packs: what was decided, compiled and packed for a net on a kind of device becomes one file.
 
-``writing`` puts a gathered collection into a file, ``reading`` makes one of a file that may come from anywhere,
-``force`` puts it in force: what fits answers, what does not is said once and made anew. A pack holds compiled code,
-which a device's driver loads: who may write the file may run code as you (SECURITY.md).
+A pack holds compiled code, which a device's driver loads: who may write the file may run code as you (SECURITY.md). A
+new table goes to ``device.cache.artifact_store``, and to ``format``.
+
+- ``writing``: a gathered collection to a file.
+- ``reading``: a file that may come from anywhere to a collection, every size checked.
+- ``format``: names and limits of the file's members.
+- ``force``: puts a pack in force; what does not fit here is said once and made anew.
+- ``decisions``: a pack's decisions, sealed over what they follow from.
 """
 
 from .force import LoadedPack, from_environment, load_pack

@@ -2,8 +2,8 @@
 
 ``manifest.json``: ``{"plan pack": 1, "device": {...}, "plugins": {...}, "decisions": {...}, "forms": {...},
 "programs": {key: member}, "texts": member, "weights": {key: member}}``. Texts are one JSON member, keys to texts.
-Compiled code and packed weights are stored as they lie in memory, and read in place: to inflate 12 MB of code took most
-of what a pack took to read. In packs of before compiled code is deflated, and unpacked.
+Compiled code and packed weights are stored without compression and read in place, because inflating 12 MB of code took
+most of the time of reading a pack.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 
 FORM = 1
-MANIFEST, TEXTS = "manifest.json", "texts.json"
+MANIFEST = "manifest.json"
+TEXTS = "texts.json"
 MEMBER = re.compile(r"(programs|weights)/[0-9]{1,6}\.bin")
 """Members beside the two of JSON."""
 WORD = re.compile(r"[ -~]{1,4096}")

@@ -52,8 +52,8 @@ class PackFile:
                 self._read_manifest(manifest)
                 programs = self._table(manifest, "programs")
         wanted = set(programs.values()) if fits(self.identity) else ()
-        unpacked = {member: self._program(self._members[member]) for member in wanted}
-        self._programs = {key: unpacked[member] for key, member in programs.items()} if wanted else {}
+        read = {member: self._program(self._members[member]) for member in wanted}
+        self._programs = {key: read[member] for key, member in programs.items()} if wanted else {}
         self._weights = self._table(manifest, "weights")
         for member in self.weights:
             self._place(self._members[member])
@@ -94,13 +94,9 @@ class PackFile:
         return [member for member in self._weights.values() if member]
 
     def _place(self, info: zipfile.ZipInfo) -> int:
-        """Where a stored member's bytes begin."""
+        """Offset in the file of a stored member's bytes."""
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
             raise _Wrong(f"{info.filename} is not stored as it is")
-        return self._begin(info)
-
-    def _begin(self, info: zipfile.ZipInfo) -> int:
-        """Where a member's bytes begin, as they lie in the file."""
         head = self._map[info.header_offset : info.header_offset + _HEADER]
         if len(head) < _HEADER or bytes(head[:4]) != b"PK\x03\x04":
             raise _Wrong(f"{info.filename} does not begin as a member does")
@@ -113,13 +109,11 @@ class PackFile:
             raise _Wrong(f"{info.filename} does not end within the file")
         return start
 
-    def _program(self, info: zipfile.ZipInfo) -> bytes | memoryview:
-        """A program's bytes: in place where they are stored, else unpacked. Raises _Wrong where they are damaged."""
-        start = self._begin(info)
-        found: bytes | memoryview = self._map[start : start + info.compress_size]
-        if info.compress_type == zipfile.ZIP_DEFLATED:
-            found = zlib.decompressobj(-zlib.MAX_WBITS).decompress(found, info.file_size + 1)
-        if len(found) != info.file_size or zlib.crc32(found) != info.CRC:
+    def _program(self, info: zipfile.ZipInfo) -> memoryview:
+        """A program's bytes, in place. Raises _Wrong where they are damaged."""
+        start = self._place(info)
+        found = self._map[start : start + info.file_size]
+        if zlib.crc32(found) != info.CRC:
             raise _Wrong(f"{info.filename} is damaged: its checksum is another")
         return found
 

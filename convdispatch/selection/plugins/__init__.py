@@ -1,1 +1,13 @@
-"""Plugins and what is known of them: loading, registry rules and errata, verdicts of earlier runs."""
+"""Plugins and what is known of them: what is installed becomes solvers, rules and a report of what did not load.
+
+A new key of ``registry.yaml`` goes to ``registry``, a new condition of ``when`` to ``conditions``.
+
+- ``loader``: finds plugins and layers, and loads each in a guard of its own.
+- ``contract``: what a module must provide to count as a plugin.
+- ``registry``: reads ``registry.yaml``: rules, families, blocks, errata.
+- ``conditions``: the conditions of a rule's ``when``.
+- ``verdicts``: what plugins did on this machine, from process to process.
+- ``answer_trial``: asks unproven plugins in a child process first, and watches for hangs.
+- ``forks``: notices a plugin that forks the process.
+- ``faults``: warns of a plugin's fault once for each kind.
+"""

@@ -36,15 +36,15 @@ from .loader import plugins
 T = TypeVar("T")
 
 LIMIT_S: float | None = 2.0
-"""Seconds in which a solver answers a question, or is at work on it; None tries nobody."""
+"""Seconds after which a solver that neither answers nor works counts as hung; None: no plugin is tried."""
 BUSY_S = 60.0
-"""Seconds that it may be at work: it may load a library, or compile what it asks the device by."""
+"""Seconds that a solver may work on an answer: it may load a library, or compile a probe."""
 LOAD_S = 120.0
-"""Seconds in which a child has loaded the plugin, on a busy machine."""
+"""Seconds that a child may take to load the plugin, on a busy machine."""
 MOST = 6
-"""Solvers of one plugin that may each cost a child; the others count as they do."""
+"""Children that one plugin may cost; after as many the rest of its solvers count as failed too."""
 IDLE_S = 60.0
-"""Seconds after which a child that is asked nothing leaves."""
+"""Seconds after which a child that is asked nothing ends."""
 _lock = threading.RLock()
 _listeners: list[Callable[[str], None]] = []
 
@@ -115,7 +115,7 @@ def watched(solver: str, work: Callable[[], T]) -> T:
 
 
 def note_hang(solver: str, what: str) -> None:
-    """Keep how a solver's answer ended here, for the processes that come."""
+    """Store that a solver hung in this process, for later processes."""
     plugin, version = plugins().provider(solver), plugins().fingerprint(solver)
     with _lock:
         verdicts.note_answers(plugin, version, {**verdicts.answers(plugin, version), solver: what})
@@ -169,13 +169,13 @@ def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collect
                     child.close()
                 child = _Child(plugin, version)
             at, how = child.try_out(question)
-        except OSError:  # no process can be started, or it ended as it began: nothing is known
+        except OSError:  # no child can be started, so nothing is learnt
             return "", ""
         if not how:
             _children[plugin] = child
             return "", ""
         child.close()
-        if at or fresh:  # else it left as it was asked
+        if at or fresh:  # otherwise the idle child ended just as it was asked: a new one is started
             return at, how
     return "", ""
 
@@ -208,7 +208,7 @@ class _Child(Child):
 
 
 _children: dict[str, _Child] = {}
-"""By plugin."""
+"""The child of each plugin."""
 
 
 @atexit.register

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class LoadedAs:
-    """A solver as it was when it was loaded; ``traits`` as ``traits_of`` answered them."""
+    """A solver as it was when it was loaded; ``traits`` are what ``traits_of`` returned."""
 
     plugin: str
     name: str
@@ -26,7 +26,7 @@ class LoadedAs:
 
 
 TRAITS = ("name", "deterministic", "exact", "spreads_nonfinite", "quantized", "predicts", "fuses")
-"""The attributes of a solver that the selection reads, which stay as they were."""
+"""The attributes of a solver that the selection reads, and that must not change after loading."""
 
 
 def traits_of(solver: Solver) -> tuple[Any, ...]:

@@ -54,7 +54,7 @@ class Loaded:
 
 @dataclass
 class Plugins:
-    """Everything that loaded: the hooks, the solvers by name, the layers, and a report of each candidate."""
+    """What was loaded: the hooks, the solvers by name, the layers, and a report of each plugin that was found."""
 
     manager: pluggy.PluginManager
     solvers: dict[str, Solver] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Plugins:
     rules: dict[str, Registry] = field(default_factory=dict)
     """What a plugin ships as ``registry.yaml``, by its name."""
     loaded_as: dict[int, LoadedAs] = field(default_factory=dict)
-    """By the ``id`` of a solver of ``solvers``."""
+    """A solver's name and attributes as they were when it was loaded, by the solver's ``id``."""
     banned: dict[str, str] = field(default_factory=dict)
     """Plugins that are set aside for the rest of the process, and why."""
     fingerprints: dict[str, str] = field(default_factory=dict)
@@ -178,7 +178,7 @@ def _dropins() -> Iterator[_Found]:
 
 def _places(module: str) -> list[Path]:
     try:
-        spec = importlib.util.find_spec(module)  # of a top-level name: imports nothing
+        spec = importlib.util.find_spec(module)  # finding a top-level name imports nothing
     except (ImportError, ValueError):
         return []
     folders = list(spec.submodule_search_locations or ()) if spec else []
@@ -193,7 +193,7 @@ def try_each(again: bool = False, *, strangers: bool = False) -> bool:
     """Import each plugin in a child of its own, several at once, and remember which of them do not survive that.
 
     Those of which that is known are left out; ``again`` forgets it first. With ``strangers`` only those that neither
-    came with this package nor were verified here. Answers whether what is known changed.
+    came with this package nor were verified here. Returns whether what is known changed.
     """
     tried = [
         (found.name, found.fingerprint)
@@ -217,7 +217,7 @@ def load_alone(name: str) -> None:
     process = os.getpid()
     for found in _candidates():
         if found.name == name:
-            with contextlib.suppress(BaseException):  # what raises is contained where it is loaded, too
+            with contextlib.suppress(BaseException):  # the loader contains an exception; the trial is about crashes
                 module = found.load()
                 getattr(module, "convdispatch_solvers", list)()
                 getattr(module, "unavailable", str)()

@@ -31,9 +31,9 @@ MOST_BYTES = 256 << 10
 DEPTH = 16
 """Most lists and mappings of a registry within each other; its form has 6."""
 MOST_ENTRIES = 100_000
-"""Most words that a registry comes to when whatever it names by an alias is counted each time."""
+"""Most entries of a registry, aliases expanded."""
 _LONGEST = 200
-"""Most characters of a value."""
+"""Most characters of a condition's value."""
 KEYS_OF_A_FILE = frozenset({"version", "include", "families", "rules", "block", "errata"})
 
 
@@ -99,7 +99,9 @@ class Registry:
         return [
             f"{where}: {glob!r} names no loaded solver (convdispatch info lists them)"
             for glob, where in self.named
-            if not fnmatch.filter(names, glob.partition("+")[0])  # what is derived is not loaded
+            if not fnmatch.filter(
+                names, glob.partition("+")[0]
+            )  # derived solvers are not loaded, so the part before + is compared
         ]
 
     def preference(self, problem: ConvProblem, device: DeviceInfo) -> tuple[tuple[str, ...], str | None]:
@@ -166,7 +168,7 @@ def read_text(path: str | Path) -> str:
     """A registry file's text. Raises InvalidPolicy, which names the line of what is no UTF-8."""
     try:
         data = plainfile.read_bytes(path, MOST_BYTES)
-    except (OSError, ValueError) as error:  # a path may hold a NUL
+    except (OSError, ValueError) as error:  # a path with a NUL raises ValueError
         raise InvalidPolicy(f"the registry {path} cannot be read: {getattr(error, 'strerror', error)}") from error
     try:
         return data.decode("utf-8")
@@ -196,7 +198,7 @@ def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -
         raise InvalidPolicy(f"{source}:{line}: a character that YAML does not allow: {error.reason}") from error
     except RecursionError:
         raise InvalidPolicy(f"{source}:1: lists or mappings stand too deep in each other") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # an escape that is no character, for one
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # for instance an escape that is no character
         raise InvalidPolicy(f"{source}:1: not YAML: {error}") from error
     if root is None:
         return Registry(source)
@@ -332,7 +334,7 @@ class _Parser:
         for item in nodes:
             if not isinstance(item, yaml.ScalarNode):
                 raise self.fail(item, f"{key} takes a value, a list of values or a comparison such as '>=32'")
-            if len(item.value) > _LONGEST:  # a whole number of base 60 takes time in the square of its length
+            if len(item.value) > _LONGEST:  # YAML reads base-60 numbers in time quadratic in their length
                 raise self.fail(item, f"{key}: a value of {len(item.value)} characters, at most {_LONGEST} are read")
             try:
                 value = self.construct(item)

@@ -1,4 +1,4 @@
-"""What plugins did on this machine, kept from process to process in one file beside the user's records.
+"""What plugins did on this machine, from process to process, in one file beside the user's records.
 
 Which plugins end the process that imports them; which solvers ``find`` saw compute wrong results, crash or hang; which
 plugins ``verify`` passed. All of it by the plugin's version and text: another version begins anew. What cannot be
@@ -18,7 +18,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,14 @@ IMPORT_S = 60.0
 _KINDS = {"imports": dict, "trusted": dict, "solvers": dict, "answers": dict}
 _TEXTS = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
 _CHILD = "import sys; from convdispatch.selection.plugins.loader import load_alone; load_alone(sys.argv[1])"
-_MOST_SURVIVED, _TOGETHER = 2000, 64
-"""Problems that are kept of a plugin, the latest; and so many are written at once, for to ask again costs little."""
+_MOST_SURVIVED = 2000
+"""Problems that are remembered of a plugin: the latest."""
+_TOGETHER = 64
+"""Problems that are written at once, because to ask again costs little."""
 _lock = threading.RLock()
 _known: dict[Path, dict[str, Any]] = {}
 _fresh: dict[tuple[Path, str, str], list[str]] = {}
-"""By the file, plugin and version: problems that are not written yet."""
+"""Marks of survived problems that are not written yet, by file, plugin and version."""
 
 
 def _file() -> Path:
@@ -48,7 +49,7 @@ def _file() -> Path:
 
 
 def _held() -> dict[str, Any]:
-    """What the file holds; read once a process, and again after ``refresh``."""
+    """The file's content, which is read once a process and again after ``refresh``."""
     file = _file()
     with _lock:
         if file not in _known:
@@ -63,7 +64,7 @@ def _read(file: Path) -> dict[str, Any]:
             raise ValueError("no table")
     except OSError:
         values = {}
-    except ValueError as error:  # a damaged file costs what it said, no call
+    except ValueError as error:  # a damaged file loses its content, and fails no call
         _set_aside(file, str(error))
         values = {}
     found = {kind: values[kind] if isinstance(values.get(kind), like) else like() for kind, like in _KINDS.items()}
@@ -86,7 +87,7 @@ def _sound(place: str, held: Any) -> bool:
 
 
 def _set_aside(file: Path, reason: str) -> None:
-    """Rename a damaged file, so that it is said once and kept for a look."""
+    """Rename a damaged file, so that it is reported once and can still be examined."""
     target = file.with_suffix(".damaged")
     words = f"{file} is damaged ({reason}) and moved to {target.name}: what plugins did here is forgotten"
     try:
@@ -100,7 +101,7 @@ def _change(kind: str, key: str, value: Any) -> None:
     """Set one entry, or remove it for None; other processes' entries stay."""
     with _lock:
         values = _read(_file())
-        for each in _KINDS:  # what could not be written stays known here
+        for each in _KINDS:  # entries that could not be written stay known in this process
             values[each] = {**_held()[each], **values[each]}
         values[kind].pop(key, None)
         if value is not None:
@@ -111,7 +112,7 @@ def _change(kind: str, key: str, value: Any) -> None:
 
 
 def refresh() -> None:
-    """Read the file again when it is asked next."""
+    """Have the file read again at the next look-up."""
     with _lock:
         _known.clear()
 
@@ -173,7 +174,7 @@ def try_import(plugin: str, version: str) -> str | None:
         )
     except subprocess.TimeoutExpired:
         how = f"it hangs as it is imported: not done within {IMPORT_S:g} s"
-    except OSError:  # no process can be started: nothing is known
+    except OSError:  # no process can be started, so nothing is learnt of the plugin
         return None
     else:
         if b"\x02survived" in child.stdout:
@@ -189,14 +190,14 @@ def try_import(plugin: str, version: str) -> str | None:
 
 @contextlib.contextmanager
 def importing(plugin: str, version: str) -> Iterator[None]:
-    """Inside the block a note lies beside the records, which stays if the process does not outlive the import."""
+    """Inside the block a marker file exists beside the records; it stays behind if the import ends the process."""
     note = _file().parent / f"importing-{_tag(plugin, version)}-{os.getpid()}"
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         note.touch()
     try:
         yield
-    except KeyboardInterrupt:  # perhaps because it hung
+    except KeyboardInterrupt:  # the user may have interrupted it because it hung: the marker stays
         raise
     except BaseException:
         with contextlib.suppress(OSError):
@@ -211,9 +212,9 @@ def _tag(plugin: str, version: str) -> str:
 
 
 def _left(plugin: str, version: str) -> list[Path]:
-    """The notes of processes that are gone, of this one too."""
+    """The marker files of processes that have ended, and of this one."""
     found = []
-    with contextlib.suppress(OSError, ValueError, OverflowError):  # a name that holds no process is nobody's note
+    with contextlib.suppress(OSError, ValueError, OverflowError):  # a file whose name holds no process is no marker
         for note in _file().parent.glob(f"importing-{_tag(plugin, version)}-*"):
             if not _alive(int(note.name.rpartition("-")[2])):
                 found.append(note)
@@ -236,7 +237,7 @@ def _alive(process: int) -> bool:
 
 
 def note(problem: ConvProblem, device: DeviceInfo, solver: str, version: str, what: str) -> None:
-    """Keep that a solver was seen wrong, crashing or hanging at a problem on a device with its present driver."""
+    """Store that a solver was seen wrong, crashing or hanging at a problem on a device with its present driver."""
     held = {"version": version, "what": what, "asked": str(problem)}
     _change("solvers", _place(problem, device, solver), held)
 
@@ -246,9 +247,7 @@ def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str)
     held = _held()["solvers"]
     if not held:
         return None
-    found = held.get(_place(problem, device, solver)) or held.get(
-        _place(problem, replace(device, processor=""), solver)  # as it was noted before keys named processors
-    )
+    found = held.get(_place(problem, device, solver))
     if not isinstance(found, dict) or found.get("version") != version:
         return None
     return f"{found.get('what')}, seen earlier on this machine (convdispatch find --again tries it anew)"
@@ -271,14 +270,14 @@ def survived(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo
 
 
 def note_answers(plugin: str, version: str, faults: dict[str, str]) -> None:
-    """Keep how asking this version of a plugin ended."""
+    """Store how asking this version of a plugin ended."""
     fresh = _fresh.pop((_file(), plugin, version), [])
     marks = [*_survived(plugin, version), *fresh][-_MOST_SURVIVED:]
     _change("answers", plugin, {"version": version, "faults": faults, "survived": marks})
 
 
 def note_survived(plugin: str, version: str, problem: ConvProblem, device: DeviceInfo) -> None:
-    """Keep that this version of a plugin was asked about a problem: at once the first, later with others."""
+    """Store that this version of a plugin was asked about a problem: the first at once, later ones several together."""
     fresh = _fresh.setdefault((_file(), plugin, version), [])
     fresh.append(_mark(problem, device))
     if len(fresh) >= _TOGETHER or not _answers(plugin, version):
@@ -310,7 +309,7 @@ def _mark(problem: ConvProblem, device: DeviceInfo) -> str:
 
 
 def trust(plugin: str, version: str) -> None:
-    """Keep that this version of a plugin was verified on this machine."""
+    """Store that this version of a plugin was verified on this machine."""
     _change("trusted", plugin, version)
 
 

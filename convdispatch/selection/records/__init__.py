@@ -1,4 +1,10 @@
 """Measurements as immutable records in files that processes share: one file a problem, solver and device.
 
-``record`` is one measurement with its provenance, ``perfdb`` the folders of them, ``packs`` many of them in one file.
+A new field of a record goes to ``record``.
+
+- ``record``: one measurement with its provenance, as a value and as JSON.
+- ``record_files``: texts of several records, read and published whole.
+- ``perfdb``: folders of records, merged, and what is known of a problem.
+- ``packs``: moves records between databases, compares and prunes them.
+- ``timing``: medians, intervals and the verdict among rivals.
 """

@@ -20,7 +20,7 @@ _ABANDONED = 3600.0
 
 
 def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
-    """Write what a database knows, of one device's key or of all, into one file; answers how many records.
+    """Write what a database knows, of one device's key or of all, into one file; returns how many records.
 
     Raises InvalidArgument where the file cannot be written.
     """
@@ -28,13 +28,13 @@ def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
     records = sorted((r for key in keys for r in db.all(key)), key=lambda r: (r.device, r.choice))
     try:
         publish(Path(path), file_text(records))
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+    except (OSError, ValueError) as error:  # a path with a NUL raises ValueError
         raise InvalidArgument(f"cannot write {path}: {error}") from None
     return len(records)
 
 
 def import_pack(db: PerfDB, path: Path | str) -> int:
-    """Store a pack's records among the user's; answers how many were not there.
+    """Store a pack's records among the user's; returns how many were not there.
 
     Raises InvalidArgument for a pack that holds anything but sound records, and where they cannot be stored.
     """
@@ -107,7 +107,7 @@ def _best(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def prune(db: PerfDB, device: str | None = None) -> int:
-    """Delete what nobody needs from the user's folder; answers how many files.
+    """Delete what nobody needs from the user's folder; returns how many files.
 
     These are files of records that newer ones of the same choice all replace, files that a killed process left half
     written more than an hour ago, and damaged files that were set aside.

@@ -1,4 +1,4 @@
-"""Keeps measured records in folders that many processes share, and answers what is known of a problem.
+"""Stores measured records in folders that many processes share, and looks up what is known of a problem.
 
 One file a search, named by the hash of its content, written aside, synced and renamed into place: no reader sees half
 a file, no writer waits for another, and no lock is held over a network file system. Nothing is ever changed; a newer
@@ -35,14 +35,10 @@ from .record import (
     choice_text,
     device_key,
     is_device_key,
-    older_key,
-    stale,
 )
 from .record_files import file_text, publish, read_records, text_name
 from .timing import Timing, verdict
 
-BY_NAME = ", of a device of this name,"
-"""What is added to the source of a record from before keys named processors: it may be another generation's."""
 ENTRY_POINTS = "convdispatch.records"
 """Entry-point group of tuning packs: data-only packages with a ``records`` folder."""
 
@@ -69,7 +65,7 @@ def record_packs() -> dict[str, Path]:
             folder = Path(next(iter(places or ())), *below, "records")
             if not folder.is_dir():
                 raise FileNotFoundError(f"{folder} is no folder")
-        except Exception as error:  # whatever is wrong with one pack must not cost the others
+        except Exception as error:  # a fault of one pack must not cost the others
             warnings.warn(f"tuning pack {entry.name} is set aside: {error!r}", ConvDispatchWarning, stacklevel=2)
         else:
             found[entry.name] = folder
@@ -107,13 +103,13 @@ class PerfDB:
         if not self.folders:
             raise InvalidArgument("PerfDB needs a folder at least, the first of which is written")
         self._lock = threading.RLock()
-        self._known: dict[str, dict[str, list[Record]]] = {}  # device key to problem to records
+        self._known: dict[str, dict[str, list[Record]]] = {}  # by device key and problem
         self._said: set[Path] = set()
         self._scoped: dict[tuple[Hashable, str], list[Record]] = {}
         self._in_memory: set[str] = set()
         """Keys of devices of which some records could not be written."""
         self.generation = 0
-        """Grows with every change of what is known; for caches of what follows from it."""
+        """Grows with every change of what is known, so that caches of what follows from it can compare it."""
 
     @property
     def folder(self) -> Path:
@@ -124,7 +120,7 @@ class PerfDB:
         """Where a device's records are written. Raises InvalidArgument for a text that is no device's key."""
         return self.folder / _key(device)
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- look-up -----------------------------------------------------------------------------------------------------
 
     def lookup(self, problem: ConvProblem | str, device: DeviceInfo | str, scope: Hashable = None) -> list[Record]:
         """What is known of a problem on a device: the user's records before shipped ones, each fastest first, but what
@@ -141,12 +137,8 @@ class PerfDB:
         return list(known)
 
     def all(self, device: DeviceInfo | str) -> list[Record]:
-        """Every record of a device that ``lookup`` would answer without a scope, by problem."""
+        """Every record of a device that ``lookup`` would return without a scope, by problem."""
         return [record for _, records in sorted(self._load(device).items()) for record in records]
-
-    def stale(self, record: Record, current: Provenance) -> str | None:
-        """Why a record should be benchmarked again before it is trusted, or None; see ``record.stale``."""
-        return stale(record, current)
 
     def devices(self) -> list[str]:
         """The keys of the devices that have a folder in any source."""
@@ -205,7 +197,7 @@ class PerfDB:
             new: dict[str, list[Record]] = {}
             for record in records:
                 new.setdefault(record.problem, []).append(replace(record, source="user"))
-            for problem, mine in new.items():  # the last of equals counts, as when they came one by one
+            for problem, mine in new.items():  # of equal records the last counts, as if they had been stored one by one
                 problems[problem] = self._merge([*reversed(mine), *problems.get(problem, [])])
             self.generation += 1
 
@@ -225,19 +217,17 @@ class PerfDB:
 
     def _read(self, key: str) -> dict[str, list[Record]]:
         problems: dict[str, list[Record]] = {}
-        older = older_key(key)
         for source, folder in self.folders.items():
-            for name in (key, older) if older else (key,):
-                for record in self.read_folder(folder / name, source if name == key else source + BY_NAME):
-                    if record.device == name:
-                        problems.setdefault(record.problem, []).append(record)
+            for record in self.read_folder(folder / key, source):
+                if record.device == key:
+                    problems.setdefault(record.problem, []).append(record)
         return {problem: self._merge(records) for problem, records in problems.items()}
 
     def read_folder(self, folder: Path, source: str = "") -> list[Record]:
         """Every sound record of one folder."""
         try:
             paths = sorted(path for path in Path(folder).iterdir() if path.suffix == ".json")
-        except OSError:  # no such folder: nothing is known of the device
+        except OSError:  # no such folder, so there are no records of the device
             return []
         return [record for path in paths for record in self.read_file(path, source)]
 
@@ -245,7 +235,7 @@ class PerfDB:
         """The sound records of one file; a damaged one is set aside and said."""
         try:
             text = plainfile.read_text(path)
-        except OSError:  # pruned, or set aside by another process, since the folder was listed
+        except OSError:  # another process has removed the file since the folder was listed
             return []
         except UnicodeDecodeError:
             text = ""
@@ -267,9 +257,9 @@ class PerfDB:
             target.parent.mkdir(exist_ok=True)
             path.replace(target)
             self._say(path, f"a damaged record is moved to {target}: {reason}")
-        except FileNotFoundError:  # another process was faster, and has said it
+        except FileNotFoundError:  # another process has moved the file, and warned
             return
-        except OSError:  # a folder that others own
+        except OSError:  # the folder cannot be written
             self._say(path, f"the damaged record {path} is passed over: {reason}")
 
     def _say(self, path: Path, message: str) -> None:
@@ -278,8 +268,7 @@ class PerfDB:
             warnings.warn(f"performance database: {message}", ConvDispatchWarning, stacklevel=4)
 
     def _merge(self, records: Iterable[Record]) -> list[Record]:
-        sources = ["scope", *self.folders, *(source + BY_NAME for source in self.folders)]
-        rank = {source: place for place, source in enumerate(sources)}
+        rank = {source: place for place, source in enumerate(("scope", *self.folders))}
         chosen: dict[tuple[str, str, str], Record] = {}
         for record in records:
             held = chosen.get(record.choice)

@@ -16,9 +16,11 @@ from typing import Any
 from ...api.device import DeviceInfo
 
 LEAST_SAMPLES = 6
-"""Samples below which there is no interval of 95 %."""
-_LONGEST_KEY, _LONGEST_TEXT = 120, 10_000
-_PROCESSOR = re.compile(r"-f\d+m\d+(?:-[a-z0-9-]*)?$")
+"""Samples that a confidence interval of 95 % needs."""
+_LONGEST_KEY = 120
+"""Characters of a device's key, which names a folder."""
+_LONGEST_TEXT = 10_000
+"""Characters of a record's text."""
 SCHEMA = 1
 """Raised when an older convdispatch could misread a record; newer ones keep reading the older."""
 
@@ -58,12 +60,6 @@ def device_key(device: DeviceInfo) -> str:
     return f"{name[: _LONGEST_KEY - len(own) - 1]}-{own}"
 
 
-def older_key(key: str) -> str | None:
-    """The key that the device had while keys named no processor; None for one that names none."""
-    found = _PROCESSOR.search(key)
-    return key[: found.start()] if found else None
-
-
 def now() -> str:
     """The time of day in UTC, ISO 8601 with microseconds, so that text order is time order."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
@@ -99,7 +95,7 @@ class Record:
     error: float | None = None
     """Measured relative error (norm, against float64) on sampled outputs."""
     workspace: int = 0
-    """Bytes."""
+    """Bytes of the plan's workspace."""
     deterministic: bool | None = None
     """Whether repeated runs gave the same bits; None when that was not tried."""
     device_name: str = ""
@@ -110,9 +106,9 @@ class Record:
     conditions: str = ""
     """What kept the search from being complete, in words."""
     created: str = ""
-    """UTC, ISO 8601."""
+    """Time of the measurement: UTC, ISO 8601."""
     version: str = ""
-    """Of convdispatch."""
+    """Version of convdispatch."""
     contest: str = ""
     """Who took part in the search, measured or not: ``name:version`` of each solver; in one record of each search."""
     worker: str = ""
@@ -136,12 +132,14 @@ class Record:
 
     @property
     def words(self) -> str:
-        """What the time is: for reports, in a few words."""
+        """How the time was measured, in a few words for reports."""
         return f"{self.median_ms:.4g} ms" + ("" if self.sure else " at screening, not benchmarked")
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, schema included."""
-        values = {name: getattr(self, name) for name in _STORED}  # asdict copies deeply, ten times as long
+        values = {
+            name: getattr(self, name) for name in _STORED
+        }  # dataclasses.asdict copies deeply, which takes ten times as long
         nested = {"config": dict(self.config), "ci_ms": list(self.ci_ms), "provenance": vars(self.provenance).copy()}
         return {"schema": SCHEMA, **values, **nested}
 
@@ -157,7 +155,6 @@ class Record:
         if values["schema"] > SCHEMA:
             raise NewerSchema(f"schema {values['schema']}, this version reads up to {SCHEMA}")
         try:
-            values = {_RENAMED.get(key, key): value for key, value in values.items()}
             given = {key: value for key, value in values.items() if key in _STORED}
             given["provenance"] = Provenance(**given.get("provenance", {}))
             given["ci_ms"] = tuple(given["ci_ms"])
@@ -200,8 +197,6 @@ class Record:
             raise Damaged("benchmarked, default, optimal and deterministic must be true or false")
 
 
-_RENAMED = {"raced": "benchmarked", "look_ms": "screening_ms"}
-"""What fields were called in older files, and are called now."""
 _STORED = tuple(each.name for each in fields(Record) if each.name != "source")
 
 

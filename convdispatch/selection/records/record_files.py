@@ -22,11 +22,6 @@ def file_text(records: Iterable[Record]) -> str:
     return f'{{"schema":{SCHEMA},"records":[\n{lines}\n]}}\n'
 
 
-def file_name(records: Iterable[Record]) -> str:
-    """The name that fits a file of these records and no other: the hash of its text."""
-    return text_name(file_text(records))
-
-
 def text_name(text: str) -> str:
     """The name that fits a file's text and no other: its hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:32] + ".json"

@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 WILD = 10.0
 """A sample this many times above or below its candidate's own median is set aside: a context switch, not a kernel."""
 WILD_SHARE = 0.25
-"""With more than this share of wild samples the median itself cannot be trusted."""
+"""Share of wild samples beyond which the median cannot be trusted."""
 TOLERANCE = 0.02
 """Medians closer than this, in intervals that overlap, are a tie."""
 
@@ -37,7 +37,7 @@ class Timing:
     p20: float
     p80: float
     count: int
-    """Samples that the figures rest on."""
+    """Number of samples that were used."""
     wild: int = 0
     """Samples set aside because they were ten times off the median."""
 
@@ -103,7 +103,7 @@ class Verdict:
     """Who won, and how surely."""
 
     winner: str | None
-    """None when nobody has a time."""
+    """Name of the fastest; None when no candidate has a time."""
     tie: tuple[str, ...]
     """Names that cannot be told apart from the fastest, itself included; empty when there is no tie."""
     reason: str

@@ -1,6 +1,11 @@
 """The per-layer benchmark: turns problems into times of every solver and of peers, and these into tables and a page.
 
-``session`` measures one problem with the machinery of ``find``; ``peaks`` measures what the device can do at most, in
-the same run; ``report`` holds what was measured and reads and writes it; ``summary`` and ``regret`` work out figures;
-``terminal``, ``export`` and ``page`` show them. Nothing here has a timer of its own.
+A new peer is a module of ``measuring``, a new figure a function of ``summary``, a new picture one of ``pages``.
+
+- ``measuring``: the measurements, in child processes.
+- ``report``: what was measured, as values that are read from and written to JSON, and the journal.
+- ``summary``: what a report says: a line a layer, sums a net, gaps.
+- ``quiet``: whether the machine was quiet, and waiting until it is.
+- ``training``: where a net's training time goes.
+- ``pages``: a report as a page, tables, a comparison, CSV and JSON.
 """

@@ -24,7 +24,7 @@ CEILING = 0.15
 SCATTER = 0.25
 """So wide an interval of a median, as a share of it, says that the repeats were disturbed."""
 SHARE = 0.25
-"""With more than this share of disturbed layers the run counts as disturbed."""
+"""A run with more than this share of disturbed layers counts as disturbed."""
 STAT = Path("/proc/stat")
 LOOK_S = 0.3
 
@@ -32,17 +32,17 @@ LOOK_S = 0.3
 def load_now(stat: Path = STAT, sleep: Callable[[float], None] = time.sleep) -> float | None:
     """Processors that are busy now; None where the system does not tell.
 
-    Not the load average, which still remembers, a minute later, what has ended.
+    The load average would still count, a minute later, processes that have ended.
     """
-    others = Others(stat, lambda: 0.0)
+    others = OtherProcesses(stat, lambda: 0.0)
     sleep(LOOK_S)
     return others.load()
 
 
-class Others:
+class OtherProcesses:
     """Counts from now on what other processes do: all that the processors were busy with but this process's own time.
 
-    ``own`` answers seconds of processor time that this process has used.
+    ``own`` returns the seconds of processor time that this process has used.
     """
 
     def __init__(self, stat: Path = STAT, own: Callable[[], float] = time.process_time) -> None:
@@ -83,10 +83,10 @@ def wait_quiet(
     """Wait until other work is below the limit for that many processors, ``most_s`` seconds at most; seconds waited."""
     began = clock()
     while True:
-        seen, waited = load(), clock() - began
-        if seen is None or seen < LOAD * processors or waited >= most_s:
+        processors_busy, waited = load(), clock() - began
+        if processors_busy is None or processors_busy < LOAD * processors or waited >= most_s:
             return waited
-        say(f"waiting for quiet: a load of {seen:g}, {most_s - waited:.0f} s at most")
+        say(f"waiting for quiet: a load of {processors_busy:g}, {most_s - waited:.0f} s at most")
         sleep(min(2.0, most_s - waited))
 
 
@@ -100,10 +100,10 @@ def spread(timed: Any) -> float | None:
     return (timed.ci_ms[1] - timed.ci_ms[0]) / timed.median_ms if timed and timed.ci_ms and timed.median_ms else None
 
 
-def disturbed(found: Measured, device: Mapping[str, Any]) -> bool:
-    """Whether one problem's own measuring says that other work was running: its load, or the last intervals."""
-    wide = [s for timed in (found.best, found.chosen, *found.peers) if (s := spread(timed)) is not None]
-    return loaded(found.load, device) or (bool(wide) and max(wide) >= SCATTER)
+def disturbed(measured: Measured, device: Mapping[str, Any]) -> bool:
+    """Whether the load during a problem's measurement, or its intervals, show that other work was running."""
+    wide = [s for timed in (measured.best, measured.chosen, *measured.peers) if (s := spread(timed)) is not None]
+    return loaded(measured.load, device) or (bool(wide) and max(wide) >= SCATTER)
 
 
 def signs(report: Report) -> list[str]:
@@ -142,17 +142,17 @@ def _bound(line: Line) -> bool:
     return line.bound == "compute" and p.kd == p.kh == p.kw == 1
 
 
-def _widest(found: Measured) -> float | None:
-    known = (spread(timed) for timed in (found.best, found.chosen, *found.peers))
+def _widest(measured: Measured) -> float | None:
+    known = (spread(timed) for timed in (measured.best, measured.chosen, *measured.peers))
     return max((each for each in known if each is not None), default=None)
 
 
-def busy(seen: Sequence[str]) -> str:
+def busy(disturbances: Sequence[str]) -> str:
     """The signs as a warning; empty without any."""
-    if not seen:
+    if not disturbances:
         return ""
     return (
-        f"Other work was running: {'; '.join(seen)}. Times are too long, and ratios cannot be trusted: a library whose "
-        "threads wait for each other in a spin loses far more than others. `bench --wait-quiet SECONDS` waits for "
-        "its end."
+        f"Other work was running: {'; '.join(disturbances)}. Times are too long, and ratios cannot be trusted: a "
+        "library whose threads wait for each other in a spin loses far more than others. `bench --wait-quiet SECONDS` "
+        "waits for its end."
     )

@@ -15,18 +15,19 @@ from typing import Any
 
 from ...api.errors import InvalidArgument
 from ...api.problem import ConvProblem
-from ...device import declared, jsontext, plainfile
+from ...device import declared, jsontext
+from ...measurement.run_reports import only, read_reports
 
 SCHEMA = 1
 _RENAMED = {"raced": "benchmarked", "look_ms": "screening_ms"}
 """What a row's fields were called in older reports, and are called now."""
 EVIDENCE = 3
-"""So many candidates at least must have been measured for a winner, a regret or a ratio to say anything."""
+"""A winner, a regret or a ratio is known only where at least so many candidates were measured."""
 
 
 @dataclass
 class Row:
-    """One solver with one configuration, as ``find`` answered it."""
+    """What a search found of one solver with one configuration."""
 
     solver: str
     config: dict[str, Any]
@@ -46,7 +47,7 @@ class Row:
     """Whether the time is of the search's rounds; False: of screening. None where an older report does not say."""
     screening_ms: float | None = None
     error_scaled: float | None = None
-    """That of the worst sampled plane of data whose images, channels and summed axis differ in scale."""
+    """The error of the worst sampled plane, on data whose images, channels and summed axis differ in scale."""
 
 
 @dataclass
@@ -85,12 +86,12 @@ class Choice:
 
 @dataclass
 class Measured:
-    """All that was measured of one problem."""
+    """What was measured of one problem."""
 
     problem: str
     flops: int
     traffic: int
-    """Bytes that must move once."""
+    """Bytes of x, w and y, each moved once."""
     chosen: Choice | None = None
     """What a call would have run before this search."""
     best: Choice | None = None
@@ -100,10 +101,10 @@ class Measured:
     conditions: str = ""
     spent_ms: float = 0.0
     load: float | None = None
-    """Processors that other processes kept busy meanwhile."""
+    """Processors that other processes kept busy during the measurement."""
     peak_bytes: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
-    """What must be the same for a rerun to trust this: plugins' texts, solver, peers, search."""
+    """What must be the same for a resumed run to use this: plugins' texts, solver, peers, search."""
 
     @property
     def parsed(self) -> ConvProblem:
@@ -135,7 +136,7 @@ class Measured:
 
     @property
     def searched_ms(self) -> float | None:
-        """What the best took in the search, which the other candidates' times there compare with."""
+        """The best candidate's time in the search; other candidates' times of the search compare with it."""
         best = self.best and (self.best.solver, self.best.config)
         return next((row.median_ms for row in self.rows if (row.solver, row.config) == best), None)
 
@@ -158,7 +159,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer that was asked for: where it stands, and how often its net runs it."""
+    """One layer of the run: its net, its name, its problem, and how often the net runs it."""
 
     net: str
     name: str
@@ -168,13 +169,13 @@ class Layer:
 
 @dataclass
 class Report:
-    """A whole run: what was asked, on what, the device's ceilings, and what was measured, by problem."""
+    """A whole run: its layers, where it ran, the device's ceilings, and what was measured, by problem."""
 
     layers: list[Layer]
     environment: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
     roofs: dict[str, Any] = field(default_factory=dict)
-    """By dtype: ``flops``, ``bandwidth`` and ``matrix``, each with ``rate`` and ``how``; matrix may be None."""
+    """The ceilings by dtype: ``flops``, ``bandwidth``, ``matrix`` (or None), each with ``rate`` and ``how``."""
     measured: dict[str, Measured] = field(default_factory=dict)
     interrupted: bool = False
     """Whether the run ended before everything was measured."""
@@ -185,7 +186,7 @@ class Report:
     schema: int = SCHEMA
 
     def rows(self) -> list[tuple[Layer, Measured]]:
-        """The layers that are measured, in the order asked."""
+        """The layers that are measured, in the run's order."""
         return [(layer, self.measured[layer.problem]) for layer in self.layers if layer.problem in self.measured]
 
     def to_json(self) -> dict[str, Any]:
@@ -199,47 +200,29 @@ class Report:
             raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
             measured = {text: Measured.from_json(found) for text, found in values["measured"].items()}
-            known = {name: value for name, value in values.items() if name != "regret"}  # of older reports
+            known = {name: value for name, value in values.items() if name != "regret"}  # a field of older reports
             report = declared.made(cls, {**known, "measured": {}})
             return replace(report, measured=measured)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidArgument(f"a damaged benchmark report: {error!r}") from error
 
 
-def placeless(words: str) -> str:
-    """Words without the folders of this machine: a report is made to be shown."""
+def without_folders(words: str) -> str:
+    """A text without the folders of this machine, because reports are published."""
     return re.sub(r"(?:/[^/\s]+)+/(?=[^/\s])", "", words)
 
 
 def load(path: Path) -> Report:
     """The one report of a JSON file or a journal. Raises InvalidArgument."""
-    reports = load_all(path)
-    if len(reports) != 1:
-        raise InvalidArgument(f"{path} holds the reports of {len(reports)} kinds of device, where one was expected")
-    return reports[0]
+    return only(load_all(path), path)
 
 
 def load_all(path: Path) -> list[Report]:
     """The report of a JSON file or a journal, or those of all kinds of device of a cluster. Raises InvalidArgument."""
-    try:
-        text = plainfile.read_text(path)
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"cannot read {path}: {error}") from error
-    try:
-        values = jsontext.loads(text)
-    except ValueError:
-        values = None
-    if values == []:
-        raise InvalidArgument(f"{path} holds no benchmark report")
-    try:
-        if values is None:
-            return [_from_lines(path, text.splitlines())]
-        return [Report.from_json(each) for each in (values if isinstance(values, list) else [values])]
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{path}: {error}") from None
+    return read_reports(path, Report.from_json, _from_lines)
 
 
-def _from_lines(path: Path, lines: list[str]) -> Report:
+def _from_lines(lines: list[str]) -> Report:
     """The last head in a journal, with every measurement; the newest of one problem counts."""
     report: Report | None = None
     for line in lines:
@@ -255,12 +238,12 @@ def _from_lines(path: Path, lines: list[str]) -> Report:
             report.measured = {**earlier, **report.measured}
         elif report is not None:
             try:
-                found = Measured.from_json(values)
-                report.measured[found.problem] = found
-            except (KeyError, TypeError, AttributeError):  # torn, or no measurement: it is made again
+                measured = Measured.from_json(values)
+                report.measured[measured.problem] = measured
+            except (KeyError, TypeError, AttributeError):  # torn, or no measurement: that problem is measured again
                 continue
     if report is None:
-        raise InvalidArgument(f"{path} holds no benchmark report")
+        raise InvalidArgument("it holds no benchmark report")
     return report
 
 

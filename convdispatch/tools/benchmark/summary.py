@@ -26,7 +26,7 @@ class Line:
 
     @property
     def ms(self) -> float | None:
-        """The fastest solver's."""
+        """The fastest solver's time."""
         return self.measured.best_ms
 
     @property
@@ -36,7 +36,7 @@ class Line:
 
     @property
     def fraction(self) -> float | None:
-        """Of the roofline; above 1 where an algorithm does fewer operations than the direct sum."""
+        """The share of the roofline; above 1 where an algorithm does fewer operations than the direct sum."""
         return self.roof_ms / self.ms if self.ms and self.roof_ms else None
 
     @property
@@ -46,7 +46,7 @@ class Line:
 
     @property
     def fastest(self) -> str:
-        """Whose time stands for the layer, however many rivals it had."""
+        """The solver whose time is the layer's, however many rivals it had."""
         return self.measured.best.solver if self.measured.best and self.ms else ""
 
     @property
@@ -96,7 +96,7 @@ def family(solver: str) -> str:
 
 
 def known(every: Sequence[Line]) -> tuple[int, int]:
-    """Distinct problems whose winner is known, of all that have a time."""
+    """The number of distinct problems whose winner is known, and of those that have a time."""
     distinct = {line.measured.problem: line for line in every if line.ms}.values()
     return sum(line.measured.sure for line in distinct), len(distinct)
 
@@ -108,22 +108,22 @@ def geomean(values: Iterable[float | None]) -> float | None:
 
 
 def lines(report: Report) -> list[Line]:
-    """A line for each measured layer, in the order asked."""
+    """A line for each measured layer, in the run's order."""
     return [Line(layer, found, found.parsed, *_roof(report, found)) for layer, found in report.rows()]
 
 
-def _roof(report: Report, found: Measured) -> tuple[float | None, str]:
+def _roof(report: Report, measured: Measured) -> tuple[float | None, str]:
     """Least milliseconds for a problem's direct sum and compulsory traffic, and which of the two bounds it.
 
     Matrix units count where ``math`` or ``dtype`` lets a solver use them at their own precision.
     """
-    problem = found.parsed
+    problem = measured.parsed
     roof = report.roofs.get(problem.dtype)
     if not roof:
         return None, ""
     free = problem.dtype in ("float16", "bfloat16") or problem.math in ("tf32", "fast")
     rate = (roof["matrix"] if free and roof.get("matrix") else roof["flops"])["rate"]
-    compute, memory = found.flops / rate, found.traffic / roof["bandwidth"]["rate"]
+    compute, memory = measured.flops / rate, measured.traffic / roof["bandwidth"]["rate"]
     return max(compute, memory) * 1e3, "compute" if compute >= memory else "memory"
 
 
@@ -147,7 +147,7 @@ class Net:
 
     @property
     def gflops(self) -> float | None:
-        """Speed of the whole."""
+        """The net's speed."""
         return self.gflop / self.best_ms * 1e3 if self.best_ms else None
 
 

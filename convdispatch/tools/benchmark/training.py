@@ -6,9 +6,10 @@ on the tape, give its time on the device without waiting for it; whole steps are
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ...nn import SGD, Tape
 from ...nn.functional import cross_entropy
 from ...selection.text_table import Column, Table, columns
 from ...tensor import Tensor
-from .quiet import LOAD, SCATTER, Others, busy
+from .quiet import LOAD, SCATTER, OtherProcesses, busy
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -44,7 +45,7 @@ class Kind:
 
     @property
     def ms(self) -> float:
-        """Both directions."""
+        """Milliseconds forward and backward."""
         return self.forward_ms + self.backward_ms
 
 
@@ -60,9 +61,9 @@ class TrainingReport:
     step_ms: float
     """Median of whole steps, waited for at their end."""
     kinds: list[Kind]
-    """By falling time; the optimiser is one of them."""
+    """The kinds of operation by falling time; the optimiser is one of them."""
     peak_bytes: int
-    """Most memory that the pools held, activations, gradients and workspaces, beside parameters."""
+    """The most bytes that the pools held beside parameters: activations, gradients and workspaces."""
     loss: tuple[float, float]
     """Before the first and after the last step, on the same batch: it must have fallen."""
     busy: list[str] = field(default_factory=list)
@@ -80,11 +81,9 @@ class TrainingReport:
         return sum(kind.ms for kind in self.kinds if kind.name not in CONVOLUTIONS) / total if total else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        found = asdict(self)
-        found["images_per_second"] = self.images_per_second
-        found["share_beside_convolution"] = self.share_beside_convolution
-        return found
+        """The report as JSON values."""
+        names = ("images_per_second", "share_beside_convolution")
+        return asdict(self) | {name: getattr(self, name) for name in names}
 
 
 def profile_training(
@@ -93,7 +92,6 @@ def profile_training(
     *,
     device: Any = None,
     layout: str = "nchw",
-    classes: int | None = None,
     steps: int = STEPS,
     say: Callable[[str, int], None] = lambda words, advance: None,
 ) -> TrainingReport:
@@ -109,8 +107,8 @@ def profile_training(
     found = runtime.find_device(device)
     queue = cl.CommandQueue(runtime.context(found), properties=cl.command_queue_properties.PROFILING_ENABLE)
     say(f"{net}: making the net, compiling", 0)
-    others = Others()
-    step, loss = _stepper(net, mb, layout, classes, queue)
+    others = OtherProcesses()
+    step, loss = _stepper(net, mb, layout, queue)
     before = loss()
     for _ in range(WARM):
         step()
@@ -132,18 +130,9 @@ def profile_training(
         say("", 1)
     kinds = profile.kinds(PROFILED)
     info, load = runtime.device_info(found), others.load()
-    return TrainingReport(
-        net,
-        str(info),
-        mb,
-        layout,
-        "float32",
-        statistics.median(samples),
-        kinds,
-        peak,
-        (before, loss()),
-        disturbances(samples, load, info),
-    )
+    run = {"net": net, "device": str(info), "mb": mb, "layout": layout, "math": "float32"}
+    found = {"step_ms": statistics.median(samples), "kinds": kinds, "peak_bytes": peak, "loss": (before, loss())}
+    return TrainingReport(**run, **found, busy=disturbances(samples, load, info))
 
 
 def turns(steps: int = STEPS) -> int:
@@ -153,26 +142,26 @@ def turns(steps: int = STEPS) -> int:
 
 def disturbances(samples: Sequence[float], load: float | None, info: DeviceInfo) -> list[str]:
     """What whole steps (milliseconds) and the load of other processes say of a busy machine, a phrase each."""
-    said = []
+    phrases = []
     if info.type == "cpu" and load is not None and load >= LOAD * info.compute_units:
-        said.append(f"a load of {load:g} by others on {info.compute_units} processors")
+        phrases.append(f"a load of {load:g} by others on {info.compute_units} processors")
     low, high = np.percentile(samples, (20, 80))
     width = float(high - low) / statistics.median(samples)
     if width >= SCATTER:
-        said.append(f"{len(samples)} steps scatter by {width:.0%} of their median")
-    return said
+        phrases.append(f"{len(samples)} steps scatter by {width:.0%} of their median")
+    return phrases
 
 
 def _stepper(
-    name: str, mb: int, layout: str, classes: int | None, queue: cl.CommandQueue
+    name: str, mb: int, layout: str, queue: cl.CommandQueue
 ) -> tuple[Callable[..., None], Callable[[], float]]:
     """``step(profile=None)`` trains once; ``loss()`` is the present loss on the same batch."""
-    net = catalogue.create(name, classes, layout, queue)
+    net = catalogue.create(name, None, layout, queue)
     size, channels = net.SIZE, net.CHANNELS  # type: ignore[attr-defined]
     random = np.random.default_rng(0)
     shape = (mb, channels, size, size) if layout == "nchw" else (mb, size, size, channels)
     x = Tensor.from_numpy(random.standard_normal(shape, dtype=np.float32), queue)
-    labels = Tensor.from_numpy(random.integers(0, classes or 10, mb).astype(np.int32), queue)
+    labels = Tensor.from_numpy(random.integers(0, 10, mb).astype(np.int32), queue)
     optimizer = SGD(net.parameters(), lr=1e-3, momentum=0.9)
 
     def step(profile: _Profile | None = None) -> None:
@@ -210,41 +199,30 @@ class _Profile:
         with tracing(None), self.timed(self.current, "forward_ms"):
             return function(*args, **kwargs)
 
-    def timed(self, name: str, part: str) -> _Timed:
-        """A block between markers."""
-        return _Timed(self, name, part)
-
-    def mark(self) -> Any:
+    @contextlib.contextmanager
+    def timed(self, name: str, part: str) -> Iterator[None]:
+        """Markers before and after the block."""
         import pyopencl as cl
 
-        return cl.enqueue_marker(self._queue)
+        first = cl.enqueue_marker(self._queue)
+        yield
+        self._pairs.append((name, part, first, cl.enqueue_marker(self._queue)))
 
     def kinds(self, steps: int) -> list[Kind]:
         """Milliseconds of one step by kind."""
         self._queue.finish()
-        found: dict[str, Kind] = {}
+        by_name: dict[str, Kind] = {}
         for name, part, first, last in self._pairs:
-            kind = found.setdefault(name, Kind(name))
+            kind = by_name.setdefault(name, Kind(name))
             setattr(kind, part, getattr(kind, part) + (last.profile.end - first.profile.end) * 1e-6 / steps)
             kind.calls += part == "forward_ms" or name == "optimiser"
-        for kind in found.values():
+        for kind in by_name.values():
             kind.calls //= steps
-        return sorted(found.values(), key=lambda kind: -kind.ms)
-
-
-class _Timed:
-    def __init__(self, profile: _Profile, name: str, part: str) -> None:
-        self._profile, self._name, self._part = profile, name, part
-
-    def __enter__(self) -> None:
-        self._first = self._profile.mark()
-
-    def __exit__(self, *error: object) -> None:
-        self._profile._pairs.append((self._name, self._part, self._first, self._profile.mark()))
+        return sorted(by_name.values(), key=lambda kind: -kind.ms)
 
 
 class _ProfiledTape(Tape):
-    """A tape whose notes are timed, each under the name of the operation that made it."""
+    """A tape that times each backward function under the name of its operation."""
 
     def __init__(self, profile: _Profile) -> None:
         super().__init__()

@@ -1,4 +1,28 @@
-"""The ``convdispatch`` command: each subcommand parses its options and calls one function elsewhere."""
+"""The ``convdispatch`` command: each subcommand reads its options and calls one function elsewhere.
+
+A new subcommand is a function in a module here, named in ``COMMANDS``; options that several share go into ``options``.
+
+- ``options``: options and arguments that several commands share.
+- ``output``: standard output for the command alone; what plugins and drivers print goes to standard error.
+- ``interrupts``: Ctrl-C and SIGTERM end a command soon and in one line.
+- ``inspect``: ``info``, ``doctor``, ``explain``.
+- ``find``: ``find``.
+- ``bench``: ``bench``.
+- ``verify``: ``verify``.
+- ``classify``: ``classify``.
+- ``run_model``: ``run``.
+- ``pack``: ``trace``, ``pack``.
+- ``train``: ``train``.
+- ``replay``: ``replay``.
+- ``translate``: ``translate``.
+- ``kernel``: ``kernel``.
+- ``database``: ``db``.
+- ``config``: ``config``.
+- ``calibrate``: ``calibrate``.
+- ``fit``: ``fit-cost``.
+- ``new_plugin``: ``new-plugin``.
+- ``cluster``: ``cluster``, ``worker``, and the options of commands that use one.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +42,27 @@ __all__ = ["main", "run"]
 COMMANDS = {
     "bench": ".bench",
     "calibrate": ".calibrate",
-    "classify": ".run",
+    "classify": ".classify",
     "cluster": ".cluster",
     "config": ".config",
     "db": ".database",
     "doctor": ".inspect",
     "explain": ".inspect",
-    "find": ".search",
+    "find": ".find",
     "fit-cost": ".fit",
     "info": ".inspect",
     "kernel": ".kernel",
     "new-plugin": ".new_plugin",
-    "run": ".model",
-    "pack": ".first",
+    "run": ".run_model",
+    "pack": ".pack",
     "replay": ".replay",
-    "trace": ".first",
+    "trace": ".pack",
     "train": ".train",
     "translate": ".translate",
     "verify": ".verify",
     "worker": ".cluster",
 }
-"""Where each subcommand lives; a module is imported when its command is asked for."""
+"""The module of each subcommand, which is imported when the subcommand runs."""
 
 
 class _Group(Group):
@@ -64,7 +88,7 @@ class _Group(Group):
                 traceback.print_exception(error)
             raise click.ClickException(str(error)) from error
         except OSError as error:
-            if error.filename is None:  # no file's: a pipe that was closed, a process that did not start
+            if error.filename is None:  # an error that is not about a file: a closed pipe, a process that did not start
                 raise
             raise click.ClickException(f"{error.filename}: {error.strerror or error}") from error
         except KeyboardInterrupt:

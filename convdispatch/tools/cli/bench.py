@@ -15,6 +15,7 @@ from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .options import (
     BUDGET,
+    CHANGES,
     CONFIGURE,
     DEVICE,
     JOBS,
@@ -73,29 +74,7 @@ STEP_S = 1.0
 @CLUSTER
 @DEVICE
 def bench(
-    names: tuple[str, ...],
-    files: tuple[Path, ...],
-    against: str,
-    csv_path: Path | None,
-    json_path: Path | None,
-    html_path: Path | None,
-    train: bool,
-    nets: tuple[str, ...],
-    render: Path | None,
-    compare: tuple[Path, Path] | None,
-    device: str | None,
-    solver: str | None,
-    search: bool,
-    given_ms: float | None,
-    record: bool,
-    resume: Path | None,
-    isolate: bool,
-    timeout_s: float | None,
-    within_s: float | None,
-    jobs: int | None,
-    wait_quiet_s: float,
-    cluster: str | None,
-    **changes: Any,
+    names: tuple[str, ...], nets: tuple[str, ...], files: tuple[Path, ...], device: str | None, **options: Any
 ) -> None:
     """Time every solver on each layer, with the device's measured ceilings and other libraries in the same run.
 
@@ -108,90 +87,63 @@ def bench(
     With --cluster the workers of a Dask scheduler measure, on every kind of device that they offer; the JSON and CSV
     files hold all kinds, and each kind has a page, with its key in the file's name.
     """
-    security = security_of(changes)
-    if within_s is not None and not isolate:
+    security, names = security_of(options), (*nets, *names)
+    outputs = {name: options.pop(f"{name}_path") for name in ("json", "csv", "html")}
+    train, render, compare, cluster = (options.pop(name) for name in ("train", "render", "compare", "cluster"))
+    if options["within_s"] is not None and not options["isolate"]:
         raise click.UsageError("--within ends a child process: it cannot be kept with --no-isolate")
-    names = (*nets, *names)
     if not (names or files or render or compare):
         known = ", ".join(known_nets())
         raise click.UsageError(f"name a net, a problem, a model or a file (--from); nets are {known}")
-    solvers_are_named(solver)
-    if record:
+    solvers_are_named(options["solver"])
+    if options["record"]:
         records_are_writable()
     if train:
-        _train(names, device, changes, json_path, wait_quiet_s)
-        return
+        _train(names, device, options, outputs["json"])
+    elif compare is not None:
+        _compare(compare)
+    elif render is not None:
+        from ..benchmark.report import load_all
+
+        with shown(render):
+            _write(load_all(render), **outputs)
+    else:
+        changes = {name: options.pop(name) for name in CHANGES}
+        options |= search_limits(options.pop("given_ms"), BUDGET_MS) | {"command": command_line()}
+        options["against"] = [peer.strip() for peer in options["against"].split(",") if peer.strip()]
+        layers = _nets(names, files, changes)
+        if cluster is None:
+            _write([_here(layers, device, outputs["json"], options)], **outputs)
+        elif reports := _there(layers, cluster, device, security, options):
+            _write(reports, **outputs)
+        else:
+            sys.exit(1)
+
+
+def _here(layers: dict[str, Any], device: str | None, json_path: Path | None, options: dict[str, Any]) -> Any:
+    """The report of one device of this machine; the JSON file is written after each problem."""
     from ...device import runtime
     from ..benchmark.measuring.run import run
     from ..benchmark.pages.export import write_json
-    from ..benchmark.report import load, load_all
 
-    if compare is not None:
-        old, new = map(load, compare)
-        with shown(" or ".join(map(str, compare))):
-            _compare(old, new)
-        return
-    options = {
-        "against": [peer.strip() for peer in against.split(",") if peer.strip()],
-        "solver": solver,
-        "search": search,
-        **search_limits(given_ms, BUDGET_MS),
-        "command": command_line(),
-        "timeout_s": timeout_s,
-        "wait_quiet_s": wait_quiet_s,
-    }
-    if cluster is not None and render is None:
-        if record or resume or within_s is not None or not isolate:
-            raise click.UsageError(
-                "--record, --resume, --within and --no-isolate are for one device here; `find --cluster` records"
-            )
-        reports = _there(_nets(names, files, changes), cluster, device, security, **options)
-        if reports:
-            _write(reports, json_path, csv_path, html_path)
-        sys.exit(0 if reports else 1)
-    if render is not None:
-        reports = load_all(render)
-    else:
-        report = run(
-            _nets(names, files, changes),
-            device,
-            **options,
-            record=record,
-            resume=resume,
-            console=stderr(),
-            isolate=isolate,
-            within_s=within_s,
-            jobs=processes(jobs, runtime.device_info(runtime.find_device(device))),
-            keep=lambda report: None if json_path is None else write_json(replace(report, interrupted=True), json_path),
+    def keep(report: Any) -> None:
+        if json_path is not None:
+            write_json(replace(report, interrupted=True), json_path)
+
+    options["jobs"] = processes(options["jobs"], runtime.device_info(runtime.find_device(device)))
+    return run(layers, device, console=stderr(), keep=keep, **options)
+
+
+def _there(layers: dict[str, Any], cluster: str, device: str | None, security: Any, options: dict[str, Any]) -> Any:
+    """A report of each kind of device that a cluster's workers offer."""
+    from ...cluster.running import cluster_run
+    from ..benchmark.measuring.cluster_run import benchmark_by_workers
+
+    alone = {name: options.pop(name) for name in ("record", "resume", "within_s", "isolate", "jobs")}
+    if alone["record"] or alone["resume"] or alone["within_s"] is not None or not alone["isolate"]:
+        raise click.UsageError(
+            "--record, --resume, --within and --no-isolate are for one device here; `find --cluster` records"
         )
-        reports = [report]
-    with shown(render):
-        _write(reports, json_path, csv_path, html_path)
-
-
-def _write(reports: list[Any], json_path: Path | None, csv_path: Path | None, html_path: Path | None) -> None:
-    """Show the reports, one a kind of device, and write the files that were asked for: a page a kind, one else."""
-    from ..benchmark.pages.export import write_csv, write_json
-    from ..benchmark.pages.terminal import show
-
-    for report in reports:
-        show(report, stdout())
-    if json_path is not None:
-        write_json(reports if len(reports) > 1 else reports[0], json_path)
-    if csv_path is not None:
-        write_csv(reports, csv_path)
-    if html_path is not None:
-        from ..benchmark.pages.page import write_html
-
-        for report in reports:
-            key = report.environment["device"]["key"]
-            write_html(report, html_path if len(reports) == 1 else html_path.with_stem(f"{html_path.stem}-{key}"))
-
-
-def _there(nets: dict[str, Any], cluster: str, device: str | None, security: Any, **options: Any) -> Any:
-    """By a cluster's workers, a report a kind of device."""
-    from ..benchmark.measuring.cluster_run import bench_many
-
     console = stderr()
     with progress(console, "bench", 0) as step:
 
@@ -199,12 +151,28 @@ def _there(nets: dict[str, Any], cluster: str, device: str | None, security: Any
             step.resize(total)
             step(words, done)
 
-        return bench_many(nets, cluster, device, security=security, say=say, tell=console.print, **options)
+        with cluster_run(cluster, device, security=security, tell=console.print) as run:
+            return benchmark_by_workers(layers, run, say=say, **options)
 
 
-def _train(
-    nets: tuple[str, ...], device: str | None, changes: dict[str, Any], json_path: Path | None, wait_s: float
-) -> None:
+def _write(reports: list[Any], json: Path | None, csv: Path | None, html: Path | None) -> None:
+    """Show the reports, one a kind of device, and write the files that were asked for: a page a kind, one else."""
+    from ..benchmark.pages.export import write_csv, write_json
+    from ..benchmark.pages.page import write_html
+    from ..benchmark.pages.terminal import show
+
+    for report in reports:
+        show(report, stdout())
+    if json is not None:
+        write_json(reports if len(reports) > 1 else reports[0], json)
+    if csv is not None:
+        write_csv(reports, csv)
+    for report in reports if html is not None else ():
+        key = report.environment["device"]["key"]
+        write_html(report, html if len(reports) == 1 else html.with_stem(f"{html.stem}-{key}"))
+
+
+def _train(nets: tuple[str, ...], device: str | None, options: dict[str, Any], json_path: Path | None) -> None:
     import json
 
     from ...device import runtime
@@ -212,35 +180,38 @@ def _train(
     from ..benchmark.training import profile_training, show_training, turns
 
     console, reports = stderr(), []
-    given = {"mb": changes.get("batch"), "layout": changes.get("layout")}
-    options = {name: value for name, value in given.items() if value}
+    changes = {"mb": options["batch"], "layout": options["layout"]}
     units = runtime.device_info(runtime.find_device(device)).compute_units
     with progress(console, "training", len(nets) * turns(), STEP_S) as step:
-        if wait_s:
-            wait_quiet(wait_s, units, say=lambda words: step(words, 0))
+        if options["wait_quiet_s"]:
+            wait_quiet(options["wait_quiet_s"], units, say=lambda words: step(words, 0))
         step.begin()
         for name in nets:
-            reports.append(profile_training(name, device=device, say=step, **options))
+            chosen = {name: value for name, value in changes.items() if value}
+            reports.append(profile_training(name, device=device, say=step, **chosen))
             show_training(reports[-1], stdout())
     if json_path is not None:
         json_path.write_text(json.dumps([report.as_dict() for report in reports], indent=1) + "\n", encoding="utf-8")
 
 
-def _compare(old: Any, new: Any) -> None:
+def _compare(files: tuple[Path, Path]) -> None:
     from ..benchmark.pages.compare import compare, show_comparison
+    from ..benchmark.report import load
 
-    show_comparison(compare(old, new), stdout())
+    old, new = map(load, files)
+    with shown(" or ".join(map(str, files))):
+        show_comparison(compare(old, new), stdout())
 
 
 def _nets(names: tuple[str, ...], files: tuple[Path, ...], changes: dict[str, Any]) -> dict[str, Any]:
     """Net to its layers: a table's name, a file's, or ``problems`` for those named one by one."""
     nets: dict[str, Any] = {}
     for name in names:
-        found = configure(
+        entries = configure(
             read_entries([name], batch=changes.get("batch"), layout=changes.get("layout") or "nchw"), **changes
         )
         net = name if name in known_nets() else Path(name).stem if is_model(name) else "problems"
-        nets.setdefault(net, []).extend(found)
+        nets.setdefault(net, []).extend(entries)
     for file in files:
         nets.setdefault(file.stem, []).extend(configure(read_entries((), [file]), **changes))
     return nets

@@ -30,12 +30,12 @@ def calibrate(anyway: bool, device: str | None) -> None:
         load = load_now()
         if not anyway and loaded(load, {"type": info.type, "compute_units": info.compute_units}):
             raise Unsteady(f"other work keeps {load:g} of {info.compute_units} processors busy")
-        found = measure(chosen, steady=not anyway)
+        measured = measure(chosen, steady=not anyway)
     except Unsteady as error:
         raise click.ClickException(f"{error}; nothing is kept: wait until it ends, or --anyway") from None
     kind = "measured" if before.measured else "estimated"
     console = stdout()
     console.print(f"{info}", markup=False, highlight=False)
     for what, unit, scale in (("flops", "GFLOP/s", 1e-9), ("bandwidth", "GB/s", 1e-9), ("launch", "us", 1e6)):
-        now, then = getattr(found, what) * scale, getattr(before, what) * scale
+        now, then = getattr(measured, what) * scale, getattr(before, what) * scale
         console.print(f"  {what:<10}{now:>12,.1f} {unit:<8} {kind} before: {then:,.1f}", markup=False, highlight=False)

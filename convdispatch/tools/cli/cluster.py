@@ -64,28 +64,19 @@ def security_of(options: dict[str, Any]) -> Any:
 @_NAME
 @TLS
 @click.option("--json", "as_json", is_flag=True, help="Print the address and what is offered as one line of JSON.")
-def cluster(
-    local: bool,
-    host: str,
-    port: int,
-    devices: tuple[str, ...],
-    compilers: int | None,
-    name: str,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def cluster(local: bool, host: str, port: int, devices: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Start a Dask scheduler, print its address, and serve until Ctrl-C.
 
     Dask takes Python's pickles: whoever reaches the scheduler runs code as you on every worker. It listens on this
     machine alone unless --host says otherwise; then use TLS (docs/use/choose-algorithms.md).
     """
-    from ...cluster.offers import offers_here
+    from ...cluster.offers import offers_of_this_machine
     from ...cluster.serving import serve
 
     if devices and not local:
         raise click.UsageError("--device names what --local offers")
     security = security_of(options)
-    offers = offers_here(devices, compilers, name) if local else []
+    offers = offers_of_this_machine(devices, options["compilers"], options["name"]) if local else []
     if host not in ("127.0.0.1", "localhost", "::1") and security is None:
         stderr().print(f"whoever reaches {host}:{port} can run code as you here and on every worker: use --tls-*")
 
@@ -113,11 +104,11 @@ def worker(address: str, devices: tuple[str, ...], compilers: int | None, name: 
 
     A process a device, which is started again when it dies. Tasks are code: use a scheduler that you trust.
     """
-    from ...cluster.offers import offers_here
+    from ...cluster.offers import offers_of_this_machine
     from ...cluster.serving import serve
 
     security = security_of(options)
-    offers = offers_here(devices, compilers, name)
+    offers = offers_of_this_machine(devices, compilers, name)
 
     def ready(at: str) -> None:
         for offer in offers:

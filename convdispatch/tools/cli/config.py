@@ -10,14 +10,14 @@ from ...selection.text_table import Column, Table
 from .options import AS_JSON, stdout
 from .output import echo
 
-CLEARABLE = ("decisions", "kernels", "cache", "pyopencl", "pytools", "records", "rates")
+CLEARABLE_FOLDERS = ("decisions", "kernels", "cache", "pyopencl", "pytools", "records", "rates")
 
 
 @click.command()
 @click.option(
     "--clear",
     "cleared",
-    type=click.Choice(["caches", *CLEARABLE]),
+    type=click.Choice(["caches", *CLEARABLE_FOLDERS]),
     multiple=True,
     help="Delete a folder's files; caches: all that is made again by itself.",
 )

@@ -1,4 +1,4 @@
-"""``db``: look at, compare, move and clean the measured records."""
+"""``db``: lists, compares, exports, imports and cleans the measured records."""
 
 from __future__ import annotations
 

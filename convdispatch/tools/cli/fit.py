@@ -30,17 +30,17 @@ def fit_cost(solver: str, device: str | None, as_json: bool) -> None:
 
     info = runtime.device_info(runtime.find_device(device))
     samples = _samples(solver, info)
-    found = fit(samples, rates(info))
+    fitted = fit(samples, rates(info))
     if as_json:
         rows = [
             {"problem": str(s.problem), "measured_ms": s.measured_ms, "predicted_ms": s.predicted_ms, "fitted_ms": ms}
-            for s, ms in zip(samples, found.fitted_ms, strict=True)
+            for s, ms in zip(samples, fitted.fitted_ms, strict=True)
         ]
-        echo(json.dumps({**asdict(found), "code": found.code(), "problems": rows}, indent=1))
+        echo(json.dumps({**asdict(fitted), "code": fitted.code(), "problems": rows}, indent=1))
         return
     numbers = columns("number", "measured ms", "predicted ms", "over measured", "fitted ms", "over measured")
     table = Table(Column("problem", "name"), *numbers)
-    for sample, ms in zip(samples, found.fitted_ms, strict=True):
+    for sample, ms in zip(samples, fitted.fitted_ms, strict=True):
         now = sample.predicted_ms
         today = ["-", "-"] if now is None else [f"{now:.4g}", f"{now / sample.measured_ms:.2f}"]
         table.add_row(
@@ -48,11 +48,13 @@ def fit_cost(solver: str, device: str | None, as_json: bool) -> None:
         )
     console = stdout()
     console.print(table)
-    today = "predicts nothing" if found.off_today is None else f"is off by a factor of {found.off_today:.2f}"
-    console.print(f"{len(samples)} problems; today's cost {today}, the fitted one by {found.off:.2f} (geometric means)")
+    today = "predicts nothing" if fitted.off_today is None else f"is off by a factor of {fitted.off_today:.2f}"
+    console.print(
+        f"{len(samples)} problems; today's cost {today}, the fitted one by {fitted.off:.2f} (geometric means)"
+    )
     if not rates(info).measured:
         console.print("the rates are estimates: run convdispatch calibrate first, and fit again")
-    console.print(found.code())
+    console.print(fitted.code())
 
 
 def _samples(name: str, device: Any) -> list[Any]:
@@ -65,14 +67,14 @@ def _samples(name: str, device: Any) -> list[Any]:
     solver = plugins().solvers.get(name)
     if solver is None:
         raise InvalidArgument(f"no solver is named {name!r}; convdispatch info lists them")
-    found = []
+    samples = []
     for record in perfdb().all(device):
         if record.solver != name or not (record.default and record.sure):
             continue
         try:
-            seen = visible_problem(solver, ConvProblem.parse(record.problem))
-        except InvalidProblem:  # from a version that knew more kinds of problem
+            visible = visible_problem(solver, ConvProblem.parse(record.problem))
+        except InvalidProblem:  # a record of a later version, with a kind of problem that this one does not know
             continue
-        cost = solver.cost(seen, device, record.config)
-        found.append(Sample(seen, record.median_ms, None if cost is None else 1e3 * cost))
-    return found
+        cost = solver.cost(visible, device, record.config)
+        samples.append(Sample(visible, record.median_ms, None if cost is None else 1e3 * cost))
+    return samples

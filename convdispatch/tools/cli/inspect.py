@@ -65,12 +65,12 @@ def _self_test(seconds: float, chosen: str | None, as_json: bool) -> bool:
     from ...selection.plugins.loader import plugins
     from ..progress import progress
 
-    simulators = {"oclgrind"}  # too slow to compute with
-    found = [runtime.find_device(chosen)] if chosen else [
+    simulators = {"oclgrind"}  # simulators are too slow to compute with
+    devices = [runtime.find_device(chosen)] if chosen else [
         one for one in runtime.devices() if runtime.device_info(one).vendor not in simulators]  # fmt: skip
     names = [entry.name for entry in plugins().report if entry.status == "loaded" and entry.solvers]
     results: dict[str, dict[str, Any]] = {}
-    for device in found:
+    for device in devices:
         title, problem, until = str(runtime.device_info(device)), runtime.probe(device), time.monotonic() + seconds
         if problem is not None:
             echo(f"{title}: not tested, it does not work: {problem}", err=as_json)
@@ -87,10 +87,10 @@ def _self_test(seconds: float, chosen: str | None, as_json: bool) -> bool:
         wrong = [f"{o.solver} {o.case}: {o.reason}" for o in outcomes if o.status == "failed"]
         computed = sum(o.status == "passed" for o in outcomes) + len(wrong)
         results[title] = {"computed": computed, "wrong": wrong, "left": left}
-        said = (
+        verdict = (
             f"{len(wrong)} wrong: {wrong[0]}" if wrong else "everything right" if computed else "nothing was computed"
         )
-        echo(f"{title}: {said} ({computed} computed, {left} cases not asked)", err=as_json)
+        echo(f"{title}: {verdict} ({computed} computed, {left} cases not asked)", err=as_json)
         for sentence in wrong[1:10]:
             echo(f"  {sentence}", err=as_json)
     if as_json:
@@ -112,13 +112,13 @@ def _show(report: Any) -> None:
     for device in report.devices:
         row = [device[key] for key in ("platform", "name", "vendor", "type", "arch")]
         devices.add_row(*row, device["problem"] or "works")
-    found = Table(
+    loaded = Table(
         *columns("name", "name", "from", "state"), Column("solvers or reason", "sentence"), title="Plugins and layers"
     )
     for entry in report.plugins:
-        said = "; ".join(filter(None, (", ".join(entry["solvers"]), entry["reason"])))
-        found.add_row(entry["name"], entry["source"], entry["status"], said)
-    for table in (vendors, devices, found):
+        solvers_or_reason = "; ".join(filter(None, (", ".join(entry["solvers"]), entry["reason"])))
+        loaded.add_row(entry["name"], entry["source"], entry["status"], solvers_or_reason)
+    for table in (vendors, devices, loaded):
         console.print(table)
     for device in report.devices:
         console.print(f"{device['name']} ({device['platform']}): {device['rates']}", markup=False)
@@ -153,8 +153,8 @@ def explain(names: tuple[str, ...], verbose: bool, device: str | None, as_json: 
     entries = configure(read_entries(names, (), changes.get("batch"), changes.get("layout")), **changes)
     every = [(entry.name, explain_problem(entry.problem, device)) for entry in entries]
     if as_json:
-        found = [explanation.to_dict() for _, explanation in every]
-        echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
+        listed = [explanation.to_dict() for _, explanation in every]
+        echo(json.dumps(listed if len(listed) > 1 else listed[0], indent=2))
         return
     width = stdout().width
     for name, explanation in every:

@@ -19,9 +19,9 @@ from ...measurement.compiling import under_way
 from .output import give_up, ours
 
 DEAF_S = 1.5
-"""Seconds in which the main thread hears of a signal, unless a driver holds it."""
+"""The main thread notices a signal within so many seconds, unless a driver's call blocks it."""
 ENDING_S = 8.0
-"""Seconds that a command may take to end once it has heard: to write a checkpoint or a report."""
+"""Seconds that a command may take to end after a signal: to write a checkpoint or a report."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -54,7 +54,7 @@ def ended_by_signals() -> Iterator[None]:
 
     before = {number: signal.getsignal(number) for number in _ENDING}
     for number in _ENDING:
-        if before[number] is not signal.SIG_IGN:  # nohup, and jobs in the background
+        if before[number] is not signal.SIG_IGN:  # a signal that is ignored (nohup, a background job) stays ignored
             signal.signal(number, hear)
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -75,7 +75,7 @@ def ended_by_signals() -> Iterator[None]:
         for number in _ENDING:
             if before[number] is not None:
                 signal.signal(number, before[number])
-        os.close(write)  # which ends the thread
+        os.close(write)  # the closed pipe ends the thread
 
 
 def _watch(read: int, heard: threading.Event, left: threading.Event) -> None:
@@ -83,9 +83,9 @@ def _watch(read: int, heard: threading.Event, left: threading.Event) -> None:
     while number := os.read(read, 1):
         if number[0] not in _ENDING:
             continue
-        held = not heard.wait(DEAF_S)
-        if not left.wait(0 if held else ENDING_S):
-            what = "a driver held the command" if held else "the command did not end in time"
+        blocked = not heard.wait(DEAF_S)
+        if not left.wait(0 if blocked else ENDING_S):
+            what = "a driver held the command" if blocked else "the command did not end in time"
             sys.stderr.write(f"interrupted: {what}, so its process was ended; what was recorded before is kept\n")
             leave(128 + number[0])
     os.close(read)

@@ -22,10 +22,10 @@ def kernel(problem: str, solver: str | None, config: str | None, device: str | N
     from ..rendered import rendered
 
     try:
-        given = None if config is None else dict(jsontext.loads(config))
+        configuration = None if config is None else dict(jsontext.loads(config))
     except (ValueError, TypeError) as error:
         raise click.BadParameter(f"a configuration is a JSON object: {error}", param_hint="--config") from None
-    name, used, texts = rendered(read(problem), solver, device=device, described=described, config=given)
+    name, used, texts = rendered(read(problem), solver, device=device, described=described, config=configuration)
     count = f"{len(texts)} program{'s' * (len(texts) != 1)}" if texts else "no program of its own: a library's"
     click.echo(f"// {name} {json.dumps(dict(used))}: {count}")
     for place, text in enumerate(texts, 1):

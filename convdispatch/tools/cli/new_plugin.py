@@ -13,7 +13,7 @@ from .output import echo
 TEMPLATE = "acme"
 """The template's own name, which the files have in place of the new one."""
 PLACES = Path(__file__).parent.parent / "vendor_plugin", Path(__file__).parents[3] / "examples" / "vendor_plugin"
-"""Where the template lies: in a wheel, and in a checkout."""
+"""The template's folder in a wheel, and in a checkout."""
 
 
 @click.command("new-plugin")
@@ -34,7 +34,8 @@ def new_plugin(name: str, folder: Path | None) -> None:
         if source.is_file() and source.suffix in (".py", ".cl", ".toml", ".yaml", ".md"):
             target = folder / str(source.relative_to(template)).replace(TEMPLATE, name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            text = re.sub(r"\[([^]]*)\]\(\.\./[^)]*\)", r"\1", source.read_text(encoding="utf-8"))  # no links out of it
+            # Links that leave the template's folder become text.
+            text = re.sub(r"\[([^]]*)\]\(\.\./[^)]*\)", r"\1", source.read_text(encoding="utf-8"))
             text = text.replace(TEMPLATE, name).replace(TEMPLATE.capitalize(), name.capitalize())
             target.write_text(text, encoding="utf-8")
     echo(f"{folder} is written; then: pip install -e {folder} && convdispatch verify {name}")

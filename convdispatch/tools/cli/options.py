@@ -25,8 +25,8 @@ Command = TypeVar("Command", bound="Callable[..., Any] | click.Command")
 
 
 class OutputFile(click.Path):
-    """A file that the command will write. It is tried as the options are read: what took minutes to measure is not lost
-    to a folder that is not there."""
+    """A file that the command will write. The path is tried as the options are read, so that a missing folder does
+    not lose what took minutes to measure."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -64,6 +64,10 @@ _CHANGES = (
 )
 
 
+CHANGES = ("direction", "batch", "dtype", "layout", "math", "constant")
+"""The arguments of these options."""
+
+
 def CONFIGURE(command: click.Command) -> click.Command:
     """The options that change problems after they are read."""
     for option in reversed(_CHANGES):
@@ -79,7 +83,7 @@ def BUDGET(default_ms: float) -> Callable[[Command], Command]:
 
 
 def search_limits(given_ms: float | None, default_ms: float) -> dict[str, Any]:
-    """The limits of a search: a budget that was given is hard, the default one leaves no solver unmeasured."""
+    """The limits of a search. A given budget is hard; the default one is exceeded until each solver has a time."""
     return {"budget_ms": default_ms if given_ms is None else given_ms, "every_solver": given_ms is None}
 
 
@@ -108,7 +112,7 @@ def command_line() -> str:
 
 
 def processes(jobs: int | None, device: DeviceInfo) -> int:
-    """What --jobs asks for; by default all processors for a GPU, whose compilers leave the device alone, up to 16."""
+    """The value of --jobs; by default all processors for a GPU, whose compilers do not use the device, up to 16."""
     return jobs if jobs is not None else 0 if device.type == "cpu" else min(16, os.cpu_count() or 1)
 
 
@@ -126,7 +130,7 @@ def solvers_are_named(pattern: str | None) -> None:
 
 
 def records_are_writable() -> None:
-    """Raise a usage error where the records of a measurement could not be kept."""
+    """Raise a usage error where the records of a measurement could not be written."""
     from ...selection.records.perfdb import perfdb
 
     folder = perfdb().folders["user"]
@@ -140,24 +144,16 @@ def records_are_writable() -> None:
         ) from None
 
 
-def configure(
-    entries: Iterable[Entry],
-    direction: str | None = None,
-    batch: int | None = None,
-    dtype: str | None = None,
-    layout: str | None = None,
-    math: str | None = None,
-    constant: bool | None = None,
-) -> list[Entry]:
-    """The entries with these fields changed, one for each direction; equal ones merged, their counts added."""
-    changes = {"mb": batch, "dtype": dtype, "layout": layout, "math": math, "constant_weights": constant}
-    given = {name: value for name, value in changes.items() if value is not None}
+def configure(entries: Iterable[Entry], direction: str | None = None, **changes: Any) -> list[Entry]:
+    """The entries with CHANGES made where they are not None, one for each direction; equal ones are merged."""
+    fields = {"batch": "mb", "constant": "constant_weights"}
+    fields_changed = {fields.get(name, name): value for name, value in changes.items() if value is not None}
     merged: dict[ConvProblem, Entry] = {}
     for entry in entries:
         ways = [entry.problem.direction] if direction is None else direction.split(",")
         for way in DIRECTIONS if direction == "all" else ways:
             epilogue = {"bias": False, "residual": False, "activation": None} if way == "bwd_weights" else {}
-            problem = entry.problem.replace(**given, **epilogue, direction=way.strip())
-            held = merged.get(problem)
-            merged[problem] = Entry(entry.name, problem, entry.count + (held.count if held else 0))
+            problem = entry.problem.replace(**fields_changed, **epilogue, direction=way.strip())
+            equal = merged.get(problem)
+            merged[problem] = Entry(entry.name, problem, entry.count + (equal.count if equal else 0))
     return list(merged.values())

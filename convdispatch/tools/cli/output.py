@@ -60,7 +60,7 @@ def _within(callback: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return callback(*arguments, **options)
             except ConvDispatchError as error:
-                if options.get("as_json"):  # who reads JSON is told in JSON, too
+                if options.get("as_json"):  # a program that reads JSON gets the error as JSON, too
                     echo(json.dumps({"error": str(error)}))
                 raise
 
@@ -92,7 +92,8 @@ def reserved() -> Iterator[None]:
     """Inside the block ``ours()`` is standard output, and ``sys.stdout`` and descriptor 1 are standard error."""
     before = sys.stdout
     stream, real = before, None
-    with contextlib.suppress(Exception):  # no file, as in tests, or a closed one: what Python prints is parted alone
+    # Where standard output is no file (in tests) or closed, only what Python prints is redirected.
+    with contextlib.suppress(Exception):
         if before.fileno() == 1 and sys.stderr.fileno() == 2:
             before.flush()
             real = os.dup(1)

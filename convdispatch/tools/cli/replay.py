@@ -29,7 +29,7 @@ def replay(trace: Path, target: Path | None, other: Path | None, most: int, devi
 
     Exit status 1 where a call could not be made here.
     """
-    from ..benchmark.quiet import Others, busy, loaded
+    from ..benchmark.quiet import OtherProcesses, busy, loaded
     from ..progress import progress
     from ..replay import compare, read_trace
     from ..replay import replay as run
@@ -40,7 +40,7 @@ def replay(trace: Path, target: Path | None, other: Path | None, most: int, devi
     else:
         from ...device import runtime
 
-        info, others = runtime.device_info(runtime.find_device(device)), Others()
+        info, others = runtime.device_info(runtime.find_device(device)), OtherProcesses()
         distinct = len({call.problem for call in there})
         with tempfile.TemporaryDirectory() as folder, progress(stderr(), "replay", distinct) as step:
             here, failures = run(there, target or Path(folder, "here.csv"), device, most=most, say=step)

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -42,39 +43,18 @@ from .output import echo
 @click.option("--most-pixels", type=click.IntRange(min=1), help="Of a picture file; larger ones are refused.")
 @AS_JSON
 @DEVICE
-def train(
-    data: str,
-    images: int | None,
-    test_images: int | None,
-    epochs: int,
-    batch: int,
-    optimizer: str,
-    lr: float | None,
-    momentum: float,
-    weight_decay: float,
-    dropout: float,
-    seed: int,
-    precision: str,
-    checkpoint: Path | None,
-    resume: bool,
-    every: int,
-    curve: Path | None,
-    most_pixels: int | None,
-    as_json: bool,
-    device: str | None,
-) -> None:
+def train(curve: Path | None, as_json: bool, device: str | None, every: int, **options: Any) -> None:
     """Train a small net on DATA: digits (scikit-learn's), fashion-mnist (Debian's), or a folder of pictures."""
     from ...train import Settings
     from ...train import train as run
     from ...train.curve import curve as plot
     from ...train.data import load
 
-    more = {} if most_pixels is None else {"data": load(data, most_pixels=most_pixels)}
-
-    rate = lr if lr is not None else 0.05 if optimizer == "sgd" else 0.001
-    settings = Settings(
-        data, images, test_images, epochs, batch, optimizer, rate, momentum, weight_decay, dropout, seed, precision
-    )
+    checkpoint, resume, most_pixels = (options.pop(name) for name in ("checkpoint", "resume", "most_pixels"))
+    more = {} if most_pixels is None else {"data": load(options["data"], most_pixels=most_pixels)}
+    if options["lr"] is None:
+        options["lr"] = 0.05 if options["optimizer"] == "sgd" else 0.001
+    settings = Settings(**options)
     console = stderr() if as_json else stdout()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.4f}"))
     bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
@@ -84,7 +64,7 @@ def train(
 
     def tell(done: int, total: int, loss: float) -> None:
         steps.append(done)
-        bar.start()  # at the first step, so that an error before it leaves no bar
+        bar.start()  # an error before the first step leaves no bar on the terminal
         bar.update(task, completed=done, total=total, loss=loss)
 
     try:

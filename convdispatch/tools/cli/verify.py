@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +49,7 @@ from .output import echo, shown
 @click.option("--verbose", "-v", is_flag=True, help="Print every outcome.")
 @CLUSTER
 @DEVICE
-def verify(
-    plugins: tuple[str, ...],
-    level: str,
-    json_path: Path | None,
-    html_path: Path | None,
-    render: Path | None,
-    listing: bool,
-    jobs: int | None,
-    within_s: float | None,
-    cluster: str | None,
-    **options: Any,
-) -> None:
+def verify(plugins: tuple[str, ...], level: str, render: Path | None, listing: bool, **options: Any) -> None:
     """Verify each PLUGIN: its solvers refuse every case in words or compute it right. Exit status 1 if not.
 
     Core is the forward convolution in 2-D, training adds the gradients, full the ranks, layouts, dtypes, epilogues.
@@ -66,7 +57,8 @@ def verify(
     With several plugins the files of --json and --html are one each, with the plugin's name in theirs. With --cluster
     the workers of a Dask scheduler verify, on every kind of device that they offer, and the page is one of all kinds.
     """
-    security = security_of(options)
+    security, cluster, within_s = security_of(options), options.pop("cluster"), options.pop("within_s")
+    paths = options.pop("json_path"), options.pop("html_path")
     from ...measurement.conformance.outcome import load_all
 
     if listing:
@@ -83,10 +75,10 @@ def verify(
     if render is None and cluster is None:
         from ...selection.plugins.loader import try_each
 
-        try_each(strangers=True)  # one that ends the process that imports it is named, and the others are verified
-    began, verdicts, good, paths = time.monotonic(), [], True, (json_path, html_path)
+        try_each(strangers=True)  # a plugin that ends the process that imports it is named; the others are verified
+    began, verdicts, good = time.monotonic(), [], True
     options["until"] = None if within_s is None else began + within_s
-    options["jobs"] = min(2, os.cpu_count() or 1) if jobs is None else jobs
+    options["jobs"] = min(2, os.cpu_count() or 1) if options["jobs"] is None else options["jobs"]
     for plugin in plugins if render is None else ("",):
         sound = True
         if render is not None:
@@ -109,49 +101,48 @@ def verify(
     sys.exit(0 if good else 1)
 
 
-def _run(plugin: str, level: str, device: str | None, files: tuple[Path, ...], verbose: bool, **options: Any) -> Any:
+def _run(plugin: str, level: str, **options: Any) -> Any:
     from ...measurement.conformance.verify import verify as examine
 
-    own, console = read_entries((), files) if files else [], stderr()
-    with progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
-        heard = _heard(console, step, verbose)
-        return examine(plugin, level, device, own=own, command=command_line(), report=heard, **options)
+    with _shown(plugin, level, options) as told:
+        return examine(plugin, level, options.pop("device"), command=command_line(), **told, **options)
 
 
-def _heard(console: Any, step: Any, verbose: bool) -> Any:
-    """Counts each case as it ends, and says what became of it where that is wanted: failures are told at the end."""
-
-    def heard(done: Any, outcomes: list[Any], total: int) -> None:
-        step.resize(total)
-        step(done.name, 1)
-        for outcome in outcomes:
-            if verbose:
-                words = f"{outcome.check}: {outcome.reason}" if outcome.check else outcome.reason
-                console.print(f"{outcome.status} {outcome.solver} {done.name}: {words}")
-
-    return heard
-
-
-def _run_there(
-    plugin: str, level: str, cluster: str, security: Any, device: str | None, files: tuple[Path, ...], verbose: bool,
-    first: bool, until: None, **options: Any,
-) -> tuple[list[Any], bool]:  # fmt: skip
-    """By a cluster's workers: a report a kind of device, and whether nothing went wrong on the way."""
+def _run_there(plugin: str, level: str, cluster: str, security: Any, **options: Any) -> tuple[list[Any], bool]:
+    """Verify by a cluster's workers: a report a kind of device, and whether no part of the run failed."""
+    from ...cluster.running import cluster_run
     from ...cluster.verifying import verify_many
 
-    own, console, faults = read_entries((), files) if files else [], stderr(), list[str]()
+    faults, console = list[str](), stderr()
 
     def tell(words: str) -> None:
         faults.append(words)
         console.print(words)
 
+    del options["first"], options["until"]
+    device = options.pop("device")
+    with _shown(plugin, level, options) as told, cluster_run(cluster, device, security=security, tell=tell) as run:
+        return verify_many(run, plugin, level, command=command_line(), **told, **options), not faults
+
+
+@contextlib.contextmanager
+def _shown(plugin: str, level: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Inside the block a bar counts cases as they end; the further problems, and the function that is told of each.
+
+    With -v it says what became of each case; failures are told at the end.
+    """
+    files, verbose = options.pop("files"), options.pop("verbose")
+    own, console = read_entries((), files) if files else [], stderr()
     with progress(console, f"verify {plugin}", len(cases(level)) + len(own)) as step:
-        heard = _heard(console, step, verbose)
-        reports = verify_many(
-            plugin, level, cluster, device, own=own, security=security, command=command_line(), report=heard,
-            tell=tell, **options,
-        )  # fmt: skip
-    return reports, not faults
+
+        def heard(done: Any, outcomes: list[Any], total: int) -> None:
+            step.resize(total)
+            step(done.name, 1)
+            for outcome in outcomes if verbose else ():
+                words = f"{outcome.check}: {outcome.reason}" if outcome.check else outcome.reason
+                console.print(f"{outcome.status} {outcome.solver} {done.name}: {words}")
+
+        yield {"own": own, "report": heard}
 
 
 def _present(reports: list[Any], json_path: Path | None, html_path: Path | None, alone: bool) -> None:
@@ -199,12 +190,12 @@ def _show(report: Any) -> None:
             names = ", ".join(outcome.case for outcome in others[:8])
             console.print(f"  also: {names}" + (f", and {len(others) - 8} more (--json has all)" if others[8:] else ""))
     if len(report.levels()) > 1:
-        for level, found in report.levels().items():
-            console.print(f"{level}: " + ", ".join(f"{count} {status}" for status, count in found.items()))
-    if found := report.coverage():
+        for level, covered in report.levels().items():
+            console.print(f"{level}: " + ", ".join(f"{count} {status}" for status, count in covered.items()))
+    if covered := report.coverage():
         console.print(
-            f"covered: {found['asked']} of the {found['all']} pairs of letters' values that the generated cases hold "
-            f"were asked, {found['computed']} computed"
+            f"covered: {covered['asked']} of the {covered['all']} pairs of letters' values that the generated cases "
+            f"hold were asked, {covered['computed']} computed"
         )
     if report.unasked:
         names = ", ".join(report.unasked[:5]) + (", and more" if len(report.unasked) > 5 else "")

@@ -1,1 +1,9 @@
-"""Operators with schemas and fake kernels, which ``torch.compile`` and ``torch.export`` take whole."""
+"""What ``torch.compile`` and ``torch.export`` take of ours: operators with schemas, fake kernels and gradients, and the
+back end ``convdispatch``. A new operator goes beside ``operators``.
+
+- ``backend``: the back end, which gives each graph to who computes it.
+- ``fused_operator``: a convolution with a sum and an activation.
+- ``native_layers``: plain inference of layers below Python.
+- ``operators``: convolution and its backward.
+- ``transforms``: function transforms, which our operators leave to PyTorch's.
+"""

@@ -21,8 +21,6 @@ from ..graph.forms import ENGINES, GraphForms
 from ..graph.specialised import let_go_of_capture
 from ..graph.upsampling import whole_upsampling
 
-__all__ = ["Backend", "Compiled", "convdispatch"]
-
 _NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"
 """What PyTorch says of an assertion on values that has no message."""
 
@@ -61,7 +59,7 @@ class Backend:
             self.graphs.append(Compiled(tensors, learns))
             if device == "cuda" and learns and channels_last.pays():
                 channels_last.lay_channels_last(graph)
-            return let_go_of_capture(inductor.compiled(graph, inputs, self.patches), graph)
+            return let_go_of_capture(inductor.compiled(graph, inputs, self), graph)
         by_operator = inductor.operator_by_operator_compiler
         traced = aot_autograd(fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference)
         with whole_upsampling():

@@ -27,10 +27,6 @@ _library.define(
 )
 convolution = torch.ops.convdispatch.convolution.default
 convolution_backward = torch.ops.convdispatch.convolution_backward.default
-_ATEN = {
-    "convolution": torch.ops.aten.convolution.default,
-    "convolution_backward": torch.ops.aten.convolution_backward.default,
-}
 
 
 def without_tangents(name: str, arguments: Sequence[Any]) -> None:

@@ -1,1 +1,7 @@
-"""PyTorch's dispatcher sends convolutions here: routing, the engine behind it, background autotuning."""
+"""PyTorch's dispatcher sends convolutions here: an operator's arguments become a cached call.
+
+- ``engine``: looks calls up.
+- ``native``: tells the native call path what Python decided.
+- ``quick_depthwise``: PyTorch's own depthwise kernel while ours is compiled.
+- ``routing``: ``enable`` and ``disable``.
+"""

@@ -16,50 +16,22 @@ import torch
 
 from ...api.errors import ConvDispatchError
 from ...api.policy import Policy, current_policy
+from ...calls.call_cache import CallCache
 from ...calls.framework import autotune, tiers
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.sizes import MEETINGS, Sizes
 from ...calls.framework.tiers import Compiling, Pending
-from ...device.programs.kernels import Programs
+from ...calls.host_call import HostCall
 from ...selection import dispatch
 from .. import ranks
 from ..eager.bias_gradient import bias_gradient, make_ready
-from ..eager.host import HostCall
-from ..eager.planning import PLAIN, TORCH, CallRequest, FallbackCall, planned_call
+from ..eager.planning import PLAIN, TORCH, CallRequest, LeftToPyTorch, planned_call
 from ..geometry import Geometry
 from ..settings import DEFAULT, Settings, benchmark, policy_of, switches
 from ..weights import alive, promise
 from . import native
 
-_MOST = 256
-_last: dict[str, dict[int, tuple[Any, Any]]] = {"forward": {}, "data": {}, "weights": {}}
-"""By part and the weights' id: (what decided their last call, that call). Nothing rests on the id."""
-
-
-def _let_go(gone: list[Any] | None = None) -> None:
-    """Forget the calls that went; all without a list."""
-    left = set(map(id, gone or ()))
-    for known in _last.values():
-        kept = {} if gone is None else {key: each for key, each in known.items() if id(each[1]) not in left}
-        known.clear()
-        known.update(kept)
-    for call in gone or ():
-        native.drop(call)
-
-
-def _used(call: Any) -> int:
-    """When a call ran on the native path, if since this was asked last; 1 where it is some weights' last one, which
-    its next call then has to look up; else 0."""
-    used = native.used(call)
-    for known in _last.values():
-        for key, each in known.items():
-            if each[1] is call:
-                del known[key]
-                return used or 1
-    return used
-
-
-_calls = Programs(_let_go, _used)
+_cache = CallCache(("forward", "data", "weights"), native.drop, native.used)
 _alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 """Calls by key, also those that went for others, as long as somebody holds them. A fused model's CUDA graph does: its
 replays ask for no call, and a caller's own capture of the model, in which none can be made, finds them here."""
@@ -69,33 +41,20 @@ sizes = Sizes()
 """What was met on CPUs."""
 
 
+@dispatch.on_forget
 def _forget() -> None:
-    _calls.drop()
     _alive.clear()
-    _let_go()
     native.forget()
-
-
-dispatch.on_forget(_forget)
 
 
 _watchers: list[Callable[[str, Any, Sequence[Any], Geometry], None]] = []
 
 
 def forward(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    settings: Settings = DEFAULT,
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *geometry: Any, settings: Settings = DEFAULT
 ) -> torch.Tensor:
     """``aten::convolution``. Raises Fallback, InvalidArgument, InvalidProblem."""
-    geometry = (stride, padding, dilation, transposed, output_padding, groups)
+    transposed, output_padding = geometry[3:5]
     if transposed and any(output_padding):
         rows = Geometry.of(*geometry).rows(x.ndim - 2)
         if any(rows):
@@ -119,14 +78,12 @@ def fused(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     activation: str | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    *given: Any,
     settings: Settings = DEFAULT,
 ) -> torch.Tensor:
-    """``activation(convolution + residual)`` in one pass. Raises as ``forward`` does."""
-    geometry = (stride, padding, dilation, False, (0,) * (x.ndim - 2), groups)
+    """``activation(convolution + residual)`` in one pass, of stride, padding, dilation and groups. Raises as
+    ``forward`` does."""
+    geometry = (*given[:3], False, (0,) * (x.ndim - 2), given[3])
     constant = promise(w, fused=True)
     after = (activation, residual is not None)
     call = cached_call("forward", geometry, x, w, None, bias, constant is not None, settings, after)
@@ -150,17 +107,13 @@ def backward(
     x: torch.Tensor,
     w: torch.Tensor,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
+    *given: Any,
     settings: Settings = DEFAULT,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """``aten::convolution_backward``; None for a gradient that is not asked for. Raises as ``forward`` does."""
-    geometry = (stride, padding, dilation, transposed, output_padding, groups)
+    *_, output_mask = given
+    geometry = given[:-1]
+    transposed, output_padding = geometry[3:5]
     if transposed and any(output_padding):
         rows = Geometry.of(*geometry).rows(x.ndim - 2)
         if any(rows):
@@ -182,7 +135,7 @@ def backward(
         weights = cached_call("weights", geometry, x, w, grad, None, False, settings)
         parts.append(("weights", weights, 1))
     for part, call, _ in parts:
-        if isinstance(call, Pending | FallbackCall):  # before the other part runs in vain
+        if isinstance(call, Pending | LeftToPyTorch):  # before the other part runs in vain
             call(x, w, grad, None, constant if part == "data" else None)
     if data is not None:
         data = data(grad, w, None, None, constant) if transposed else data(None, w, grad, None, constant)
@@ -258,29 +211,29 @@ def cached_call(
     whence = None if grad is None else (grad.shape, grad.dtype, grad.device)
     of_x, of_w = (x.shape, x.stride(), x.dtype, x.device), (w.shape, w.stride(), w.dtype, w.device)
     facts = (geometry, of_x, of_w, beside, whence, constant, after, settings, switched, chosen)
-    last = _last[part].get(id(w))
+    last = _cache.last[part].get(id(w))
     if last is not None and last[0] == facts:
         call = last[1]
     else:
         key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
-        call, by_size = _calls.get(key), x.is_cpu and _sizes_decide(settings, chosen)
+        call, by_size = _cache.calls.get(key), x.is_cpu and _sizes_decide(settings, chosen)
         waits = not by_size or _is_first(key, w)
         if call is None:
             if not waits and (native.met() or sizes.met(key)) < MEETINGS:
                 raise Compiling()
             request = CallRequest(part, Geometry.of(*geometry), x, w, grad, bias, constant, *key[-3:], after, waits)
-            call = _alive[key] = _calls.make(key, lambda: _alive.get(key) or planned_call(request))
+            call = _alive[key] = _cache.calls.make(key, lambda: _alive.get(key) or planned_call(request))
         if by_size and type(call) is HostCall and not sizes.is_prepared(_layer_and_size(key)[0]):
             native.know(alive(w))
-        _store_last(part, w, facts, call)
+        _cache.store(part, facts, w, call)
     if type(call) is Pending:
         loaded = call.resolved(wait=current_policy().tier == "full")
         if loaded is None:
             return call
         key = key_of(part, geometry, x, w, grad, bias, constant, settings, after)
         call = _alive[key] = loaded
-        _calls.put(key, call)
-        _store_last(part, w, facts, call)
+        _cache.calls.put(key, call)
+        _cache.store(part, facts, w, call)
     if benchmark() and call.prepared is not None:
         autotune.consider(call.problem, call.device, chosen, call.prepared, ranks.many)
     return call
@@ -306,13 +259,6 @@ def prepared(keys: Iterable[tuple[Any, ...]]) -> None:
 
 def _sizes_decide(settings: Settings, chosen: Policy) -> bool:
     return settings.solver is None and settings.min_flops is None and tiers.by_size(chosen, TORCH)
-
-
-def _store_last(part: str, w: torch.Tensor, facts: tuple[Any, ...], call: Any) -> None:
-    known = _last[part]
-    if len(known) >= _MOST:
-        known.clear()
-    known[id(w)] = facts, call
 
 
 def key_of(

@@ -17,14 +17,14 @@ import torch
 
 from ...api.errors import ConvDispatchWarning
 from ...api.policy import DEFAULT
+from ...calls.arrays.stream_arrays import ALIGNMENT
+from ...calls.call import Call
 from ...calls.framework.sizes import MEETINGS
 from ...device import runtime
 from ...device.cuda.stream import BLOCKED
 from ...device.native import loading
 from .. import counting, settings
 from ..eager.bias_gradient import kernels_of
-from ..eager.cuda_stream import StreamCall
-from ..eager.host import HostCall
 from ..weights import still
 
 _X, _W, _GRAD, _BIAS, _RESIDUAL, _OUT, _NONE = range(7)
@@ -40,7 +40,6 @@ _SOURCES = {
 """By part and whether the convolution is transposed: x, w and y of its problem."""
 _PYTHONS: tuple[Any, ...] = ([], [], None, 0, False)
 """What is offered for a call that stays Python's."""
-_ALIGNMENT = 16
 _C: Any = torch._C
 _launcher: Any = None
 _settings = settings.DEFAULT
@@ -258,7 +257,7 @@ def _decision(
     as_it_lies = all(place != _GRAD for place, _ in laid)  # these kernels read it so, not the convolution's copy
     ours = kernels_of(grad) if with_sums and grad is not None and as_it_lies else None
     if ours is not None and grad is not None:
-        program = ours.launches.program(_launcher, ours.name, ours.context, (grad.shape[1],), (1,))
+        program = ours.launches.program(_launcher, ours.name, (grad.shape[1],), (1,))
         if program is None:
             return _PYTHONS
         steps.append((program, (_GRAD, _OUT), 2, False))
@@ -279,14 +278,14 @@ def _laid(
         form = torch.contiguous_format if tensor.ndim == 1 else parts[0][1].form
         if not tensor.is_contiguous(memory_format=form):
             found.append((place, torch.empty(tensor.shape, device="meta", memory_format=form).stride()))
-        elif tensor.data_ptr() % _ALIGNMENT:
+        elif tensor.data_ptr() % ALIGNMENT:
             return None
     return found
 
 
 def _program(call: Any) -> Any:
     """A kept call's launches as the native path takes them, made once; None where Python must run it."""
-    if type(call) not in (StreamCall, HostCall) or call.launches is None:
+    if not isinstance(call, Call) or call.launches is None:
         return None
     if not (call.backward_ready or not torch.is_grad_enabled()):
         return None

@@ -20,22 +20,13 @@ _MOST = 2**31
 """Elements of a tensor that the kernel takes."""
 
 
-def quick_depthwise(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> torch.Tensor | None:
+def quick_depthwise(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *geometry: Any) -> torch.Tensor | None:
     """The result of ``aten::convolution`` in PyTorch's memory format; None for what that kernel does not compute."""
-    lists = [_pair(each) for each in (stride, padding, dilation)]
-    if transposed or not _takes(x, w, groups, lists[1]):
+    layer = Geometry.of(*geometry)
+    lists = [_pair(each) for each in layer[:3]]
+    if layer.transposed or not _takes(x, w, layer.groups, lists[1]):
         return None
-    form = format_of(x, w, bias, Geometry.of(stride, padding, dilation, False, output_padding, groups))
+    form = format_of(x, w, bias, layer)
     y = _convolve(x.contiguous(), w.contiguous(), list(w.shape[2:]), bias, *lists)
     return y if form is torch.contiguous_format else y.clone(memory_format=form)  # of one pixel too
 
@@ -46,24 +37,20 @@ def quick_depthwise_backward(
     x: torch.Tensor,
     w: torch.Tensor,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    mask: Sequence[bool],
+    *geometry_and_mask: Any,
 ) -> tuple[torch.Tensor | None, ...] | None:
     """The same of ``aten::convolution_backward``, by PyTorch's own, ``theirs``."""
-    if transposed or grad.dtype != x.dtype or not _takes(x, w, groups, _pair(padding)):
+    *geometry, mask = geometry_and_mask
+    layer = Geometry.of(*geometry)
+    if layer.transposed or grad.dtype != x.dtype or not _takes(x, w, layer.groups, _pair(layer.padding)):
         return None
-    form = format_of(x, w, None, Geometry.of(stride, padding, dilation, False, output_padding, groups))
+    form = format_of(x, w, None, layer)
     if form is torch.contiguous_format and x.dtype in _WIDE:
         return None  # cuDNN is not asked
     wide = x.dtype if x.dtype in _WIDE else torch.float32
     try:
         plain = [each.to(wide).contiguous() for each in (grad, x, w)]
-        found = theirs(*plain, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask)
+        found = theirs(*plain, bias_sizes, *geometry_and_mask)
     except torch.OutOfMemoryError:  # copies take memory that cuDNN may not need
         return None
     of_x, of_w, of_bias = (each.to(x.dtype) if wanted else None for each, wanted in zip(found, mask, strict=True))

@@ -12,7 +12,7 @@ import torch
 
 from ...api import settings as environment
 from ...api.errors import ConvDispatchError, Frozen, InvalidArgument, InvalidPolicy, InvalidProblem
-from ...calls.framework.enabled import Enabled
+from ...calls.framework.enabled import Enabled as Enabled
 from ...calls.framework.fallback import Fallback
 from ...calls.framework.tiers import Compiling
 from ...device import runtime
@@ -22,8 +22,6 @@ from ..dynamo_frames import looks_on, unseen
 from ..settings import DEFAULT, Settings, checked
 from . import engine, native
 from .quick_depthwise import quick_depthwise, quick_depthwise_backward
-
-__all__ = ["TRACED", "Enabled", "disable", "enable", "original", "routed", "settings_in_force"]
 
 TRACED = (
     "torch.jit.trace records PyTorch's own kernels: inside enable() a call of ours would be a constant of the graph"
@@ -116,7 +114,7 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
             counting.left(operator, runtime.FORKED)
             return original.call_boxed(keys, *arguments)
         try:
-            result = compute(*arguments, _in_force or DEFAULT)
+            result = compute(*arguments, settings=_in_force or DEFAULT)
         except Exception as error:
             theirs = functools.partial(original.call_boxed, keys)
             quick = (
@@ -167,7 +165,7 @@ def routed(
         counting.left(operator, runtime.FORKED)
         return theirs()
     try:
-        result = compute(*arguments, settings or DEFAULT)
+        result = compute(*arguments, settings=settings or DEFAULT)
     except Exception as error:
         return _declined(error, operator, theirs, quick)
     counting.ours(operator)

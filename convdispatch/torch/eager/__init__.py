@@ -1,1 +1,11 @@
-"""One operator call at a time: on the host's memory, on a CUDA stream, or on OpenCL's buffers."""
+"""One operator call at a time: a request becomes the call that computes it, or the reason why PyTorch's does.
+A new device's tensors become an adapter here.
+
+- ``bias_gradient``: a bias' gradient.
+- ``cuda_stream``: CUDA tensors on PyTorch's stream.
+- ``host``: tensors in host memory.
+- ``opencl_call``: calls on the device "opencl".
+- ``opencl_tensors``: tensors of that device.
+- ``planning``: chooses among them, and says why not.
+- ``recorded_launches``: kernels beside convolutions on PyTorch's stream.
+"""

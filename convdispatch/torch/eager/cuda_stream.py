@@ -1,10 +1,11 @@
-"""One problem on a CUDA device: OpenCL's programs, launched on PyTorch's current stream over PyTorch's memory.
+"""PyTorch's CUDA tensors as a call sees them, and the call of an operator on PyTorch's current stream.
 
 Workspaces come from PyTorch's caching allocator, so a CUDA graph takes them into its own pool. Nothing waits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,12 +13,11 @@ import torch
 from ...api.errors import NoDevice
 from ...api.problem import ConvProblem
 from ...calls.arrays.known_libraries import library_of
+from ...calls.arrays.stream_arrays import ALIGNMENT
 from ...calls.framework.fallback import Fallback
-from ...calls.framework.problem import FrameworkProblem
-from ...calls.stream_plan import ALIGNMENT, StreamPlan, launched
-from ...device.cuda.ptx import Unlaunchable
-from ...device.cuda.stream import BLOCKED
-from ...selection.prepared import Constant
+from ...calls.framework.host import refuse_dtype
+from ...calls.stream_call import StreamCall
+from ...device.cuda.stream import CudaMemory, CudaStream
 from ..counting import solved
 
 CAPTURED = "new while a CUDA graph was captured: run the model once before, so that its programs are there"
@@ -37,129 +37,75 @@ def device(tensor: torch.Tensor) -> Any:
     return stream_of(tensor).device
 
 
-class StreamCall(FrameworkProblem):
-    """As ``HostCall``, on the current stream of the tensors' device; returns at once."""
+class StreamTensors:
+    """Tensors of one memory format on a device; see ``StreamArrays``. Results are new tensors like ``like``, of
+    PyTorch's ``shape`` and ``strides``."""
 
-    def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> None:
-        stream = stream_of(like)
-        super().__init__(problem, stream.device)
-        self.shape, self.form = shape, form
-        self.dtype, self.where, self.number = like.dtype, like.device, like.get_device()
+    copies = False
+
+    def __init__(self, library: Any, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> None:
+        self._library, self.shape, self._form = library, shape, form
+        self._dtype, self._device, self._number = like.dtype, like.device, like.get_device()
         self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
-        self.library: Any = library_of(torch.Tensor)
-        self.prepared: Any = None
-        self.plan: Any = None
-        self.launches: Any = None
-        """The plan's, where launches are all it gives."""
-        self.native: Any = None
-        """The same for the native call path; False for what that does not take."""
-        self.context = stream.place.cuda.context.value
-        self.packs, self.packed_key, self.name = False, 0, self.solver
-        if self.empty:
-            return
-        with stream.current():
-            if stream.capturing():
-                raise Fallback(CAPTURED, lasting=False)
-            plan = self.plan = StreamPlan(problem, stream)
-            try:
-                plan.load(stream)
-            except Unlaunchable as error:
-                raise Fallback(f"{plan.name} cannot run on a CUDA stream: {error}") from None
-        self.prepared, self.launches, self.name = plan.prepared, plan.launches, plan.name
-        self.packs, self.packed_key = plan.packs, plan.packed_key
+        self.is_current = library.is_current
 
-    def program(self, launcher: Any) -> Any:
-        """The launches as the native call path takes them, made once; None for what that does not take."""
-        if self.native is None:
-            made = self.launches.program(launcher, self.name, self.context, self.shape, self.strides)
-            self.native = made or False
-        return self.native or None
+    def stream(self, tensor: torch.Tensor) -> CudaStream:
+        return self._library.stream(tensor, self._number)  # type: ignore[no-any-return]
 
-    def __call__(
-        self,
-        x: torch.Tensor | None,
-        w: torch.Tensor | None,
-        y: torch.Tensor | None,
-        bias: torch.Tensor | None = None,
-        constant: Constant | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Give the call to the stream; the tensor that will be written."""
-        out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.where)
-        if self.empty:
-            return out.zero_()
-        given: list[Any] = [x, w, y]
-        given[self.written] = out
-        if self.launches is None or not self._launched(given, bias, constant, residual):
-            self._take(given, bias, constant, residual)
-        solved(self.name)
-        return out
+    def allocate(self, lead: torch.Tensor, stream: CudaStream) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self._dtype, device=self._device)
 
-    def _launched(
-        self,
-        given: list[torch.Tensor],
-        bias: torch.Tensor | None,
-        constant: Constant | None,
-        residual: torch.Tensor | None,
-    ) -> bool:
-        """Whether the operands lay as kernels take them, and the plan's launches were given: most calls are so."""
-        form = self.form
-        for place in self.read:
-            if not given[place].is_contiguous(memory_format=form):
-                return False
-        addresses = [tensor.data_ptr() for tensor in given]
-        if constant is not None and self.packs:
-            addresses[1] = constant.addresses.get(self.packed_key, 1)
-        beside = added = 0
-        if bias is not None:
-            if not bias.is_contiguous():
-                return False
-            beside = bias.data_ptr()
-        if residual is not None:
-            if not residual.is_contiguous(memory_format=form):
-                return False
-            added = residual.data_ptr()
-        if (addresses[0] | addresses[1] | addresses[2] | beside | added) % ALIGNMENT:
-            return False
-        stream = self.library.stream(given[self.written], self.number)
-        if not self.library.is_current(stream):
-            return False
-        stream.place.recent.append(self.name)
-        addresses += (beside, added)
-        if not launched(self.launches, stream, addresses):
-            return False
-        if BLOCKED:
-            stream.check()
-        return True
+    def addresses(
+        self, operands: Sequence[torch.Tensor], bias: Any, residual: Any, stream: CudaStream
+    ) -> list[int] | None:
+        form = self._form
+        for tensor in operands:
+            if not tensor.is_contiguous(memory_format=form):
+                return None
+        found = [tensor.data_ptr() for tensor in operands]
+        if bias is None:
+            found.append(0)
+        elif bias.is_contiguous():
+            found.append(bias.data_ptr())
+        else:
+            return None
+        if residual is None:
+            found.append(0)
+        elif residual.is_contiguous(memory_format=form):
+            found.append(residual.data_ptr())
+        else:
+            return None
+        return found
 
-    def pack(self, w: torch.Tensor, constant: Constant) -> None:
-        """Pack weights that are promised to stay, before a call asks for them. Raises as a call does."""
-        if not self.packs or self.packed_key in constant.addresses:
-            return
-        w = self._ready(w, self.form)
-        stream = self.library.stream(w, self.number)
-        with stream.current():
-            self.plan.packed(constant, stream, w.data_ptr())
-
-    def _take(self, given: list[Any], bias: Any, constant: Constant | None, residual: Any) -> None:
-        """Give the call to the stream, whatever its operands' memory is like."""
-        for place in self.read:
-            given[place] = self._ready(given[place], self.form)
-        if bias is not None:
-            bias = self._ready(bias, torch.contiguous_format)
-        if residual is not None:
-            residual = self._ready(residual, self.form)
-        stream = self.library.stream(given[self.written], self.number)
-        with stream.current():
-            try:
-                beside = [0 if each is None else each.data_ptr() for each in (bias, residual)]
-                self.plan.run(stream, [*(tensor.data_ptr() for tensor in given), *beside], constant)
-            except Unlaunchable as error:  # of constant weights' packing, before anything else ran
-                raise Fallback(f"{self.solver} cannot run on a CUDA stream: {error}") from None
-
-    def _ready(self, tensor: Any, form: Any) -> Any:
+    def memory(
+        self, tensor: torch.Tensor, stream: CudaStream, size: int, out: bool = False, of_bias: bool = False
+    ) -> CudaMemory:
+        form = torch.contiguous_format if of_bias else self._form
         if not tensor.is_contiguous(memory_format=form):
             tensor = tensor.contiguous(memory_format=form)
         if tensor.data_ptr() % ALIGNMENT:
             tensor = tensor.clone(memory_format=torch.preserve_format)
-        return tensor
+        return CudaMemory(tensor.data_ptr(), size, tensor)
+
+    def finished(self, made: torch.Tensor, stream: CudaStream) -> torch.Tensor:
+        return made
+
+    def keep(self, stream: CudaStream, held: Any) -> None:
+        """PyTorch's allocator keeps the stream's order."""
+
+
+def stream_call(problem: ConvProblem, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> StreamCall:
+    """The call of an operator that writes a tensor of a shape, of the dtype and on the device of ``like``.
+
+    Raises Fallback.
+    """
+    stream = stream_of(like)
+    refuse_dtype(problem, stream.device)
+    tensors = StreamTensors(library_of(torch.Tensor), shape, form, like)
+    if problem.mb:
+        with stream.current():
+            if stream.capturing():
+                raise Fallback(CAPTURED, lasting=False)
+    call = StreamCall(problem, stream, tensors, count=solved)
+    call.form, call.shape = form, shape
+    return call

@@ -1,165 +1,88 @@
-"""One problem on the CPU: kernels take the tensors' own memory, and the result is there when the call returns."""
+"""PyTorch's tensors in host memory as a call sees them, and the call of an operator on a CPU."""
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 import torch
 
 from ...api.problem import ConvProblem
-from ...calls.bound_call import Call
-from ...calls.fast_path import host_fast_path
-from ...calls.framework.host import HostProblem, cpu_device
+from ...calls.framework.host import cpu_device, refuse_dtype
+from ...calls.host_call import HostCall
 from ...device import runtime
 from ...device.commands import host_memory
-from ...device.places import intraop
-from ...measurement import first_sight
-from ...selection.prepared import Constant
+from ...selection.prepared import operand_sizes
 from ..cores import share_cores
 from ..counting import solved
 
-_OFTEN = 4
-"""Calls of a problem by OpenCL's own threads from which on PyTorch's leave them the cores."""
-_SMALL = 1 << 16
-"""Bytes of a result below which NumPy makes it."""
-_POOLED = 1 << 25
-"""Bytes of a result from which on it is from the device's pool: the C library maps such memory anew each time. Below,
-PyTorch's own is what the operator before just let go, and warm."""
+SMALL_BYTES = 1 << 16
+"""A result of fewer bytes is allocated by NumPy, in half of torch.empty's time."""
+POOLED_BYTES = 1 << 25
+"""A result of so many bytes or more is from the device's pool: the C library maps such memory anew each time. Below,
+PyTorch's own memory is what the operator before just let go, and warm."""
 
 
-class HostCall(HostProblem):
-    """``call(x, w, y, bias, constant)`` computes what ``problem`` writes; the tensor in its place is ignored.
+class HostTensors:
+    """Tensors of one memory format; see HostArrays. Results have PyTorch's ``shape`` and ``strides``."""
 
-    ``shape`` is the result's as PyTorch counts, ``form`` the memory format of all tensors.
-    """
-
-    def __init__(self, problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> None:
-        self.shape, self.form, self.dtype = shape, form, dtype
-        where = cpu_device()
-        first_sight.seen(where)
-        super().__init__(problem, where)
-        size = self.sizes[self.written]
-        self._pool = host_memory.pool_of(self.device) if self.shared and size >= _POOLED else None
-        # None where memory is not small, in another order, or of a dtype that NumPy has not.
-        plain = size < _SMALL and problem.layout == "nchw" and dtype is not torch.bfloat16
+    def __init__(
+        self, problem: ConvProblem, device: cl.Device, shape: tuple[int, ...], form: Any, dtype: torch.dtype
+    ) -> None:
+        self.shape, self._form, self.dtype, self._device, self._layout = shape, form, dtype, device, problem.layout
+        self._out_shape, self._size = problem.out_shape, operand_sizes(problem)["xwy".index(problem.written)]
+        self._pooled = host_memory.has_system_svm(device) and self._size >= POOLED_BYTES
+        # None where memory is not small, in another order, or of a dtype that NumPy lacks.
+        plain = self._size < SMALL_BYTES and problem.layout == "nchw" and dtype is not torch.bfloat16
         self._small = np.dtype(problem.dtype) if plain else None
-        self._back: Any = None
-        self.launches: Any = None
-        """The plan's, once they are known, where launches are all it gives."""
-        self.native: Any = None
-        """The same for the native call path; False for what that does not take."""
-        self.strides = torch.empty(shape, device="meta", memory_format=form).stride()
-        self.packed_key, self.packs = 0, self.prepared is not None and bool(self.prepared.packed_size)
-        if problem.layout == "nhwc":
-            ndim = len(shape)
-            self._back = (0, ndim - 1, *range(1, ndim - 1))
-        self._views: Any = None
-        self._fast_path = self._make_fast_path() if self.shared else None
-        self._solver, self._long_ways = self.solver, 0
+        strides = torch.empty(shape, device="meta", memory_format=form).stride()
+        self.strides = None if self._pooled else strides  # the native call path allocates by PyTorch alone
 
-    def _make_fast_path(self) -> Any:
-        form, owner = self.form, weakref.ref(self)
+    def input_address(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr() if tensor.is_contiguous(memory_format=self._form) and not tensor.is_neg() else 0
 
-        def address(tensor: torch.Tensor) -> int:
-            return tensor.data_ptr() if tensor.is_contiguous(memory_format=form) and not tensor.is_neg() else 0
+    output_address = input_address
 
-        def of_bias(bias: torch.Tensor) -> int:
-            return bias.data_ptr() if bias.is_contiguous() and not bias.is_neg() else 0
+    def bias_address(self, bias: torch.Tensor) -> int:
+        return bias.data_ptr() if bias.is_contiguous() and not bias.is_neg() else 0
 
-        def make() -> tuple[torch.Tensor, int]:
-            made = owner().result()  # type: ignore[union-attr]
-            return made, made.data_ptr()
+    def allocate(self) -> tuple[torch.Tensor, int]:
+        """See HostArrays; pooled memory is used again once nothing holds it."""
+        made = self._allocated()
+        return made, made.data_ptr()
 
-        return host_fast_path(self, address, address, make, of_bias, apart=share_cores)
-
-    def program(self, launcher: Any) -> Any:
-        """The launches as the native call path takes them, made once; None for what that does not take."""
-        if self.native is None:
-            pooled = self._pool is not None
-            made = None if pooled else self.launches.program(launcher, self._solver, self.shape, self.strides)
-            self.native = made or False
-        if self.native:
-            intraop.lend_queues(self.device)
-        return self.native or None
-
-    def result(self) -> torch.Tensor:
-        """A new tensor for the result; its memory is used again once nothing holds it."""
+    def _allocated(self) -> torch.Tensor:
         if self._small is not None and not torch._C._is_torch_function_mode_enabled():
-            return torch.from_numpy(np.empty(self.shape, self._small))  # in half of torch.empty's time
-        if self._pool is None or torch._C._is_torch_function_mode_enabled():
-            return torch.empty(self.shape, dtype=self.dtype, device="cpu", memory_format=self.form)
-        lease = host_memory.lease(self.device, self.sizes[self.written])
-        flat = torch.frombuffer(lease, dtype=self.dtype)
-        if self._back is None:
+            return torch.from_numpy(np.empty(self.shape, self._small))
+        if not self._pooled or torch._C._is_torch_function_mode_enabled():
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu", memory_format=self._form)
+        flat = torch.frombuffer(host_memory.lease(self._device, self._size), dtype=self.dtype)
+        if self._layout == "nchw":
             return flat.view(self.shape)
-        return flat.view(self.problem.out_shape).permute(self._back)
+        ndim = len(self.shape)
+        return flat.view(self._out_shape).permute(0, ndim - 1, *range(1, ndim - 1))
 
-    def __call__(
-        self,
-        x: torch.Tensor | None,
-        w: torch.Tensor | None,
-        y: torch.Tensor | None,
-        bias: torch.Tensor | None = None,
-        constant: Constant | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Run; waits."""
-        given: list[Any] = [x, w, y]
-        out = self._short(given, bias, constant, residual)
-        if out is not None:
-            return out
-        if self.empty:
-            return self.result().zero_()
-        for place in self.read:
-            given[place] = self._ready(given[place], self.form)
-        bias = None if bias is None else self._ready(bias, torch.contiguous_format)
-        residual = None if residual is None else self._ready(residual, self.form)
-        out = self._short(given, bias, constant, residual)
-        if out is None:  # the device takes no pointers of the host's
-            out = given[self.written] = self.result()
-            self._run_by_views(given, bias, residual)
-        return out
+    def compact(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+        form = self._form if tensor.ndim > 1 else torch.contiguous_format
+        copy = tensor.contiguous(memory_format=form).resolve_neg()
+        return copy, copy.data_ptr()
 
-    @staticmethod
-    def _ready(tensor: torch.Tensor, form: Any) -> torch.Tensor:
-        return tensor.contiguous(memory_format=form).resolve_neg()
+    def view(self, tensor: torch.Tensor) -> np.ndarray:
+        """See HostArrays; bytes' worth alone for bfloat16, which NumPy lacks."""
+        return tensor.detach().view(torch.int16 if tensor.dtype is torch.bfloat16 else tensor.dtype).numpy()
 
-    def _short(self, given: list[Any], bias: Any, constant: Constant | None, residual: Any) -> torch.Tensor | None:
-        """By the fast path; None where it does not serve."""
-        if self._fast_path is None:
-            return None
-        lead, other = self.read
-        out = self._fast_path(given[lead], given[other], None, self._queue(), bias, constant, residual)
-        if out is not None:
-            solved(self._solver)
-        return out  # type: ignore[no-any-return]
-
-    def _run_by_views(self, given: list[Any], bias: Any, residual: Any) -> None:
-        """As NumPy's arrays, for a device that takes no pointers of the host's."""
-        views = [_view(tensor, self.problem.layout) for tensor in given]
-        bias = None if bias is None else _view(bias, "nchw")
-        residual = None if residual is None else _view(residual, self.problem.layout)
-        queue = runtime.queue(self.device)
-        if self._views is None:
-            names = ("x", "w", "y")
-            kind = Call.kind_of(views, bias, residual, self.problem.direction, names)
-            problem = self.problem.replace(constant_weights=False)
-            self._views = Call(problem, kind, bias, residual, queue, views)
-        self._views(*views, bias, residual, queue)
-        self._long_ways += 1
-        if self._long_ways == _OFTEN:  # not for the call or two by which a fused model is compared with its layers
-            share_cores()
-        solved(self.solver)
+    def finished(self, made: torch.Tensor, lead: torch.Tensor) -> torch.Tensor:
+        return made
 
 
-def _view(tensor: torch.Tensor, layout: str) -> np.ndarray:
-    tensor = tensor.detach()
-    if layout == "nhwc" and tensor.ndim > 2:
-        tensor = tensor.permute(0, *range(2, tensor.ndim), 1)
-    if tensor.dtype == torch.bfloat16:  # NumPy has it by ml_dtypes alone
-        import ml_dtypes
-
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+def host_call(problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> HostCall:
+    """The call of an operator that writes a tensor of a shape. Raises Fallback."""
+    device = cpu_device()
+    refuse_dtype(problem, device)
+    tensors = HostTensors(problem, device, shape, form, dtype)
+    call = HostCall(problem, runtime.context(device), tensors, in_pytorch=True, count=solved)
+    call.form, call.shape = form, shape
+    if call.launches is not None and not call.launches.intraop:
+        share_cores()
+    return call

@@ -18,7 +18,7 @@ from .. import counting, ranks
 from ..captures import capturing
 from ..geometry import DTYPES, FORMATS, Geometry, format_of, problem_of
 from ..settings import Settings, math_of
-from .host import HostCall
+from .host import host_call
 
 PLAIN: tuple[str | None, bool] = (None, False)
 """What follows a convolution: no activation, nothing added."""
@@ -46,8 +46,8 @@ class CallRequest(NamedTuple):
     """Whether the call waits for its kernel on a CPU, where nothing else was asked for; see ``framework.sizes``."""
 
 
-class FallbackCall:
-    """A call that is PyTorch's, each time."""
+class LeftToPyTorch:
+    """In a call's place where PyTorch's own kernel is to run each time, and the reason why."""
 
     prepared = None
     shape = None
@@ -65,15 +65,18 @@ class FallbackCall:
 
 
 def planned_call(request: CallRequest) -> Any:
-    """``call(x, w, y, bias, constant)`` for tensors like those. Raises Fallback where this one call is PyTorch's."""
+    """``call(x, w, y, bias, constant, residual)`` for tensors like those.
+
+    Raises Fallback where this one call is PyTorch's.
+    """
     try:
         call = _call(request)
     except NoSolver as error:
-        return FallbackCall(str(error).splitlines()[0])
+        return LeftToPyTorch(str(error).splitlines()[0])
     except Fallback as left:
         if not left.lasting:
             raise
-        return FallbackCall(str(left))
+        return LeftToPyTorch(str(left))
     call.backward_ready = request.part != "forward" or not ranks.many()
     return call
 
@@ -99,20 +102,20 @@ def _call(request: CallRequest) -> Any:
     shape = {"data": x.shape, "weights": w.shape}.get(request.part) or _result_shape(problem, last)
     with policy(solver=request.chosen.solver, deterministic=request.chosen.deterministic):
         if x.is_cuda:
-            from .cuda_stream import StreamCall, device
+            from .cuda_stream import device, stream_call
 
             ranks.agree(problem, lambda: device(x), x)
             like = torch.empty(0, dtype=x.dtype, device=x.device)  # what is made later must not hold x
-            where, build = tiers.timed(lambda: device(x)), _under(request, StreamCall, problem, shape, form, like)
+            where, build = tiers.timed(lambda: device(x)), _under(request, stream_call, problem, shape, form, like)
             return tiers.first(where, problem, request.chosen, build, TORCH, on_cuda=True)
         if x.device.type == "opencl":
-            from .opencl_buffers import BufferCall
+            from .opencl_call import OpenClTensors
 
-            return BufferCall(problem, tuple(shape), x.dtype)
+            return OpenClTensors(problem, tuple(shape), x.dtype)
         if not x.is_cpu:
             raise Fallback(f"no engine here runs on {x.device.type}")
         ranks.agree(problem, cpu_device)
-        build = _under(request, HostCall, problem, shape, form, x.dtype)
+        build = _under(request, host_call, problem, shape, form, x.dtype)
         where = cpu_device()
         if not request.waits:
             return tiers.aside(where, problem, request.chosen, build, TORCH)

@@ -13,19 +13,17 @@ import torch
 
 from ...api.errors import BuildFailed
 from ...calls.arrays.known_libraries import library_of
+from ...calls.arrays.stream_arrays import ALIGNMENT
 from ...calls.framework.fallback import Fallback
+from ...calls.stream_call import launched as given_on
 from ...device import runtime
 from ...device.commands.recording import Recording, Slot
 from ...device.cuda.ptx import Unlaunchable
 from ...device.cuda.stream import BLOCKED
-from ...device.cuda_driver import NO_CONTEXT, CudaError
 from ...device.executable import Executable
 from ...device.places.stream import StreamPlace
 from .cuda_stream import CAPTURED, stream_of
-from .planning import FallbackCall
-
-_ALIGNMENT = 16
-"""Bytes that kernels read at once, at most."""
+from .planning import LeftToPyTorch
 
 
 class Launched:
@@ -51,39 +49,30 @@ class Launched:
             except (BuildFailed, Unlaunchable) as error:
                 raise Fallback(f"{name} cannot run on a CUDA stream: {str(error).splitlines()[0]}") from None
         assert launches is not None, "kernels beside convolutions are launches alone"
-        self.launches, self.context = launches, stream.place.cuda.context.value
+        self.launches = launches
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Raises Fallback for memory that begins elsewhere than at a multiple of 16 bytes."""
         addresses = [tensor.data_ptr() for tensor in tensors]
-        if any(address % _ALIGNMENT for address in addresses):
+        if any(address % ALIGNMENT for address in addresses):
             raise Fallback("a tensor begins at no multiple of 16 bytes", lasting=False)
         stream: Any = self.library.stream(tensors[0], self.number)
         stream.place.recent.append(self.name)
-        if not self.library.is_current(stream) or not self._given(stream, addresses):
+        # PyTorch may believe that this thread has the device's context before it is so.
+        if not self.library.is_current(stream) or not given_on(self.launches, stream, [*addresses]):
             with stream.current():
                 self.launches.run(stream, addresses)
         if BLOCKED:
             stream.check()
 
-    def _given(self, stream: Any, addresses: list[int]) -> bool:
-        """Whether this thread has the device's context, which PyTorch may believe before it is so."""
-        try:
-            self.launches.run(stream, [*addresses])
-        except CudaError as error:
-            if error.status != NO_CONTEXT:
-                raise
-            return False
-        return True
-
 
 def launched(
     name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Any]
-) -> Launched | FallbackCall:
+) -> Launched | LeftToPyTorch:
     """As ``Launched``; where each such call is PyTorch's, what says so. Raises Fallback for this one call."""
     try:
         return Launched(name, like, sizes, enqueue)
     except Fallback as left:
         if not left.lasting:
             raise
-        return FallbackCall(str(left))
+        return LeftToPyTorch(str(left))

@@ -1,1 +1,24 @@
-"""Whole models: layers replaced in place, or traced or recorded, fused and run as an inference form."""
+"""Graphs of ATen operators, as Dynamo captures them, turned into what computes them: an inference form of ours, or
+inductor's code with or without our convolutions. A new operator of forms goes to the ``aten_`` module of its kind.
+
+- ``aten_formulas``: operators that are formulas of elements.
+- ``aten_net``: a graph as a net of ours, operator by operator.
+- ``aten_norms``: norms by a picture's own statistics, attention, pools.
+- ``aten_places``: operators that return places of elements, and those that take them.
+- ``aten_shapes``: operators that move elements.
+- ``channels_last``: the layout of graphs that learn.
+- ``constants``: which inputs are weights, and whether they have changed.
+- ``conversion``: ``convert``.
+- ``engine_choice``: the race of a form and inductor, and its stored verdict.
+- ``epilogues``: convolutions with what follows them as our operators.
+- ``forms``: what runs a graph, for each set of input shapes.
+- ``inductor``: what inductor compiles, and graphs operator by operator.
+- ``operator_table``: the table of operators that forms have.
+- ``preparing``: a graph's kernels, compiled side by side.
+- ``prologue``: what PyTorch computes of integers before a form runs.
+- ``quantized``: graphs that PT2E has quantized.
+- ``report``: ``fusion``.
+- ``specialised``: a graph for the sizes and weights of one call.
+- ``tuning``: ``mode="max-autotune"``.
+- ``upsampling``: upsampling kept whole.
+"""

@@ -15,12 +15,9 @@ from ...elementwise import apply
 from ...nn import functional
 from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
-from .formats import of_its_type, order_of
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
-
-__all__ = ["AtenNet", "Missing"]
 
 
 class AtenNet:
@@ -85,7 +82,7 @@ class AtenNet:
                 raise Missing(f"{name} makes something else than {dtype}")
             for part in parts:
                 if part in self._constants and name not in DEQUANTIZING:
-                    self._constants[part] = of_its_type(self._constants[part], dtype, name)
+                    self._constants[part] = _of_its_type(self._constants[part], dtype, name)
         self._prologue.finish(self.root, self._constants, dtype)
         asked = (a for a in self._results if isinstance(a, torch.fx.Node) and a.op != "placeholder")
         computed = dict.fromkeys(each for each in asked if each not in self._prologue and each not in self._constants)
@@ -97,7 +94,7 @@ class AtenNet:
         for node in self._prologue.feeds:
             if node.meta["val"].dtype != dtype and node.meta["val"].ndim:
                 raise Missing(f"an input of {node.meta['val'].dtype} beside numbers of {dtype}")
-        self._orders = [order_of(each.meta["val"]) for each in self._computed]
+        self._orders = [_order_of(each.meta["val"]) for each in self._computed]
 
     def lies_otherwise(self) -> bool:
         """Whether an answer may lie in memory otherwise than its axes follow: fake tensors lie where others do not."""
@@ -107,7 +104,7 @@ class AtenNet:
         """Lets results lie in memory as these, the graph's own, do."""
         for node, own in zip(self._results, results, strict=True):
             if node in self._computed:
-                self._orders[self._computed[node]] = order_of(own)
+                self._orders[self._computed[node]] = _order_of(own)
 
     def given(self, inputs: Sequence[torch.Tensor]) -> dict[torch.fx.Node, torch.Tensor]:
         """What a call is given, and what PyTorch makes of its integers, by node."""
@@ -152,6 +149,24 @@ class AtenNet:
             array = constant.detach().contiguous().numpy()
             self._moved[id(constant)] = constant, Tensor.from_numpy(array, self.queue)
         return self._moved[id(constant)][1]
+
+
+def _of_its_type(constant: torch.Tensor, dtype: torch.dtype, operator: str) -> torch.Tensor:
+    """A constant as an operator whose numbers are ``dtype`` takes it: one number alone has no say in a result's type.
+    Raises Missing for numbers of another type, as weights that PyTorch refuses for such an input."""
+    if not isinstance(constant, torch.Tensor) or not constant.is_floating_point() or constant.dtype == dtype:
+        return constant
+    if constant.ndim or dtype not in (torch.float32, torch.float64):  # narrow ones are computed in float32
+        raise Missing(f"{operator} takes numbers of {constant.dtype} with those of {dtype}")
+    return constant.to(dtype)
+
+
+def _order_of(x: torch.Tensor) -> tuple[int, ...] | None:
+    """A tensor's axes, the outermost in memory first; None where that is their order, or where there are gaps."""
+    if x.is_contiguous() or not x.is_floating_point():
+        return None
+    order = sorted(range(x.ndim), key=lambda axis: -x.stride(axis))
+    return tuple(order) if x.permute(order).is_contiguous() else None
 
 
 def _viewed(node: torch.fx.Node) -> torch.fx.Node:
@@ -260,31 +275,6 @@ def _item(net: AtenNet, values: Any, number: int) -> Any:
     if number >= len(values):
         raise Missing("more than an operator's first result")
     return values[number]
-
-
-@operator("aten.max_pool2d_with_indices.default")
-def _max_pool(
-    net: AtenNet, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
-) -> Any:
-    kernel, stride, padding, dilation = map(_pair, (kernel, stride or kernel, padding, dilation))
-    return (functional.max_pool(x, kernel, stride, padding, dilation=dilation, ceil_mode=ceil),)
-
-
-@operator("aten.avg_pool2d.default")
-def _avg_pool(
-    net: AtenNet,
-    x: Any,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = (0,),
-    ceil: bool = False,
-    count_pad: bool = True,
-    divisor: Any = None,
-) -> Tensor:
-    if divisor is not None:
-        raise Missing("an average with a divisor of its own")
-    kernel, stride, padding = map(_pair, (kernel, stride or kernel, padding))
-    return functional.avg_pool(x, kernel, stride, padding, ceil_mode=ceil, count_include_pad=count_pad)
 
 
 def _pair(values: Any) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""ATen's norms by a picture's own statistics, slopes, products of matrices, attention, pooling of volumes, as ours."""
+"""ATen's norms by a picture's own statistics, slopes, products of matrices, attention, pooling, as ours."""
 
 from __future__ import annotations
 
@@ -93,16 +93,15 @@ def _safe_softmax(net: Any, x: Any, axis: int, dtype: Any = None) -> Tensor:
     return apply("where(m < b, 0, y)", m=most, y=functional.softmax(x, axis), b=least)
 
 
-@operator("aten.max_pool3d_with_indices.default")
+@operator("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
 def _max_pool(
     net: Any, x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
 ) -> Any:
-    kernel, stride, padding, dilation = map(_three, (kernel, stride or kernel, padding, dilation))
-    pads = [(pad, pad) for pad in padding]
+    kernel, stride, pads, dilation = _windows(x, kernel, stride, padding, dilation)
     return (functional.pool("max", x, kernel, stride, pads, dilation=dilation, ceil_mode=ceil),)
 
 
-@operator("aten.avg_pool3d.default")
+@operator("aten.avg_pool2d.default", "aten.avg_pool3d.default")
 def _avg_pool(
     net: Any,
     x: Any,
@@ -115,11 +114,13 @@ def _avg_pool(
 ) -> Tensor:
     if divisor is not None:
         raise Missing("an average with a divisor of its own")
-    kernel, stride, padding = map(_three, (kernel, stride or kernel, padding))
-    pads = [(pad, pad) for pad in padding]
+    kernel, stride, pads, _ = _windows(x, kernel, stride, padding, (1,))
     return functional.pool("average", x, kernel, stride, pads, ceil_mode=ceil, count_include_pad=count_pad)
 
 
-def _three(values: Any) -> list[int]:
-    values = list(values)
-    return values if len(values) == 3 else values * 3
+def _windows(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Any, Any, Any, Any]:
+    """A pooling's numbers for each axis of space; ATen gives one number for all, and no stride for the kernel's."""
+    ndim = x.ndim - 2
+    each = ([*v] * ndim if len(v) == 1 else [*v] for v in (kernel, stride or kernel, padding, dilation))
+    kernel, stride, padding, dilation = each
+    return kernel, stride, [(pad, pad) for pad in padding], dilation

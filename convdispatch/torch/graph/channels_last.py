@@ -15,8 +15,6 @@ from torch import fx
 from ..geometry import FORMATS
 from ..settings import switches
 
-__all__ = ["lay_channels_last", "pays"]
-
 _CONVOLUTIONS = {torch.conv2d, torch.conv3d, torch.nn.functional.conv2d, torch.nn.functional.conv3d}
 
 

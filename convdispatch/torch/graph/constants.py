@@ -23,8 +23,6 @@ from torch import fx
 from .. import data_reads
 from ..sampled import Sample, together
 
-__all__ = ["Constants", "WeightSets", "packed_inputs"]
-
 _WEIGHT_OPERANDS: dict[str, tuple[int, ...]] = {
     "aten.convolution.default": (1, 2),
     "convdispatch.convolution.default": (1, 2),

@@ -21,8 +21,6 @@ from ...device.garbage import collection_put_off
 from ..dynamo_frames import unseen
 from ..modules import swap
 
-__all__ = ["Compiled", "convert"]
-
 RECOMPILE_LIMIT = 64
 """Graphs that Dynamo makes of one converted module before it runs the module's own code; PyTorch's default is 8."""
 

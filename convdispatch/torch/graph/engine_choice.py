@@ -1,26 +1,32 @@
-"""Which engine computes an inference graph on a CPU: a form of ours, or inductor with our convolutions in it.
+"""Which engine computes an inference graph on a CPU: a form of ours, or PyTorch's inductor.
 
-Forms win where convolutions are most of the work. Where matrix products and attention are, neither wins always, so both
-are built and timed on the call's own inputs.
+Forms win where convolutions are most of the work. Where matrix products and attention are, neither wins always: both
+are built and timed on the call's own inputs, and the decision store keeps the verdict, so that the next process builds
+the winner alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-__all__ = ["convolution_share", "faster"]
+from ...calls.framework.host import cpu_device
+from ...device.cache.artifact_store import key_of
+from ...device.runtime import device_info
+from ...inference import choice_cache
+from ...inference.form_benchmark import Verdict, verdict_of
 
-MIN_CONVOLUTION_SHARE = 0.8
-"""Share of a graph's multiply-adds in convolutions from which on a form is taken without a race. Measured, share and a
-form's speed in multiples of inductor's: TinyNet-A 1.00 and 2.0, MambaOut-F 0.16 and 0.98, XCiT-N 0.10 and 0.48; the
-exception is Visformer-T, 0.95 and 0.93, whose products are 1x1 convolutions."""
-RUNS = 5
-"""Timed calls of each engine, in turns; the least counts."""
+MIN_CONVOLUTION_SHARE = 0.97
+"""Share of a graph's multiply-adds in convolutions from which on a form is taken without a race. Shares, and a form's
+speed in multiples of inductor's: TinyNet-A 1.00 and 2.0, Visformer-T 0.95 and 0.65, MambaOut-F 0.16 and 1.2, XCiT-N
+0.10 and 1.26, FocalNet-T 0.03 and 0.68."""
+RUNS = 4
+"""Timed calls of each engine in one of a race's two series; the least counts."""
+ENGINES = ("form", "inductor")
 
 
 def convolution_share(graph: fx.GraphModule) -> float:
@@ -41,14 +47,44 @@ def convolution_share(graph: fx.GraphModule) -> float:
     return convolutions / (convolutions + others) if convolutions + others else 1.0
 
 
-def faster(candidates: Sequence[Callable[[Sequence[torch.Tensor]], Any]], inputs: Sequence[torch.Tensor]) -> int:
-    """The position of the candidate whose call is shortest; each is called once before."""
+def faster(candidates: Sequence[Callable[[Sequence[torch.Tensor]], Any]], inputs: Sequence[torch.Tensor]) -> Verdict:
+    """What two series of timed calls say, after one call of each candidate that is not timed; the first wins ties."""
     for run in candidates:
         run(inputs)
-    least = [float("inf")] * len(candidates)
+    return verdict_of([_series(candidates, inputs) for _ in range(2)], favourite=0)
+
+
+def _series(candidates: Sequence[Callable[..., Any]], inputs: Sequence[torch.Tensor]) -> list[list[float]]:
+    """Seconds of each candidate's calls, which take turns."""
+    samples: list[list[float]] = [[] for _ in candidates]
     for _ in range(RUNS):
-        for place, run in enumerate(candidates):
+        for run, times in zip(candidates, samples, strict=True):
             begin = time.perf_counter()
             run(inputs)
-            least[place] = min(least[place], time.perf_counter() - begin)
-    return least.index(min(least))
+            times.append(time.perf_counter() - begin)
+    return samples
+
+
+class Race:
+    """The choice of an engine for one graph with static sizes, whose nodes tell what they make."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        nodes = (f"{node.name} {node.target} {node.args} {node.kwargs} {_kinds(node)}" for node in graph.graph.nodes)
+        what = "engine", torch.__version__, str(torch.get_num_threads()), *nodes
+        self._key = device_info(cpu_device()), key_of(*what)
+        self._known = choice_cache.load(self._key, ENGINES)
+        self.winner = self._known.layout if self._known is not None and self._known.is_final else None
+        """The engine that won an earlier race; None where engines are to be timed."""
+
+    def fastest(self, candidates: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Tensor]) -> Any:
+        """The fastest candidate, of those by engine; the decision store gets its name."""
+        verdict = faster(list(candidates.values()), inputs)
+        name, winner = list(candidates.items())[verdict.best]
+        choice_cache.store(self._key, name, 1, verdict, self._known)
+        return winner
+
+
+def _kinds(node: fx.Node) -> Any:
+    """Shapes, strides and types of what a node makes."""
+    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return [(*x.shape, *x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in values]

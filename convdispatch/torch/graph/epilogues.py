@@ -18,8 +18,6 @@ from torch import fx
 from ...api.activations import ACTIVATIONS
 from ..compile import fused_operator, operators
 
-__all__ = ["fold_batch_norms", "fold_constants", "freeze_weights", "use_our_operators"]
-
 _aten = torch.ops.aten
 _CONVOLUTIONS = (_aten.convolution.default, torch.ops.convdispatch.convolution.default)
 _BATCH_NORMS = (_aten._native_batch_norm_legit_no_training.default,)

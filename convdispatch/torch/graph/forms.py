@@ -26,13 +26,13 @@ from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..geometry import DTYPES, FORMATS
 from ..settings import DEFAULT, math_of, policy_of, switches
-from . import engine_choice, inductor
+from . import inductor
 from .aten_net import AtenNet, Missing
 from .constants import Constants, WeightSets, packed_inputs
+from .engine_choice import MIN_CONVOLUTION_SHARE, Race, convolution_share
 from .quantized import QUANTIZING
 from .specialised import forget_originals, specialised, without_fakes
-
-__all__ = ["ENGINES", "MAX_FORMS", "Form", "GraphForms", "OperatorForm"]
+from .tuning import is_tuned, tune
 
 MAX_FORMS = 8
 """Forms of one graph; the least recently used one is freed for a ninth."""
@@ -112,6 +112,8 @@ class GraphForms:
         count = sum(node.op == "placeholder" for node in graph.graph.nodes)
         self._dynamic = [place for place in range(count) if place not in packed]
         self._weight_sets = WeightSets()
+        self._constants: Constants | None = None
+        """The weights of the call that looks for its form; between calls a graph holds none beside its sets."""
         self._compiled = 0
         self._lock = threading.RLock()
 
@@ -127,7 +129,10 @@ class GraphForms:
 
     def __call__(self, inputs: list[Any]) -> Any:
         with self._lock:
-            form = self._find(inputs)
+            try:
+                form = self._find(inputs)
+            finally:
+                self._constants = None
             if form is not None:
                 dynamic = [inputs[place] for place in self._dynamic]
                 inputs.clear()
@@ -141,65 +146,76 @@ class GraphForms:
         settings = settings_in_force() or DEFAULT
         if not _can_serve(tensors) or settings.min_flops is not None:
             return None
-        constants = self._weight_sets.find([inputs[place] for place in self._packed])
-        if constants is None:
+        self._constants = self._weight_sets.find([inputs[place] for place in self._packed])
+        if self._constants is None:
             return None
-        forms = constants.forms
+        forms = self._constants.forms
         on_cuda = tensors[0].is_cuda
         switched = switches(on_cuda)
         chosen = policy_of(settings, switched)
-        dtype = _dtype(tensors, constants.tensors)
+        dtype = _dtype(tensors, self._constants.tensors)
         key = (tuple(map(_kind, dynamic)), math_of(settings, switched, DTYPES[dtype]), chosen)
         form = forms.get(key)
         if form is None:
             from torch._dynamo.convert_frame import compile_lock
 
             with compile_lock:  # tracers put functions of their own in PyTorch's classes meanwhile
-                form = forms[key] = self._build(inputs, tensors, key, constants)
+                form = forms[key] = self._build(inputs, dynamic, key, dtype)
             while len(forms) > MAX_FORMS:
                 forms.popitem(last=False)
         forms.move_to_end(key)
         return form
 
     def _build(
-        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, constants: Constants
+        self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype
     ) -> Form | OperatorForm:
         """What computes the graph for such inputs."""
         forget_originals()
+        tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         device = tensors[0].device.type
-        wanted, why = self._backend.engine or ("inductor" if device == "cuda" else ""), ""
-        form = None
-        if wanted in ("", "form"):
-            made = self._build_form(inputs, tensors, key, constants)
+        wanted = self._backend.engine or ("inductor" if device == "cuda" else "")
+        race = self._race(inputs, key) if not wanted else None
+        form, why = None, ""
+        if wanted == "form" or (not wanted and (race is None or race.winner != "inductor")):
+            made = self._build_form(inputs, tensors, key, dtype)
             form, why = (None, f" ({made})") if isinstance(made, str) else (made, "")
-            if form is not None and (wanted == "form" or not self._may_race(inputs, constants)):
+            if form is not None and (race is None or race.winner == "form"):
                 return form
-        graph = self._specialised(inputs, constants)
         if wanted != "operators" and inductor.available(device) and self._compiled < MAX_COMPILED:
-            self._compiled += 1
-            with torch.inference_mode(False):
-                run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend.patches)
-            other = OperatorForm(run, f"by inductor, convolutions ours{why}")
-            return other if form is None else (form, other)[engine_choice.faster((form, other), tensors)]
+            other = self._build_by_inductor(inputs, tensors, why)
+            return other if form is None or race is None else race.fastest({"form": form, "inductor": other}, tensors)
         if form is not None:
             return form
-        run = inductor.with_our_operators(graph, tensors[0].device)
+        run = inductor.with_our_operators(self._specialised(inputs), tensors[0].device, self._backend.mode)
         return OperatorForm(run, f"operator by operator, convolutions ours{why}")
 
-    def _may_race(self, inputs: Sequence[Any], constants: Constants) -> bool:
-        """Whether inductor may be faster than a form, and can be tried."""
-        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED:
-            return False
-        graph = self._specialised(inputs, constants)
-        return engine_choice.convolution_share(graph) < engine_choice.MIN_CONVOLUTION_SHARE
-
-    def _specialised(self, inputs: Sequence[Any], constants: Constants) -> fx.GraphModule:
+    def _specialised(self, inputs: Sequence[Any]) -> fx.GraphModule:
+        """The graph for the sizes and weights of a call."""
         graph = specialised(self._graph, self._is_static, inputs, self._packed)
-        constants.forget_reads()
+        if self._constants is not None:
+            self._constants.forget_reads()
         return graph
 
+    def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
+        """The choice between a form and inductor; None where that is no question: inductor cannot be tried, results
+        must repeat from process to process, or convolutions are most of the work."""
+        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].deterministic:
+            return None
+        graph = self._specialised(inputs)
+        return Race(graph) if convolution_share(graph) < MIN_CONVOLUTION_SHARE else None
+
+    def _build_by_inductor(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], why: str) -> OperatorForm:
+        """The graph by inductor: with our convolutions on a GPU and where that was asked for, else as a whole, for on
+        a CPU inductor fuses what follows oneDNN's convolutions, and calls of ours cost the host more."""
+        self._compiled += 1
+        ours = self._backend.engine == "inductor" or not tensors[0].is_cpu
+        graph = self._specialised(inputs)
+        with torch.inference_mode(False):
+            run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend, ours)
+        return OperatorForm(run, f"by inductor{', convolutions ours' if ours else ''}{why}")
+
     def _build_form(
-        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, constants: Constants
+        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, dtype: torch.dtype
     ) -> Form | str:
         """A form of ours; in words why there is none."""
         from ... import inference
@@ -209,9 +225,8 @@ class GraphForms:
             return "forms run on CPUs"
         try:
             queue = runtime.queue(cpu_device())
-            graph = self._specialised(inputs, constants)
-            net = AtenNet(graph, queue, math)
-            net.check(_dtype(tensors, constants.tensors))
+            net = AtenNet(self._specialised(inputs), queue, math)
+            net.check(dtype)
             if net.lies_otherwise():
                 net.lie_as(self._unfused(list(inputs)))
             with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
@@ -219,6 +234,8 @@ class GraphForms:
                 # Timing chooses the layout, and each process may find another one faster.
                 layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
                 shapes, dtypes = [tuple(x.shape) for x in fed], [DTYPES[x.dtype] for x in fed]
+                if is_tuned(self._backend.mode):
+                    tune(inference.problems(net, *shapes, dtype=dtypes, queue=queue, layout=layout), queue.device)
                 more = {"queue": queue, "layout": layout, "recall": True, "threads": "pytorch"}
                 form = Form(net, inference.build(net, *shapes, dtype=dtypes, **more))
         except (Missing, Fallback, ConvDispatchError) as error:

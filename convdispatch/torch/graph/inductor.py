@@ -21,16 +21,7 @@ from torch import fx
 from .epilogues import fold_batch_norms, fold_constants, freeze_weights, use_our_operators
 from .preparing import prepare_kernels
 from .specialised import without_fakes
-
-__all__ = [
-    "available",
-    "compiled",
-    "compiled_frozen",
-    "operator_by_operator",
-    "operator_by_operator_compiler",
-    "options_of",
-    "with_our_operators",
-]
+from .tuning import is_tuned
 
 
 @functools.cache
@@ -42,13 +33,13 @@ def available(device: str) -> bool:
     return any(shutil.which(each) for each in (named, "g++", "c++", "clang++") if each)
 
 
-def _pass() -> Any:
+def _pass(tuned: bool) -> Any:
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class OurOperators(CustomGraphPass):
         def __call__(self, graph: fx.Graph) -> None:
             use_our_operators(graph)
-            prepare_kernels(graph, None, constant=False)
+            prepare_kernels(graph, None, constant=False, tuned=tuned)
 
         def uuid(self) -> Any:
             return get_hash_for_files((__file__, use_our_operators.__code__.co_filename))
@@ -64,34 +55,39 @@ def options_of(mode: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     return patches | {key.replace("-", "_"): value for key, value in options.items()}
 
 
-def compiled(graph: fx.GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any]) -> Callable[..., Any]:
+def compiled(graph: fx.GraphModule, inputs: Sequence[Any], backend: Any) -> Callable[..., Any]:
     """A graph of Dynamo's, forward and where gradients are wanted backward, by inductor with our convolutions."""
     from torch._inductor.compile_fx import compile_fx
 
-    more = {**patches, "post_grad_custom_pre_pass": _pass()}
+    more = {**backend.patches, "post_grad_custom_pre_pass": _pass(is_tuned(backend.mode))}
     return compile_fx(graph, inputs, config_patches=more)  # type: ignore[no-any-return]
 
 
-def with_our_operators(graph: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+def with_our_operators(graph: fx.GraphModule, device: torch.device, mode: str | None) -> fx.GraphModule:
     """A graph whose weights are attributes, with batch norms folded and our operators; changes the graph."""
     fold_constants(graph)
     fold_batch_norms(graph)
     use_our_operators(graph.graph)
     freeze_weights(graph)
     graph.recompile()
-    prepare_kernels(graph.graph, device, constant=True)
+    prepare_kernels(graph.graph, device, constant=True, tuned=is_tuned(mode))
     return graph
 
 
-def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], patches: Mapping[str, Any]) -> Any:
-    """An inference graph whose weights are attributes, by inductor, which packs them too where that pays."""
+def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backend: Any, ours: bool) -> Any:
+    """An inference graph whose weights are attributes, by inductor, which packs them too where that pays; with
+    ``ours``, its convolutions stay our operators. ``backend`` says mode and patches."""
     from torch._inductor.compile_fx import compile_fx
 
-    graph = with_our_operators(graph, inputs[0].device)
+    if ours:
+        graph = with_our_operators(graph, inputs[0].device, backend.mode)
+    else:
+        fold_constants(graph)
+        fold_batch_norms(graph)
 
     def compile_graph() -> Any:
         with torch.no_grad():
-            more = {"fallback_random": True, **patches, "freezing": True}
+            more = {"fallback_random": True, **backend.patches, "freezing": True}
             return compile_fx(graph, list(inputs), config_patches=more)
 
     # In a thread of its own: around a call of a compiled graph PyTorch has dispatch keys off that tracing needs.

@@ -8,62 +8,49 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
-from ...api.policy import policy
-from ...calls.framework.fallback import Fallback
-from ...calls.planner_pool import progress_line
-from ...device.programs import compile_pool
 from ..compile import fused_operator, operators
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
 from ..settings import DEFAULT
+from ..warmup import compiled_side_by_side
 from ..weights import promise
+from .tuning import tune
 
-__all__ = ["prepare_kernels"]
 
-
-def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool) -> None:
+def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool, tuned: bool = False) -> None:
     """Plan every convolution of a graph with our operators. Sizes that are symbols are left: calls plan them.
 
     ``device`` is where the graph runs, None where its fake tensors say so; ``constant`` says whether the weights are
-    frozen parameters, as in a graph for inference.
+    frozen parameters, as in a graph for inference. ``tuned``: each problem is measured, and planned by what was found.
     """
     with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad():
         tasks = [task for node in graph.nodes for task in _tasks(node, device, constant)]
         if not tasks:
             return
-        first, done = tasks[0], [0]
-        with policy(tier="full"), progress_line.shown("compiling", lambda: (done[0], len(tasks) - done[0])):
-            with _compilers(first.keywords["device"]):
-                compile_pool.run([functools.partial(_counted, task, done) for task in tasks])
-            for task in tasks:
-                with contextlib.suppress(Exception):  # a problem that is PyTorch's; the call will say so
-                    task()
+        with compiled_side_by_side(tasks, tasks[0].keywords["device"]):
+            for _ in range(1 + tuned):
+                planned = []
+                for task in tasks:
+                    with contextlib.suppress(Exception):  # a problem that is PyTorch's; the call will say so
+                        planned.append(task())
+                if tuned:
+                    _tune(planned)
 
 
-def _counted(task: Callable[[], Any], done: list[int]) -> None:
-    try:
-        task()
-    finally:
-        done[0] += 1
-
-
-def _compilers(device: torch.device) -> Any:
-    """Where compilers run side by side for a device of PyTorch's."""
-    with contextlib.suppress(Fallback):
-        if device.type == "cuda":
-            from ..eager.cuda_stream import device as opencl_device
-
-            return compile_pool.side_by_side(opencl_device(torch.empty(0, device=device)), for_cuda=True)
-        from ...calls.framework.host import cpu_device
-
-        return compile_pool.side_by_side(cpu_device())
-    return contextlib.nullcontext()
+def _tune(calls: Iterable[Any]) -> None:
+    """Measure the problems of planned calls, device by device."""
+    problems: dict[Any, list[Any]] = {}
+    for call in calls:
+        if call.prepared is not None:
+            problems.setdefault(call.device, []).append(call.problem)
+    for device, each in problems.items():
+        tune(each, device)
 
 
 def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterator[Any]:
@@ -94,11 +81,11 @@ def _task(
     yield functools.partial(_plan, part, geometry, values, constant, after, device=device or values[0].device)
 
 
-def _plan(part: str, geometry: Any, values: Any, constant: bool, after: Any, device: torch.device) -> None:
+def _plan(part: str, geometry: Any, values: Any, constant: bool, after: Any, device: torch.device) -> Any:
     x, w, grad, bias = (
         None if v is None else torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=device) for v in values
     )
     if constant:
         w = torch.nn.Parameter(w, requires_grad=False)
         constant = promise(w, fused=True) is not None
-    engine.cached_call(part, geometry, x, w, grad, bias, constant, settings_in_force() or DEFAULT, after)
+    return engine.cached_call(part, geometry, x, w, grad, bias, constant, settings_in_force() or DEFAULT, after)

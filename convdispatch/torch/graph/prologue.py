@@ -15,8 +15,6 @@ from torch import fx
 
 from .quantized import Missing
 
-__all__ = ["Prologue"]
-
 
 class Prologue:
     """Filled node by node, in the graph's order; then ``finish``, then ``prologue(inputs)`` at each call."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-__all__ = ["Fusion", "fusion"]
-
 
 @dataclass(frozen=True)
 class Fusion:

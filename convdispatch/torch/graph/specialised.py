@@ -14,9 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["alias", "forget_originals", "let_go_of_capture", "specialised", "without_fakes"]
-
-
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import sym_int
 
-__all__ = ["whole_upsampling"]
-
 _NAMES = "nearest1d nearest2d nearest3d linear1d bilinear2d trilinear3d"
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
 """Keys under which PyTorch enters decompositions that are written in Python."""

@@ -1,1 +1,11 @@
-"""The variants for CPUs: vectors run along channels, one work item a run of tiles, no barriers."""
+"""Turns a problem into spectra whose vectors run along channels, on CPUs: one work item a run of tiles, no barriers.
+
+A new kernel is a template, its macros in ``source`` and its launch in ``plan``.
+
+- ``geometry``: the layout of spectra in the workspace, and the pieces of a call.
+- ``code``: the straight-line transforms of a geometry.
+- ``source``: the text of its program.
+- ``plan``: its launches.
+- ``choice``: transforms and pieces that are offered, and their predicted cost.
+- ``solver``: the solver.
+"""

@@ -9,29 +9,38 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, rates
 from convdispatch.api.cpu import FITTED, Balance, lanes
+from convdispatch.api.cpu import cdiv as ceil
 
 from ..tiling import axis_tiling, tilings
 from ..transforms import half
-from .geometry import Geometry, ceil
+from .geometry import Geometry
 
-_SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 60, 64)
-_DEEP = (4, 5, 6, 8, 9, 10, 12, 16)  # of three axes: the slot holds their product
-_TRIED = 4  # tilings offered besides their smaller workspaces
-_CACHE = 12e6  # bytes of spectra that stay in the last cache between passes
-_WORK = 1.12  # what all takes beside this count where other solvers take as long as they predict
-_SHARE, _NARROW = 1.0, 0.62  # of the multiply-add peak, in products; in those of one block, which leave registers empty
-_LINE = 1.1  # what transforms along one axis take beside this count: they load and store more for what they compute
-_VECTOR = 3.2  # operations of the peak in the time of one operation of a transform: it waits for loads and stores
-_NEAR, _FAR = 6.7, 12.8  # operations in the time of a byte of a spectrum in the last cache, and beyond it
-# Of an element that is read or written alone, a channel at a time: no transformed axis is a row of memory. Of one of
-# a tensor of more bytes than second-level caches hold, too, whose line is brought anew for each of its elements.
-_SINGLE, _BROUGHT, _SECOND = 150.0, 200.0, 4 << 20
-_LAUNCH = 2.5e6  # operations in the time of a launch
-_ROUNDS = 512  # pieces of a call at most: more would spend the time on launches
+SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 60, 64)
+"""Points of a transform."""
+DEEP_SIZES = (4, 5, 6, 8, 9, 10, 12, 16)
+"""The same where three axes are transformed: the slot holds their product."""
+MAX_TILINGS = 4
+"""Tilings that are offered besides their smaller workspaces."""
+MAX_ROUNDS = 512
+"""Pieces of a call: more would spend the time on launches."""
+
+# The cost model counts operations of the peak.
+TOTAL_FACTOR = 1.12  # measured over predicted time, where other solvers take as long as they predict
+PRODUCT_SHARE = 1.0  # of the multiply-add peak that products reach
+NARROW_SHARE = 0.62  # of the peak that products of one block reach, which leave registers empty
+ONE_AXIS_FACTOR = 1.1  # of transforms along one axis, which load and store more for what they compute
+TRANSFORM_OPS = 3.2  # a transform's operation, which waits for loads and stores
+CACHE_BYTE_OPS = 6.7  # a byte of a spectrum in the last cache
+MEMORY_BYTE_OPS = 12.8  # a byte of a spectrum in memory
+CACHE_BYTES = 12e6  # bytes of spectra that stay in the last cache between passes
+SINGLE_OPS = 150.0  # an element that is read or written alone: no transformed axis is a row of memory
+SINGLE_FAR_OPS = 200.0  # the same element's cache line, of tensors of more than SECOND_CACHE_BYTES
+SECOND_CACHE_BYTES = 4 << 20
+LAUNCH_OPS = 2.5e6  # a launch
 
 
 def _operations(n: int, real: bool) -> float:
-    """About what a codelet of n points counts."""
+    """Operations of a transform of n points, about."""
     whole = 4 * n * math.log2(n) - 5 * n + 8 if n > 1 else 0.0
     return 0.85 * whole * (0.5 if real else 1.0)
 
@@ -46,11 +55,11 @@ def _transform(g: Geometry, counts: tuple[int, ...]) -> float:
         total += half(n0) * sizes[others[0]] * _operations(sizes[others[1]], False)
     elif others:
         total += half(n0) * _operations(sizes[others[0]], False)
-    return total if sum(n > 1 for n in sizes) > 1 else _LINE * total
+    return total if sum(n > 1 for n in sizes) > 1 else ONE_AXIS_FACTOR * total
 
 
 def _single(g: Geometry, again: int) -> float:
-    """Of elements that go between a tensor and lines one by one: channels first, no axis along a row of memory."""
+    """Operations of the peak in the time of elements that are read or written one by one: NCHW, no axis along a row."""
     t, p = g.tiling, g.problem
     if p.layout == "nhwc" or t.half_axis == 2:
         return 0.0
@@ -58,7 +67,7 @@ def _single(g: Geometry, again: int) -> float:
     source, other = (y, x) if p.direction == "bwd_data" else (x, y)
     total = 0.0
     for tensor, blocks, counts in ((source, again * ceil(g.c, g.lanes), g.whole), (other, ceil(g.d, g.lanes), g.steps)):
-        each = _SINGLE + (_BROUGHT if tensor * p.itemsize > _SECOND else 0.0)
+        each = SINGLE_OPS + (SINGLE_FAR_OPS if tensor * p.itemsize > SECOND_CACHE_BYTES else 0.0)
         total += each * g.all_rows * t.groups * blocks * g.lanes * math.prod(counts)
     return total
 
@@ -87,12 +96,13 @@ def predicted(g: Geometry, balance: Balance = FITTED) -> float:
         source, kernel, result = rows * blocks_c * vector, kernels * vector, rows * blocks_n * vector
         moved = [(source, again + block_rounds), (kernel, row_rounds + (0 if g.held else 1)), (result, 2)]
     alive = g.areas["size"] + (g.packed_size if g.held else 0)
-    far = min(1.0, max(0.0, (alive - _CACHE) / _CACHE))
-    traffic = sum(size * times for size, times in moved) * (_NEAR + far * (_FAR * balance.memory - _NEAR))
+    far = min(1.0, max(0.0, (alive - CACHE_BYTES) / CACHE_BYTES))
+    each = CACHE_BYTE_OPS + far * (MEMORY_BYTE_OPS * balance.memory - CACHE_BYTE_OPS)
+    traffic = sum(size * times for size, times in moved) * each
     wide = g.result_blocks > 1 or blocks_n == 1
-    products = 8.0 * f * groups * m * n * k / (_SHARE if wide else _NARROW)
-    work = products + _VECTOR * lane * groups * transforms + traffic + _single(g, again)
-    return _WORK * (work + 3 * _LAUNCH * balance.launch * g.rounds)
+    products = 8.0 * f * groups * m * n * k / (PRODUCT_SHARE if wide else NARROW_SHARE)
+    work = products + TRANSFORM_OPS * lane * groups * transforms + traffic + _single(g, again)
+    return TOTAL_FACTOR * (work + 3 * LAUNCH_OPS * balance.launch * g.rounds)
 
 
 def possible(problem: ConvProblem, device: DeviceInfo) -> bool:
@@ -105,7 +115,7 @@ def possible(problem: ConvProblem, device: DeviceInfo) -> bool:
 
 
 def _sizes(problem: ConvProblem) -> tuple[int, ...]:
-    return _DEEP if problem.kd > 1 else _SIZES
+    return DEEP_SIZES if problem.kd > 1 else SIZES
 
 
 def choices(problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
@@ -125,10 +135,10 @@ def _choices(
     rated = functools.partial(predicted, balance=balance)
     cut = tilings(problem, _sizes(problem))
     whole = [g for g in (_whole(problem, t.sizes, lane, units) for t in cut) if _fits(g, local)]
-    ranked = sorted(whole, key=rated)[:_TRIED]
+    ranked = sorted(whole, key=rated)[:MAX_TILINGS]
     pieces = sorted((g for each in ranked for g in _pieces(each)), key=rated)
     found = pieces[:6]
-    # Between the fastest and the floor, the least that some transform can do with, each offer takes half of the last.
+    # Between the fastest and the smallest workspace of any transform, each offer takes at most half of the last one's.
     floor = min((_least(g) for g in whole), key=lambda g: (g.areas["size"], rated(g)))
     falling = sorted([*pieces, *_pieces(_full(floor)), floor], key=lambda g: (-g.areas["size"], rated(g)))
     least = min(g.areas["size"] for g in found)
@@ -164,9 +174,9 @@ def _full(g: Geometry) -> Geometry:
 
 
 def _least(g: Geometry) -> Geometry:
-    """A group, a block of channels and as few rows at a time as _ROUNDS allow."""
+    """A group, a block of channels and as few rows at a time as MAX_ROUNDS allows."""
     rounds = g.tiling.groups * ceil(g.d, g.lanes)
-    return Geometry(g.problem, _config(g, groups=1, blocks=1, rows=ceil(g.all_rows, max(1, _ROUNDS // rounds))))
+    return Geometry(g.problem, _config(g, groups=1, blocks=1, rows=ceil(g.all_rows, max(1, MAX_ROUNDS // rounds))))
 
 
 def _pieces(g: Geometry) -> list[Geometry]:
@@ -180,4 +190,4 @@ def _pieces(g: Geometry) -> list[Geometry]:
                     continue
                 config = _config(g, groups=groups, blocks=ceil(blocks, share), rows=ceil(g.all_rows, part))
                 found.append(Geometry(g.problem, config))
-    return [piece for piece in found if piece.rounds <= _ROUNDS or piece.rounds == g.tiling.groups]
+    return [piece for piece in found if piece.rounds <= MAX_ROUNDS or piece.rounds == g.tiling.groups]

@@ -15,7 +15,7 @@ from .geometry import Geometry
 
 @dataclass(frozen=True)
 class _Place:
-    """Where complex elements lie: ``pointer[index * stride + part * lanes]``."""
+    """Addresses of complex elements: ``pointer[index * stride + part * lanes]``."""
 
     pointer: str
     stride: int
@@ -56,26 +56,20 @@ def _zeros(to: _Place, ks: Iterable[int]) -> str:
 
 
 def _ahead(place: _Place, count: int, write: bool) -> str:
-    """Asks for the next row's elements of a panel, which are far from one another."""
+    """Prefetches the next row's elements of a panel, which are far from one another."""
     parts = [f"{kind}{k}" for k in range(count) for kind in "ri"]
     return "".join(f"  PREFETCH({place.at(part)} + {2 * place.lanes}, {int(write)});\n" for part in parts)
 
 
 def forward_functions(
-    g: Geometry,
-    name: str,
-    given: tuple[int, ...],
-    stride: int,
-    conjugate: bool,
-    stream: bool = False,
-    power: float = 1.0,
+    g: Geometry, name: str, given: tuple[int, ...], stride: int, conjugate: bool, stream: bool = False
 ) -> str:
     """``<name>_line`` (line to slot) and, as needed, ``_edge``, ``_middle`` and ``_column``.
 
     ``given``: elements along d, h, w that may differ from 0. ``stride``: floats from frequency to frequency of the
-    spectrum. ``conjugate``: the spectrum's conjugate is what is written, ``power``: so many times it, ``stream``: past
-    the caches.
+    spectrum. ``conjugate``: the spectrum's conjugate is written; ``stream``: past the caches.
     """
+    power = g.taken_out[0] if name == "source" else 1.0
     sizes, order, lanes = g.tiling.sizes, g.order, g.lanes
     n = sizes[order[0]]
     edges = [0] + ([n // 2] if n % 2 == 0 and n > 1 else [])
@@ -160,11 +154,8 @@ def inverse_functions(g: Geometry, name: str, wanted: tuple[tuple[int, ...], ...
     body = codelet(sizes[last], "inverse", wanted=wanted[last]).text(spectrum.read, write)
     text += _function(f"{name}_column", parameters, _ahead(spectrum, sizes[last], False) + body)
     if g.edges:
-        text += _function(
-            f"{name}_edge",
-            parameters,
-            codelet(sizes[last], "real_inverse", wanted=wanted[last]).text(spectrum.read, write),
-        )
+        body = codelet(sizes[last], "real_inverse", wanted=wanted[last]).text(spectrum.read, write)
+        text += _function(f"{name}_edge", parameters, body)
     if len(order) == 3:
         middle, slot2 = order[1], _Place("t", pair, lanes)
         again = _numbered(wanted[middle])

@@ -11,10 +11,8 @@ digit = "0123456789abcdef"
 %>\
 % for mr in heights:
 inline void dots_${mr}(global const float *restrict a, global const float *restrict b, global float *restrict c) {
-% for i in range(mr):
-% for n in range(count):
+% for i, n in pairs(range(mr), range(count)):
   V r${i}_${n} = (V)(0.0f), i${i}_${n} = (V)(0.0f);
-% endfor
 % endfor
   ONCE for (int k = 0; k < BLOCKS_K; ++k, a += A_ROWS * (2 * LANES), b += B_ROWS * (2 * LANES)) {
 % for n in range(count):
@@ -53,8 +51,7 @@ names = [f"h{width}_{n}"]
 % endwhile
   const float${2 * mr} sums${n} = ${names[0]};
 % endfor
-% for i in range(mr):
-% for part in range(2):
+% for i, part in pairs(range(mr), range(2)):
   {
     V v = (V)(0.0f);
 % for n in range(count):
@@ -62,7 +59,6 @@ names = [f"h{width}_{n}"]
 % endfor
     STOREW(c + ${i} * 2 * LANES + ${part} * LANES, v);
   }
-% endfor
 % endfor
 }
 % endfor
@@ -79,3 +75,4 @@ void product(global const float *restrict left, global const float *restrict rig
   ONCE for (; m + ${mr} <= rows; m += ${mr}) dots_${mr}(as + (long)m * (2 * LANES), bs, cs + (long)m * (2 * LANES));
 % endfor
 }
+<%! from itertools import product as pairs %>

@@ -10,7 +10,7 @@
 // SLOT_     floats of a slot, LINES floats of the slot between frequencies of the first axis
 ${macros}
 
-// Elements begin to end of a line, zeros round them. The line behind it is asked for: the transform hides how far it lies.
+// Elements begin to end of a line, zeros round them. The next line is prefetched during the transform.
 __attribute__((noinline)) void ${name}_stage(V *restrict line, global const REAL *restrict from, long at, int channels, int begin, int end) {
 % if unit:
   ONCE for (int p = begin; p < end; p += 64 / (int)sizeof(REAL))

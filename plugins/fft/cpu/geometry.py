@@ -1,17 +1,18 @@
-"""Where spectra lie in the workspace, in which pieces a call runs, how many bytes that takes: all without compiling.
+"""The layout of spectra in the workspace, and the pieces in which a call runs: all without compiling.
 
 A spectrum's elements are vectors of LANES channels, real part before imaginary part, ordered
 
     [frequency][group][block of LANES channels][row][real, imaginary][lane]
 
 with one row a tile of an image, or a summed channel of the kernel. One frequency's panels of the product are thus
-neighbours, and its scalars and vectors lie in the order in which they are read. The distance between frequencies is an
+neighbours, and its scalars and vectors are in the order in which they are read. The distance between frequencies is an
 odd number of vector pairs: a power of two would put a tile's spectrum into a few ways of the caches.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,14 +20,10 @@ from typing import Any
 
 from convdispatch.api import Areas, ConvProblem
 from convdispatch.api.cpu import PAGE
+from convdispatch.api.cpu import cdiv as ceil
 
 from ..tiling import Tiling, tiling
 from ..transforms import half
-
-
-def ceil(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
 
 
 @dataclass(frozen=True)
@@ -41,9 +38,9 @@ class Piece:
     row: int
     rows: int
     kernel: bool
-    """The kernel's transform (fwd, bwd_data) or the sums' first round (bwd_weights) belongs to this piece."""
+    """The kernel's transform belongs to this piece."""
     source: bool
-    """The source's spectrum is not there yet."""
+    """The source's spectrum belongs to this piece."""
     last: bool
     """The weights' gradient is complete after this piece."""
 
@@ -71,31 +68,66 @@ class Geometry:
         self.all_rows = t.images * t.tiles
         # Few target channels: the kernel's vectors run along the summed ones instead.
         self.along_c = not self.weights_gradient and self.n <= 4 and self.c % self.lanes == 0
-        self.groups = min(config["groups"], t.groups)
+        self.groups = groups = min(config["groups"], t.groups)
         self.rows = min(config["rows"], self.all_rows)
         self.blocks = min(config["blocks"], ceil(self.d, self.lanes))
         self.held = problem.constant_weights and not self.weights_gradient
-
-    # --- transforms --------------------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def order(self) -> tuple[int, ...]:
+        first = t.half_axis
+        self.order = (first, *(axis for axis in (2, 1, 0) if axis != first and t.sizes[axis] > 1))
         """Axes that are transformed: the real one first, then the others from the innermost on."""
-        first = self.tiling.half_axis
-        return (first, *(axis for axis in (2, 1, 0) if axis != first and self.tiling.sizes[axis] > 1))
+        n = t.sizes[first]
+        self.edges = () if len(self.order) != 2 else (0, n // 2) if n % 2 == 0 else (0,)
+        """Frequencies of the real axis whose spectrum along the second axis is that of real values: half suffices. Used
+        where two axes are transformed."""
+        second = t.sizes[self.order[1]] if self.edges else 0
+        self.frequencies = t.frequencies - len(self.edges) * (second - half(second) if self.edges else 0)
+        """Complex elements of a tile's spectrum, without those that follow by symmetry from others."""
 
-    @property
-    def edges(self) -> tuple[int, ...]:
-        """Frequencies of the real axis whose spectrum along the second axis is that of real values: half suffices.
+        # Panels: rows and blocks of vectors, and floats from one frequency to the next.
+        self.source_blocks = ceil(self.c, self.lanes)
+        """Blocks of the source's channels."""
+        self.kernel_groups = t.groups if self.held else groups
+        """Groups whose kernels' spectra are in memory at a time: all where the weights are constant."""
+        self.kernel_blocks = ceil(self.n, self.lanes) if self.held else self.blocks
+        """Blocks of the target's channels in memory at a time; of the summed ones where vectors run along these."""
+        if self.along_c:
+            self.kernel_blocks = self.source_blocks
+        self.kernel_rows = self.n if self.along_c else self.c
+        """Rows of the kernel's spectrum: the channels that its vectors do not run along."""
+        self.result_blocks = self.blocks
+        """Blocks of the result's vectors."""
+        if self.weights_gradient and not self.along_oc:
+            self.result_blocks = ceil(self.n, self.lanes)
+        self.result_rows = self.rows
+        """Rows of the result: tiles, or channels for the weights' gradient: ic, or oc of the piece."""
+        if self.along_oc:
+            self.result_rows = ceil(self.c, 4) * 4
+        elif self.weights_gradient:
+            self.result_rows = min(self.blocks * self.lanes, ceil(self.d, 4) * 4)
+        self.source_stride = self._stride(groups, self.source_blocks, self.rows)
+        self.second_stride = self._stride(groups, self.blocks, self.rows)
+        """Of dy's spectrum, in the weights' gradient."""
+        self.kernel_stride = self._stride(self.kernel_groups, self.kernel_blocks, self.kernel_rows)
+        self.result_stride = self._stride(groups, self.result_blocks, self.result_rows)
+        self.packed_size = 4 * self.frequencies * self.kernel_stride
+        """Bytes of a constant kernel's spectrum."""
 
-        Used where two axes are transformed.
-        """
-        n = self.tiling.sizes[self.order[0]]
-        return () if len(self.order) != 2 else (0, n // 2) if n % 2 == 0 else (0,)
+        # Elements along d, h, w.
+        self.whole = t.sizes
+        """Of a tile of the source."""
+        self.spans = tuple(axis.extent for axis in t.axes)
+        """Of the kernel."""
+        self.steps = tuple(axis.step for axis in t.axes)
+        """Of a tile of dy, or of a tile of the target that are written."""
+        self.taps = tuple(axis.taps for axis in t.axes)
+        """Of the weights' gradient."""
+
+    def _stride(self, groups: int, blocks: int, rows: int) -> int:
+        return (groups * blocks * rows | 1) * 2 * self.lanes
 
     @property
     def taken_out(self) -> tuple[float, float]:
-        """Powers of two by which x's spectra are multiplied, and what the inverse's first pass gives.
+        """Powers of two by which x's spectra are multiplied, and the results of the inverse's first pass.
 
         Transforms make numbers larger by the root of their points; so no sum of a weights' gradient overflows much
         before the result does. The other directions have the whole scale in the kernel's spectra.
@@ -107,80 +139,13 @@ class Geometry:
         return 2.0 ** -((math.prod(sizes).bit_length() - 1) // 2), 2.0 ** -(first.bit_length() - 1)
 
     def column(self, k: int) -> int:
-        """Place of the first frequency of those whose frequency along the real axis is ``k``."""
+        """The first of the frequencies whose frequency along the real axis is ``k``."""
         if not self.edges:
             return k * self.tiling.frequencies // half(self.tiling.sizes[self.order[0]])
+        second = self.tiling.sizes[self.order[1]]
         if k in self.edges:
-            return self.edges.index(k) * half(self.tiling.sizes[self.order[1]])
-        return len(self.edges) * half(self.tiling.sizes[self.order[1]]) + (k - 1) * self.tiling.sizes[self.order[1]]
-
-    @functools.cached_property
-    def frequencies(self) -> int:
-        """Complex elements of a tile's spectrum: what follows by symmetry is left out where two axes transform."""
-        saved = len(self.edges)
-        if not saved:
-            return self.tiling.frequencies
-        n = self.tiling.sizes[self.order[1]]
-        return self.tiling.frequencies - saved * (n - half(n))
-
-    # --- panels, in elements (floats) --------------------------------------------------------------------------------
-
-    def _stride(self, groups: int, blocks: int, rows: int) -> int:
-        return (groups * blocks * rows | 1) * 2 * self.lanes
-
-    @property
-    def source_blocks(self) -> int:
-        """Blocks of the source's channels."""
-        return ceil(self.c, self.lanes)
-
-    @property
-    def source_stride(self) -> int:
-        """From frequency to frequency of the source's spectrum."""
-        return self._stride(self.groups, self.source_blocks, self.rows)
-
-    @property
-    def second_stride(self) -> int:
-        """The same of dy's spectrum, in the weights' gradient."""
-        return self._stride(self.groups, self.blocks, self.rows)
-
-    @property
-    def kernel_groups(self) -> int:
-        """Groups whose kernels' spectra are held at a time: all where the weights are constant."""
-        return self.tiling.groups if self.held else self.groups
-
-    @property
-    def kernel_blocks(self) -> int:
-        """Blocks of the target's channels that are held at a time; of the summed ones where vectors run along these."""
-        if self.along_c:
-            return self.source_blocks
-        return ceil(self.n, self.lanes) if self.held else self.blocks
-
-    @property
-    def kernel_stride(self) -> int:
-        """The same of the kernel's spectrum."""
-        return self._stride(self.kernel_groups, self.kernel_blocks, self.kernel_rows)
-
-    @property
-    def kernel_rows(self) -> int:
-        """Rows of the kernel's spectrum: the channels that its vectors do not run along."""
-        return self.n if self.along_c else self.c
-
-    @property
-    def result_blocks(self) -> int:
-        """Blocks of the result's vectors."""
-        return ceil(self.n, self.lanes) if self.weights_gradient and not self.along_oc else self.blocks
-
-    @property
-    def result_rows(self) -> int:
-        """Rows of the result: tiles, or channels for the weights' gradient: ic, or oc of the piece."""
-        if self.along_oc:
-            return ceil(self.c, 4) * 4
-        return min(self.blocks * self.lanes, ceil(self.d, 4) * 4) if self.weights_gradient else self.rows
-
-    @property
-    def result_stride(self) -> int:
-        """The same of the result's spectrum."""
-        return self._stride(self.groups, self.result_blocks, self.result_rows)
+            return self.edges.index(k) * half(second)
+        return len(self.edges) * half(second) + (k - 1) * second
 
     # --- slots: one tile between two axes' passes --------------------------------------------------------------------
 
@@ -202,26 +167,6 @@ class Geometry:
             return 0
         return half(self.tiling.sizes[self.order[0]]) * self.lines(counts) * 2 * self.lanes
 
-    @property
-    def whole(self) -> tuple[int, ...]:
-        """Elements along d, h, w that a tile of the source gives."""
-        return self.tiling.sizes
-
-    @property
-    def spans(self) -> tuple[int, ...]:
-        """Elements along d, h, w that the kernel gives."""
-        return tuple(axis.extent for axis in self.tiling.axes)
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Elements along d, h, w that a tile of dy gives, or a tile of the target keeps."""
-        return tuple(axis.step for axis in self.tiling.axes)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Elements along d, h, w that the weights' gradient keeps."""
-        return tuple(axis.taps for axis in self.tiling.axes)
-
     # --- the workspace -----------------------------------------------------------------------------------------------
 
     @functools.cached_property
@@ -236,43 +181,21 @@ class Geometry:
         found["size"] = areas.size
         return found
 
-    @property
-    def packed_size(self) -> int:
-        """Bytes of a constant kernel's spectrum."""
-        return 4 * self.frequencies * self.kernel_stride
-
     # --- pieces ------------------------------------------------------------------------------------------------------
 
     def pieces(self) -> Iterator[Piece]:
         """The rounds of a call, in order."""
         blocks, t = ceil(self.d, self.lanes), self.tiling
-        held = False
         for group in range(0, t.groups, self.groups):
-            groups = min(self.groups, t.groups - group)
-            held = False
-            for block in range(0, blocks, self.blocks):
-                for row in range(0, self.all_rows, self.rows):
-                    yield Piece(
-                        group=group,
-                        groups=groups,
-                        block=block,
-                        blocks=min(self.blocks, blocks - block),
-                        row=row,
-                        rows=min(self.rows, self.all_rows - row),
-                        kernel=row == 0,
-                        source=not (held and self.rows == self.all_rows),
-                        last=row + self.rows >= self.all_rows,
-                    )
-                    held = True
+            groups, held = min(self.groups, t.groups - group), False
+            for block, row in itertools.product(range(0, blocks, self.blocks), range(0, self.all_rows, self.rows)):
+                some, rows = min(self.blocks, blocks - block), min(self.rows, self.all_rows - row)
+                source, last = not (held and self.rows == self.all_rows), row + self.rows >= self.all_rows
+                yield Piece(group, groups, block, some, row, rows, row == 0, source, last)
+                held = True
 
     @property
     def rounds(self) -> int:
-        """How many pieces there are."""
-        return math.prod(
-            ceil(a, b)
-            for a, b in (
-                (self.tiling.groups, self.groups),
-                (ceil(self.d, self.lanes), self.blocks),
-                (self.all_rows, self.rows),
-            )
-        )
+        """Pieces of a call."""
+        blocks = ceil(ceil(self.d, self.lanes), self.blocks)
+        return ceil(self.tiling.groups, self.groups) * blocks * ceil(self.all_rows, self.rows)

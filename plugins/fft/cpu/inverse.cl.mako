@@ -3,7 +3,7 @@
 // The columns go from the spectrum to the slot, then line by line to the target, whose borders crop the last tiles.
 //
 // Y0 Y1 Y2  the target's size along the axes in the order of their transforms; A? elements between neighbours
-// S? step of a tile, elements that it keeps
+// S? step of a tile: elements of it that are written
 // C, G      channels a group, groups; PLANE elements of a channel; CHANNEL elements between channels
 // BLOCKS, ROWS, STRIDE, SLOT_, LINES  as in the forward transforms
 ${macros}

@@ -8,21 +8,16 @@
 // A_BLOCKS, B_BLOCKS, C_BLOCKS  blocks of a group; A_STRIDE, B_STRIDE, C_STRIDE floats from frequency to frequency
 ${macros}
 
-% for mr in heights:
-% for nv in widths:
+% for mr, nv in pairs(heights, widths):
 inline void tile_${mr}_${nv}(global const float *restrict a, global const float *restrict b, global float *restrict c,
                   int sum, int first) {
-% for i in range(mr):
-% for v in range(nv):
+% for i, v in pairs(range(mr), range(nv)):
   V r${i}_${v} = (V)(0.0f), i${i}_${v} = (V)(0.0f);
-% endfor
 % endfor
 % if not along:
   if (!first) {
-% for i in range(mr):
-% for v in range(nv):
+% for i, v in pairs(range(mr), range(nv)):
     r${i}_${v} = LOADW(c + (${v} * C_ROWS + ${i}) * (2 * LANES)); i${i}_${v} = LOADW(c + (${v} * C_ROWS + ${i}) * (2 * LANES) + LANES);
-% endfor
 % endfor
   }
 % endif
@@ -48,13 +43,10 @@ inline void tile_${mr}_${nv}(global const float *restrict a, global const float 
 % endfor
     }
   }
-% for i in range(mr):
-% for v in range(nv):
+% for i, v in pairs(range(mr), range(nv)):
   STOREW(c + (${v} * C_ROWS + ${i}) * (2 * LANES), r${i}_${v}); STOREW(c + (${v} * C_ROWS + ${i}) * (2 * LANES) + LANES, i${i}_${v});
 % endfor
-% endfor
 }
-% endfor
 % endfor
 
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
@@ -81,3 +73,4 @@ void product(global const float *restrict left, global const float *restrict rig
   }
 % endfor
 }
+<%! from itertools import product as pairs %>

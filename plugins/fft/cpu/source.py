@@ -5,32 +5,31 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from convdispatch.api import ConvProblem, epilogue_macros, kernel_text, storage_macros
+from convdispatch.api import ConvProblem, define, epilogue_macros, kernel_text, storage_macros
+from convdispatch.api.cpu import transposed
 
 from ..transforms import half
 from .code import forward_functions, inverse_functions
 from .geometry import Geometry
 
 _AXES = "dhw"
-_STREAM = 24e6  # bytes of a kernel's spectrum that is written past the caches: a smaller one waits in them
+STREAMED_BYTES = 24e6
+"""Bytes of a kernel's spectrum from which on it is written past the caches."""
 
 
 def program_text(g: Geometry) -> str:
     """Forward transforms, the product and the inverse transform of a geometry; the kernel's where it has one."""
     p, lanes = g.problem, g.lanes
-    text = f"#define LANES {lanes}\n#define V float{lanes}\n" + storage_macros(p.dtype)
-    text += epilogue_macros(p.replace(bias=False))  # the bias is added on the way, to a line's vectors
-    text += kernel_text(__package__, "common.cl.mako", lanes=lanes)
-    x_side = "y" if p.direction == "bwd_data" else "x"
-    text += _forward(g, "source", x_side, g.whole, g.source_blocks, g.source_stride, False)
+    text = define(LANES=lanes, V=f"float{lanes}") + storage_macros(p.dtype)
+    text += epilogue_macros(p.replace(bias=False))  # the bias is added to a line's vectors
+    text += kernel_text(__package__, "common.cl.mako", lanes=lanes, transposed=transposed) + _forward(g, "source")
     if g.weights_gradient:
-        text += _forward(g, "second", "y", g.steps, g.blocks, g.second_stride, True)
-        return text + _product(g) + _gradient(g)
+        return text + _forward(g, "second") + _product(g) + _gradient(g)
     return text + _kernel(g) + _product(g) + _inverse(g)
 
 
 def _define(values: dict[str, Any]) -> str:
-    """Macros that may have had another value in the kernel before."""
+    """Macros that may have another value from an earlier kernel of the program."""
     return "".join(f"#undef {name.split('(')[0]}\n#define {name} {value}\n" for name, value in values.items())
 
 
@@ -45,7 +44,7 @@ def _numbered(name: str, values: list[Any]) -> dict[str, Any]:
 
 
 def _tensor(g: Geometry, which: str) -> dict[str, Any]:
-    """Macros that say where a tensor's elements lie and how tiles cut it; ``which`` is x or y."""
+    """Macros of a tensor's strides and of how tiles cut it; ``which`` is x or y."""
     p = g.problem
     sizes = tuple(getattr(p, ("i" if which == "x" else "o") + axis) for axis in _AXES)
     channels = p.ic if which == "x" else p.oc
@@ -64,13 +63,8 @@ def _tensor(g: Geometry, which: str) -> dict[str, Any]:
 
 
 def _panel(g: Geometry, blocks: int, rows: int, stride: int, counts: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        "BLOCKS": blocks,
-        "ROWS": rows,
-        "STRIDE": f"{stride}L",
-        "SLOT_": max(1, g.slot(counts)),
-        "LINES": g.lines(counts) * 2 * g.lanes,
-    }
+    slot, lines = max(1, g.slot(counts)), g.lines(counts) * 2 * g.lanes
+    return {"BLOCKS": blocks, "ROWS": rows, "STRIDE": f"{stride}L", "SLOT_": slot, "LINES": lines}
 
 
 def _passes(g: Geometry, name: str, counts: tuple[int, ...], inverse: bool) -> str:
@@ -104,13 +98,14 @@ def _passes(g: Geometry, name: str, counts: tuple[int, ...], inverse: bool) -> s
     return "".join(f"    {line}\n" for line in calls)
 
 
-def _forward(
-    g: Geometry, name: str, which: str, given: tuple[int, ...], blocks: int, stride: int, conjugate: bool
-) -> str:
+def _forward(g: Geometry, name: str) -> str:
+    """The transform of the source's tiles, or of dy's in the weights' gradient, "second"."""
     problem, pads = g.problem, tuple(axis.pad for axis in g.tiling.axes)
+    given, blocks, stride = g.whole, g.source_blocks, g.source_stride
     if name == "second":
-        pads = (0, 0, 0)
-    macros = _tensor(g, which) | _panel(g, blocks, g.rows, stride, given)
+        pads, given, blocks, stride = (0, 0, 0), g.steps, g.blocks, g.second_stride
+    macros = _tensor(g, "y" if name == "second" or problem.direction == "bwd_data" else "x")
+    macros |= _panel(g, blocks, g.rows, stride, given)
     macros |= {"LINE": -(-given[g.order[0]] // g.lanes) * g.lanes}
     macros |= _numbered("G", _along(g, given)) | _numbered("S", _along(g, g.steps)) | _numbered("P", _along(g, pads))
     values = {
@@ -121,13 +116,13 @@ def _forward(
         "depth": len(g.order),
         "passes": _passes(g, name, given, False),
     }
-    power = g.taken_out[0] if name == "source" else 1.0
-    functions = forward_functions(g, name, given, stride, conjugate, power=power)
-    return functions + kernel_text(__package__, "forward.cl.mako", **values)
+    return forward_functions(g, name, given, stride, name == "second") + kernel_text(
+        __package__, "forward.cl.mako", **values
+    )
 
 
 def _weights(p: ConvProblem, lane: str) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Macros of where w's elements lie, when ``lane`` (ic or oc) runs along vectors, and the strides of its taps."""
+    """Macros of w's strides, when ``lane`` (ic or oc) runs along vectors, and the strides of its taps."""
     icg, volume = p.ic // p.g, p.kd * p.kh * p.kw
     per_ic, per_tap = (1, icg) if p.layout == "nhwc" else (volume, 1)
     along = {"ic": per_ic, "oc": icg * volume}
@@ -153,7 +148,7 @@ def _kernel(g: Geometry) -> str:
         "depth": len(g.order),
         "passes": _passes(g, "kernels", g.spans, False),
     }
-    stream = 4 * g.frequencies * g.kernel_stride > _STREAM
+    stream = 4 * g.frequencies * g.kernel_stride > STREAMED_BYTES
     return forward_functions(g, "kernels", g.spans, g.kernel_stride, True, stream) + kernel_text(
         __package__, "kernel.cl.mako", **values
     )

@@ -1,4 +1,4 @@
-"""Which transforms, products and parts to try, in the order of their predicted time; pure."""
+"""Transforms, products and parts to try, in the order of their predicted time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from convdispatch.api import ConvProblem, DeviceInfo, rates
 from .geometry import Transform, TransformAxis
 from .plan import Layout, Tile
 
-_SIZES = (8, 10, 12, 14, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 48, 54, 56, 60, 64)
+SIZES = (8, 10, 12, 14, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 48, 54, 56, 60, 64)
 """Points of a transform: a complex row of 64 fills 128 registers."""
-TILES = (  # a product's tile; percent of the unit's rate that it reaches, in four products' operations
+MAX_PARTS = 256
+"""Parts that a layout is cut into."""
+TILES = (  # a product's tile, and percent of a compute unit's rate that it reaches, in the operations of four products
     (Tile(128, 64, 8, 8, 8, True, 8), 88),
     (Tile(64, 128, 8, 8, 8, True, 8), 88),
     (Tile(64, 64, 8, 8, 4, False, 4), 79),
@@ -24,33 +26,28 @@ TILES = (  # a product's tile; percent of the unit's rate that it reaches, in fo
     (Tile(64, 16, 8, 4, 4, False, 8), 60),
     (Tile(16, 16, 8, 4, 4, False, 8), 42),
 )
-_SHARES = dict(TILES)
-# Fitted to 155 configurations on an H200: 0.06 root mean square of the logarithm channels first, 0.14 channels last,
-# but for four that took two to seven times as long.
-_SUSTAINED = 1.0
-"""Of the device's rate of multiply-adds: 60 of an H200's 65 TFLOP/s, which the model's shares are shares of."""
-_COPY = 0.85
-"""Of a copy's bandwidth, at which transforms move tiles."""
-_ADDITION = 2.0
-"""Operations in the time of a transform's instruction."""
-_START = 6
-"""k's of a product in the time of a tile's beginning and end."""
-_ALONE = 39e3
-"""Operations of a unit's peak in the time in which a work group takes a k, however few others there are: 120 to 160
+SHARES = dict(TILES)
+
+# The cost model was fitted to 155 configurations on an H200: 0.06 root mean square of the logarithm in NCHW, 0.14 in
+# NHWC, but for four that took two to seven times as long.
+COPY_SHARE = 0.85  # share of a copy's bandwidth, at which transforms move tiles
+INSTRUCTION_OPS = 2.0  # operations of the peak in the time of a transform's instruction
+START_STEPS = 6  # steps of k in the time of a tile's first loads and last stores
+ALONE_OPS = 39e3
+"""A compute unit's operations in the time of a step of k of one work group, however few others there are: 120 to 160
 cycles in 40 products of at most two groups a unit, on an H100 and an H200."""
-_LAUNCH = 1.52
-"""Of the device's time from launch to launch: 6 us on an H200, what small layers consist of."""
-_SECTOR, _BURST, _CACHE = 32, 64, 40e6
-"""Bytes that a lone element moves, from the second-level cache or, of a tensor larger than that, from memory."""
-_MOST_PARTS = 256
+LAUNCH_FACTOR = 1.52  # times of the device's launch interval: 6 us on an H200, most of the time of small layers
+SECTOR_BYTES = 32  # bytes that a lone element moves between registers and the second-level cache
+BURST_BYTES = 64  # bytes that it moves from memory, of tensors of more than CACHE_BYTES
+CACHE_BYTES = 40e6
 
 
 def transforms(problem: ConvProblem) -> Iterator[Transform]:
-    """Transforms worth a thought: along each axis, of those with equally many tiles the shortest."""
+    """Transforms that are tried: along each axis the shortest of those with equally many tiles."""
     choices = {}
     for axis in "hw"[2 - problem.ndim :]:
         found: dict[int, int] = {}
-        for size in (1, *_SIZES) if getattr(problem, "k" + axis) == 1 else _SIZES:
+        for size in (1, *SIZES) if getattr(problem, "k" + axis) == 1 else SIZES:
             cut = TransformAxis.of(problem, axis, size)
             if cut is not None:
                 found.setdefault(cut.tiles, size)
@@ -89,20 +86,20 @@ def _passes(layout: Layout, device: DeviceInfo) -> list[float]:
     for side, (runs, parts, tiles, columns) in enumerate(passes):
         # Fewer than four neighbouring numbers do not fill a sector.
         moved = layout.sizes[side] * 8.0 / min(8.0, 2.0 * layout.slots[side]) + _tensor(layout, side) / parts
-        spent = tiles * layout.problem.g * _transform(transform, columns) * _ADDITION
-        moved, spent = moved / (_COPY * known.bandwidth), spent / (_SUSTAINED * known.flops)
-        found.append(runs * (math.hypot(moved, spent) + _LAUNCH * known.launch))
+        spent = tiles * layout.problem.g * _transform(transform, columns) * INSTRUCTION_OPS
+        moved, spent = moved / (COPY_SHARE * known.bandwidth), spent / known.flops
+        found.append(runs * (math.hypot(moved, spent) + LAUNCH_FACTOR * known.launch))
     return found
 
 
 def _tensor(layout: Layout, side: int) -> float:
-    """Bytes that a pass moves of its tensor. Channels last, a row's pixels lie apart: slots are neighbours, or none."""
+    """Bytes that a pass moves of its tensor. In NHWC a row's pixels are apart, and only slots may be neighbours."""
     planes, problem = layout.planes[side], layout.problem
     elements = math.prod(getattr(problem, planes.tensor + "_shape"))
     size = problem.itemsize
     if min(planes.row_stride, planes.column_stride) > 1:
         alone = planes.slot.stride > 1
-        lone = _BURST if alone and elements * size > _CACHE else _SECTOR
+        lone = BURST_BYTES if alone and elements * size > CACHE_BYTES else SECTOR_BYTES
         size = max(size, lone / (1 if alone else layout.slots[side]))
     return elements * size
 
@@ -116,14 +113,14 @@ def _product(layout: Layout, device: DeviceInfo) -> float:
     # Three planes of sums leave room for two groups a unit, which start and end together.
     round_size = device.compute_units * (2 if tile.three else 1)
     rounds = -(-groups // round_size) * round_size
-    share = _SHARES.get(tile, 72)
+    share = SHARES.get(tile, 72)
     if tile.three and device.vendor != "nvidia":
         share //= 2  # 192 sums and more than 240 registers
-    multiplied = 8.0 * rounds * tile.bm * tile.bn * (k + _START) * 100 / share
+    multiplied = 8.0 * rounds * tile.bm * tile.bn * (k + START_STEPS) * 100 / share
     moved = sum(layout.sizes) + (layout.sizes[2] if len(layout.starts[2]) > 1 else 0)
-    multiplied, moved = multiplied / (_SUSTAINED * known.flops), moved / (_COPY * known.bandwidth)
-    alone = (k + _START) * _ALONE * max(1, device.compute_units) / known.flops
-    return max(alone, math.hypot(multiplied, moved)) + _LAUNCH * known.launch
+    multiplied, moved = multiplied / known.flops, moved / (COPY_SHARE * known.bandwidth)
+    alone = (k + START_STEPS) * ALONE_OPS * max(1, device.compute_units) / known.flops
+    return max(alone, math.hypot(multiplied, moved)) + LAUNCH_FACTOR * known.launch
 
 
 def _transform(transform: Transform, columns: int) -> float:
@@ -153,8 +150,8 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     yield from firsts[1:3]
     yield from others[2:6]
     yield from firsts[3:]
-    # Parts of the fastest layout, and of the one whose single tile's spectrum is smallest, each with a tile that suits
-    # them. The first that keeps to a limit is used, so they too come by predicted time.
+    # Parts of the fastest layout, and of the one with the smallest spectrum of a tile, each with its best product tile.
+    # The first within a workspace limit is used, so they too come by predicted time.
     smallest = min(firsts, key=lambda layout: layout.transform.frequencies)
     parts = []
     for cut in (cut for layout in dict.fromkeys((firsts[0], smallest)) for cut in in_parts(layout)):
@@ -203,7 +200,7 @@ def in_parts(layout: Layout) -> Iterator[Layout]:
                 saved = (layout.workspace_size - cut.workspace_size) * (1.5 if side == images else 1)
                 if saved > 0 and (best is None or saved > best[0]):
                     best = saved, cut
-        if best is None or len(best[1].starts[0]) * len(best[1].starts[1]) * len(best[1].starts[2]) > _MOST_PARTS:
+        if best is None or len(best[1].starts[0]) * len(best[1].starts[1]) * len(best[1].starts[2]) > MAX_PARTS:
             return
         layout = best[1]
         yield layout

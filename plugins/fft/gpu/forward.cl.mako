@@ -1,8 +1,8 @@
 ## hat[f, row, slot] = spectrum of a tile of src: columns real to half a spectrum, then rows complex, in one work group.
 //
-// A row is what the product sums over, slots are its columns: neighbouring slots lie side by side in hat, so a work
+// A row is what the product sums over, slots are its columns: neighbouring slots are contiguous in hat, so a work
 // group transforms SLOTS tiles at once and writes that many numbers side by side. Columns are one item's registers,
-// the half spectra meet in local memory, rows are one item's registers again. What lies outside the tensor is 0, and
+// the half spectra meet in local memory, rows are one item's registers again. Elements outside the tensor are 0, and
 // so are rows and slots beyond the last one.
 //
 // row0, slot0  first row (in each group) and slot of this part

@@ -12,8 +12,7 @@ import numpy as np
 
 from convdispatch.api import OPERANDS, Areas, ConvProblem, DeviceInfo, Launch, StepPlan, build, kernel_text
 
-from .geometry import Transform
-from .planes import Planes, planes
+from .geometry import Planes, Transform, planes
 from .spectra import Forward, Inverse, group_items, slot_pitch, slots_of
 
 _PAIR = 8  # bytes of a complex number
@@ -153,12 +152,12 @@ class Layout:
 
     @property
     def packs(self) -> bool:
-        """Whether the weights' spectra are kept."""
+        """Whether the weights' spectra are computed once."""
         return self.problem.constant_weights and self.problem.direction != "bwd_weights"
 
     @property
     def packed_size(self) -> int:
-        """Bytes of the kept spectra: every part of m and k."""
+        """Bytes of the weights' spectra: every part of m and k."""
         return self.sizes[0] * len(self.starts[0]) * len(self.starts[2]) if self.packs else 0
 
     @functools.cached_property
@@ -240,8 +239,7 @@ class _Kernels:
         values = layout.tile._asdict() | {"m": m, "n": n, "k": k, "accumulate": accumulate}
         values |= {"m_pitch": layout.chunks[0], "n_pitch": n}
         values |= {"conjugate": layout.problem.direction != "bwd_data"}
-        file = "product3.cl.mako" if layout.tile.three else "product.cl.mako"
-        return build(self._context, self._macros + kernel_text(__package__, file, **values))
+        return build(self._context, self._macros + kernel_text(__package__, "product.cl.mako", **values))
 
     def analyse(self, other: bool, place: int, row: int, slot: int) -> Launch:
         """Transform a part of the left operand (``other``) or the right one to byte ``place``."""
@@ -257,14 +255,8 @@ class _Kernels:
         items = layout.tile.items
         groups = -(-layout.result_rows // layout.tile.bm) * -(-layout.chunks[1] // layout.tile.bn)
         groups *= layout.transform.frequencies * layout.problem.g
-        arguments = [
-            home,
-            np.int64(left // 16),
-            "workspace",
-            np.int64(right // 16),
-            "workspace",
-            np.int64(result // 16),
-        ]
+        arguments = [home, np.int64(left // 16), "workspace", np.int64(right // 16)]
+        arguments += ["workspace", np.int64(result // 16)]
         program = self._product(accumulate)
         return Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)
 

@@ -1,16 +1,22 @@
 ## c[f, m, n] (+)= sum over k of a[f, k, m] b[f, k, n], complex, a conjugated or not: one matrix product a frequency.
 //
-// Elements are (re, im) pairs, side by side. A work group computes BM x BN of one frequency from slices of BK k's in
-// local memory; a work item computes TM x TN, in pairs that lie 2 BM / TM rows and 2 BN / TN columns apart, so that
-// neighbours read neighbouring 16 bytes. A complex product takes four real ones; product3.cl.mako takes three.
+// Elements are (re, im) pairs, side by side. A work group computes BM x BN of one frequency from slices of BK k's in local
+// memory; a work item computes TM x TN, in units of 2 that are 2 BM / TM rows and 2 BN / TN columns apart, so that
+// neighbours read neighbouring 16 bytes. A complex product takes four real ones.
+% if three:
+// Here it takes three (Gauss): re = ar br - ai bi, im = (ar + ai)(br + bi) - ar br - ai bi. Slices are three planes (re, im,
+// re + im) in local memory, units are of 4, and a work item computes TM x TN of each plane's product.
+% endif
 <%
 rows, columns = bm // tm, bn // tn
 items = rows * columns
 warp_n = min(8, columns)
 warp_m = max(1, min(32 // warp_n, rows))
-pairs_m, pairs_n = tm // 2, tn // 2
+unit = 4 if three else 2
 sides = [("a", bm, m, m_pitch, "m0"), ("b", bn, n, n_pitch, "n0")]
 minus, plus = ("+", "-") if conjugate else ("-", "+")
+n_tiles, m_tiles = -(-n // bn), -(-m // bm)
+def size(tile): return 3 * bk * tile // 4 if three else bk * tile // 2
 %>\
 #define PAIR_(T) T##2
 #define PAIR_OF(T) PAIR_(T)
@@ -18,7 +24,8 @@ minus, plus = ("+", "-") if conjugate else ("-", "+")
 #define QUAD_(T) T##4
 #define QUAD_OF(T) QUAD_(T)
 #define QUAD QUAD_OF(ACC)
-<%def name="fetch(o, tile, size, pitch, first)">\
+<%def name="fetch()">\
+% for o, tile, _, pitch, first in sides:
 <% total = bk * tile // 2 %>\
 % for s in range(-(-total // items)):
 <%
@@ -30,90 +37,121 @@ at = f"(kt + (tid + {s * items}) / {tile // 2}) * {pitch // 2} + (tid + {s * ite
 %>\
       ${o}_next${s} = ${f"{' && '.join(guards)} ? p{o}[{at}] : (QUAD)(0)" if guards else f"p{o}[{at}]"};
 % endfor
+% endfor
 </%def>\
-<%def name="keep(o, tile)">\
+<%def name="keep()">\
+% for o, tile, *_ in sides:
 <% total = bk * tile // 2 %>\
 % for s in range(-(-total // items)):
       ${f"if (tid + {s * items} < {total}) " if total % items and (s + 1) * items > total else ""}{
+% if three:
+        local PAIR *to = (local PAIR *)(s${o} + stage * ${size(tile)}) + tid + ${s * items};
+        const PAIR re = ${o}_next${s}.s02, im = ${"-" if o == "a" and conjugate else ""}${o}_next${s}.s13;
+        to[0] = re;
+        to[${total}] = im;
+        to[${2 * total}] = re + im;
+% else:
         s${o}[stage * ${total} + tid + ${s * items}] = ${o}_next${s};
+% endif
       }
+% endfor
 % endfor
 </%def>\
 kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
 void product(global const QUAD *restrict a, long a_off, global const QUAD *restrict b, long b_off,
              global QUAD *restrict c, long c_off) {
 % for o, tile, *_ in sides:
-  local QUAD s${o}[${2 * bk * tile // 2}];
+  local QUAD s${o}[${2 * size(tile)}];
 % endfor
   const int tid = get_local_id(0), warp = tid / ${warp_m * warp_n}, lane = tid % ${warp_m * warp_n};
   const int tx = warp % ${columns // warp_n} * ${warp_n} + lane % ${warp_n}, ty = warp / ${columns // warp_n} * ${warp_m} + lane / ${warp_n};
-<% n_tiles, m_tiles = -(-n // bn), -(-m // bm) %>\
   const int n0 = get_group_id(0) % ${n_tiles} * ${bn}, m0 = get_group_id(0) / ${n_tiles} % ${m_tiles} * ${bm};
   const long f = get_group_id(0) / ${n_tiles * m_tiles};
   global const QUAD *restrict pa = a + a_off + f * ${k * m_pitch // 2} + m0 / 2;
   global const QUAD *restrict pb = b + b_off + f * ${k * n_pitch // 2} + n0 / 2;
-% for q in range(tm):
-% for p in range(pairs_n):
+% if three:
+% for plane, q in pairs(range(3), range(tm)):
+  QUAD ${", ".join(f"u{plane}_{q}_{p} = (QUAD)(0)" for p in range(tn // 4))};
+% endfor
+% else:
+% for q, p in pairs(range(tm), range(tn // 2)):
   QUAD ${f"u{q}_{p} = (QUAD)(0)"};
 % endfor
-% endfor
+% endif
 % for o, tile, *_ in sides:
   QUAD ${", ".join(f"{o}_next{s}" for s in range(-(-(bk * tile // 2) // items)))};
 % endfor
   int kt = 0, stage = 0;
-% for side in sides:
-${fetch(*side)}\
-% endfor
-% for side in sides:
-${keep(*side[:2])}\
-% endfor
+${fetch()}\
+${keep()}\
   barrier(CLK_LOCAL_MEM_FENCE);
   for (;;) {
     kt += ${bk};
     if (kt < ${k}) {
-% for side in sides:
-${fetch(*side)}\
-% endfor
+${fetch()}\
     }
-    local const QUAD *la = sa + stage * ${bk * bm // 2} + ty, *lb = sb + stage * ${bk * bn // 2} + tx;
+    local const QUAD *la = sa + stage * ${size(bm)} + ty, *lb = sb + stage * ${size(bn)} + tx;
 #pragma unroll ${unroll}
     for (int k = 0; k < ${bk}; ++k) {
-% for q in range(pairs_m):
+% if three:
+% for plane in range(3):
+      {
+% for q in range(tm // 4):
+        const QUAD a${q} = la[${plane * bk * bm // 4} + k * ${bm // 4} + ${q * rows}];
+% endfor
+% for p in range(tn // 4):
+        const QUAD b${p} = lb[${plane * bk * bn // 4} + k * ${bn // 4} + ${p * columns}];
+% endfor
+% for q, p in pairs(range(tm), range(tn // 4)):
+        u${plane}_${q}_${p} = a${q // 4}.s${q % 4} * b${p} + u${plane}_${q}_${p};
+% endfor
+      }
+% endfor
+% else:
+% for q in range(tm // 2):
       const QUAD a${q} = la[k * ${bm // 2} + ${q * rows}];
 % endfor
-% for p in range(pairs_n):
+% for p in range(tn // 2):
       const QUAD b${p} = lb[k * ${bn // 2} + ${p * columns}];
 % endfor
 % for q in range(tm):
-% for p in range(pairs_n):
+% for p in range(tn // 2):
       u${q}_${p} = a${q // 2}.s${q % 2 * 2} * b${p} + u${q}_${p};
 % endfor
-% for p in range(pairs_n):
+% for p in range(tn // 2):
       u${q}_${p}.s02 = u${q}_${p}.s02 ${minus} a${q // 2}.s${q % 2 * 2 + 1} * b${p}.s13;
       u${q}_${p}.s13 = u${q}_${p}.s13 ${plus} a${q // 2}.s${q % 2 * 2 + 1} * b${p}.s02;
 % endfor
 % endfor
+% endif
     }
     if (kt >= ${k}) break;
     stage ^= 1;
-% for side in sides:
-${keep(*side[:2])}\
-% endfor
+${keep()}\
     barrier(CLK_LOCAL_MEM_FENCE);
   }
   c += c_off + f * ${m * n_pitch // 2} + n0 / 2;
 % for q in range(tm):
   {
-    const int row = m0 + (ty + ${q // 2 * rows}) * 2 + ${q % 2};
+    const int row = m0 + (ty + ${q // unit * rows}) * ${unit} + ${q % unit};
     ${f"if (row < {m})" if m % bm else ""} {
-% for p in range(pairs_n):
-      ${f"if (n0 + (tx + {p * columns}) * 2 < {n_pitch})" if n_pitch % bn else ""} {
+% for p in range(tn // unit):
+      ${f"if (n0 + (tx + {p * columns}) * {unit} < {n_pitch})" if n_pitch % bn else ""} {
+% if three:
+        const long at = row * ${n_pitch // 2}L + (tx + ${p * columns}) * 2;
+        const QUAD re = u0_${q}_${p} - u1_${q}_${p}, im = u2_${q}_${p} - u0_${q}_${p} - u1_${q}_${p};
+        const QUAD first = (QUAD)(re.s0, im.s0, re.s1, im.s1), second = (QUAD)(re.s2, im.s2, re.s3, im.s3);
+        c[at] = ${"c[at] + first" if accumulate else "first"};
+        c[at + 1] = ${"c[at + 1] + second" if accumulate else "second"};
+% else:
         const long at = row * ${n_pitch // 2}L + tx + ${p * columns};
         const QUAD r = u${q}_${p};
         c[at] = ${"c[at] + r" if accumulate else "r"};
+% endif
       }
 % endfor
     }
   }
 % endfor
 }
+<%! from itertools import product as pairs %>

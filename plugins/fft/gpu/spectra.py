@@ -1,20 +1,18 @@
-"""Passes between tensors and spectra: what their kernels' text needs; pure."""
+"""Passes between tensors and spectra: the sizes and the code that their kernels' text is made from."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..transforms import codelet, half
-from .geometry import Span, Transform
-from .planes import Planes
+from .geometry import Line, Planes, Span, Transform
 
 _TYPES = "#define PAIR_(T) T##2\n#define PAIR_OF(T) PAIR_(T)\n#define PAIR PAIR_OF(ACC)"
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class _Pass:
     """What both ways share: a work group holds ``slots`` tiles of one row."""
 
@@ -31,60 +29,33 @@ class _Pass:
 
     types = _TYPES
 
-    @property
-    def row_size(self) -> int:
-        """Points of a row."""
-        return self.transform.rows.size
-
-    @property
-    def height(self) -> int:
-        """Rows of half a spectrum."""
-        return self.transform.height
-
-    @property
-    def width(self) -> int:
+    def __post_init__(self) -> None:
+        self.row_size, self.height = self.transform.rows.size, self.transform.height
+        """Points of a row, and rows of half a spectrum."""
+        self.width = self._width()
         """Columns that are transformed."""
+        self.blocks = self.pitch // self.slots
+        """Work groups of a row."""
+        self.work_groups = self.blocks * self.rows * self.groups
+        """Work groups of the launch."""
+        self.items = group_items(self.slots, self.width, self.height, self.wide)
+        """Work items of a group."""
+        # Pitches in local memory put rows of neighbouring slots, and neighbouring columns, into different banks.
+        self.row_pitch = self.width | 1
+        """Numbers from row to row of a half spectrum in local memory: odd."""
+        self.slot_pitch = slot_pitch(self.slots, self.width, self.height)
+        """Numbers from slot to slot in local memory."""
+        self.stage_size = self.slots * self.slot_pitch
+        """Numbers in local memory."""
+        self.frequency_stride = self.groups * self.rows * self.pitch
+        """Numbers between two frequencies in memory."""
+
+    def _width(self) -> int:
         raise NotImplementedError
 
     @property
-    def blocks(self) -> int:
-        """Work groups of a row."""
-        return self.pitch // self.slots
-
-    @property
-    def work_groups(self) -> int:
-        """Work groups of the launch."""
-        return self.blocks * self.rows * self.groups
-
-    @property
-    def items(self) -> int:
-        """Work items of a group."""
-        return group_items(self.slots, self.width, self.height, self.wide)
-
-    # Items that take rows of neighbouring slots, and those that take neighbouring columns, find different banks.
-    @property
-    def row_pitch(self) -> int:
-        """Numbers from row to row of a half spectrum in local memory: odd."""
-        return self.width | 1
-
-    @property
-    def slot_pitch(self) -> int:
-        """Numbers from slot to slot in local memory."""
-        return slot_pitch(self.slots, self.width, self.height)
-
-    @property
-    def stage_size(self) -> int:
-        """Numbers in local memory."""
-        return self.slots * self.slot_pitch
-
-    @property
-    def frequency_stride(self) -> int:
-        """Numbers between two frequencies in memory."""
-        return self.groups * self.rows * self.pitch
-
-    @property
     def whole_text(self) -> str:
-        """Whether row f of the spectrum is kept in full."""
+        """Whether row f of the spectrum is stored in full."""
         edges = ["f != 0"] + ([f"f != {self.height - 1}"] if self.transform.columns.size % 2 == 0 else [])
         return " && ".join(edges)
 
@@ -93,23 +64,24 @@ class _Pass:
         return f"({f} == 0 ? 0 : {half(self.row_size)} + ({f} - 1) * {self.row_size})"
 
     @property
+    def _lines(self) -> tuple[tuple[str, Line], ...]:
+        return ("row", self.planes.row), ("slot", self.planes.slot)
+
+    @property
     def place_text(self) -> str:
-        """Element of the tensor where the plane of (group, row, slot) begins."""
+        """Offset in the tensor of the plane of (group, row, slot)."""
         terms = [
             f"(long)({name}{f' / {line.tiles}' if line.tiles > 1 else ''}) * {line.stride}"
-            for name, line in (("row", self.planes.row), ("slot", self.planes.slot))
+            for name, line in self._lines
         ]
         if self.groups > 1:
             terms.append(f"(long)group * {self.planes.row.group + self.planes.slot.group}")
         return " + ".join(terms)
 
     @property
-    def _tile(self) -> str | None:
-        """The tile's number in its image, as text."""
-        for name, line in (("row", self.planes.row), ("slot", self.planes.slot)):
-            if line.tiles > 1:
-                return f"{name} % {line.tiles}"
-        return None
+    def _tile(self) -> str:
+        """The tile's number in its image."""
+        return next((f"{name} % {line.tiles}" for name, line in self._lines if line.tiles > 1), "0")
 
     @property
     def live_text(self) -> str:
@@ -119,48 +91,35 @@ class _Pass:
             tests.append(f"row < {self.planes.row.total}")
         if self.planes.slot.total % self.pitch:
             tests.append(f"slot < {self.planes.slot.total}")
-        return " && ".join(tests + self._column_tests) or "true"
+        return " && ".join(tests + self._column_tests()) or "true"
 
-    @property
     def _column_tests(self) -> list[str]:
-        return []
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Forward(_Pass):
     """Tiles to spectra; ``other`` for the kernel or dy that multiplies the data."""
 
     other: bool = False
 
-    @property
-    def columns(self) -> Span:
-        """What is read along a column."""
-        return self.transform.columns.other if self.other else self.transform.columns.data
+    def __post_init__(self) -> None:
+        columns, rows = self.transform.columns, self.transform.rows
+        self.columns, self.rows_span = (columns.other, rows.other) if self.other else (columns.data, rows.data)
+        """What is read along a column and along a row."""
+        self.column_elements = range(-(-self.columns.given // self.columns.spread))
+        """Elements of a column."""
+        self.column_stride = self.planes.column_stride
+        """Elements of the tensor between a column's neighbours."""
+        super().__post_init__()
 
-    @property
-    def rows_span(self) -> Span:
-        """What is read along a row."""
-        return self.transform.rows.other if self.other else self.transform.rows.data
-
-    @property
-    def width(self) -> int:
-        """Columns that hold anything."""
+    def _width(self) -> int:
         return -(-self.rows_span.given // self.rows_span.spread)
 
     @property
-    def column_elements(self) -> range:
-        """Elements of a column."""
-        return range(-(-self.columns.given // self.columns.spread))
-
-    @property
-    def column_stride(self) -> int:
-        """Elements of the tensor between a column's neighbours."""
-        return self.planes.column_stride
-
-    @property
     def tile_texts(self) -> list[str]:
-        """Where the tile begins, and ``from`` moved there."""
-        wide, tile = self.transform.rows.tiles, self._tile or "0"
+        """The tile's first pixel, and ``from`` moved there."""
+        wide, tile = self.transform.rows.tiles, self._tile
         right = f"{self.rows_span.origin} + ({tile}) % {wide} * {self.rows_span.step} + e"
         down = f"{self.columns.origin} + ({tile}) / {wide} * {self.columns.step}"
         return [
@@ -168,7 +127,6 @@ class Forward(_Pass):
             f"from += (long)px * {self.planes.row_stride} + (long)py * {self.planes.column_stride};",
         ]
 
-    @property
     def _column_tests(self) -> list[str]:
         return [] if self.rows_span.inside else [f"px >= 0 && px < {self.rows_span.length}"]
 
@@ -199,23 +157,20 @@ class Forward(_Pass):
 class Inverse(_Pass):
     """Spectra to tiles."""
 
-    @property
-    def width(self) -> int:
-        """Columns that are wanted."""
+    def _width(self) -> int:
         return len(self.transform.rows.wanted)
 
     @property
     def tile_texts(self) -> list[str]:
-        """Where the tile's results begin."""
-        wide, tile = self.transform.rows.tiles, self._tile or "0"
-        right = f"({tile}) % {wide} * {self.transform.rows.out_step} + e"
-        down = f"({tile}) / {wide} * {self.transform.columns.out_step}"
+        """The first pixel of the tile's results."""
+        columns, rows = self.transform.columns, self.transform.rows
+        right = f"({self._tile}) % {rows.tiles} * {rows.out_step} + e"
+        down = f"({self._tile}) / {rows.tiles} * {columns.out_step}"
         return [
-            f"const int px = {right if self.transform.rows.out_step else 'e'};",
-            f"const int py = {down if self.transform.columns.out_step else '0'};",
+            f"const int px = {right if rows.out_step else 'e'};",
+            f"const int py = {down if columns.out_step else '0'};",
         ]
 
-    @property
     def _column_tests(self) -> list[str]:
         axis = self.transform.rows
         return [f"px < {axis.out_length}"] if axis.tiles * axis.out_step > axis.out_length else []
@@ -223,10 +178,7 @@ class Inverse(_Pass):
     @property
     def channel_text(self) -> str:
         """The written tensor's channel, for the bias."""
-        for name, line in (("row", self.planes.row), ("slot", self.planes.slot)):
-            if line.channels:
-                return f"group * {line.total} + {name}"
-        return "0"
+        return next((f"group * {line.total} + {name}" for name, line in self._lines if line.channels), "0")
 
     @property
     def row_code(self) -> str:
@@ -253,9 +205,9 @@ class Inverse(_Pass):
 
         return code.text(_parts(_plain), store, real="ACC", indent="    ")
 
-    @functools.cached_property
+    @property
     def scale(self) -> float:
-        """What results are multiplied with."""
+        """The factor of the results."""
         columns = codelet(self.transform.columns.size, "real_inverse", wanted=self.transform.columns.wanted)
         return 1.0 / (columns.gain * self.row_size * math.prod(self.transform.taken_out))
 
@@ -271,7 +223,7 @@ def slots_of(width: int, height: int, total: int, local: int) -> int:
 
 
 def slot_pitch(slots: int, width: int, height: int) -> int:
-    """Numbers of local memory from slot to slot: 16 neighbours of (slot, row) lie in the 16 pairs of banks."""
+    """Numbers of local memory from slot to slot: 16 neighbours of (slot, row) are in the 16 pairs of banks."""
     row = width | 1
     want = row * (16 // min(slots, 16)) % 16 if slots < 16 else 1
     return height * row + (want - height * row) % 16

@@ -48,11 +48,7 @@ at = f"{(dy % step_h * step_w + dx % step_w)} * PART + {dy // step_h} * WP + {dx
       STOREW(sums + q + ${i} * LANES, a${i});
 % endfor
     }
-% if bias:
-    const ACC b = LOAD(bias, g);
-% else:
-    const ACC b = 0;
-% endif
+    const ACC b = ${"LOAD(bias, g)" if bias else "0"};
     ONCE for (int row = 0; row < rows; ++row) {
       const long p = ((((long)image * G + g) * ZD + z * UD + ud) * ZH + (y0 + row) * UH + uh) * ZW + uw;
       int column = 0;

@@ -3,7 +3,7 @@
 //
 // NCHW, the data gradient of few channels a group: a row of y is spread first, each element SW times, so that neighbouring
 // places of x, whatever their phase, are neighbours. A tap t of a row is then a product of two rows of vectors: the spread
-// row, and SW weights over and over. No place is multiplied by a zero that stands for none: what taps do not reach is left
+// row, and SW weights over and over. No place is multiplied by a padding zero: places that taps do not reach are left
 // out of their runs, and where a kernel's last SW weights are fewer, lanes keep their sums.
 //
 // A work item takes bands of a plane's rows. Its slot: LEAD elements that are read and dropped; OCG planes of y with rows of

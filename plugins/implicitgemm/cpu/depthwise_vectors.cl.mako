@@ -1,17 +1,13 @@
 ## target[image, g, place] = epilogue(sum over tap of w[g, tap] source[image, g, place * step + tap * spread - pad])
 //
 // NCHW, nothing copied or packed: a work item takes planes, and of each a tile of vectors of places at a time. All that
-// a tile reads are vectors at literal offsets from its first place; where a vector's lanes lie otherwise, at a row's ends,
+// a tile reads are vectors at literal offsets from its first place; where a vector needs its lanes in another order, at a row's ends,
 // with a stride or where it holds several rows, they are moved in registers.
 //
 // LANES, V  elements of a vector of sums, its type; KEPT: integers of its size
 // ITEMS     work items; PLANES are dealt to them in runs
 // XP, YP    elements of a plane of the source, of the target; WG: of a kernel; G channels
 #include <convdispatch/first_lanes.cl>
-#define AS_(type) as_##type
-#define AS(type) AS_(type)
-#define AS_V AS(V)
-#define AS_KEPT AS(KEPT)
 
 % for tile, function in tiles.items():
 inline void ${function}(global const REAL *restrict xs, const ACC *ks, OUT_PARAMS, long p, ACC b) {

@@ -1,62 +1,114 @@
-"""Depthwise layers in NCHW from registers, forward and data gradient: see ``places``."""
+"""Depthwise layers in NCHW computed from registers, in all directions (see ``places``)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from convdispatch.api import (
-    DTYPES,
-    OPERANDS,
-    ConvProblem,
-    Launch,
-    StepPlan,
-    build,
-    define,
-    epilogue_macros,
-    kernel_text,
-    storage_macros,
-)
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan
+from convdispatch.api.cpu import Balance, uneven
 
-from .passes import passes
-from .places import Tile, moved, name, runs_of, tiles_of
+from .kernel import Kernel
+from .passes import forward_pass, passes
+from .places import Tile, cover, lanes_in, moved, name, runs_of, tiles_of
+
+# The cost model counts operations of the peak, fitted on times of drawn layers.
+LAUNCH_OPS = 4.8e6  # the launch
+LANE_OPS = 1.3  # an operation of a lane, whether a place fills it or not
+GRADIENT_LANE_OPS = 1.8  # the same in the weights' gradient
+ELEMENT_OPS = 12.0  # an element of x, y or dy
+STRIDED_OPS = 27.0  # an element of x that is read with a stride
+RESULT_OPS = 450.0  # an element of dw
 
 
-class VectorKernel:
-    """One configuration, worked out without compiling; needs no memory."""
+class VectorKernel(Kernel):
+    """One configuration; it needs no workspace."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self.problem, self.config, self.p = problem, config, passes(problem)[0]
+        super().__init__(problem, config, passes(problem)[0])
         self.planes = self.p.images * self.p.groups
         self.items = min(self.planes, config["items"])
 
     def text(self) -> str:
-        """The program."""
-        p, lanes, problem = self.p, self.config["lanes"], self.problem
+        p, problem = self.p, self.problem
         once = problem.accumulate or problem.residual
         tiles: dict[Tile, str] = {}
         calls = []
-        for row, column, tile in tiles_of(p, lanes, self.config["rows"], once):
+        for row, column, tile in tiles_of(p, self.lanes, self.config["rows"], once):
             calls.append((row, column, tiles.setdefault(tile, f"tile_{len(tiles)}")))
         position = [
             (p.w_first[1] + ty * p.w_step[1]) * p.kernel[2] + p.w_first[2] + tx * p.w_step[2]
             for ty in range(p.taps[1])
             for tx in range(p.taps[2])
         ]
-        text = storage_macros(p.dtype) + epilogue_macros(problem)
-        text += define(V=f"{DTYPES[p.dtype].accumulator}{lanes}", LANES=lanes, G=p.groups, PLANES=self.planes)
-        text += define(KEPT=f"{'long' if p.dtype == 'float64' else 'int'}{lanes}", ITEMS=self.items)
-        text += define(XP=p.source[1] * p.source[2], YP=p.places[1] * p.places[2], WG=p.kernel[1] * p.kernel[2])
-        return text + kernel_text(
-            __package__, "depthwise_vectors.cl.mako", tiles=tiles, runs=runs_of(calls),
-            position=position, down=p.step[1] * p.source[2], across=p.step[2], width=p.places[2], bias=problem.bias,
-            moved=moved, name=name,
-        )  # fmt: skip
+        text = self.macros(G=p.groups, PLANES=self.planes, ITEMS=self.items, WG=p.kernel[1] * p.kernel[2], **p.planes())
+        values = {"tiles": tiles, "runs": runs_of(calls), "position": position, "bias": problem.bias}
+        values |= {"down": p.step[1] * p.source[2], "across": p.step[2], "width": p.places[2]}
+        files = ("masks.cl", "depthwise_vectors.cl.mako")
+        return text + self.rendered(files, moved=moved, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
-        source, target = ("x", "y") if self.problem.direction == "fwd" else ("y", "x")
-        extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
-        arguments = [source, "w", target, *extras]
-        program = build(context, self.text())
-        return StepPlan(0, [Launch(program, "depthwise", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)])
+        """One launch."""
+        arguments = [self.source, "w", self.target, *self.extras]
+        return StepPlan(0, [self.launch(context, "depthwise", [self.items], arguments)])
+
+    def cost(self, balance: Balance, device: DeviceInfo) -> float:
+        """The launch, the lanes of all tiles, and the elements of x and y."""
+        problem = self.problem
+        x, y = math.prod(problem.x_shape), math.prod(problem.y_shape)
+        element = ELEMENT_OPS if problem.sw == 1 else STRIDED_OPS
+        work = LANE_OPS * 2 * lanes_in(self.p, self.lanes) * problem.kh * problem.kw
+        work *= uneven(problem.mb * problem.g, device)
+        return LAUNCH_OPS * balance.launch + work + element * x + ELEMENT_OPS * y
+
+
+class VectorSums(Kernel):
+    """One configuration; it needs no workspace."""
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
+        super().__init__(problem, config, forward_pass(problem))
+        self.items = min(self.p.groups, config["items"])
+
+    def _tiles(self) -> tuple[dict[Any, str], list[Any]]:
+        """Functions by tile, and (taps, runs of calls) of as many rows of taps at a time as registers have room for."""
+        p, lanes, tiles = self.p, self.lanes, {}
+        height, width = p.places[1:]
+        some = max(1, self.config["sums"] // p.taps[2])
+        some = -(-p.taps[1] // -(-p.taps[1] // some))
+        parts = []
+        for first in range(0, p.taps[1], some):
+            taps, calls = range(first, min(first + some, p.taps[1])), []
+            for row, column, tile in tiles_of(p, lanes, self.config["rows"], True, taps):
+                base, windows, gradients = row * width + column, [], []
+                for store in tile.stores:
+                    used = range(store.first, store.used)
+                    offsets = tuple(store.at + lane if lane in used else None for lane in range(lanes))
+                    gradients.append(cover(offsets, windows, -base, height * width - lanes - base))
+                key = tile, tuple(windows), tuple(gradients)
+                calls.append((row, column, tiles.setdefault(key, f"tile_{len(tiles)}")))
+            parts.append(([ty * p.taps[2] + tx for ty in taps for tx in range(p.taps[2])], runs_of(calls)))
+        return tiles, parts
+
+    def text(self) -> str:
+        p = self.p
+        tiles, parts = self._tiles()
+        added = int(self.problem.accumulate)
+        text = self.macros(G=p.groups, ITEMS=self.items, TAPS=p.volume, ADD=added, **p.planes())
+        values = {"tiles": tiles, "parts": parts, "taps_all": p.volume, "lanes": self.lanes}
+        values |= {"down": p.step[1] * p.source[2], "across": p.step[2], "width": p.places[2]}
+        files = ("masks.cl", "depthwise_vectors_weights.cl.mako")
+        return text + self.rendered(files, moved=moved, name=name, **values)
+
+    def plan(self, context: Any) -> StepPlan:
+        """One launch."""
+        return StepPlan(0, [self.launch(context, "gradient", [self.items], ["x", "y", "w"])])
+
+    def cost(self, balance: Balance, device: DeviceInfo) -> float:
+        """The launch, the lanes of all tiles, and the elements of x, dy and dw."""
+        problem = self.problem
+        x, y, w = (math.prod(getattr(problem, f"{name}_shape")) for name in "xyw")
+        work = GRADIENT_LANE_OPS * 2 * lanes_in(self.p, self.lanes) * problem.kh * problem.kw
+        work *= uneven(problem.g, device)
+        moved = (ELEMENT_OPS if problem.sw == 1 else STRIDED_OPS) * x + ELEMENT_OPS * y
+        return LAUNCH_OPS * balance.launch + work + moved + RESULT_OPS * w

@@ -7,12 +7,8 @@
 // LANES, V  elements of a vector of sums, its type; KEPT: integers of its size
 // ITEMS     work items; the G channels are dealt to them in runs; IMAGES
 // XP, YP    elements of a plane of x, of dy; TAPS of a kernel
-// ADD       1: dw keeps what it held
+// ADD       1: the sums are added to dw
 #include <convdispatch/lanes.cl>
-#define AS_(type) as_##type
-#define AS(type) AS_(type)
-#define AS_V AS(V)
-#define AS_KEPT AS(KEPT)
 <%
 def joined(vectors):
     """Statements, and the name of one vector whose lane i is the sum over the lanes of vectors[i]; None is 0."""

@@ -1,14 +1,14 @@
 ## dw[g, tap] = sum over (image, place) of dy[image, g, place] x[image, g, place * step + tap * spread - pad]
 //
-// A work item sums one part of the bands for some channels. The band's source rows lie in its slot (planes.cl.mako), dy
-// beside them in the same order of places; a vector a tap stays in registers over a band. NHWC: a vector is LANES
+// A work item sums one part of the bands for some channels. The band's source rows are in its slot (planes.cl.mako), dy
+// behind them in the same order of places; a vector a tap stays in registers over a band. NHWC: a vector is LANES
 // channels. NCHW: LANES places counted through the rows, dy 0 at row ends, lanes added up when a channel is done.
 // "reduce" adds the parts, [part][tap][CT].
 //
 // LANES, V  elements of a vector of sums, its type
 // PARTS     parts of the sum, each over its share of BANDS_ALL bands
 // CHUNKS    work items that share the channels; CB channels at a time (NHWC)
-// ADD       1: dw keeps what it held
+// ADD       1: the sums are added to dw
 #define BANDS_ALL (IMAGES * YD * BANDS)
 #define TAPS (TD * TH * TW)
 #define FLAT_ALL ((FLAT + LANES - 1) / LANES * LANES)

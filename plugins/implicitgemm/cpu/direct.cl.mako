@@ -14,8 +14,8 @@
 // INTER     0: slot [block][c][tz][row][WP] from NCHW; 1: [block][tz][row][column][CP] from NHWC
 // XD XH XW, YD YH YW  source and places; ZD ZH ZW target; TD TH TW taps; S? step; D? spread; U? stride in the target
 // C, N, G   channels a group, groups; pad and start are arguments
-// NONFINITE elements of packed weights before their flags (pack.cl.mako): where one is set, taps whose sources all lie in
-//           the padding are run as well, for zero times infinity or NaN is NaN
+// NONFINITE elements of packed weights before their flags (pack.cl.mako): where one is set, taps whose sources are all in
+//           the padding are run as well, because zero times infinity or NaN is NaN
 <% px = "CP" if inter else "1" %>
 <%def name="multiply(cols, x='xt[')">\
 % for v in range(nv):
@@ -51,10 +51,8 @@ inline void tile_${cols}(global const ACC *restrict xs, global const ACC *restri
     ${" ".join(f"a{p}_{v} = 0;" for v in range(nv))}
 % endfor
   } else {
-% for p in range(pr * cols):
-% for v in range(nv):
+% for p, v in pairs(range(pr * cols), range(nv)):
     a${p}_${v} = LOADW(ts + ${(p // cols)} * YW * NVL + ${(p % cols) * nv * lanes + v * lanes});
-% endfor
 % endfor
   }
 % endif
@@ -105,10 +103,8 @@ ${multiply(cols)}\
   }
 % endfor
 % else:
-% for p in range(pr * cols):
-% for v in range(nv):
+% for p, v in pairs(range(pr * cols), range(nv)):
   STOREW(ts + ${(p // cols)} * YW * NVL + ${(p % cols) * nv * lanes + v * lanes}, a${p}_${v});
-% endfor
 % endfor
 % endif
 }
@@ -211,3 +207,4 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
     }
   }
 }
+<%! from itertools import product as pairs %>

@@ -2,65 +2,48 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from convdispatch.api import (
-    DTYPES,
-    MOST_PHASES,
-    OPERANDS,
-    Areas,
-    ConvProblem,
-    DeviceInfo,
-    Launch,
-    Solver,
-    StepPlan,
-    build,
-    define,
-    epilogue_macros,
-    kernel_text,
-    phase_count,
-    rates,
-    storage_macros,
-)
-from convdispatch.api.cpu import PAGE, Balance, cdiv
+from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Launch, phase_count, rates
+from convdispatch.api.cpu import Balance, cdiv
 from convdispatch.api.cpu import lanes as lanes_of
 
+from .kernel import PackedKernel, PackedSolver, unusable
 from .passes import Pass, passes
-from .tiles import default, predicted, spaces, straight
+from .tiles import default, odd_lines, predicted, source_width, spaces, straight
 
-# Operations of the peak in the time of packing an element of w, one by one or turned in registers, and of a launch.
-_PACKED, _LAUNCH = (145.0, 60.0), 3.7e6
-_FAR, _CACHED = 240.0, 6 << 20  # the same of more bytes of w than caches keep, in either order
+# The cost model counts operations of the peak, fitted with ``tiles``.
+PACKED_OPS = {False: 145.0, True: 60.0}  # a weight that is packed one by one, or transposed in registers
+FAR_PACKED_OPS = 240.0  # a weight that is packed, of more bytes than caches hold
+CACHED_BYTES = 6 << 20  # bytes of weights that caches hold
+LAUNCH_OPS = 3.7e6  # a launch
 
 
-class PassKernel:
-    """One pass under one configuration: its sizes, its text, its launches."""
+class PassKernel(PackedKernel):
+    """One pass under one configuration."""
 
     def __init__(self, p: Pass, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self.p, self.problem, self.config = p, problem, config
-        self.lanes, self.inter = config["lanes"], p.nhwc
-        self.size = 8 if p.dtype == "float64" else 4
+        super().__init__(problem, config, p)
         self.nvl = config["nv"] * self.lanes
         self.cb = config["cb"]
         self.ncb = cdiv(p.c, self.cb)
         self.blocks = cdiv(p.n, self.nvl)
         rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
-        self.width = (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
-        # Pitches of an odd number of cache lines, so that rows and columns spread over the cache's sets.
-        self.cp = self.cb if self.cb < 32 else cdiv(self.cb - 16, 32) * 32 + 16
-        self.wp = self.width if self.width < 32 else cdiv(self.width - 16, 32) * 32 + 16
-        line = self.width * self.cp if self.inter else self.wp * self.cb
+        self.width = source_width(p)
+        self.cp, self.wp = odd_lines(self.cb), odd_lines(self.width)
+        line = self.width * self.cp if p.nhwc else self.wp * self.cb
         self.slot_block = p.taps[0] * rows * line
         self.slot_x = cdiv(self.ncb * self.slot_block, 16) * 16
         self.straight = straight(p, self.cb)
         sums = 0 if self.straight else config["rows"] * p.places[2] * self.nvl
         self.slot = cdiv(self.slot_x + sums, 1024) * 1024 + 80
         self.wblock = p.c * p.volume * self.nvl
+        self.pack_c = max(1, min(p.c, 16384 // (p.volume * self.nvl)))
+        """Source channels of a packing work item."""
         pads = (getattr(problem, f"p{axis}{side}") for axis in problem.axes for side in ("", "_r"))
         padded = problem.direction == "fwd" and any(pad > 0 for pad in pads)
         self.nonfinite = p.groups * self.blocks * self.wblock if padded else 0
@@ -70,78 +53,46 @@ class PassKernel:
         self.slots_size = config["items"] * config["parts"] * self.slot * self.size
 
     def text(self) -> str:
-        """The program: packing and convolution."""
-        p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
-        text = storage_macros(p.dtype) + epilogue_macros(self.problem)
-        text += define(V=f"{acc}{self.lanes}", LANES=self.lanes, NVL=self.nvl, NV=config["nv"])
-        text += p.macros("XYZTSDU")
-        text += define(IMAGES=p.images, G=p.groups, C=p.c, N=p.n, CB=self.cb, NCB=self.ncb)
-        text += define(NB=self.blocks, R=config["rows"], PR=config["pr"], PC=config["pc"], ITEMS=config["items"])
-        text += define(PARTS=config["parts"], CP=self.cp, WP=self.wp, SLOT=f"{self.slot}L", SLOT_X=self.slot_x)
-        text += define(SLOT_BLOCK=self.slot_block, WBLOCK=f"{self.wblock}L", INTER=int(self.inter), PACK_C=self.pack_c)
-        text += define(NONFINITE=f"{self.nonfinite}L" if self.nonfinite else 0)
-        text += define(WN=p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2], EMPTY=int(p.empty))
-        text += define(FOLD=p.fold, YW_ALL=p.width or p.places[2])
-        text += define(W_GROUP=self.problem.w_shape[0] // p.groups * _row(self.problem))
-        text += define(KH_=p.kernel[1], KW_=p.kernel[2])
-        text += define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", p.w_step, strict=True)})
+        p, config, problem = self.p, self.config, self.problem
+        text = self.macros(
+            "XYZTSDU", NVL=self.nvl, NV=config["nv"], G=p.groups, C=p.c, N=p.n, CB=self.cb, NCB=self.ncb,
+            NB=self.blocks, R=config["rows"], PR=config["pr"], PC=config["pc"], ITEMS=config["items"],
+            PARTS=config["parts"], CP=self.cp, WP=self.wp, SLOT=f"{self.slot}L", SLOT_X=self.slot_x,
+            SLOT_BLOCK=self.slot_block, WBLOCK=f"{self.wblock}L", INTER=int(p.nhwc), PACK_C=self.pack_c,
+            NONFINITE=f"{self.nonfinite}L" if self.nonfinite else 0, FOLD=p.fold, YW_ALL=p.width or p.places[2],
+            WN=p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2],
+            W_GROUP=problem.w_shape[0] // p.groups * (problem.ic // problem.g * problem.kd * problem.kh * problem.kw),
+        ) + p.kernel_macros()  # fmt: skip
         whole, rest = config["pc"], p.places[2] % config["pc"]
         values = {
-            "lanes": self.lanes,
-            "nv": config["nv"], "pr": config["pr"], "widths": [whole, rest] if rest else [whole],
-            "inter": self.inter, "c": p.c, "cp": self.cp, "groups": p.groups,
-            "straight": self.straight,
-            "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": self.problem.bias,
+            "lanes": self.lanes, "nv": config["nv"], "pr": config["pr"], "widths": [whole, rest] if rest else [whole],
+            "inter": p.nhwc, "c": p.c, "cp": self.cp, "groups": p.groups, "straight": self.straight,
+            "runs": p.spread[2] == 1 and self.cp == p.c, "dense": p.dense, "fold": p.fold, "bias": problem.bias,
         }  # fmt: skip
-        text += kernel_text(__package__, "pack.cl.mako", lanes=self.lanes, turned=self.turned)
-        text += kernel_text(__package__, "runs.cl")
+        text += self.rendered(["pack.cl.mako"], lanes=self.lanes, turned=self.turned) + self.rendered(["runs.cl"])
         last = [] if self.straight else ["finish.cl.mako"]
-        files = ("stage.cl.mako", *last, "direct.cl.mako")
-        return text + "".join(kernel_text(__package__, file, **values) for file in files)
+        return text + self.rendered(("stage.cl.mako", *last, "direct.cl.mako"), **values)
 
     @property
     def turned(self) -> bool:
-        """Whether a target channel's weights lie in the order of the tile's loops."""
+        """Whether a target channel's weights follow one another in the order of the tile's loops."""
         p = self.p
         if p.fold > 1 or p.empty or p.volume != math.prod(p.kernel) or any(p.w_first) or set(p.w_step) != {1}:
             return False
-        order = (1, p.c) if self.inter else (p.volume, 1)
-        return p.w_strides[1:] == order and (not self.inter or self.ncb == 1)
+        order = (1, p.c) if p.nhwc else (p.volume, 1)
+        return p.w_strides[1:] == order and (not p.nhwc or self.ncb == 1)
 
-    @property
-    def pack_c(self) -> int:
-        """Source channels of a packing work item."""
-        return max(1, min(self.p.c, 16384 // (self.p.volume * self.nvl)))
+    def packer(self, context: Any, offset: int) -> Launch:
+        arguments = ["w", "workspace", np.int64(offset // self.size), *map(np.int32, self.p.w_first)]
+        return self.launch(context, "pack", [cdiv(self.p.c, self.pack_c), self.p.groups * self.blocks], arguments)
 
-    def packer(self, context: Any, offset: int, into: str = "workspace") -> Launch:
-        """Packs w into operand ``into`` from byte ``offset`` on."""
-        program = build(context, self.text())
-        sizes = (cdiv(self.p.c, self.pack_c), self.p.groups * self.blocks, 1)
-        first = [np.int32(f) for f in self.p.w_first]
-        arguments = ["w", into, np.int64(offset // self.size), *first]
-        return Launch(program, "pack", sizes, (1, 1, 1), arguments, names=OPERANDS)
-
-    def launch(self, context: Any, weights: str, weights_offset: int, slots_offset: int) -> Launch:
-        """The convolution itself; offsets in bytes."""
-        program, p = build(context, self.text()), self.p
-        source, target = ("x", "y") if self.problem.direction == "fwd" else ("y", "x")
-        extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
-        arguments = [source, weights, np.int64(weights_offset // self.size), "workspace"]
-        arguments += [np.int64(slots_offset // self.size), target, *extras]
-        arguments += [np.int32(v) for v in (*p.pad, *p.start)]
-        sizes = (self.config["items"], self.config["parts"], 1)
-        return Launch(program, "conv", sizes, (1, 1, 1), arguments, names=OPERANDS)
+    def convolution(self, context: Any, weights: str, offset: int) -> Launch:
+        arguments = [self.source, weights, np.int64(offset // self.size), "workspace", np.int64(0), self.target]
+        arguments += [*self.extras, *(np.int32(v) for v in (*self.p.pad, *self.p.start))]
+        return self.launch(context, "conv", [self.config["items"], self.config["parts"]], arguments)
 
 
-def _passes(problem: ConvProblem, lanes: int) -> list[Pass]:
-    return [p.folded(lanes) for p in passes(problem)]
-
-
-def _row(problem: ConvProblem) -> int:
-    return problem.ic // problem.g * problem.kd * problem.kh * problem.kw
-
-
-class Direct(Solver):
+class Direct(PackedSolver):
     """Register tiles over bands of rows: any rank, group, stride, dilation, padding, layout and dtype."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -150,17 +101,16 @@ class Direct(Solver):
             return "forward and bwd_data only, got bwd_weights"
         if phase_count(problem) > MOST_PHASES:
             return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
-        return device.supports(problem.dtype)
+        return unusable(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles and blocks for the largest pass; the other passes take what their own counts favour."""
-        largest = max(_passes(problem, lanes_of(device, problem.dtype)), key=lambda p: p.flops)
+        lanes = lanes_of(device, problem.dtype)
+        largest = max(_passes(problem, lanes), key=lambda p: p.flops)
         for config in spaces(largest, device):
-            yield {"lanes": lanes_of(device, problem.dtype), **config}
+            yield {"lanes": lanes, **config}
 
-    def _kernels(self, problem: ConvProblem, config: Mapping[str, Any], device: DeviceInfo) -> list[PassKernel]:
+    def kernels(self, problem: ConvProblem, config: Mapping[str, Any], device: Any) -> list[PassKernel]:
         found = _passes(problem, config["lanes"])
         largest = max(found, key=lambda p: p.flops)
         same = (largest.places, largest.taps, largest.c)
@@ -169,27 +119,15 @@ class Direct(Solver):
             for p in found
         ]
 
-    def _areas(self, problem: ConvProblem, kernels: list[PassKernel]) -> tuple[list[int], int, int]:
-        """Byte offsets of each pass' packed weights, their size, and that of the slots, which all passes share."""
-        weights = Areas(PAGE)
-        offsets = [weights.add(kernel.packed_size) for kernel in kernels]
-        return offsets, weights.size, max(kernel.slots_size for kernel in kernels)
-
-    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Slots, and packed weights unless they are constant."""
-        _, weights, slots = self._areas(problem, self._kernels(problem, config, device))
-        return slots if problem.constant_weights else slots + weights
-
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The tiles' cycles, staging, stores and launches, and the packing of weights that are not constant."""
-        kernels = self._kernels(problem, config, device)
-        known = rates(device)
+        kernels, known = self.kernels(problem, config, device), rates(device)
         balance = Balance.of(known)
-        launch = _LAUNCH * balance.launch
+        launch, far = LAUNCH_OPS * balance.launch, FAR_PACKED_OPS * balance.memory
         cost = sum(predicted(kernel.p, kernel.config, device) for kernel in kernels) + launch * len(kernels)
         if not problem.constant_weights:
             cost += sum(
-                (_FAR * balance.memory if kernel.packed_size > _CACHED else _PACKED[kernel.turned])
+                (far if kernel.packed_size > CACHED_BYTES else PACKED_OPS[kernel.turned])
                 * kernel.packed_size
                 / kernel.size
                 + launch
@@ -197,22 +135,6 @@ class Direct(Solver):
             )
         return cost / known.flops
 
-    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile."""
-        device = _Wide(config["lanes"] * (2 if problem.dtype == "float64" else 1), context.devices[0].max_compute_units)
-        kernels = self._kernels(problem, config, device)
-        offsets, weights, slots = self._areas(problem, kernels)
-        held, base = ("w", 0) if problem.constant_weights else ("workspace", slots)
-        packers = [k.packer(context, at + base) for k, at in zip(kernels, offsets, strict=True)]
-        steps = [k.launch(context, held, at + base, 0) for k, at in zip(kernels, offsets, strict=True)]
-        if problem.constant_weights:
-            key = json.dumps([self.name, str(problem), dict(config)], sort_keys=True)
-            return StepPlan(slots, steps, weights, packers, key)
-        return StepPlan(slots + weights, [*packers, *steps])
 
-
-class _Wide:
-    """The two numbers of a DeviceInfo that choosing tiles needs, from a configuration and a context."""
-
-    def __init__(self, simd_width: int, compute_units: int) -> None:
-        self.simd_width, self.compute_units = simd_width, compute_units
+def _passes(problem: ConvProblem, lanes: int) -> list[Pass]:
+    return [p.folded(lanes) for p in passes(problem)]

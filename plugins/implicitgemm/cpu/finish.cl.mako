@@ -1,6 +1,6 @@
 ## target[image, g, n, place] = activation(sum + bias + residual [+ target]) for a band of places and NVL channels.
 //
-// The sums lie in the slot as [place][NVL]. NHWC writes a place's vectors as they are; NCHW turns LANES x LANES blocks
+// The sums are in the slot as [place][NVL]. NHWC writes a place's vectors unchanged; NCHW transposes LANES x LANES squares
 // in registers, so that neighbours along w are written together.
 #include <convdispatch/output_lanes.cl>
 #define PLANE ((long)ZD * ZH * ZW)
@@ -47,15 +47,8 @@ void finish(OUT_PARAMS, global const ACC *sums, int image, int g, int n0, int z,
 % for i in range(lanes):
       const V t0_${i} = LOADW(s + ${i} * NVL + n);
 % endfor
-<%
-stages = lanes.bit_length() - 1
-half = lanes // 2
-%>\
-% for t in range(1, stages + 1):
-% for i in range(half):
-      const V t${t}_${i} = (V)(t${t - 1}_${2 * i}.even, t${t - 1}_${2 * i + 1}.even), t${t}_${i + half} = (V)(t${t - 1}_${2 * i}.odd, t${t - 1}_${2 * i + 1}.odd);
-% endfor
-% endfor
+<% stages = lanes.bit_length() - 1 %>\
+${transposed(lanes)}
 % for i in range(lanes):
       if (n + ${i} < count)
         put_vector(OUT_ARGS, p + (n + ${i}) * PLANE, t${stages}_${i}, ${f"LOAD(bias, g * N + n0 + n + {i})" if bias else "0"});

@@ -10,7 +10,7 @@
 // C, N, GROUPS  source and target channels a group, groups
 // PARTS         parts of the sum; ITEMS work items share the GROUPS * PARTS jobs
 // PLANE, DY     elements of a channel of the slot, and of dy's copy; AREA those of a group's sums
-// ADD           1: dw keeps what it held
+// ADD           1: the sums are added to dw
 #define BANDS_ALL (IMAGES * YD * BANDS)
 <%
 def joined(vectors):
@@ -68,7 +68,7 @@ void tile(global const ACC *restrict xs, global const ACC *restrict gs, global A
 % endfor
 }
 
-// All parts of a group's sums into dw. Sums that are not finite are made anew (plain_sum.cl).
+// All parts of a group's sums into dw. Sums that are not finite are computed again (plain_sum.cl).
 inline void finish(global const ACC *restrict sums, global REAL *restrict w, global const REAL *restrict x,
                    global const REAL *restrict y, int g, int pd, int ph, int pw) {
   ONCE for (int bn = 0; bn < NBN; ++bn)

@@ -8,7 +8,7 @@
 //
 // NONFINITE  elements before the flags: one for each work item, 1 where its weights hold an infinity or NaN; 0: none
 //
-// turned  w[n] lies in the order of the tile's loops: blocks of LANES channels by LANES of it are turned in registers
+// turned  w[n] is in the order of the tile's loops: squares of LANES channels by LANES elements are transposed in registers
 #include <convdispatch/lanes.cl>
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off, int fd, int fh, int fw) {
@@ -39,15 +39,8 @@ void pack(global const REAL *restrict w, global ACC *restrict packed, long packe
 % for i in range(lanes):
       const V t0_${i} = LOADV(from + ${i}L * WN);
 % endfor
-<%
-stages = lanes.bit_length() - 1
-half = lanes // 2
-%>\
-% for t in range(1, stages + 1):
-% for i in range(half):
-      const V t${t}_${i} = (V)(t${t - 1}_${2 * i}.even, t${t - 1}_${2 * i + 1}.even), t${t}_${i + half} = (V)(t${t - 1}_${2 * i}.odd, t${t - 1}_${2 * i + 1}.odd);
-% endfor
-% endfor
+<% stages = lanes.bit_length() - 1 %>\
+${transposed(lanes)}
 % for i in range(lanes):
       STOREW(to + ${i} * NVL, t${stages}_${i});
       SEEN(t${stages}_${i});

@@ -41,17 +41,17 @@ class Pass:
     w_first: tuple[int, ...]
     """Kernel position of tap 0."""
     w_step: tuple[int, ...]
-    """From a tap's kernel position to the next one's."""
+    """Kernel positions from one tap to the next."""
     kernel: tuple[int, ...]
     """The kernel's own size."""
     w_strides: tuple[int, int, int]
-    """Elements of w from target channel to target channel, from source channel to source channel, from tap to tap."""
+    """Strides of w in elements along the target channel, the source channel and the tap."""
     nhwc: bool
     dtype: str
     empty: bool = False
     """No tap reaches these elements: the sum is 0."""
     fold: int = 1
-    """Neighbouring places of a row that stand as channels: ``n`` counts (place of the fold, channel)."""
+    """Neighbouring places of a row that count as channels: ``n`` counts (place of the fold, channel)."""
     width: int = 0
     """Places of a row before the fold; 0: not folded."""
 
@@ -67,10 +67,19 @@ class Pass:
         return 0 if self.empty else 2 * pixels * self.groups * self.n * self.c * self.volume
 
     def macros(self, names: str = "XYTSD") -> str:
-        """Sizes along (d, h, w): of the source X, places Y, target Z and taps T; steps S, spreads D and strides U."""
-        sizes = {"X": self.source, "Y": self.places, "Z": self.target, "T": self.taps}
-        sizes |= {"S": self.step, "D": self.spread, "U": self.stride}
+        """Sizes of source X, places Y, target Z and taps T; steps S, spreads D, strides U and pads P, along d, h, w."""
+        sizes = {"X": self.source, "Y": self.places, "Z": self.target, "T": self.taps, "S": self.step}
+        sizes |= {"D": self.spread, "U": self.stride, "P": tuple(f"({pad})" for pad in self.pad)}
         return "".join(define(**dict(zip((f"{name}{axis}" for axis in "DHW"), sizes[name]))) for name in names)
+
+    def kernel_macros(self) -> str:
+        """Which elements of w the taps are: kernel sizes K?_, steps KS? between taps, EMPTY where no tap counts."""
+        text = define(EMPTY=int(self.empty), KH_=self.kernel[1], KW_=self.kernel[2])
+        return text + define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", self.w_step, strict=True)})
+
+    def planes(self) -> dict[str, int]:
+        """Elements of a plane of the source, XP, and of the places, YP."""
+        return {"XP": self.source[1] * self.source[2], "YP": self.places[1] * self.places[2]}
 
     @property
     def dense(self) -> bool:
@@ -103,13 +112,18 @@ class Pass:
         )
 
 
+def forward_pass(problem: ConvProblem) -> Pass:
+    """The pass over x of the forward convolution, which the weights' gradient reads x by."""
+    return passes(problem.replace(direction="fwd", accumulate=False))[0]
+
+
 def passes(problem: ConvProblem) -> list[Pass]:
     """The passes of a forward convolution or a data gradient; together they write every element once."""
     geo, w = geometry_of(problem), TensorLayout.of(problem, "w")
     w_strides = (w.image, w.channel, w.axes[2])
     if problem.direction == "bwd_data":
         w_strides = (w.channel, w.image, w.axes[2])
-    # A data gradient's later taps read earlier places: it takes its taps from the last to the first.
+    # In a data gradient later taps read earlier elements: its taps are taken from the last to the first.
     back = tuple(spread < 0 for spread in geo.spread)
     result = []
     for phase in geo.phases:

@@ -2,8 +2,8 @@
 //
 // All phases of a stride in one launch, NCHW: elements of the target that are congruent modulo the stride see the same
 // taps. A work item copies the source rows of a band into its slot, zeros round them. Places are counted through the
-// slot's rows, so that narrow images fill vectors too; what lies beyond a row's end is computed and dropped. Tiles of MR
-// target channels by NV vectors of places write their sums beside the slot, phase by phase, from where a row of the
+// slot's rows, so that narrow images fill vectors too; places beyond a row's end are computed and dropped. Tiles of MR
+// target channels by NV vectors of places write their sums behind the slot, phase by phase, from where a row of the
 // target takes them in turns.
 //
 // LANES, V   elements of a vector of sums, its type
@@ -100,11 +100,7 @@ void conv(global const REAL *restrict x, global const ACC *restrict packed, long
     }
     ONCE for (int i = 0; i < min(MR, N - block * MR); ++i) {
       const int n = g * N + block * MR + i;
-#if BIAS
-      const ACC b = LOAD(bias, n);
-#else
-      const ACC b = 0;
-#endif
+      const ACC b = ${"LOAD(bias, n)" if bias else "0"};
       const long to = ((long)plane * N + block * MR + i) * (YH * YW);
 % for first, row in rows_of_phases:
       ONCE for (int r = 0; r < rows; ++r) {

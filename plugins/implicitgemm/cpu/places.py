@@ -1,8 +1,9 @@
-"""Depthwise layers in NCHW from registers: where each lane's operands lie, worked out a tile of places at a time.
+"""Depthwise layers in NCHW from registers: which vectors of the plane a tile of places reads, and how lanes are moved.
 
-A vector is neighbouring places: of one row, or of as many whole rows as it has room for. What a tap of it reads are
-*windows*, vectors of the plane at literal offsets, whose lanes are moved where they belong; lanes that no tap reaches,
-for they lie outside of the plane or the row, are 0. Tiles that do the same from another place on share a function.
+A vector of sums is neighbouring places: of one row, or of as many whole rows as it has room for. A tap reads
+*windows*: vectors of the plane at literal offsets, whose lanes are moved in registers to the place that needs them.
+Lanes whose tap is outside of the plane or the row are 0. Tiles that do the same from different first places share one
+function.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from convdispatch.api import ConvProblem
 
 from .passes import Pass, passes
 
 Lanes = tuple[int | None, ...]
-"""Of each lane, an element's offset from the tile's first one; None is 0."""
+"""For each lane the offset of its element from the tile's first element; None stands for the value 0."""
 Read = tuple[tuple[int, int] | None, ...]
-"""Of each lane, a window and the lane there; None is 0."""
-_TAPS = 7
-"""Taps of a row at most; they are unrolled."""
+"""For each lane a window and the lane in that window; None stands for the value 0."""
+MAX_TAPS_W = 7
+"""Taps of a row, which are unrolled."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """A vector's lanes from ``first`` to ``used`` go to ``at`` on; ``whole``: all may be written, in order."""
+    """Lanes ``first`` to ``used - 1`` of a vector are stored from offset ``at`` on; ``whole``: all lanes may be."""
 
     at: int
     first: int
@@ -36,7 +37,7 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Sums of some vectors: each operand with the (vector, tap) that it serves."""
+    """Sums of some vectors: the windows that are loaded, each operand with the (vector, tap) pairs that use it."""
 
     windows: tuple[int, ...]
     reads: tuple[tuple[Read, tuple[tuple[int, int], ...]], ...]
@@ -48,11 +49,11 @@ def fits(problem: ConvProblem, lanes: int) -> bool:
     p = passes(problem)[0]
     flat = p.source[0] == p.places[0] == p.kernel[0] == 1 and p.dense and not p.empty
     smallest = min(p.source[1] * p.source[2], p.places[1] * p.places[2])
-    return problem.layout == "nchw" and flat and p.taps[2] <= _TAPS and smallest >= lanes
+    return problem.layout == "nchw" and flat and p.taps[2] <= MAX_TAPS_W and smallest >= lanes
 
 
 def lanes_in(p: Pass, lanes: int) -> int:
-    """Lanes of the vectors of all planes, also those that no place fills."""
+    """Lanes of the vectors of all planes, empty lanes included."""
     height, width = p.places[1:]
     rows = height if width >= lanes else -(-height // (lanes // width))
     return p.images * p.groups * rows * -(-width // lanes) * lanes
@@ -80,16 +81,24 @@ def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = No
                 before = columns[number - 1] + lanes - column if number else 0
                 if deep > 1 and part[-1] == groups[-1] and len(groups) > 1:
                     before = (groups[-2] + deep - groups[-1]) * width
-                known[key] = _tile(p, lanes, part, deep, column, before, once, taps)
+                known[key] = _tile(_Plane(p, lanes, once, taps), part, deep, column, before)
             found.append((part[0], column, known[key]))
     return found
 
 
-def _tile(
-    p: Pass, lanes: int, rows: list[int], deep: int, column: int, before: int, once: bool, taps: Iterable[int]
-) -> Tile:
-    """Vectors of ``deep`` rows from each of ``rows`` on; ``before`` lanes of the last one were another's already, or of
-    all where a vector is one row."""
+class _Plane(NamedTuple):
+    """What all tiles of a plane share: the pass, lanes of a vector, whether places are stored once, rows of taps."""
+
+    p: Pass
+    lanes: int
+    once: bool
+    taps: Iterable[int]
+
+
+def _tile(plane: _Plane, rows: list[int], deep: int, column: int, before: int) -> Tile:
+    """The tile of vectors that begin at each of ``rows`` and hold ``deep`` rows. The first ``before`` lanes of the last
+    vector, or of all vectors where each is one row, belong to another tile."""
+    p, lanes, once, taps = plane
     (height, width), (source_h, source_w) = p.places[1:], p.source[1:]
     wide = min(width, lanes)
     used, base, out = deep * wide, rows[0] * p.step[1] * source_w + column * p.step[2], rows[0] * width + column
@@ -116,14 +125,14 @@ def _tile(
 
 
 def cover(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> Read:
-    """Each lane's window and lane in it; adds the windows that are wanting, between ``lowest`` and ``highest``."""
+    """The window and the lane in it of each lane. Missing windows are added, between ``lowest`` and ``highest``."""
     lanes, plain = len(offsets), offsets[0]
     if plain is not None and offsets == tuple(range(plain, plain + lanes)):
         if plain not in windows:
             windows.append(plain)
         return tuple((plain, lane) for lane in range(lanes))
     reused, new = (_choose(offsets, some, lowest, highest) for some in (windows, []))
-    chosen = min(reused, new, key=len)  # a load costs less than moving lanes once more
+    chosen = min(reused, new, key=len)  # a load costs less than one more move of lanes
     windows += [window for window in chosen if window not in windows]
     return tuple(
         None if offset is None else next((w, offset - w) for w in chosen if w <= offset < w + lanes)
@@ -132,7 +141,7 @@ def cover(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> Read
 
 
 def _choose(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> list[int]:
-    """Windows that hold all offsets, of those there are while they hold as many as a new one."""
+    """Windows that hold all offsets: existing ones while they hold as many offsets as a new one would."""
     lanes = len(offsets)
     left = [offset for offset in offsets if offset is not None]
     chosen: list[int] = []
@@ -148,13 +157,13 @@ def _choose(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> li
 
 
 def _shift(offsets: Lanes) -> int:
-    """The first lane that is not 0: a window that begins so much earlier needs no lane moved."""
+    """The first lane with an element: a window that begins as many elements earlier needs no lane moved."""
     return next(lane for lane, offset in enumerate(offsets) if offset is not None)
 
 
 @dataclasses.dataclass
 class Run:
-    """Calls of functions, each (name, first column, last column, columns apart), for rows ``apart`` rows apart."""
+    """Calls (function, first column, last column, column step) for rows ``first`` to ``last`` in steps of ``apart``."""
 
     first: int
     last: int
@@ -163,7 +172,7 @@ class Run:
 
 
 def runs_of(calls: Iterable[tuple[int, int, str]]) -> list[Run]:
-    """Calls at (row, column, function), row by row, in loops."""
+    """Loops over calls at (row, column, function), which come row by row."""
     runs: list[Run] = []
     for row, line in itertools.groupby(calls, lambda call: call[0]):
         spots: list[tuple[str, int, int, int]] = []
@@ -181,12 +190,12 @@ def runs_of(calls: Iterable[tuple[int, int, str]]) -> list[Run]:
 
 
 def name(window: int, of: str = "x") -> str:
-    """What a window is called in OpenCL C."""
+    """A window's variable in OpenCL C."""
     return f"{of}{window}" if window >= 0 else f"{of}_{-window}"
 
 
 def moved(read: Read, of: str = "x", to: str = "m") -> tuple[list[str], str]:
-    """Statements, and the expression of an operand after them: lanes brought together, what is 0 masked away."""
+    """Statements that move lanes together and mask those that are 0, and the operand's expression after them."""
     lines, value = [], ""
     for window in dict.fromkeys(source[0] for source in read if source is not None):
         lane_of = {lane: source[1] for lane, source in enumerate(read) if source is not None and source[0] == window}

@@ -1,4 +1,4 @@
-"""``implicitgemm.pointwise``: 1x1, stride 1, unpadded, is one matrix product with every tensor where it lies."""
+"""``implicitgemm.pointwise``: 1x1, stride 1, unpadded: one matrix product of the tensors themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from convdispatch.api import (
     GemmPlan,
     GemmSpec,
     Matrix,
+    Product,
     Solver,
+    StepPlan,
     gemm_configs,
     gemm_cost,
     gemm_workspace,
@@ -23,12 +25,15 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import Balance
 
-# NCHW's images are folded into one product below so many pixels, for short rows leave vectors half empty, and of so
-# many where weights of so many bytes would be read again for each image. Folded columns are packed at every call.
-_FOLD, _FOLD_HEAVY, _HEAVY = 32, range(128, 256), 3 << 19
-_OTHER = 1.07
-"""What the other way takes beside its count: over 18 layers of 36 to 225 pixels, four images, 0.98 to 1.36 times."""
-
+FOLDED_PIXELS = 32
+"""NCHW images of fewer pixels are folded into one product: shorter rows leave vectors half empty. Folded columns are
+packed at every call."""
+HEAVY_FOLDED_PIXELS = range(128, 256)
+"""Pixels of images that are folded too where weights of more than HEAVY_BYTES would be read again for each image."""
+HEAVY_BYTES = 3 << 19
+OTHER_FACTOR = 1.07
+"""Measured over predicted time of the form that is not expected to be faster: over 18 layers of 36 to 225 pixels and
+four images, 0.98 to 1.36."""
 _LONGEST_SIDE = 1 << 31
 """Sides of a product, and products of a batch, stay below this."""
 
@@ -41,8 +46,8 @@ def _several(problem: ConvProblem) -> bool:
 def _folds(problem: ConvProblem) -> bool:
     """Whether folding is expected to pay."""
     pixels, weights = problem.id * problem.ih * problem.iw, problem.oc * problem.ic // problem.g
-    heavy = weights * (8 if problem.dtype == "float64" else 4) > _HEAVY
-    return pixels < _FOLD or (heavy and pixels in _FOLD_HEAVY)
+    heavy = weights * (8 if problem.dtype == "float64" else 4) > HEAVY_BYTES
+    return pixels < FOLDED_PIXELS or (heavy and pixels in HEAVY_FOLDED_PIXELS)
 
 
 def _forms(problem: ConvProblem) -> list[bool]:
@@ -81,48 +86,8 @@ def _spec(problem: ConvProblem, fold: bool) -> GemmSpec:
         sizes, operands, rows = (ocg, columns, icg), (w, x, y), ocg
     else:
         sizes, operands, rows = (icg, columns, ocg), (w.transposed, y, x), icg
-    epilogue = Epilogue(
-        bias="m" if problem.bias else None,
-        bias_batch_stride=batch(rows, 0),
-        residual=problem.residual,
-        activation=problem.activation,
-        accumulate=problem.accumulate,
-    )
+    epilogue = Epilogue.of(problem, batch(rows, 0))
     return GemmSpec(*sizes, g * images, problem.dtype, *operands, epilogue=epilogue, a_packed=problem.constant_weights)
-
-
-class PointwisePlan:
-    """A matrix product as a Plan."""
-
-    def __init__(self, context: Any, problem: ConvProblem, spec: GemmSpec, gemm: Mapping[str, Any], key: str) -> None:
-        self._gemm = GemmPlan(context, spec, gemm)
-        self.workspace_size = self._gemm.workspace_size
-        self._order = {"fwd": (1, 0, 2), "bwd_data": (1, 2, 0), "bwd_weights": (2, 0, 1)}[problem.direction]
-        self.packed_size = self._gemm.packed_a_size if problem.constant_weights else 0
-        if self.packed_size:
-            self._gemm.compile_packer("a")
-        self.pack_key = key
-
-    def pack(self, queue: Any, w: Any, packed: Any, wait_for: Any = None) -> Any:
-        """Write the weights' panels."""
-        return self._gemm.pack_a(queue, w, packed, wait_for)
-
-    def enqueue(
-        self,
-        queue: Any,
-        x: Any,
-        w: Any,
-        y: Any,
-        workspace: Any,
-        wait_for: Any = None,
-        *,
-        bias: Any = None,
-        residual: Any = None,
-    ) -> Any:
-        """Enqueue the product."""
-        operands = (x, w, y)
-        a, b, c = (operands[place] for place in self._order)
-        return self._gemm.enqueue(queue, a, b, c, workspace, wait_for, bias=bias, residual=residual)
 
 
 class Pointwise(Solver):
@@ -135,8 +100,8 @@ class Pointwise(Solver):
             return "1x1 only, got " + "x".join(map(str, kernel[3 - problem.ndim :]))
         same = (problem.od, problem.oh, problem.ow) == (problem.id, problem.ih, problem.iw)
         if not same or any(getattr(problem, "s" + a) > 1 and getattr(problem, "i" + a) > 1 for a in problem.axes):
-            return "stride 1 and no padding only"  # a stride with far padding gives as many places, which lie elsewhere
-        if any(getattr(problem, pad + axis) for pad in ("p",) for axis in problem.axes):
+            return "stride 1 and no padding only"  # far padding may make up for a stride
+        if any(getattr(problem, "p" + axis) for axis in problem.axes):
             return "no padding only"
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
@@ -145,7 +110,7 @@ class Pointwise(Solver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """The product's own choices, with NCHW's images folded and not."""
+        """The product's own configurations, with NCHW's images folded and not."""
         for fold in _forms(problem):
             spec = _spec(problem, fold)
             rated = functools.partial(gemm_cost, spec, balance=Balance.of(rates(device)))
@@ -153,19 +118,21 @@ class Pointwise(Solver):
                 yield {"fold": fold, "gemm": gemm}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """What the product asks for: operands packed anew each call, and parts of a split sum."""
+        """The product's: operands that are packed at each call, and parts of a split sum."""
         return gemm_workspace(_spec(problem, config["fold"]), config["gemm"])
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """The product's operations, what it reads, packs and writes, and launches."""
         other, known = _several(problem) and config["fold"] != _folds(problem), rates(device)
         cost = gemm_cost(_spec(problem, config["fold"]), config["gemm"], Balance.of(known))
-        return (_OTHER if other else 1.0) * cost / known.flops
+        return (OTHER_FACTOR if other else 1.0) * cost / known.flops
 
-    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> PointwisePlan:
-        """Compile."""
-        spec = _spec(problem, config["fold"])
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """One product, whose weights are packed once where they are constant."""
+        product = GemmPlan(context, _spec(problem, config["fold"]), config["gemm"])
         key = json.dumps(
             [self.name, problem.dtype, problem.direction, problem.w_shape, problem.g, dict(config)], sort_keys=True
         )
-        return PointwisePlan(context, problem, spec, config["gemm"], key)
+        operands = {"fwd": "wxy", "bwd_data": "wyx", "bwd_weights": "yxw"}[problem.direction]
+        packed, packers = (product.packed_a_size, [product.packing()]) if problem.constant_weights else (0, [])
+        return StepPlan(product.workspace_size, [Product(product, *operands)], packed, packers, key)

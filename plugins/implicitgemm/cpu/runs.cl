@@ -1,4 +1,5 @@
-// Neighbouring elements copied as sums are held, and zeros. A rest's vector ends at the run's end: some are copied twice.
+// Copies contiguous elements in the type of sums, and writes zeros. The last vector of a run ends at the run's end, so
+// some elements are copied twice.
 //
 // LANES, V  elements of a vector of sums, its type
 #include <convdispatch/lanes.cl>

@@ -1,8 +1,8 @@
 ## y[n, place] = epilogue(sum over k of w[n, k] L[place, k]), k = (channel, tap) or (tap, channel) as w has it
 //
-// A product of few columns reads w once and does little else. Vectors lie along k, where both operands are neighbours in
+// A product of few columns is bound by reading w once. Vectors run along k, along which both operands are contiguous in
 // memory; MR rows of w by a few places of L are a tile, whose sums are added across their lanes at the end. L is x itself
-// where each place's window lies in one piece, or the few windows, copied by ``lower``. What a last vector reads twice is
+// where each place's window is contiguous, or the few windows, copied by ``lower``. What a last vector reads twice is
 // taken out of both operands, for a number that is not finite would stay.
 //
 // K, LANES, V   length of a sum, elements of a vector of sums, its type; KEPT: integers of its size
@@ -15,8 +15,6 @@
 % if ahead:
 #define AHEAD(p) __builtin_prefetch((const void *)(size_t)(p))
 % endif
-#define AS_(type) as_##type
-#define AS(type) AS_(type)
 #if NHWC
 #define AT(n, p) ((long)(p) * (N * GROUPS) + (n))
 #else
@@ -36,7 +34,7 @@ def added(names):
         names, size = names[::2], size // 2
     return lines
 def kept(value):
-    return f"AS(V)(AS(KEPT)({value}) & (KEPT)({', '.join('0' if lane < lanes - rest else '-1' for lane in range(lanes))}))" if rest else value
+    return f"AS_V(AS_KEPT({value}) & (KEPT)({', '.join('0' if lane < lanes - rest else '-1' for lane in range(lanes))}))" if rest else value
 %>
 % if not in_place:
 % if nhwc:
@@ -58,7 +56,7 @@ void lower(global const REAL *restrict x, global ACC *restrict lowered) {
   }
 }
 % else:
-// RUN channels of an image, which the nearest cache keeps, into all its places' windows. Where a place's taps lie is the
+// RUN channels of an image, which fit the first-level cache, into all its places' windows. The offsets of a place's taps are the
 // same in all planes; one outside is read at the nearest place.
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void lower(global const REAL *restrict x, global ACC *restrict lowered) {

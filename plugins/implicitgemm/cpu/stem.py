@@ -8,57 +8,64 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from convdispatch.api import (
-    DTYPES,
-    OPERANDS,
-    ConvProblem,
-    DeviceInfo,
-    Launch,
-    Solver,
-    StepPlan,
-    build,
-    define,
-    epilogue_macros,
-    kernel_text,
-    rates,
-    storage_macros,
-)
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, define
 from convdispatch.api.cpu import Balance, cdiv, registers
 from convdispatch.api.cpu import lanes as lanes_of
 
+from ..solving import KernelSolver
+from .kernel import Kernel, unusable
 from .passes import Pass, passes
 from .places import Read, cover, moved, name, runs_of
+from .tiles import source_width
 
-FILES = ("runs.cl", "planes.cl.mako", "stem.cl.mako")
-_CHANNELS, _MANY, _WIDTH = 8, 32, 11
-"""Source channels a group at most, where rows are copied and where taps are read in place; taps along w, unrolled."""
-_SHORT = 3  # taps along w, at most, that are read where they lie
-_SLOT = 24 * 1024  # bytes of a band's source rows: half of the nearest cache, beside what a tile writes
-# Operations of the peak in the time of one in a tile, of an element copied for a band, read in place or written, and of
-# the launch.
-_WORK, _STAGED, _READ, _STORED, _LAUNCH = 1.15, 20.0, 6.0, 12.0, 4e6
-_APART = 150.0
-"""Of an element copied one by one, as every third and further of a row are."""
+MAX_CHANNELS = 8
+"""Source channels a group, where rows are copied."""
+MAX_CHANNELS_IN_PLACE = 32
+"""Source channels a group, where taps are read from the tensor."""
+MAX_TAPS_W = 11
+"""Taps along w, which are unrolled."""
+MAX_TAPS_IN_PLACE = 3
+"""Taps along w that are read from the tensor."""
+SLOT_BYTES = 24 * 1024
+"""Bytes of a band's source rows: half of a first-level cache, which also holds what a tile writes."""
+
+# The cost model counts operations of the peak, fitted on times of drawn layers.
+OPERATION_OPS = 1.15  # an operation in a tile
+STAGED_OPS = 20.0  # an element that is copied for a band
+READ_OPS = 6.0  # an element that is read from the tensor
+SINGLE_OPS = 150.0  # an element that is copied one by one, as every third or later of a row is
+STORED_OPS = 12.0  # an element of the result
+LAUNCH_OPS = 4e6  # the launch
 
 
-class StemKernel:
-    """One configuration, worked out without compiling."""
+class Across(NamedTuple):
+    """A tile of ``RowsKernel``: where its vectors begin, the last one's first lane that no other tile computes, the
+    source's vectors that it reads, and of each tap each vector's operand, None outside of the row."""
+
+    starts: tuple[int, ...]
+    first: int
+    windows: tuple[int, ...]
+    reads: tuple[tuple[Read | None, ...], ...]
+
+
+class StemKernel(Kernel):
+    """One configuration: tiles of ``mr`` target channels by ``nv`` vectors of places."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self.problem, self.config = problem, config
-        self.p = p = passes(problem)[0]
-        self.lanes, self.size = config["lanes"], 8 if p.dtype == "float64" else 4
+        super().__init__(problem, config, passes(problem)[0])
+        p = self.p
         rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
-        width = (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
         # A pitch of an odd number of half cache lines, so that rows spread over the cache's sets.
-        self.wp = cdiv(cdiv(width, p.step[2]), 16) * 16 + 8
+        self.wp = cdiv(cdiv(source_width(p), p.step[2]), 16) * 16 + 8
         self.prows = cdiv(rows, p.step[1])
         self.part = p.taps[0] * self.prows * self.wp
         self.plane = self.part * p.step[1] * p.step[2]
         self.slot = cdiv(p.c * self.plane, 16) * 16 + 80
-        work = p.images * p.groups * p.places[0] * cdiv(p.places[1], config["rows"])
-        self.items = min(work, config["items"])
-        self.workspace_size = self.items * self.slot * self.size
+        self.bands = cdiv(p.places[1], config["rows"])
+        self.items = min(p.images * p.groups * p.places[0] * self.bands, config["items"])
+        self.staged = config.get("staged", True)
+        """Whether a band's rows are copied to a slot; else taps are read from the tensor."""
+        self.workspace_size = self.items * self.slot * self.size if self.staged else 0
 
     @property
     def tiles(self) -> list[tuple[list[int], int]]:
@@ -72,56 +79,8 @@ class StemKernel:
             found.append(([*starts, rest - self.lanes], self.lanes - over) if over else (starts, 0))
         return found
 
-    def _macros(self) -> str:
-        p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
-        text = storage_macros(p.dtype) + epilogue_macros(self.problem)
-        text += define(V=f"{acc}{self.lanes}", LANES=self.lanes)
-        text += p.macros()
-        text += define(IMAGES=p.images, GROUPS=p.groups, G=p.groups * p.c, C=p.c, N=p.n, R=config["rows"])
-        return text + define(MR=config["mr"], BLOCKS=cdiv(p.n, config["mr"]), ITEMS=self.items)
-
-    def text(self) -> str:
-        """The program."""
-        p, config = self.p, self.config
-        text = self._macros() + define(SLOT=f"{self.slot}L", CB=1)
-        text += define(WP=self.wp, PROWS=self.prows, PART=self.part, PLANE=self.plane)
-        rest, wide = p.n % config["mr"], config["nv"] * self.lanes
-        values = {
-            "inter": False, "bias": self.problem.bias,
-            "rereads": self.problem.accumulate or self.problem.residual, "taps_w": p.taps[2],
-            "step_w": p.step[2], "spread_w": p.spread[2], "tiles": self.tiles, "wide": wide,
-            "whole": p.places[2] // wide * wide, "heights": [config["mr"], rest] if rest else [config["mr"]],
-        }  # fmt: skip
-        return text + "".join(kernel_text(__package__, f, **values) for f in FILES)
-
-    def plan(self, context: Any) -> StepPlan:
-        """Compile."""
-        extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
-        arguments = ["x", "w", "workspace", "y", *extras, *map(np.int32, self.p.pad)]
-        sizes = (self.items, 1, 1)
-        launch = Launch(build(context, self.text()), "conv", sizes, (1, 1, 1), arguments, names=OPERANDS)
-        return StepPlan(self.workspace_size, [launch])
-
-
-class Across(NamedTuple):
-    """A tile of ``RowsKernel``: where its vectors begin, the last one's first lane that no other computes, the source's
-    vectors that it reads, and of each tap each vector's operand, None outside of the row."""
-
-    starts: tuple[int, ...]
-    first: int
-    windows: tuple[int, ...]
-    reads: tuple[tuple[Read | None, ...], ...]
-
-
-class RowsKernel(StemKernel):
-    """The same without a copy: taps are read where they lie."""
-
-    def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        super().__init__(problem, config)
-        self.workspace_size = 0
-
     def _across(self) -> tuple[dict[Across, str], list[tuple[str, int, int, int]]]:
-        """Functions, and their calls along a row."""
+        """Functions that read taps from the tensor, and their calls along a row."""
         p, wide, width = self.p, self.config["nv"] * self.lanes, self.p.places[2]
         tiles: dict[Across, str] = {}
         calls = []
@@ -134,37 +93,70 @@ class RowsKernel(StemKernel):
                     at = ((column + start + i) * p.step[2] + tap * p.spread[2] - p.pad[2] for i in range(self.lanes))
                     offsets = tuple(each - base if 0 <= each < p.source[2] else None for each in at)
                     outside = all(each is None for each in offsets)
-                    operands.append(
-                        None if outside else cover(offsets, windows, -base, p.source[2] - self.lanes - base)
-                    )
+                    most = p.source[2] - self.lanes - base
+                    operands.append(None if outside else cover(offsets, windows, -base, most))
                 reads.append(tuple(operands))
             tile = Across(tuple(starts), first, tuple(windows), tuple(reads))
             calls.append((0, column, tiles.setdefault(tile, f"tile_{len(tiles)}")))
         return tiles, runs_of(calls)[0].calls
 
     def text(self) -> str:
-        """The program."""
-        p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
-        tiles, calls = self._across()
-        rest = p.n % config["mr"]
-        text = self._macros() + define(KEPT=f"{'long' if acc == 'double' else 'int'}{self.lanes}")
-        text += define(**{"P" + axis: f"({pad})" for axis, pad in zip("DHW", p.pad, strict=True)})
-        text += define(BANDS=cdiv(p.places[1], config["rows"]))
-        return text + kernel_text(
-            __package__, "stem_rows.cl.mako", tiles=tiles, calls=calls, moved=moved, name=name,
-            heights=[config["mr"], rest] if rest else [config["mr"]], bias=self.problem.bias,
-            rereads=self.problem.accumulate or self.problem.residual,
+        p, config, mr = self.p, self.config, self.config["mr"]
+        wide, width = config["nv"] * self.lanes, p.places[2]
+        text = self.macros(
+            "XYTSDP" if not self.staged else "XYTSD", GROUPS=p.groups, G=p.groups * p.c, C=p.c, N=p.n, R=config["rows"],
+            MR=mr, BLOCKS=cdiv(p.n, mr), ITEMS=self.items,
         )  # fmt: skip
+        values = {"heights": [mr, p.n % mr] if p.n % mr else [mr], "bias": self.problem.bias, "taps_w": p.taps[2]}
+        values |= {"rereads": self.problem.accumulate or self.problem.residual, "staged": self.staged, "inter": False}
+        values |= {"step_w": p.step[2], "spread_w": p.spread[2], "wide": wide, "whole": width // wide * wide}
+        if self.staged:
+            text += define(SLOT=f"{self.slot}L", CB=1, WP=self.wp, PROWS=self.prows, PART=self.part, PLANE=self.plane)
+            tiles = {f"tile_{i}": Across(tuple(starts), first, (), ()) for i, (starts, first) in enumerate(self.tiles)}
+            values |= {"tiles": tiles, "calls": []}
+            files = ["runs.cl", "planes.cl.mako", "stem.cl.mako"]
+        else:
+            text += define(BANDS=self.bands)
+            tiles, calls = self._across()
+            values |= {"tiles": {function: tile for tile, function in tiles.items()}, "calls": calls}
+            files = ["masks.cl", "stem.cl.mako"]
+        return text + self.rendered(files, moved=moved, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
-        extras = [name for name in ("bias", "residual") if getattr(self.problem, name)]
-        arguments, size = ["x", "w", "y", *extras], (self.items, 1, 1)
-        return StepPlan(0, [Launch(build(context, self.text()), "conv", size, (1, 1, 1), arguments, names=OPERANDS)])
+        """One launch."""
+        arguments = ["x", "w", "y", *self.extras]
+        if self.staged:
+            arguments = ["x", "w", "workspace", "y", *self.extras, *map(np.int32, self.p.pad)]
+        return StepPlan(self.workspace_size, [self.launch(context, "conv", [self.items], arguments)])
+
+    @staticmethod
+    def cycles(problem: ConvProblem, mr: int, nv: int, lanes: int) -> float:
+        """Cycles of a tap over a row of places for all channels of a group: multiply-adds, or as many loads."""
+
+        def step(rows: int, vectors: int) -> float:
+            return max(rows * vectors, 2 * vectors + rows, 8) + 1 if rows and vectors else 0.0
+
+        whole, rest = divmod(cdiv(problem.ow, lanes), nv)
+        n = problem.oc // problem.g
+        return sum(
+            times * (whole * step(rows, nv) + step(rows, rest)) for rows, times in ((mr, n // mr), (n % mr, 1)) if rows
+        )
+
+    def cost(self, balance: Balance, device: DeviceInfo) -> float:
+        """Operations of the peak: the tiles' cycles, what is copied and written, and one launch."""
+        p, config, problem = self.p, self.config, self.problem
+        cycles = self.cycles(problem, config["mr"], config["nv"], config["lanes"])
+        work = 2 * config["lanes"] * cycles * p.images * p.groups * p.c * p.volume * p.places[0] * p.places[1]
+        halo = 1 + (p.taps[1] - 1) / max(1, config["rows"] * p.step[1])
+        copied = READ_OPS if not self.staged else STAGED_OPS if p.step[2] in (1, 2, 4) else SINGLE_OPS
+        moved = copied * math.prod(problem.x_shape) * halo * p.taps[0] + STORED_OPS * math.prod(problem.y_shape)
+        return OPERATION_OPS * work + moved + LAUNCH_OPS * balance.launch
 
 
-class Stem(Solver):
+class Stem(KernelSolver):
     """Vectors of a row's places by a few target channels, on a CPU: stems, whose three channels fill no vector."""
+
+    kernel = StemKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but few channels, a short kernel and rows of a vector or more."""
@@ -172,16 +164,15 @@ class Stem(Solver):
             return f"forward only, got {problem.direction}"
         if problem.layout != "nchw":
             return f"nchw only, got {problem.layout}"
-        most = _MANY if _in_place(passes(problem)[0], lanes_of(device, problem.dtype)) else _CHANNELS
+        lanes = lanes_of(device, problem.dtype)
+        most = MAX_CHANNELS_IN_PLACE if _in_place(passes(problem)[0], lanes) else MAX_CHANNELS
         if problem.ic // problem.g > most:
             return f"{most} channels a group at most, got {problem.ic // problem.g}"
-        if problem.kw > _WIDTH:
-            return f"{_WIDTH} taps along w at most, got {problem.kw}"
-        if problem.ow < lanes_of(device, problem.dtype):
-            return f"rows of {lanes_of(device, problem.dtype)} places or more, got {problem.ow}"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
-        return device.supports(problem.dtype)
+        if problem.kw > MAX_TAPS_W:
+            return f"{MAX_TAPS_W} taps along w at most, got {problem.kw}"
+        if problem.ow < lanes:
+            return f"rows of {lanes} places or more, got {problem.ow}"
+        return unusable(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles by their count of cycles, the best first."""
@@ -195,15 +186,15 @@ class Stem(Solver):
                 # Sums, vectors and the weights of a tap share the registers: six by four, eight by three and ten by two
                 # took 1.1 to 1.25 times as long as five by four, seven by three and eight by two.
                 if mr * nv <= room * 3 // 4 and mr + 2 * nv <= 13:
-                    choices.append((self._cycles(problem, mr, nv, lanes), nv, mr))
+                    choices.append((StemKernel.cycles(problem, mr, nv, lanes), nv, mr))
         row = p.c * p.taps[0] * (p.places[2] * p.step[2] + p.taps[2] * p.spread[2]) * size
-        rows = max(1, (_SLOT // row - (p.taps[1] - 1) * p.spread[1] - 1) // p.step[1] + 1)
+        rows = max(1, (SLOT_BYTES // row - (p.taps[1] - 1) * p.spread[1] - 1) // p.step[1] + 1)
         outer = p.images * p.groups * p.places[0]
         rows = min(rows, max(1, p.places[1] * outer // (8 * device.compute_units)), p.places[1])
         base = {"lanes": lanes, "rows": rows, "items": 16 * device.compute_units}
         choices.sort()
         if _in_place(p, lanes):
-            # What is read and moved needs registers too.
+            # Vectors that are read and moved need registers too.
             few = [(nv, mr) for _, nv, mr in choices if nv <= 2 and mr <= room // 4]
             yield from ({**base, "mr": mr, "nv": nv, "staged": False} for nv, mr in few[:2])
         for _, nv, mr in choices[:3]:
@@ -211,43 +202,7 @@ class Stem(Solver):
         if rows > 3:
             yield {**base, "rows": rows // 2, "mr": choices[0][2], "nv": choices[0][1]}
 
-    @staticmethod
-    def _cycles(problem: ConvProblem, mr: int, nv: int, lanes: int) -> float:
-        """Cycles of a tap over a row of places for all channels of a group: multiply-adds, or the loads beside them."""
-
-        def step(rows: int, vectors: int) -> float:
-            return max(rows * vectors, 2 * vectors + rows, 8) + 1 if rows and vectors else 0.0
-
-        whole, rest = divmod(cdiv(problem.ow, lanes), nv)
-        n = problem.oc // problem.g
-        return sum(
-            times * (whole * step(rows, nv) + step(rows, rest)) for rows, times in ((mr, n // mr), (n % mr, 1)) if rows
-        )
-
-    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """The work items' slots."""
-        return _kernel(problem, config).workspace_size
-
-    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The tiles' cycles, what is copied and written, and one launch."""
-        p = passes(problem)[0]
-        cycles = self._cycles(problem, config["mr"], config["nv"], config["lanes"])
-        work = 2 * config["lanes"] * cycles * p.images * p.groups * p.c * p.volume * p.places[0] * p.places[1]
-        halo = 1 + (p.taps[1] - 1) / max(1, config["rows"] * p.step[1])
-        staged = _READ if not config.get("staged", True) else _STAGED if p.step[2] in (1, 2, 4) else _APART
-        moved = staged * math.prod(problem.x_shape) * halo * p.taps[0] + _STORED * math.prod(problem.y_shape)
-        known = rates(device)
-        return (_WORK * work + moved + _LAUNCH * Balance.of(known).launch) / known.flops
-
-    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile."""
-        return _kernel(problem, config).plan(context)
-
 
 def _in_place(p: Pass, lanes: int) -> bool:
-    """Whether taps may be read where they lie."""
-    return p.source[2] >= lanes and p.step[2] <= 2 and p.taps[2] <= _SHORT
-
-
-def _kernel(problem: ConvProblem, config: Mapping[str, Any]) -> StemKernel:
-    return (StemKernel if config.get("staged", True) else RowsKernel)(problem, config)
+    """Whether taps may be read from the tensor."""
+    return p.source[2] >= lanes and p.step[2] <= 2 and p.taps[2] <= MAX_TAPS_IN_PLACE

@@ -7,7 +7,7 @@
 //
 // PARTS    parts of the sum, each over its share of BANDS_ALL bands; CHUNKS: work items that share all groups' NB blocks
 // JC, JW   channels and taps of a tile; NV vectors, NVL = NV * LANES; the channels' rest has a tile of its own
-// ADD      1: dw keeps what it held
+// ADD      1: the sums are added to dw
 #define PLANE ((long)YD * YH * YW)
 #define BANDS_ALL (IMAGES * YD * BANDS)
 #define AREA ((long)G * NB * TD * TH * TW * C * NVL)
@@ -26,21 +26,14 @@ void stage_gradient(global ACC *restrict to, global const REAL *restrict y, int 
   ONCE for (int next = 0; next < whole; next += LANES) {
     const int q = min(next, places - LANES);
     ONCE for (int n = 0; n < NVL; n += LANES) {
-      // Of so many planes processors fetch nothing ahead by themselves.
+      // Processors prefetch nothing by themselves from so many planes.
 % for i in range(lanes):
       const long at${i} = CHANNEL(n + ${i}) * PLANE + q;
       __builtin_prefetch((const void *)(size_t)(from + at${i} + 64));
       const V t0_${i} = LOADV(from + at${i});
 % endfor
-<%
-stages = lanes.bit_length() - 1
-half = lanes // 2
-%>\
-% for t in range(1, stages + 1):
-% for i in range(half):
-      const V t${t}_${i} = (V)(t${t - 1}_${2 * i}.even, t${t - 1}_${2 * i + 1}.even), t${t}_${i + half} = (V)(t${t - 1}_${2 * i}.odd, t${t - 1}_${2 * i + 1}.odd);
-% endfor
-% endfor
+<% stages = lanes.bit_length() - 1 %>\
+${transposed(lanes)}
 % for i in range(lanes):
       STOREW(to + (q + ${i}) * NVL + n, t${stages}_${i});
 % endfor
@@ -68,10 +61,8 @@ inline void tile_${channels}(global const ACC *restrict xs, global const ACC *re
     ${" ".join(f"a{j}_{v} = 0;" for v in range(nv))}
 % endfor
   } else {
-% for j in range(channels * jw):
-% for v in range(nv):
+% for j, v in pairs(range(channels * jw), range(nv)):
     a${j}_${v} = LOADW(ts + ${j // jw} * TW * NVL + ${j % jw} * NVL + ${v * lanes});
-% endfor
 % endfor
   }
   ONCE for (int row = 0; row < rows; ++row) {
@@ -88,10 +79,8 @@ inline void tile_${channels}(global const ACC *restrict xs, global const ACC *re
 % endfor
     }
   }
-% for j in range(channels * jw):
-% for v in range(nv):
+% for j, v in pairs(range(channels * jw), range(nv)):
   STOREW(ts + ${j // jw} * TW * NVL + ${j % jw} * NVL + ${v * lanes}, a${j}_${v});
-% endfor
 % endfor
 }
 % endfor
@@ -159,3 +148,4 @@ void reduce(global const ACC *restrict areas, global REAL *restrict w) {
       }
     }
 }
+<%! from itertools import product as pairs %>

@@ -8,53 +8,49 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import (
-    DTYPES,
-    OPERANDS,
-    Areas,
-    ConvProblem,
-    DeviceInfo,
-    Launch,
-    Solver,
-    StepPlan,
-    build,
-    define,
-    kernel_text,
-    rates,
-    storage_macros,
-)
+from convdispatch.api import Areas, ConvProblem, DeviceInfo, StepPlan, rates
 from convdispatch.api.cpu import PAGE, Balance, cdiv, registers, uneven
 from convdispatch.api.cpu import lanes as lanes_of
 
-from .passes import Pass, passes
+from ..solving import KernelSolver
+from .kernel import Kernel, unusable
+from .passes import Pass, forward_pass
+from .tiles import odd_lines, source_width
 
-FILES = ("runs.cl", "stage.cl.mako", "weights.cl.mako")
-_SLOT = 256 * 1024  # bytes of a band's source rows
-_GRADIENT = 64 * 1024  # bytes of a band's dy, one block of channels
-_LAUNCH = 4e6  # operations of the peak in the time of a launch
-# Operations of the peak in the time of one, of an element of x (NCHW, channels last) or dy that is copied, of a tile's
-# sum that is kept between bands, of a part of dw, of dw, and of a work item that adds parts: least squares of
-# logarithms over the layers that docs/results names.
-_WORK, _SOURCE, _DY, _TILE = 1.22, (30.0, 32.0), 23.0, 24.0
-_PART, _RESULT, _CROWDED, _ITEM = 29.0, 65.0, 450.0, 4.6e3
-_AGAIN, _NEAR = 6.5, 512 * 1024  # of an element of dy that a tile reads anew, of bands of more bytes
-_WAYS = 12  # lines of one place that the first-level cache holds
-_AREAS = 8 << 20  # bytes of all parts of dw
+SLOT_BYTES = 256 * 1024
+"""Bytes of a band's source rows."""
+GRADIENT_BYTES = 64 * 1024
+"""Bytes of a band's dy, for one block of channels."""
+CACHE_WAYS = 12
+"""Cache lines of one set that the first-level cache holds."""
+PARTS_BYTES = 8 << 20
+"""Bytes of all parts of dw."""
+
+# The cost model counts operations of the peak: least squares of logarithms over the layers that docs/results names.
+LAUNCH_OPS = 4e6  # a launch
+OPERATION_OPS = 1.22  # an operation in a tile
+SOURCE_OPS = (30.0, 32.0)  # an element of x that is copied, NCHW and NHWC
+DY_OPS = 23.0  # an element of dy that is copied
+TILE_OPS = 24.0  # a sum of a tile that waits between bands
+PART_OPS = 29.0  # an element of a part of dw
+RESULT_OPS = 65.0  # an element of dw
+CROWDED_OPS = 450.0  # an element of dw that is written across rows which share few sets of the cache
+ITEM_OPS = 4.6e3  # a work item that adds parts
+REREAD_OPS = 6.5  # an element of dy that a tile reads again, of bands of more than NEAR_BYTES
+NEAR_BYTES = 512 * 1024
 
 
-class WeightsKernel:
-    """One configuration, worked out without compiling."""
+class WeightsKernel(Kernel):
+    """One configuration: tiles of ``jc`` channels by ``jw`` taps by ``nv`` vectors of target channels."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
-        self.problem, self.config = problem, config
-        self.p = p = passes(problem.replace(direction="fwd", accumulate=False))[0]
-        self.lanes, self.size = config["lanes"], 8 if p.dtype == "float64" else 4
+        super().__init__(problem, config, forward_pass(problem))
+        p = self.p
         self.nvl = config["nv"] * self.lanes
         self.blocks = cdiv(p.n, self.nvl)
         rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
         self.width = source_width(p)
-        self.cp = p.c if p.c < 32 else cdiv(p.c - 16, 32) * 32 + 16
-        self.wp = self.width if self.width < 32 else cdiv(self.width - 16, 32) * 32 + 16
+        self.cp, self.wp = odd_lines(p.c), odd_lines(self.width)
         line = self.width * self.cp if p.nhwc else self.wp * p.c
         self.slot_x = cdiv(p.taps[0] * rows * line, 16) * 16
         self.slot = cdiv(self.slot_x + config["rows"] * p.places[2] * self.nvl, 1024) * 1024 + 80
@@ -64,40 +60,28 @@ class WeightsKernel:
         self.workspace_size = areas.size
 
     def text(self) -> str:
-        """The program."""
-        p, config, acc = self.p, self.config, DTYPES[self.p.dtype].accumulator
-        text = storage_macros(p.dtype)
-        text += define(V=f"{acc}{self.lanes}", LANES=self.lanes, NVL=self.nvl, NV=config["nv"])
-        text += p.macros()
-        text += define(IMAGES=p.images, G=p.groups, C=p.c, N=p.n, CB=p.c, NCB=1, NB=self.blocks, R=config["rows"])
-        text += define(JC=config["jc"], JW=config["jw"], PARTS=config["parts"], CHUNKS=config["chunks"])
-        text += define(CP=self.cp, WP=self.wp, SLOT=f"{self.slot}L", SLOT_X=self.slot_x, INTER=int(p.nhwc))
-        text += define(WN=p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2], ADD=int(self.problem.accumulate))
-        text += define(W_GROUP=p.n * p.c * p.volume)
+        p, config = self.p, self.config
+        text = self.macros(
+            NVL=self.nvl, NV=config["nv"], G=p.groups, C=p.c, N=p.n, CB=p.c, NCB=1, NB=self.blocks, R=config["rows"],
+            JC=config["jc"], JW=config["jw"], PARTS=config["parts"], CHUNKS=config["chunks"], CP=self.cp, WP=self.wp,
+            SLOT=f"{self.slot}L", SLOT_X=self.slot_x, INTER=int(p.nhwc), ADD=int(self.problem.accumulate),
+            WN=p.w_strides[0], WC=p.w_strides[1], WT=p.w_strides[2], W_GROUP=p.n * p.c * p.volume,
+        )  # fmt: skip
         rest = p.c % config["jc"]
-        values = {
-            "inter": p.nhwc, "cp": self.cp,
-            "c": p.c, "groups": p.groups, "lanes": self.lanes, "nv": config["nv"], "jw": config["jw"],
-            "heights": [config["jc"], rest] if rest else [config["jc"]],
-        }  # fmt: skip
-        return text + "".join(kernel_text(__package__, file, **values) for file in FILES)
+        values = {"inter": p.nhwc, "cp": self.cp, "c": p.c, "groups": p.groups, "lanes": self.lanes, "nv": config["nv"]}
+        values |= {"jw": config["jw"], "heights": [config["jc"], rest] if rest else [config["jc"]]}
+        return text + self.rendered(("runs.cl", "stage.cl.mako", "weights.cl.mako"), **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
-        program, config = build(context, self.text()), self.config
+        """Parts of dw, then their sum."""
         arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.size), *map(np.int32, self.p.pad)]
-        sizes = (config["parts"], config["chunks"], 1)
-        reduce_sizes = (self.p.c, self.p.groups * self.blocks, 1)
-        steps = [
-            Launch(program, "weights", sizes, (1, 1, 1), arguments, names=OPERANDS),
-            Launch(program, "reduce", reduce_sizes, (1, 1, 1), "workspace w", names=OPERANDS),
-        ]
-        return StepPlan(self.workspace_size, steps)
+        parts = self.launch(context, "weights", [self.config["parts"], self.config["chunks"]], arguments)
+        total = self.launch(context, "reduce", [self.p.c, self.p.groups * self.blocks], ["workspace", "w"])
+        return StepPlan(self.workspace_size, [parts, total])
 
-
-def source_width(p: Pass) -> int:
-    """Columns of the source that a row of places reads."""
-    return (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
+    def cost(self, balance: Balance, device: DeviceInfo) -> float:
+        """Operations of the peak: the tiles' cycles, the copies of x and dy, the sum of the parts."""
+        return _operations(self.p, self.config, device, balance)
 
 
 def _cycles(p: Pass, nv: int, jc: int, jw: int, lanes: int) -> float:
@@ -111,6 +95,7 @@ def _cycles(p: Pass, nv: int, jc: int, jw: int, lanes: int) -> float:
 
 
 def _tiles(p: Pass, device: Any) -> Iterator[tuple[float, int, int, int]]:
+    """(Cycles, nv, jc, jw) of every tile that fits the registers."""
     lanes, room = lanes_of(device, p.dtype), registers(device)
     for nv in range(1, 5):
         if nv > 1 and (nv - 1) * lanes >= p.n:
@@ -127,76 +112,64 @@ def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> Iterator[dict[
     height, width = p.places[1:]
     row_bytes = p.c * p.taps[0] * source_width(p) * size
     extra = (p.taps[1] - 1) * p.spread[1] + 1
-    rows = max(1, (_SLOT // row_bytes - extra) // p.step[1] + 1, cdiv(128, width))
-    rows = min(rows, max(cdiv(128, width), _GRADIENT // (width * nv * lanes * size)), height)
+    rows = max(1, (SLOT_BYTES // row_bytes - extra) // p.step[1] + 1, cdiv(128, width))
+    rows = min(rows, max(cdiv(128, width), GRADIENT_BYTES // (width * nv * lanes * size)), height)
     rows = cdiv(height, cdiv(height, rows))
     bands = p.images * p.places[0] * cdiv(height, rows)
     blocks = cdiv(p.n, nv * lanes)
     area = p.groups * blocks * p.volume * p.c * nv * lanes * size
-    parts = max(1, min(bands, 8 * device.compute_units, _AREAS // area))
+    parts = max(1, min(bands, 8 * device.compute_units, PARTS_BYTES // area))
     parts -= parts % device.compute_units if parts > device.compute_units else 0  # even shares
     for count in sorted({parts, max(1, parts // 4), 1}, reverse=True):
         chunks = max(1, min(p.groups * blocks, cdiv(4 * device.compute_units, count)))
         yield {"lanes": lanes, "nv": nv, "jc": jc, "jw": jw, "rows": rows, "parts": count, "chunks": chunks}
 
 
-def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo) -> float:
-    """Operations of the peak that a configuration's time amounts to."""
+def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo, balance: Balance) -> float:
+    """Operations of the peak in the time of a configuration."""
     lanes, groups, nvl = config["lanes"], p.groups, config["nv"] * config["lanes"]
     places, blocks, area = p.images * groups * math.prod(p.places), cdiv(p.n, nvl), p.c * p.volume
     cycles = _cycles(p, config["nv"], config["jc"], config["jw"], lanes)
-    work = _WORK * 2 * lanes * cycles * p.taps[0] * p.taps[1] * places
-    again = max(1.0, config["chunks"] / groups)  # items that share a group each copy its x
+    work = OPERATION_OPS * 2 * lanes * cycles * p.taps[0] * p.taps[1] * places
+    again = max(1.0, config["chunks"] / groups)  # work items that share a group each copy its x
     bands = p.images * p.places[0] * cdiv(p.places[1], config["rows"])
     rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
     staged = bands * groups * p.taps[0] * rows * source_width(p) * p.c
-    work += _SOURCE[p.nhwc] * staged * again + _DY * places * blocks * nvl
+    work += SOURCE_OPS[p.nhwc] * staged * again + DY_OPS * places * blocks * nvl
     size = 8 if p.dtype == "float64" else 4
-    if config["rows"] * p.places[2] * nvl * size > _NEAR:  # every tile reads a band's dy from beyond the second cache
+    if config["rows"] * p.places[2] * nvl * size > NEAR_BYTES:  # tiles read dy from the third-level cache
         sweeps = cdiv(p.c, config["jc"]) * (p.volume // config["jw"])
-        work += _AGAIN * places * blocks * nvl * sweeps
-    work += _TILE * bands * groups * area * blocks * nvl
+        work += REREAD_OPS * places * blocks * nvl * sweeps
+    work += TILE_OPS * bands * groups * area * blocks * nvl
     work *= uneven(config["parts"] * config["chunks"], device)
-    # A vector of sums is written across rows of w, which share few places of the caches where they lie pages apart.
-    crowded = min(nvl, p.n) * math.gcd(p.w_strides[0] * size, PAGE) > _WAYS * PAGE
-    written = (_CROWDED * min(2, config["nv"]) if crowded else _RESULT) * p.n + _PART * config["parts"] * blocks * nvl
-    return work + groups * (area * written + _ITEM * p.c * blocks) + 2 * _LAUNCH * Balance.of(rates(device)).launch
+    # A vector of sums is written across rows of w, which share few cache sets where they are whole pages apart.
+    crowded = min(nvl, p.n) * math.gcd(p.w_strides[0] * size, PAGE) > CACHE_WAYS * PAGE
+    written = (CROWDED_OPS * min(2, config["nv"]) if crowded else RESULT_OPS) * p.n
+    written += PART_OPS * config["parts"] * blocks * nvl
+    return work + groups * (area * written + ITEM_OPS * p.c * blocks) + 2 * LAUNCH_OPS * balance.launch
 
 
-class Weights(Solver):
+class Weights(KernelSolver):
     """Register tiles of dw over bands of rows: any rank, group, stride, dilation, padding, layout and dtype."""
+
+    kernel = WeightsKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Anything but a weights' gradient on a CPU."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
-        return device.supports(problem.dtype)
+        return unusable(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """The best tile of each width, and how many parts of the sum it is given, by what they cost."""
-        p = passes(problem.replace(direction="fwd", accumulate=False))[0]
+        p, balance = forward_pass(problem), Balance.of(rates(device))
         best: dict[int, tuple[int, int, int]] = {}
         for _, *tile in sorted(_tiles(p, device), key=lambda choice: (choice[0], -choice[1])):
             best.setdefault(tile[0], tuple(tile))
         # Wide tiles leave few blocks of channels, and cores idle where bands are few; parts are written and added.
         each = [config for tile in best.values() for config in _complete(p, device, *tile)]
-        rated = [(_operations(p, config, device), -config["nv"], -config["parts"], config) for config in each]
+        rated = [(_operations(p, config, device, balance), -config["nv"], -config["parts"], config) for config in each]
         rated.sort(key=lambda choice: choice[:3])
         for cost, *_, config in rated:
             if cost <= 1.3 * rated[0][0]:
                 yield config
-
-    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Parts of dw and the bands' slots."""
-        return WeightsKernel(problem, config).workspace_size
-
-    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The tiles' cycles, the copies of x and dy, the sum of the parts."""
-        p = passes(problem.replace(direction="fwd", accumulate=False))[0]
-        return _operations(p, config, device) / rates(device).flops
-
-    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile."""
-        return WeightsKernel(problem, config).plan(context)

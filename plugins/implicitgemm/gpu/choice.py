@@ -16,8 +16,8 @@ from convdispatch.api import ConvProblem, DeviceInfo, Geometry, geometry_of, rat
 from .product import Product, tap_run
 from .tile import Tile
 
-# (bm, bn, tm, tn): share of SUSTAINED times the device's rate that a busy device reaches, forward and in the weights'
-# gradient; fitted on an H200.
+# (bm, bn, tm, tn): share of SUSTAINED times the device's rate that a busy device reaches, in forward products and in
+# weights' gradients; fitted on an H200.
 _TILES = {
     (64, 128, 8, 8): (0.78, 0.74),
     (128, 64, 8, 8): (0.78, 0.75),
@@ -36,40 +36,51 @@ _TILES = {
     (16, 32, 4, 4): (0.22, 0.31),
     (8, 16, 4, 4): (0.07, 0.07),
 }
-_DEPTHS = (16, 8, 12, 4)
-_RESIDENT = 384  # of 8x8 tiles: work items that a compute unit holds at once; their registers are what bounds it
-# What a compute unit spends on its last r groups of 128 items, in times of one at full speed: fewer hide less.
-_TAIL = (0.0, 2.2, 2.6, 3.0)
-_START = 10  # steps of k in the time of a tile's first loads and last stores
-_ALONE = 15e3
-"""Operations of a unit's peak in the time in which a work group takes a k, however few others there are: 40 to 60
-cycles of small tiles in 20 products of less than a group a unit, on an H100 and an H200."""
-_FLAT, _TAPS = 0.7, 0.94  # of a tile's speed where slices hold channels and taps, or taps
+DEPTHS = (16, 8, 12, 4)
+"""Depths of a slice that are tried."""
+MAX_CONFIGS = 64
+LARGE_BYTES = 1 << 48
+"""Bytes of a tensor beyond which the cost model's numbers may need more than 64 bits."""
+LINE_BYTES = 128
+"""Bytes of a cache line: every bank of the first-level cache once."""
+RESIDENT_ITEMS = 384
+"""Work items of 8x8 tiles that a compute unit holds at once, limited by their registers."""
+
+# The cost model: shares of a rate, or operations of the device's multiply-add peak.
 SUSTAINED = 0.92
-"""Of the device's rate of multiply-adds: 60 of an H200's 65 TFLOP/s, which the model's shares are shares of."""
-_COPY = 0.94  # of a copy's bandwidth, at which operands are packed and partial sums move
-SECTOR = 1050.0
-"""Operations in the time in which a sector of 32 bytes is written, beyond the eighth of one that a result fills."""
-_WRITES = {"n": 0.0, "m": 0.125, None: 0.375}  # such sectors that work items touch for a result
-_TAPS_APART = 0.65  # sectors that a weight's gradient touches, channels first, whose neighbours are other taps' tiles
-_LINE, _QUEUED = 128, 0.25  # bytes of a line, all banks of the first cache once; what a line takes of one bank's turn
-_TURN = 190.0
-"""Operations in the time in which a bank of the first cache gives one number, which neighbours' numbers a multiple of
-a line apart wait for in turn: 47 products of slices of taps, channels last, 1.22 apart, on an H100 and an H200."""
-_MOST = 64  # choices offered
-_LARGE = 1 << 48  # bytes of a tensor, beyond which numbers may need more than 64 bits
+"""Share of the device's multiply-add rate: 60 of an H200's 65 TFLOP/s, which other shares are shares of."""
+TAIL_TIMES = (0.0, 2.2, 2.6, 3.0)
+"""Time of a compute unit's last 0 to 3 groups of 128 work items, in times of one at full speed: few hide less."""
+START_STEPS = 10  # steps of k in the time of a tile's first loads and last stores
+FLAT_SHARE = 0.7  # of a tile's speed where slices hold channels and taps
+TAPS_SHARE = 0.94  # of a tile's speed where slices hold taps
+COPY_SHARE = 0.94  # of a copy's bandwidth, at which weights are packed and partial sums move
+ALONE_OPS = 15e3
+"""A compute unit's operations in the time of a step of k of one work group, however few others there are: 40 to 60
+cycles of small tiles in 20 products of less than a group a unit, on an H100 and an H200."""
+SECTOR_OPS = 1050.0
+"""A sector of 32 bytes that is written, beyond the eighth of one that a result fills."""
+RESULT_SECTORS = {"n": 0.0, "m": 0.125, None: 0.375}
+"""Such sectors for each result, by the side along which four results are one vector."""
+TAP_SECTORS = 0.65
+"""The same for an element of an NCHW weights' gradient, whose neighbours are other taps' tiles."""
+BANK_OPS = 190.0
+"""One number from a bank of the first-level cache, which serves numbers that are whole lines apart in turn:
+47 products of slices of taps, NHWC, 1.22 apart, on an H100 and an H200."""
+BANK_SHARE = 0.25
+"""Share of a bank's turn for a number of a line that neighbours share."""
 
 
 @dataclass(frozen=True)
 class _Alike:
-    """A problem, equal to every other whose tiles are the same."""
+    """A problem that is equal to every problem with the same fitting tiles: a cache key."""
 
     problem: ConvProblem = field(compare=False)
     key: tuple[Any, ...]
 
     @classmethod
     def of(cls, problem: ConvProblem) -> _Alike:
-        """A problem with what the geometry of its slices, misfits and local memory follow from."""
+        """A problem, with all that slices, rejected tiles and local memory follow from."""
         geo, data = geometry_of(problem), problem.direction != "bwd_weights"
         loads = (geo.pointwise, *(each.pixels % 4 == 0 for each in (geo.source, geo.target)))
         places = geo.source.nhwc, geo.target.nhwc, geo.c % 4 == 0, geo.m % 4 == 0
@@ -98,15 +109,15 @@ def _fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
     data = problem.direction != "bwd_weights"
     run, flat = _taps(geo, data), _is_flat(geo, data)
     for bm, bn, tm, tn in _TILES:
-        for depth in _DEPTHS:
+        for depth in DEPTHS:
             walks = [("channels", depth)]
             if flat:
                 walks.append(("flat", depth))
-            if run is not None and depth == _DEPTHS[0]:
+            if run is not None and depth == DEPTHS[0]:
                 walks.insert(0, ("taps", math.prod(run)))
             for walk, bk in walks:
                 for stages in (2, 1):
-                    # Tiles of 16 rows need every register, and this order keeps the fewest values alive.
+                    # Tiles of 16 rows need every register, and in this order the fewest values are live.
                     order = "rows" if tm * tn > 96 else "parity"
                     tile = Tile(bm, bn, bk, tm, tn, stages=stages, walk=walk, order=order)
                     product = Product(problem, tile)
@@ -119,7 +130,7 @@ def _fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
 
 def _splits(product: Product, device: DeviceInfo) -> list[list[int]]:
     """For each of many tiles, the parts of the sum worth trying: 1, and those that fill the device some whole times."""
-    slots = device.compute_units * np.maximum(1, _RESIDENT // product.tile.items)
+    slots = device.compute_units * np.maximum(1, RESIDENT_ITEMS // product.tile.items)
     groups, most = product.work_groups, np.maximum(1, functools.reduce(np.minimum, product.slices) // 4)
     waves = (1, 2, 3, 4) if product.data else (1, 2, 3, 4, 6)
     found = np.stack([np.minimum(most, np.maximum(1, wave * slots // groups)) for wave in waves], axis=1)
@@ -127,36 +138,37 @@ def _splits(product: Product, device: DeviceInfo) -> list[list[int]]:
 
 
 def _depth_factor(product: Product) -> float:
-    """Shallow slices spend more on barriers; but streams that are read once want the registers for more groups."""
+    """Share of a tile's speed by the depth of its slices: shallow ones spend more time on barriers; operands that are
+    read once gain from more work groups."""
     streamed = not product.data and product.geometry.pointwise
     factors = {16: 0.93, 12: 0.85, 8: 0.93, 4: 0.75} if streamed else {16: 1.0, 12: 0.9, 8: 0.9, 4: 0.74}
     return _each(lambda bk: factors.get(bk, 0.8), product.tile.bk)
 
 
 def _each(function: Callable[..., Any], *values: Any) -> Any:
-    """``function`` of numbers; of arrays, element by element."""
+    """``function`` of numbers, or of each element of arrays."""
     if not isinstance(values[0], np.ndarray):
         return function(*values)
     return np.array([function(*each) for each in zip(*(value.tolist() for value in values), strict=True)])
 
 
 def _tail(last: float) -> float:
-    """What the last, partly filled round costs, in thirds of a full one's time."""
+    """Time of the last, partly filled round, in thirds of a full one's."""
     low = min(2, int(last))
-    return _TAIL[low] + (_TAIL[low + 1] - _TAIL[low]) * (last - low)
+    return TAIL_TIMES[low] + (TAIL_TIMES[low + 1] - TAIL_TIMES[low]) * (last - low)
 
 
 def seconds(product: Product, device: DeviceInfo) -> Any:
-    """The predicted time; of a product whose tile's numbers are arrays, an array."""
+    """The predicted time; an array where the tile's numbers are arrays."""
     t, known = product.tile, rates(device)
     way = 0 if product.data else 1
     share = _each(lambda *tile: _TILES.get(tile, (0.5, 0.5))[way], t.bm, t.bn, t.tm, t.tn)
     share = share * _each({1: 0.9, 2: 1.0}.__getitem__, t.stages)
-    share = share * (_FLAT if t.walk == "flat" else 1.0)
-    share = share * (_TAPS if t.walk == "taps" else _depth_factor(product))
+    share = share * (FLAT_SHARE if t.walk == "flat" else 1.0)
+    share = share * (TAPS_SHARE if t.walk == "taps" else _depth_factor(product))
     slices = sum(product.slices) / len(product.slices) / t.split
-    work = 2.0 * t.bm * t.bn * (slices * t.bk + _START)
-    resident = _each(lambda items: max(1, _RESIDENT // items), t.items)
+    work = 2.0 * t.bm * t.bn * (slices * t.bk + START_STEPS)
+    resident = _each(lambda items: max(1, RESIDENT_ITEMS // items), t.items)
     whole = product.work_groups // (device.compute_units * resident)
     rest = product.work_groups - whole * (device.compute_units * resident)
     last = -(-rest // device.compute_units) / resident * 3
@@ -165,22 +177,22 @@ def seconds(product: Product, device: DeviceInfo) -> Any:
     traffic = 2 * product.partial_size
     traffic = traffic + (3 * product.packed_size if packs else 0)
     if product.data:
-        cost = cost + _WRITES[product.out_vector] * product.out_size * t.split * SECTOR
+        cost = cost + RESULT_SECTORS[product.out_vector] * product.out_size * t.split * SECTOR_OPS
     elif t.walk == "channels" and product.problem.layout == "nchw" and product.geometry.volume > 1:
-        cost = cost + _TAPS_APART * math.prod(product.problem.w_shape) * SECTOR
+        cost = cost + TAP_SECTORS * math.prod(product.problem.w_shape) * SECTOR_OPS
     launches = 1 + product.partial + packs
-    cost = cost + _waits(product) * _TURN
-    cost = np.maximum(cost, (slices * t.bk + _START) * _ALONE * max(1, device.compute_units))
-    return cost / (SUSTAINED * known.flops) + traffic / (_COPY * known.bandwidth) + launches * known.launch
+    cost = cost + _waits(product) * BANK_OPS
+    cost = np.maximum(cost, (slices * t.bk + START_STEPS) * ALONE_OPS * max(1, device.compute_units))
+    return cost / (SUSTAINED * known.flops) + traffic / (COPY_SHARE * known.bandwidth) + launches * known.launch
 
 
 def _waits(product: Product) -> Any:
-    """Turns of a bank that loads of taps wait for, whose neighbours' numbers lie a pixel of all channels apart."""
+    """Turns of a bank that loads of taps wait for: in NHWC neighbours' numbers are a pixel of all channels apart."""
     geo, t = product.geometry, product.tile
     if not (product.taps_in_slice and geo.source.nhwc):
         return 0.0
     apart = geo.source.axes[2] * geo.step[2] * product.problem.itemsize
-    each = max(math.gcd(apart, _LINE) / _LINE, _QUEUED * min(1.0, apart / _LINE))
+    each = max(math.gcd(apart, LINE_BYTES) / LINE_BYTES, BANK_SHARE * min(1.0, apart / LINE_BYTES))
     return each * geo.groups * product.m_tiles * product.n_tiles * t.bn * sum(product.slices) * t.bk
 
 
@@ -201,16 +213,16 @@ def choices(problem: ConvProblem, device: DeviceInfo) -> list[Tile]:
         ranked += zip(seconds(product, device).tolist(), turns, sizes.tolist(), strict=True)
     ranked.sort(key=lambda entry: entry[:2])
     smallest = min(ranked, key=lambda entry: entry[2], default=None)
-    offered = ranked[:_MOST]
+    offered = ranked[:MAX_CONFIGS]
     if smallest is not None and smallest not in offered:
         offered.append(smallest)
     return [dataclasses.replace(tiles[number], split=split) for _, (number, split), _ in offered]
 
 
 def _many(problem: ConvProblem, tiles: Sequence[tuple[Tile, int]]) -> Product:
-    """The products of tiles of one walk, each with its parts, as one whose tile's numbers are arrays."""
+    """The products of tiles of one walk, each with its parts of the sum, as one product of arrays."""
     nbytes = max(math.prod(getattr(problem, f"{name}_shape")) for name in "xwy") * problem.itemsize
-    kind = np.int64 if nbytes < _LARGE else object  # of which no device holds the tensors; the numbers stay right
+    kind = np.int64 if nbytes < LARGE_BYTES else object  # no device holds such tensors, but the numbers stay right
     rows = np.array([(t.bm, t.bn, t.bk, t.tm, t.tn, t.stages, split) for t, split in tiles], kind)
     names = ("bm", "bn", "bk", "tm", "tn", "stages", "split")
     return Product(problem, dataclasses.replace(tiles[0][0], **dict(zip(names, rows.T, strict=True))))

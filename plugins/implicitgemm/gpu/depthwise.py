@@ -7,62 +7,72 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from convdispatch.api import (
-    OPERANDS,
-    ConvProblem,
-    DeviceInfo,
-    Launch,
-    Solver,
-    StepPlan,
-    build,
-    kernel_text,
-    rates,
-)
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, define, kernel_text, rates
 
-from .choice import SECTOR, SUSTAINED
+from ..solving import KernelSolver, launch
+from .choice import SECTOR_OPS, SUSTAINED
 from .depthwise_tile import DepthwiseTile, busy, limits, shapes
 from .product import element_index
 
-_TURNED = 64  # work groups of a compute unit beyond which items take several tiles
-_MOST = 24  # configurations offered
-# Fitted to 669 timings on an H200, 0.17 root mean square of the logarithm.
-_REACHED = 0.83  # of a busy device's instructions
-_LOAD, _PLACE, _TILE, _FILL = (
-    5.0,
-    7.7,
-    28,
-    88,
-)  # instructions: of a read, a result, a tile, a weight put into local memory
-_ENOUGH = 437  # work items of a compute unit that hide what each waits for
-_MEMORY = 0.91  # of a copy's bandwidth
-_SECTOR = 32  # bytes that the second-level cache takes at a time
-_WAIT = 0.75  # of a launch: what a call takes beside its work
+MANY_GROUPS = 64
+"""Work groups of a compute unit beyond which work items take several tiles."""
+MAX_CONFIGS = 24
+SECTOR_BYTES = 32
+"""Bytes that the second-level cache reads or writes at a time."""
+
+# The cost model was fitted to 669 timings on an H200, 0.17 root mean square of the logarithm.
+REACHED_SHARE = 0.83  # share of the device's instruction rate that a busy device reaches
+LOAD_INSTRUCTIONS = 5.0  # a read of a vector
+PLACE_INSTRUCTIONS = 7.7  # a result
+TILE_INSTRUCTIONS = 28  # a tile
+FILL_INSTRUCTIONS = 88  # a weight that is copied to local memory
+BUSY_ITEMS = 437  # work items of a compute unit that hide each other's latency
+COPY_SHARE = 0.91  # share of a copy's bandwidth
+LAUNCH_SHARE = 0.75  # share of a launch's time that a call takes besides its work
 
 
-def depthwise_plan(context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-    """One launch."""
-    tile = DepthwiseTile(problem, **config)
-    text = problem.macros() + f"#define OUT_INDEX {element_index(math.prod(problem.out_shape))}\n#define PARTIAL 0\n"
-    text += kernel_text(__package__, "output.cl")
-    text += kernel_text(__package__, "depthwise.cl.mako", p=tile)
-    source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
-    given = ["w", source, written, *(name for name in ("bias", "residual") if getattr(problem, name))]
-    size = tile.size(tile.blocks * tile.deep, tile.slabs * tile.lanes)
-    step = Launch(build(context, text), "depthwise", size, tile.size(tile.deep, tile.lanes), given, names=OPERANDS)
-    return StepPlan(0, [step])
+class ForwardTile(DepthwiseTile):
+    """A tile of places that are written."""
+
+    def plan(self, context: Any) -> StepPlan:
+        """One launch."""
+        problem = self.problem
+        text = problem.macros() + define(OUT_INDEX=element_index(math.prod(problem.out_shape)), PARTIAL=0)
+        text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "depthwise.cl.mako", p=self)
+        source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
+        given = ["w", source, written, *(name for name in ("bias", "residual") if getattr(problem, name))]
+        size = self.size(self.blocks * self.deep, self.slabs * self.lanes)
+        return StepPlan(0, [launch(context, text, "depthwise", size, self.size(self.deep, self.lanes), given)])
+
+    def seconds(self, device: DeviceInfo) -> float:
+        """Instructions, memory traffic, and the idle time of too few work items."""
+        problem, known = self.problem, rates(device)
+        loads, weight_reads, _ = self.counts
+        widened = self.vector if problem.itemsize == 2 else 0
+        item = self.steps * self.vector + loads * LOAD_INSTRUCTIONS + weight_reads * len(self.parts)
+        item += len(self.places) * (PLACE_INSTRUCTIONS + (widened or 1)) + TILE_INSTRUCTIONS
+        item += FILL_INSTRUCTIONS * self.geometry.volume * self.vector / self.deep / self.turns
+        items = self.tiles * self.slabs * self.lanes
+        work = items * item * 2 / (REACHED_SHARE * known.flops * busy(self, items, device, BUSY_ITEMS))
+        gaps = SECTOR_OPS * self._partial_sectors() / (SUSTAINED * known.flops)
+        traffic = problem.bytes / (COPY_SHARE * known.bandwidth)
+        return math.hypot(work, traffic, gaps) + LAUNCH_SHARE * known.launch
+
+    def _partial_sectors(self) -> float:
+        """Sectors that are written besides those that results fill: NCHW neighbours are a tile and a stride apart."""
+        if self.nhwc:
+            return 0.0
+        size = self.problem.itemsize
+        apart = min(self.columns * self.geometry.out_step[2], SECTOR_BYTES // size)
+        return math.prod(self.problem.out_shape) * (apart - 1) * size / SECTOR_BYTES
 
 
-def _more_sectors(tile: DepthwiseTile) -> float:
-    """Sectors that are written beside those that results fill: neighbours' results lie a tile and a stride apart."""
-    if tile.nhwc:
-        return 0.0
-    size = tile.problem.itemsize
-    apart = min(tile.columns * tile.geometry.out_step[2], _SECTOR // size)
-    return math.prod(tile.problem.out_shape) * (apart - 1) * size / _SECTOR
-
-
-class Depthwise(Solver):
+class Depthwise(KernelSolver):
     """Forward and data gradient of layers whose channels each have one kernel."""
+
+    @staticmethod
+    def kernel(problem: ConvProblem, config: Mapping[str, Any]) -> ForwardTile:
+        return ForwardTile(problem, **config)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """The weights' gradient, and layers that are not depthwise."""
@@ -72,28 +82,6 @@ class Depthwise(Solver):
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Tiles, the one that is expected to be fastest first."""
-        tiles = list(shapes(problem))
-        tiles += [replace(tile, turns=4) for tile in tiles if tile.blocks * tile.slabs > _TURNED * device.compute_units]
-        ranked = [(self.cost(problem, device, tile.config()), i, tile) for i, tile in enumerate(tiles)]
-        return (tile.config() for *_, tile in sorted(ranked, key=lambda entry: entry[:2])[:_MOST])
-
-    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """None."""
-        return 0
-
-    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Instructions, memory's traffic, and what too few items wait."""
-        tile = DepthwiseTile(problem, **config)
-        known = rates(device)
-        widened = tile.vector if problem.itemsize == 2 else 0
-        item = tile.steps * tile.vector + tile.loads * _LOAD + tile.weight_reads * len(tile.parts)
-        item += len(tile.places) * (_PLACE + (widened or 1)) + _TILE
-        item += _FILL * tile.geometry.volume * tile.vector / tile.deep / tile.turns
-        items = tile.tiles * tile.slabs * tile.lanes
-        work = items * item * 2 / (_REACHED * known.flops * busy(tile, items, device, _ENOUGH))
-        gaps = SECTOR * _more_sectors(tile) / (SUSTAINED * known.flops)
-        return math.hypot(work, problem.bytes / (_MEMORY * known.bandwidth), gaps) + _WAIT * known.launch
-
-    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile a configuration."""
-        return depthwise_plan(context, problem, config)
+        tiles, many = list(shapes(problem, ForwardTile)), MANY_GROUPS * device.compute_units
+        tiles += [replace(tile, turns=4) for tile in tiles if tile.blocks * tile.slabs > many]
+        return (tile.config() for tile in sorted(tiles, key=lambda tile: tile.seconds(device))[:MAX_CONFIGS])

@@ -1,7 +1,7 @@
-"""DepthwiseTile: which places and channels a work item computes of a depthwise layer, and what it reads.
+"""The tiles of depthwise layers on GPUs: which places and channels a work item computes, and what it reads.
 
-Channels last, an item has ``vector`` neighbouring channels, which it reads and writes at once; otherwise one, and its
-neighbours have the next columns. What a tile of places reads is unrolled row by row of the source: each value is read
+In NHWC a work item has ``vector`` neighbouring channels, which it reads and writes at once. In NCHW it has one channel,
+and its neighbours have the next columns. The reads of a tile are unrolled row by row of the source: each value is read
 once for all taps, places and phases that need it.
 """
 
@@ -20,112 +20,73 @@ from .product import element_index
 
 ITEMS = 128
 """Work items of a group, or a few less."""
-_MOST_STEPS = 2400  # multiply-adds of vectors that are written out
-_MOST_REGISTERS = 168  # of an item, about
-_REGISTERS = 65536  # of a compute unit
-_LOCAL = 32768  # bytes of local memory that every device has
+MAX_STEPS = 2400
+"""Multiply-adds of vectors that a kernel's text contains."""
+MAX_ITEM_REGISTERS = 168
+"""Registers of a work item, about."""
+UNIT_REGISTERS = 65536
+"""Registers of a compute unit."""
+LOCAL_BYTES = 32768
+"""Bytes of local memory that every device has."""
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class DepthwiseTile:
-    """A tile of one problem; the configuration's numbers."""
+    """A tile of one problem; its fields but the problem are the configuration."""
 
     problem: ConvProblem
     vector: int
-    """Channels of an item: 1, 2, 4 or 8."""
+    """Channels of a work item: 1, 2, 4 or 8."""
     rows: int
     columns: int
-    """Places of an item along h and w; for the data gradient of a stride, of each phase."""
+    """Places of a work item along h and w; for the data gradient of a stride, of each phase."""
     turns: int = 1
-    """Tiles of an item, one after another."""
+    """Tiles of a work item, one after another."""
+
+    workspace_size = 0
+
+    def __post_init__(self) -> None:
+        problem, vector = self.problem, self.vector
+        self.geometry = geo = geometry_of(problem)
+        self.nhwc = problem.layout == "nhwc"
+        self.accsize = 8 if problem.dtype == "float64" else 4
+        """Bytes of a sum."""
+        self.part = min(4, vector)
+        """Channels of a part of a vector."""
+        self.parts = range(vector // self.part)
+        most = [max(phase.count[axis] for phase in geo.phases) for axis in range(3)]
+        self.count = most[0], -(-most[1] // self.rows), -(-most[2] // self.columns)
+        """Tiles along d, h and w."""
+        self.tiles = geo.images * math.prod(self.count)
+        """Tiles of all images."""
+        self.across = geo.groups // vector
+        """Vectors of all channels."""
+        lanes = min(32, LOCAL_BYTES // (geo.volume * vector * self.accsize))
+        if not self.nhwc:  # the tiles of a plane first, then the next planes
+            lanes = min(lanes, ITEMS // min(ITEMS, math.prod(self.count)))
+        self.lanes = -(-self.across // -(-self.across // max(1, lanes)))
+        """Work items of a group that have different channels."""
+        self.slabs = -(-self.across // self.lanes)
+        """Groups of lanes for all channels."""
+        self.deep = max(1, min(ITEMS // self.lanes, self.tiles if self.nhwc else math.prod(self.count)))
+        """Work items of a group that share a lane's channels."""
+        self.blocks = -(-self.tiles // (self.deep * self.turns))
+        """Work groups of a slab."""
+        self.index = element_index(geo.images * max(geo.source.image, geo.target.image))
+        """OpenCL type of element offsets in x and y."""
+        phases = range(len(geo.phases))
+        self.places = list(itertools.product(phases, range(self.rows), range(self.columns)))
+        """(Phase, row, column) of each place of a tile."""
+        self.steps = sum(phase.volume for phase in geo.phases) * self.rows * self.columns
+        """Multiply-adds of vectors of a tile."""
 
     def config(self) -> dict[str, Any]:
         """The configuration."""
         return {key: value for key, value in asdict(self).items() if key != "problem"}
 
-    @functools.cached_property
-    def geometry(self) -> Geometry:
-        """What places of the target read."""
-        return geometry_of(self.problem)
-
-    @property
-    def gradient(self) -> bool:
-        """Whether weights are summed."""
-        return self.problem.direction == "bwd_weights"
-
-    @property
-    def part(self) -> int:
-        """Channels of a part of a vector."""
-        return min(4, self.vector)
-
-    @property
-    def parts(self) -> range:
-        """Parts of a vector."""
-        return range(self.vector // self.part)
-
-    @property
-    def accsize(self) -> int:
-        """Bytes of a sum."""
-        return 8 if self.problem.dtype == "float64" else 4
-
-    # --- who computes what -------------------------------------------------------------------------------------------
-
-    @property
-    def across(self) -> int:
-        """Vectors of all channels."""
-        return self.geometry.groups // self.vector
-
-    @property
-    def nhwc(self) -> bool:
-        """Channels last."""
-        return self.problem.layout == "nhwc"
-
-    @functools.cached_property
-    def lanes(self) -> int:
-        """Items of a group that have different channels."""
-        most = min(32, _LOCAL // (self.geometry.volume * self.vector * self.accsize))
-        if not self.nhwc:  # a plane's tiles first, then the next planes
-            most = min(most, ITEMS // min(ITEMS, math.prod(self.count)))
-        slabs = -(-self.across // max(1, most))
-        return -(-self.across // slabs)
-
-    @property
-    def slabs(self) -> int:
-        """Groups of lanes that all channels are."""
-        return -(-self.across // self.lanes)
-
-    @property
-    def deep(self) -> int:
-        """Items of a group that share a lane's channels."""
-        return max(1, min(ITEMS // self.lanes, self.tiles if self.nhwc else math.prod(self.count)))
-
     def size(self, tiles: int, channels: int) -> tuple[int, int]:
         """Work items along the launch's two axes: neighbours along the first are neighbours in memory."""
         return (channels, tiles) if self.nhwc else (tiles, channels)
-
-    @functools.cached_property
-    def count(self) -> tuple[int, int, int]:
-        """Tiles along d, h and w."""
-        most = [max(phase.count[axis] for phase in self.geometry.phases) for axis in range(3)]
-        return most[0], -(-most[1] // self.rows), -(-most[2] // self.columns)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of all images."""
-        return self.geometry.images * math.prod(self.count)
-
-    @property
-    def blocks(self) -> int:
-        """Work groups of a slab."""
-        return -(-self.tiles // (self.deep * self.turns))
-
-    # --- what a tile reads -------------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def places(self) -> list[tuple[int, int, int]]:
-        """(phase, row, column) of each place of a tile."""
-        phases = range(len(self.geometry.phases))
-        return list(itertools.product(phases, range(self.rows), range(self.columns)))
 
     @property
     def reads(self) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
@@ -143,36 +104,21 @@ class DepthwiseTile:
         return sorted({column for row in self.reads.values() for column in self.columns_of(row)})
 
     @property
-    def loads(self) -> int:
-        """Vectors of the source that a tile reads."""
-        return _counts(self.geometry, self.rows, self.columns)[0]
-
-    @property
-    def steps(self) -> int:
-        """Multiply-adds of vectors of a tile."""
-        return sum(phase.volume for phase in self.geometry.phases) * self.rows * self.columns
-
-    @property
-    def weight_reads(self) -> int:
-        """Vectors of weights that a tile reads from local memory."""
-        return _counts(self.geometry, self.rows, self.columns)[1]
+    def counts(self) -> tuple[int, int, int]:
+        """Vectors of the source and of weights that a tile reads, and most columns of a row."""
+        return _counts(self.geometry, self.rows, self.columns)
 
     @property
     def registers(self) -> int:
-        """What an item's values take, about."""
-        width = _counts(self.geometry, self.rows, self.columns)[2]
-        values = self.geometry.volume + len(self.places) if self.gradient else len(self.places) + 2
+        """Registers of a work item, about."""
+        gradient, width = self.problem.direction == "bwd_weights", self.counts[2]
+        values = self.geometry.volume + len(self.places) if gradient else len(self.places) + 2
         return ((values + width) * self.vector + 6 * self.vector // 2) * self.accsize // 4 + 24
-
-    @property
-    def index(self) -> str:
-        """Type of element offsets in x and y."""
-        return element_index(self.geometry.images * max(self.geometry.source.image, self.geometry.target.image))
 
 
 @functools.lru_cache(maxsize=256)
 def _reads(geo: Geometry, rows: int, columns: int) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
-    """See ``DepthwiseTile.reads``; places are numbered phase by phase, row by row."""
+    """``DepthwiseTile.reads``; places are numbered phase by phase, row by row."""
     found: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}
     for f, phase in enumerate(geo.phases):
         for taps in itertools.product(*map(range, phase.taps)):
@@ -187,7 +133,7 @@ def _reads(geo: Geometry, rows: int, columns: int) -> dict[tuple[int, int], dict
 
 @functools.lru_cache(maxsize=256)
 def _counts(geo: Geometry, rows: int, columns: int) -> tuple[int, int, int]:
-    """Vectors of the source and of weights that a tile reads, and most columns of a row."""
+    """``DepthwiseTile.counts``."""
     reads = _reads(geo, rows, columns)
     widths = [len(DepthwiseTile.columns_of(row)) for row in reads.values()]
     return sum(widths), sum(map(len, reads.values())), max(widths)
@@ -195,7 +141,7 @@ def _counts(geo: Geometry, rows: int, columns: int) -> tuple[int, int, int]:
 
 def busy(tile: DepthwiseTile, items: int, device: DeviceInfo, enough: int) -> float:
     """The share of a device's speed that ``items`` work items reach, where ``enough`` a compute unit reach all."""
-    resident = max(1, min(16, _REGISTERS // (tile.registers * ITEMS))) * ITEMS
+    resident = max(1, min(16, UNIT_REGISTERS // (tile.registers * ITEMS))) * ITEMS
     return min(1.0, items / (device.compute_units * enough)) * min(1.0, resident / enough)
 
 
@@ -212,7 +158,7 @@ def limits(problem: ConvProblem, device: DeviceInfo) -> str | None:
     if not any(phase.volume for phase in geometry_of(problem).phases):
         return "some tap that reaches the image only"
     if not fits(DepthwiseTile(problem, vectors(problem)[-1], 1, 1)):
-        return f"kernels of up to {_MOST_STEPS} multiply-adds an item, got {problem.kd}x{problem.kh}x{problem.kw}"
+        return f"kernels of up to {MAX_STEPS} multiply-adds an item, got {problem.kd}x{problem.kh}x{problem.kw}"
     return device.supports(problem.dtype)
 
 
@@ -223,20 +169,20 @@ def vectors(problem: ConvProblem) -> list[int]:
 
 
 def fits(tile: DepthwiseTile) -> bool:
-    """Whether the tile's text and registers stay small."""
+    """Whether the kernel's text and registers stay small."""
     weights = tile.geometry.volume * tile.vector * tile.accsize
-    if tile.steps * len(tile.parts) > _MOST_STEPS or weights > _LOCAL:
+    if tile.steps * len(tile.parts) > MAX_STEPS or weights > LOCAL_BYTES:
         return False
-    return tile.registers <= _MOST_REGISTERS
+    return tile.registers <= MAX_ITEM_REGISTERS
 
 
-def shapes(problem: ConvProblem) -> Iterator[DepthwiseTile]:
-    """Tiles that fit, without those that waste half."""
+def shapes(problem: ConvProblem, kind: type[DepthwiseTile] = DepthwiseTile) -> Iterator[Any]:
+    """Tiles that fit, without those that would leave half of their places empty."""
     count = [max(phase.count[axis] for phase in geometry_of(problem).phases) for axis in range(3)]
     lengths = (1, 2, 4, 7, 8)
-    # Planes: a second column reads beside gaps, which small kernels over short rows took 1.5 times as long for.
+    # NCHW: two columns leave gaps between neighbours' reads: small kernels over short rows took 1.5 times as long.
     across = lengths if problem.layout == "nhwc" else (1,) if count[2] < 28 and problem.kw <= 3 else (1, 2)
     for vector, rows, columns in itertools.product(vectors(problem), lengths, across):
-        tile = DepthwiseTile(problem, vector, rows, columns)
+        tile = kind(problem, vector, rows, columns)
         if rows < 2 * count[1] and columns < 2 * count[2] and fits(tile):
             yield tile

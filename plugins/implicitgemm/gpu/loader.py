@@ -1,4 +1,4 @@
-"""Loader: which work item of a group loads which elements of a slice, and how many at a time."""
+"""Loader: which elements of a slice each work item of a group loads, and how many at a time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Loader:
-    """How a group's items cover a BK x BX slice that is read from a tensor: who loads what, in which vectors.
+    """How the work items of a group cover a BK x BX slice of a tensor, and in which vectors they load it.
 
     Of the items, ``kf`` neighbours lie along k, then ``xl`` along x, the rest along k again; each loads ``vk``
     (``vx``) neighbouring elements at a time. ``pad`` elements follow each row of the slice in local memory.
@@ -23,45 +23,19 @@ class Loader:
     vx: int = 1
     vk: int = 1
 
-    @property
-    def kh(self) -> int:
-        """Items along k beyond the neighbouring ones."""
-        return self.items // (self.kf * self.xl)
-
-    @property
-    def k_step(self) -> int:
-        """k's that all items cover at once."""
-        return self.kf * self.kh * self.vk
-
-    @property
-    def x_step(self) -> int:
-        """x's that all items cover at once."""
-        return self.xl * self.vx
-
-    @property
-    def k_slots(self) -> int:
-        """Slots of an item along k."""
-        return self.bk // self.k_step
-
-    @property
-    def x_slots(self) -> int:
-        """Slots of an item along x."""
-        return self.bx // self.x_step
-
-    @property
-    def vec(self) -> bool:
+    def __post_init__(self) -> None:
+        self.kh = self.items // max(1, self.kf * self.xl)
+        """Work items along k beyond the neighbouring ones."""
+        self.k_step, self.x_step = self.kf * self.kh * self.vk, self.xl * self.vx
+        """k's and x's that all work items cover at once."""
+        self.k_slots, self.x_slots = self.bk // max(1, self.k_step), self.bx // max(1, self.x_step)
+        """Slots of a work item along k and x."""
+        self.vec = self.vx == 4 or self.vk == 4
         """Whether four elements are loaded at a time."""
-        return self.vx == 4 or self.vk == 4
-
-    @property
-    def type(self) -> str:
+        self.type = "ACC4" if self.vec else "ACC"
         """OpenCL type of what a slot holds."""
-        return "ACC4" if self.vec else "ACC"
-
-    @property
-    def pitch(self) -> int:
+        self.pitch = self.bx + (4 if self.kf > 1 else 0)
         """Elements from row to row of the slice; 4 more when neighbouring items write one above the other."""
-        return self.bx + (4 if self.kf > 1 else 0)
 
     @property
     def fits(self) -> bool:
@@ -72,13 +46,13 @@ class Loader:
 
 
 def across(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
-    """Neighbouring items along x: x is what lies side by side in memory."""
+    """Neighbouring work items along x, for tensors in which x is contiguous."""
     vx = 4 if wide else 1
     return Loader(letter, bx, bk, items, 1, min(items, bx // vx), vx, 1)
 
 
 def along(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
-    """Neighbouring items along k, few enough that a warp's writes fall into different banks of local memory."""
+    """Neighbouring work items along k, few enough that a warp's writes go to different banks of local memory."""
     vk = 4 if wide and bk % 4 == 0 else 1
     units = bk // vk
     kf = math.gcd(units, 2 if vk == 4 else 8)

@@ -1,4 +1,4 @@
-## packed[group][phase][m tile][slice][k][m] = w: the weights in the slices that a work group copies as they lie.
+## packed[group][phase][m tile][slice][k][m] = w: the weights in the slices that a work group copies unchanged.
 ##
 ## One work item a (m, channel): it reads that pair's taps, neighbours write neighbouring m. What pads a tile is 0.
 <%

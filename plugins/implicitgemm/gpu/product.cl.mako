@@ -5,7 +5,7 @@
 ## Weights: m = output channel, n = (tap, channel) or (channel, tap), k = (image, place).
 ##
 ## BM, BN, BK  tile of a work group, and the depth of its slices
-## TM, TN      tile of a work item, in quads of 4 that lie 4 * BM / TM rows and 4 * BN / TN columns apart, so that
+## TM, TN      tile of a work item, in quads of 4 that are 4 * BM / TM rows and 4 * BN / TN columns apart, so that
 ##             neighbours read neighbouring 16 bytes of local memory
 ## LN          work items of a warp (32) along n; 32 / LN along m
 ## ORDER       order of the multiply-adds of a step: rows, snake, parity
@@ -66,21 +66,15 @@ ${part("places.cl.mako")}\
   ACC4 a_next${s};
 % endfor
 % else:
-% for x in range(p.a.x_slots):
-% for k in range(p.a.k_slots):
+% for x, k in pairs(range(p.a.x_slots), range(p.a.k_slots)):
   ${p.a.type} a_next${x}_${k};
 % endfor
-% endfor
 % endif
-% for x in range(b.x_slots):
-% for k in range(b.k_slots):
+% for x, k in pairs(range(b.x_slots), range(b.k_slots)):
   ${b.type} b_next${x}_${k};
 % endfor
-% endfor
-% for q in range(quads_m):
-% for r in range(4):
+% for q, r in pairs(range(quads_m), range(4)):
   ACC4 ${", ".join(f"c{q}_{r}_{n} = (ACC4)(0)" for n in range(quads_n))};
-% endfor
 % endfor
   if (slice < last) {
 ${part("fetch.cl.mako")}\
@@ -123,3 +117,4 @@ ${part("keep.cl.mako", at=("0", "0"))}\
   }
 ${part("results.cl.mako")}\
 }
+<%! from itertools import product as pairs %>

@@ -1,4 +1,4 @@
-"""Product: everything about one tiled product that its kernels' text needs, from a problem and a Tile; pure."""
+"""Product: the sizes, loaders and offsets of one tiled product, which its kernels' text and its cost are made from."""
 
 from __future__ import annotations
 
@@ -11,47 +11,52 @@ from convdispatch.api import ConvProblem, Geometry, TensorLayout, geometry_of
 from .loader import Loader, across, along
 from .tile import Tile
 
-_INT = 2**31 - 2**24  # element offsets up to here are ints; the margin covers what padding and ragged tiles overshoot
+MAX_INT_OFFSET = 2**31 - 2**24
+"""Element offsets below this are ints; the margin covers what padding and ragged tiles overshoot."""
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Product:
-    """One problem under one Tile; what is arithmetic also takes a tile whose numbers are arrays."""
+    """One problem under one Tile, whose numbers may be arrays where only arithmetic is done with them."""
 
     problem: ConvProblem
     tile: Tile
 
-    @functools.cached_property
-    def geometry(self) -> Geometry:
-        """What places of the target read."""
-        return geometry_of(self.problem)
-
-    @property
-    def data(self) -> bool:
+    def __post_init__(self) -> None:
+        problem, tile = self.problem, self.tile
+        self.geometry = geo = geometry_of(problem)
+        self.data = problem.direction != "bwd_weights"
         """Forward or data gradient; otherwise the weights' gradient."""
-        return self.problem.direction != "bwd_weights"
-
-    @property
-    def accsize(self) -> int:
+        self.accsize = 8 if problem.dtype == "float64" else 4
         """Bytes of a sum."""
-        return 8 if self.problem.dtype == "float64" else 4
-
-    @property
-    def split(self) -> int:
+        self.taps_in_slice = self.data and tile.walk == "taps"
+        """Whether a slice holds taps of one channel."""
+        self.flat = tile.walk == "flat"
+        """Whether the weights' columns run over channels and taps."""
+        self.split = tile.split
         """Parts of the sum."""
-        return self.tile.split
+        self.n_places = geo.images * geo.target.pixels
+        """Places of all images."""
+        self.n = geo.images * geo.phases[0].places if self.data else geo.c * geo.volume
+        """Columns: places of a single phase, or channels times taps."""
+        self.m_tiles = -(-geo.m // tile.bm)
+        """Tiles along m."""
+        self.c_padded = geo.c if self.taps_in_slice else -(-geo.c // tile.bk) * tile.bk
+        """Channels of packed weights."""
+        self.c_ragged = not self.taps_in_slice and geo.c % tile.bk > 0
+        """Whether the last slice has channels that do not exist."""
+        self.out_size = math.prod(problem.out_shape)
+        """Elements of the output."""
+        self.partial = (tile.split > 1) | (not self.data)
+        """Whether the kernel leaves partial sums for ``reduce``."""
+        self.partial_size = tile.split * self.out_size * self.accsize * self.partial
+        """Bytes of partial sums."""
+        self.weight_strides = weight_strides(problem)
+        """Element strides of the weights along m, channel and tap."""
+        self.out_plain = len(geo.phases) == 1 and geo.out_step == (1, 1, 1)
+        """Whether places of the output are its pixels in order."""
 
     # --- k: slices ---------------------------------------------------------------------------------------------------
-
-    @property
-    def taps_in_slice(self) -> bool:
-        """Whether a slice holds taps of one channel."""
-        return self.data and self.tile.walk == "taps"
-
-    @property
-    def flat(self) -> bool:
-        """Whether the weights' columns run over channels and taps."""
-        return self.tile.walk == "flat"
 
     @functools.cached_property
     def run(self) -> tuple[int, int, int] | None:
@@ -92,42 +97,16 @@ class Product:
         return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
 
     def slot_tap(self, k: int) -> tuple[int, int, int]:
-        """The tap, relative to the slice's first, at place ``k`` of a slice of taps."""
+        """The tap at row ``k`` of a slice of taps, relative to the slice's first."""
         _, high, wide = self.run
         return k // (high * wide), k // wide % high, k % wide
 
     def slot_offset(self, k: int) -> int:
-        """Source elements from a slice's first tap to the tap at place ``k``."""
+        """Source elements from a slice's first tap to the tap at row ``k``."""
         geo = self.geometry
         return sum(t * d * s for t, d, s in zip(self.slot_tap(k), geo.spread, geo.source.axes, strict=True))
 
-    @property
-    def c_ragged(self) -> bool:
-        """Whether the last slice has channels that do not exist."""
-        return not self.taps_in_slice and self.geometry.c % self.tile.bk > 0
-
-    @property
-    def c_padded(self) -> int:
-        """Channels of packed weights."""
-        return self.geometry.c if self.taps_in_slice else -(-self.geometry.c // self.tile.bk) * self.tile.bk
-
     # --- m and n -----------------------------------------------------------------------------------------------------
-
-    @property
-    def n_places(self) -> int:
-        """Places of all images."""
-        return self.geometry.images * self.geometry.target.pixels
-
-    @property
-    def n(self) -> int:
-        """Columns: places of a single phase, or channels times taps."""
-        geo = self.geometry
-        return geo.images * geo.phases[0].places if self.data else geo.c * geo.volume
-
-    @property
-    def m_tiles(self) -> int:
-        """Tiles along m."""
-        return -(-self.geometry.m // self.tile.bm)
 
     @property
     def n_tiles(self) -> int:
@@ -183,13 +162,8 @@ class Product:
         """Elements from row to row of A's slice."""
         return self.tile.bm if self.data else self.a.pitch
 
-    @property
-    def weight_strides(self) -> tuple[int, int, int]:
-        """Element strides of the weights along m, channel and tap."""
-        return weight_strides(self.problem)
-
     def weight_group(self, group: str) -> str:
-        """Where a group's weights begin, as text."""
+        """OpenCL text of a group's first weight."""
         return f"(long){group} * {self.geometry.m * self.geometry.c * self.geometry.volume}"
 
     # --- memory ------------------------------------------------------------------------------------------------------
@@ -207,11 +181,6 @@ class Product:
         return element_index(self.out_size * self.split)
 
     @property
-    def out_size(self) -> int:
-        """Elements of the output."""
-        return math.prod(self.problem.out_shape)
-
-    @property
     def packed_size(self) -> int:
         """Bytes of packed weights."""
         if not self.data:
@@ -219,24 +188,9 @@ class Product:
         return self.geometry.groups * self.slices_all * self.m_tiles * self.tile.bk * self.tile.bm * self.accsize
 
     @property
-    def partial(self) -> bool:
-        """Whether the kernel leaves partial sums for ``reduce``."""
-        return (self.split > 1) | (not self.data)
-
-    @property
-    def partial_size(self) -> int:
-        """Bytes of partial sums."""
-        return self.split * self.out_size * self.accsize * self.partial
-
-    @property
     def local_size(self) -> int:
         """Bytes of local memory."""
         return self.tile.stages * self.tile.bk * (self.a_pitch + self.b.pitch) * self.accsize
-
-    @property
-    def out_plain(self) -> bool:
-        """Whether places of the output are its pixels in order."""
-        return len(self.geometry.phases) == 1 and self.geometry.out_step == (1, 1, 1)
 
     @property
     def out_vector(self) -> str | None:
@@ -287,7 +241,7 @@ class Product:
 
 def element_index(elements: int) -> str:
     """OpenCL type of offsets below ``elements``."""
-    return "int" if elements < _INT else "long"
+    return "int" if elements < MAX_INT_OFFSET else "long"
 
 
 def weight_strides(problem: ConvProblem) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 // y[i] = epilogue(sum over parts of partial[part][i]), the parts added in their order: deterministic.
 //
 // SIZE     elements of the output; PARTS parts of the sum
-// WEIGHTS  1: partial sums lie [oc][tap][ic/g] and are written as NCHW weights [oc][ic/g][tap]; 0: as they lie
+// WEIGHTS  1: partial sums are [oc][tap][ic/g] and are written as NCHW weights [oc][ic/g][tap]; 0: in the result's order
 // INNER, CHANNELS  element i belongs to channel i / INNER % CHANNELS
 kernel void reduce(global const ACC *restrict partial, OUT_PARAMS) {
   const OUT_INDEX i = get_global_id(0);

@@ -23,10 +23,8 @@
   {
     const int m = m0 + ty * 4 + ${q * (bm // quads_m)}, row = group * ${geo.m} + m;
     if (m < ${geo.m}) {
-% for n in range(quads_n):
-% for lane in range(4):
+% for n, lane in pairs(range(quads_n), range(4)):
       if (n${n}_${lane} < n_end) put4(OUT_ARGS, (ACC4)(${", ".join(f"c{q}_{r}_{n}.s{lane}" for r in range(4))}), to${n}_${lane} + row, row);
-% endfor
 % endfor
     }
   }
@@ -50,9 +48,8 @@
 % endif
 % endfor
 % else:
-  // Partial sums lie [part][group][m][n], n being (tap, channel), or the weights' own order where taps are flat.
-% for q in range(quads_m):
-% for r in range(4):
+  // Partial sums are [part][group][m][n]; n is (tap, channel), or in the weights' own order where taps are flat.
+% for q, r in pairs(range(quads_m), range(4)):
   {
     const int m = m0 + ty * 4 + ${q * (bm // quads_m) + r};
     if (m < ${geo.m}) {
@@ -73,5 +70,5 @@
     }
   }
 % endfor
-% endfor
 % endif
+<%! from itertools import product as pairs %>

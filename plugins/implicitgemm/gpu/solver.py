@@ -1,4 +1,4 @@
-"""The solver of the tiled product: what it accepts, what it offers to tune, and what it expects to be fast."""
+"""``implicitgemm.tiled``: products of tiles in local memory, for every geometry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Tiled(Solver):
     """Every direction, rank, group, stride, dilation, padding, layout and dtype, on devices with local memory."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Problems with nothing to compute, and devices with too little local memory."""
+        """Strides of too many phases, empty problems, and devices with too little local memory."""
         if phase_count(problem) > MOST_PHASES:
             return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
@@ -41,5 +41,5 @@ class Tiled(Solver):
         return seconds(Product(problem, Tile.of(config)), device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TiledPlan:
-        """Compile a configuration."""
+        """Packing, the product, and the sum of its parts."""
         return TiledPlan(context, problem, config)

@@ -1,4 +1,4 @@
-"""The product's text: the numbers and names that ``product.cl.mako`` and its parts are rendered with."""
+"""The numbers and names that ``product.cl.mako`` and its parts are rendered with, and the rendered text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .product import Product
 _AXES = "zyx"
 
 
-# Functions stand by themselves, so that the texts can be kept: what they depend on is among the values.
+# Values of templates are module-level functions and partials of them: rendered texts are cached by these values.
 
 
 def _phase(p: Product, field: str, axis: int) -> str:
@@ -27,7 +27,7 @@ def _part(p: Product, file: str, **more: Any) -> str:
 
 
 def _values(p: Product) -> dict[str, Any]:
-    """What the templates call by name."""
+    """The templates' names."""
     t, geo = p.tile, p.geometry
     rows, columns = t.bm // t.tm, t.bn // t.tn
     warp_n = min(t.ln, columns)
@@ -43,5 +43,5 @@ def _values(p: Product) -> dict[str, Any]:
 
 
 def product_text(p: Product) -> str:
-    """The kernel ``product``; what it calls comes before it (``plan.py``)."""
+    """The kernel ``product``; ``plan.py`` puts the functions that it calls before it."""
     return kernel_text(__package__, "product.cl.mako", **_values(p), part=functools.partial(_part, p))

@@ -1,4 +1,4 @@
-"""Tile: how a work group's tile is shaped and how the product is cut; a configuration as a value."""
+"""Tile: a configuration of the tiled product as a value: the shape of a work group's tile, and how sums are split."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Tile:
     unroll: int = 0
     """Steps of a slice that are unrolled; 0: all."""
     order: str = "parity"
-    """In which order a step's multiply-adds are written, which the compiler keeps nearly: ``rows`` of the item's tile,
-    rows there and back (``snake``), or a row's even columns before its odd ones (``parity``). Neighbours that share
-    an operand spare the register file a read."""
+    """Order in which a step's multiply-adds are written, which the compiler mostly keeps: ``rows`` of the item's tile,
+    rows there and back (``snake``), or a row's even columns before its odd ones (``parity``). Consecutive multiply-adds
+    that share an operand save a read of the register file."""
 
     @property
     def items(self) -> int:
@@ -41,6 +41,6 @@ class Tile:
         return cls(**config)
 
     def config(self) -> dict[str, Any]:
-        """As a configuration: what differs from the defaults, and the tile itself."""
+        """The configuration: the fields that differ from their defaults."""
         fields = [(field.name, field.default) for field in dataclasses.fields(self)]
         return {name: value for name, plain in fields if (value := getattr(self, name)) != plain}

@@ -2,15 +2,15 @@
 ## of ``product.cl.mako``, one scheme of three:
 ##
 ## one number a value       products add to ``sum``
-## ``apart``                products of ``flush_every`` slices add to ``fresh``, which is then moved to ``sum``
+## ``separate``               products of ``flush_every`` slices add to ``fresh``, which is then moved to ``sum``
 ## else                     products of one step of k begin at 0 and are added to ``sum``
 ##
 ## ``compensated``: what such an addition rounds away begins the next products.
 <%def name="declare()">\
-  float sum[${sums}]${f", fresh[{sums}]" if apart else f", carried[{sums}]" if t.compensated else ""};
+  float sum[${sums}]${f", fresh[{sums}]" if separate else f", carried[{sums}]" if t.compensated else ""};
 ${unroll}
   for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
-% if apart:
+% if separate:
 ${unroll}
   for (int i = 0; i < ${sums}; ++i) fresh[i] = 0;
   int left = ${t.flush_every};
@@ -23,17 +23,17 @@ ${unroll}
 <%def name="products()">\
 % if exact:
         // Neighbouring products do not wait for each other.
-% if not apart:
+% if not separate:
         float step[${t.frag_n * 4}];
 ${unroll}
         for (int j = 0; j < ${t.frag_n * 4}; ++j) step[j] = ${f"carried[i * {t.frag_n * 4} + j]" if t.compensated else 0};
 % endif
-<% into = f"fresh + i * {t.frag_n * 4}" if apart else "step" %>\
+<% into = f"fresh + i * {t.frag_n * 4}" if separate else "step" %>\
 % for left, right in (("a_low", "b_high"), ("a_high", "b_low"), ("a_high", "b_high")):
 ${unroll}
         for (int j = 0; j < ${t.frag_n}; ++j) MMA(${into} + j * 4, ${left}, ${right}[j]);
 % endfor
-% if not apart:
+% if not separate:
 ${unroll}
 % if t.compensated:
         for (int j = 0; j < ${t.frag_n * 4}; ++j) carried[i * ${t.frag_n * 4} + j] = add_part(sum + i * ${t.frag_n * 4} + j, step[j]);
@@ -48,7 +48,7 @@ ${unroll}
 </%def>
 ## At a slice's end.
 <%def name="flush()">\
-% if apart:
+% if separate:
     if (--left == 0) {
       left = ${t.flush_every};
 ${unroll}
@@ -65,7 +65,7 @@ ${unroll}
 </%def>
 ## After the last slice.
 <%def name="finish()">\
-% if apart:
+% if separate:
 ${unroll}
   for (int i = 0; i < ${sums}; ++i) sum[i] += fresh[i];
 % endif

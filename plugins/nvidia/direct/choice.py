@@ -21,37 +21,46 @@ import numpy as np
 
 from convdispatch.api import ConvProblem
 
-from ..configured import fitting, many
-from ..hopper import LOCAL_LIMIT
+from ..configured import fitting, in_waves, many, part_counts
+from ..instructions import LOCAL_LIMIT
 from ..pace import COPY
 from .tiling import DirectTile, DirectTiling
 
-_CLOCK = 1.62e9
-_MACS = {8: 500, 16: 1000}  # multiply-adds a cycle that a multiprocessor reaches through mma.sync, TF32 and bfloat16
-_NARROW = {4: 1.0, 2: 2.2, 1: 2.5}  # copies by the numbers of one, in times of those of 16 bytes
-_HALF_ROWS = 1.25  # copies of rows of 64 bytes, in times of those of 128
-_WRITTEN = 30.0  # bytes a cycle that leave a multiprocessor
-_SINGLE = 2.0  # times that results take which are written one by one with zeros between them
-_MEMORY = 1.11  # of a copy's bandwidth: part of what is read lies in the cache
-_SLICE, _FILL = 60, 770  # cycles of a slice's barriers, and of a tile's beginning and end
-_SUMMED = 1.35  # passes over the parts of a sum that it takes to write and to add them
-_FIXED, _PARTS = 10900.0, 0.3  # cycles of a tile whose parts work groups add, and a byte of the tile
-_FEW = 4  # parts that work groups add: more wait for each other's counting
-_MOST, _FEWEST = 32, 4  # choices offered, and of each format
-_SHAPES = (
+CLOCK = 1.62e9  # cycles a second
+MMA_MACS = {8: 500, 16: 1000}
+"""Multiply-adds a cycle of a multiprocessor through mma.sync, by the depth of a product: TF32 and bfloat16."""
+NARROW_COPY_FACTOR = {4: 1.0, 2: 2.2, 1: 2.5}
+"""Time of copies over that of copies of 16 bytes, by the numbers of one copy."""
+SHORT_ROW_FACTOR = 1.25  # time of copying rows of 64 bytes over that of rows of 128
+STORE_BYTES_PER_CYCLE = 30.0  # that leave a multiprocessor
+SCATTERED_STORE_FACTOR = 2.0  # time of results that are written one by one with zeros between them
+MEMORY_SHARE = 1.11  # of a copy's bandwidth: part of what is read is in the cache
+SLICE_CYCLES = 60  # of a slice's barriers
+FILL_CYCLES = 770  # of a tile's beginning and end
+PART_PASSES = 1.35  # passes over the parts of a sum that it takes to write and to add them
+FIXUP_CYCLES = 10900.0  # of a tile whose parts work groups add
+FIXUP_CYCLES_PER_BYTE = 0.3  # of such a tile
+MAX_FIXUP_PARTS = 4  # that work groups add: more wait for each other's counting
+MAX_CHOICES = 32  # tiles offered
+MIN_CHOICES = 4  # tiles offered of each format
+SHAPES = (
     (128, 128, 2, 4), (128, 128, 4, 2), (64, 128, 2, 2), (64, 128, 2, 4), (128, 64, 4, 2), (128, 64, 2, 2),
     (64, 64, 2, 2), (64, 256, 2, 4), (48, 128, 1, 4), (32, 64, 1, 4), (32, 128, 1, 4), (32, 256, 1, 8), (16, 128, 1, 4),
     (16, 256, 1, 8), (64, 32, 4, 1), (128, 32, 4, 1), (256, 32, 8, 1), (128, 16, 4, 1), (256, 16, 8, 1), (32, 32, 2, 2),
     (256, 64, 4, 2), (96, 128, 2, 4), (96, 64, 2, 2), (192, 64, 4, 2), (112, 64, 1, 4), (112, 128, 1, 8),
     (144, 64, 1, 4), (160, 64, 2, 2), (80, 128, 1, 4), (160, 128, 2, 4),
 )  # fmt: skip
-_WIDE = ((128, 128, 2, 2), (256, 128, 4, 2), (128, 256, 2, 4), (64, 128, 1, 2))  # one product: warps of 64 x 64
-_DEPTHS = ((32, 3), (32, 4), (16, 4))
+"""(bm, bn, wm, wn) of the tiles that are tried."""
+WIDE_SHAPES = ((128, 128, 2, 2), (256, 128, 4, 2), (128, 256, 2, 4), (64, 128, 1, 2))
+"""More of them where a multiplication is one product: warps of 64 x 64."""
+DEPTHS = ((32, 3), (32, 4), (16, 4))
+"""(bk, stages) that are tried."""
 
 
 @dataclass(frozen=True)
-class _Pace:
-    """What differs between three products, fitted with operands in the cache, and one, fitted with none there."""
+class Rates:
+    """What differs between multiplications of three products, fitted with operands in the cache, and of one, fitted
+    with none there."""
 
     copied: float
     """Bytes a cycle from the L2 cache into local memory, 16 a copy."""
@@ -64,24 +73,21 @@ class _Pace:
     launch: float
     """Seconds, with the pause before it."""
     multiply: float = 1.0
-    """Times of ``_MACS``."""
+    """Share of ``MMA_MACS``' time that products take."""
 
 
-_PACES = {1: _Pace(31.6, 0.39, 4.2, 1560, 0.9e-6, 1.14), 3: _Pace(46.0, 1.2, 2.7, 900, 1.5e-6)}
-_FORMATS = {
+RATES = {1: Rates(31.6, 0.39, 4.2, 1560, 0.9e-6, 1.14), 3: Rates(46.0, 1.2, 2.7, 900, 1.5e-6)}
+FORMATS_OF_MATH = {
     "float32": ("tf32x3", "bf16x3"),
     "ieee": ("tf32x3",),
     "tf32": ("tf32", "tf32x3"),
     "fast": ("tf32", "tf32x3"),
 }
-_LONG = 512  # "ieee": longer sums are compensated
-_SPLITS = (2, 3, 4, 6, 8, 12, 16)
-_NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every", "fixup")  # of a tile, that differ
-
-
-def formats(problem: ConvProblem) -> tuple[str, ...]:
-    """Formats that reach what the problem's ``math`` asks, the one to use first."""
-    return _FORMATS[problem.math]
+"""Formats that reach what each ``math`` promises, the one to use first."""
+COMPENSATED_FROM = 512
+"""``"ieee"``: sums of more products than this are compensated."""
+NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every", "fixup")
+"""Fields in which the tiles of one array differ."""
 
 
 def _squares(*parts: Any) -> Any:
@@ -102,80 +108,78 @@ def _resident(tiling: DirectTiling) -> Any:
 
 def _parallel(tiling: DirectTiling) -> tuple[Any, Any, Any]:
     """Cycles of a tile that tiles on one multiprocessor share, those that only this tile waits, and its output's."""
-    t, pace = tiling.tile, _PACES[tiling.tile.products]
+    t, pace = tiling.tile, RATES[tiling.tile.products]
     slices = tiling.slices / t.split
     warps, steps = t.wm * t.wn, slices * (t.bk // t.depth)
     read = (t.frag_m * 4 + t.frag_n * 2) * t.depth // 8
     multiplied = t.frag_m * t.frag_n * t.products
     each = (16 if t.compensated else 4) * (t.flush_every == 0) if t.products == 3 else 0
     issued = read * (4 if t.depth == 16 else 3 if t.products == 3 else 2) + multiplied + t.frag_m * t.frag_n * each
-    multiply = steps * t.bm * t.bn * t.depth * t.products / _MACS[t.depth] * pace.multiply
+    multiply = steps * t.bm * t.bn * t.depth * t.products / MMA_MACS[t.depth] * pace.multiply
     copied = slices * sum(_copied(tiling, number) for number in (0, 1)) / pace.copied
     work = _squares(multiply, steps * warps * read * pace.read, steps * warps * issued / pace.issued, copied)
     problem = tiling.problem
-    results = t.bm * t.bn * (problem.sd * problem.sh * problem.sw * _SINGLE if tiling.gaps else 1)
+    results = t.bm * t.bn * (problem.sd * problem.sh * problem.sw * SCATTERED_STORE_FACTOR if tiling.gaps else 1)
     arrival = slices * pace.arrival / (t.stages - 1)
-    return work, np.maximum(arrival - work, 0) + slices * _SLICE + _FILL, results * 4 / _WRITTEN
+    return (
+        work,
+        np.maximum(arrival - work, 0) + slices * SLICE_CYCLES + FILL_CYCLES,
+        results * 4 / STORE_BYTES_PER_CYCLE,
+    )
 
 
 def _copied(tiling: DirectTiling, number: int) -> Any:
     """Bytes of an operand's slice, in times of those that are copied 16 at once from whole lines."""
     operand = tiling.operands[number]
-    rows = np.where(tiling.tile.bk == 16, _HALF_ROWS, 1) if operand.along_k else 1
-    return tiling.extent(number) * tiling.tile.bk * 4 * _NARROW[operand.width] * rows
+    rows = np.where(tiling.tile.bk == 16, SHORT_ROW_FACTOR, 1) if operand.along_k else 1
+    return tiling.extent[number] * tiling.tile.bk * 4 * NARROW_COPY_FACTOR[operand.width] * rows
 
 
 def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors, for each tile."""
-    (work, wait, output), resident = _parallel(tiling), _resident(tiling)
+    work, wait, output = _parallel(tiling)
 
     def together(tiles: Any) -> Any:
+        """Cycles of ``tiles`` tiles on one multiprocessor at once."""
         return np.maximum(work + wait, tiles * work) + output
 
-    whole, rest = np.divmod(tiling.work_groups, units * resident)
-    cycles = whole * together(resident) + np.where(rest > 0, together(-(-rest // units)), 0)
-    t, launch, added = tiling.tile, _PACES[tiling.tile.products].launch, tiling.added_bytes
-    cycles = np.where(t.fixup, cycles + (_FIXED + t.bm * t.bn * 4 * _PARTS), cycles)
-    total = _squares(cycles / _CLOCK, (tiling.problem.bytes + added) / (_MEMORY * copy)) + launch
-    return np.where(added > 0, total + (launch + added * _SUMMED / (_MEMORY * copy)), total)
+    cycles = in_waves(tiling, units, _resident(tiling), together)
+    t, launch, added = tiling.tile, RATES[tiling.tile.products].launch, tiling.added_bytes
+    cycles = np.where(t.fixup, cycles + (FIXUP_CYCLES + t.bm * t.bn * 4 * FIXUP_CYCLES_PER_BYTE), cycles)
+    total = _squares(cycles / CLOCK, (tiling.problem.bytes + added) / (MEMORY_SHARE * copy)) + launch
+    return np.where(added > 0, total + (launch + added * PART_PASSES / (MEMORY_SHARE * copy)), total)
 
 
-def seconds(problem: ConvProblem, tile: DirectTile, units: int, copy: float = COPY) -> float:
+def seconds(tiling: DirectTiling, units: int, copy: float = COPY) -> float:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
-    row = np.array([[getattr(tile, name) for name in _NUMBERS]], np.int64)
-    return float(_seconds(DirectTiling(problem, _tiles_of(tile, row)), units, copy)[0])
+    row = np.array([[getattr(tiling.tile, name) for name in NUMBERS]], np.int64)
+    return float(_seconds(DirectTiling(tiling.problem, _tiles_of(tiling.tile, row)), units, copy)[0])
 
 
 def _tiles_of(tile: DirectTile, numbers: np.ndarray) -> DirectTile:
-    found = many(tile, _NUMBERS, numbers)
+    found = many(tile, NUMBERS, numbers)
     return dataclasses.replace(found, fixup=found.fixup > 0)
 
 
 def _cut(tiling: DirectTiling, units: int) -> Iterator[list[tuple[int, int]]]:
-    """Of each tile, the parts of its sums and whether work groups add them.
-
-    One; those that fill the device once, twice, three times; a few small ones.
-    """
+    """(parts of the sums, whether work groups add them) that are worth trying, of each tile."""
     fixups = (0, 1) if tiling.tile.format == "tf32" else (0,)
-    for room, groups, slices in zip(
-        (units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), tiling.slices.tolist(), strict=True
-    ):
-        filling = {times * room // groups for times in (1, 2, 3)}
-        small = _SPLITS if groups < 2 * room else ()
-        parts = sorted(parts for parts in filling.union(small) if 1 < parts <= slices // 2 and parts <= 512)
-        yield [(1, 0), *((split, fixup) for split in parts for fixup in fixups if not fixup or split <= _FEW)]
+    numbers = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), tiling.slices.tolist())
+    for room, groups, slices in zip(*numbers, strict=True):
+        parts = part_counts(room, groups, slices // 2)
+        yield [(1, 0), *((n, fixup) for n in parts for fixup in fixups if not fixup or n <= MAX_FIXUP_PARTS)]
 
 
 def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.ndarray]:
     """What fits: a tile, and the numbers of all."""
     plain = DirectTile(16, 16, 1, 1, name)
     one = DirectTiling(problem, plain)
-    plain = dataclasses.replace(plain, compensated=problem.math == "ieee" and one.k > _LONG)
-    shapes = _SHAPES + _WIDE if name == "tf32" else _SHAPES
+    plain = dataclasses.replace(plain, compensated=problem.math == "ieee" and one.k > COMPENSATED_FROM)
+    shapes = SHAPES + WIDE_SHAPES if name == "tf32" else SHAPES
     numbers = np.array(
         [
             (*shape, bk, stages, 1, flush_every, 0)
-            for shape, (bk, stages) in itertools.product(shapes, _DEPTHS)
+            for shape, (bk, stages) in itertools.product(shapes, DEPTHS)
             for flush_every in ((0, 64 // bk) if name != "tf32" and problem.math != "ieee" else (0,))
         ],
         np.int64,
@@ -196,19 +200,19 @@ def choices(problem: ConvProblem, units: int) -> tuple[DirectTile, ...]:
     """The fastest tiles by prediction, whatever their format, then the best few of formats that are not among them."""
     found: list[tuple[float, DirectTile, tuple[int, ...]]] = []
     few = []
-    for name in formats(problem):
+    for name in FORMATS_OF_MATH[problem.math]:
         plain, numbers = _tiles(problem, name, units)
         if not len(numbers):
             continue
         costs = _seconds(DirectTiling(problem, _tiles_of(plain, numbers)), units, COPY)
-        order = np.argsort(costs, kind="stable")[:_MOST]
+        order = np.argsort(costs, kind="stable")[:MAX_CHOICES]
         best = [(cost, plain, tuple(row)) for cost, row in zip(costs[order].tolist(), numbers[order].tolist())]
         found += best
-        few += best[:_FEWEST]
+        few += best[:MIN_CHOICES]
     found.sort(key=lambda each: each[0])  # of equals the first format's
-    return tuple(dict.fromkeys(_tile(plain, row) for _, plain, row in (*found[:_MOST], *few)))
+    return tuple(dict.fromkeys(_tile(plain, row) for _, plain, row in (*found[:MAX_CHOICES], *few)))
 
 
 def _tile(plain: DirectTile, row: tuple[int, ...]) -> DirectTile:
-    named = dict(zip(_NUMBERS, row, strict=True))
+    named = dict(zip(NUMBERS, row, strict=True))
     return dataclasses.replace(plain, **{**named, "fixup": bool(named["fixup"])})

@@ -2,25 +2,25 @@
 ##
 ## width, run         neighbouring results that leave at once, and their type
 ## across, down       work items along a row of the tile, and rows that all of them take at a time
-## at_once            rows whose residuals are read before one of them is written
+## rows_at_once            rows whose residuals are read before one of them is written
 ## row, column        axes of the output
 ##
 ## A function of the program: ``width`` results, or zeros unless kept.
 <%def name="functions()">\
-// ${width} neighbouring results, or zeros unless kept. ``beside`` is what the residual holds there.
-inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} beside, OUT_INDEX at, int channel) {
+// ${width} neighbouring results, or zeros unless kept. ``addend`` is what the residual holds there.
+inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} addend, OUT_INDEX at, int channel) {
   ${run} v = kept ? (${run})(${", ".join(f"from[{i}]" for i in range(width))}) : (${run})(0);
 #if PARTIAL
   out += PARTIAL_AT;
 #else
-  EPILOGUE(${run}, v, ${f"*(global const {run} *)(bias + channel)" if tiling.nhwc else "bias[channel]"}, beside, *(global const ${run} *)(out + at))
+  EPILOGUE(${run}, v, ${f"*(global const {run} *)(bias + channel)" if tiling.nhwc else "bias[channel]"}, addend, *(global const ${run} *)(out + at))
 #endif
   *(global ${run} *)(out + at) = v;
 }
 #if RESIDUAL && !PARTIAL
-#define BESIDE(at) (*(global const ${run} *)(residual + (at)))
+#define ADDEND(at) (*(global const ${run} *)(residual + (at)))
 #else
-#define BESIDE(at) ((${run})(0))
+#define ADDEND(at) ((${run})(0))
 #endif
 </%def>
 <%def name="put_pixels()">\
@@ -34,11 +34,11 @@ inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} beside
           for (int j = 0; j < dy; ++j)
             for (int l = 0; l < dx; ++l) {
               const OUT_INDEX to = at + ((OUT_INDEX)(i * ${p.ih} + j) * ${p.iw} + l) * ${p.ic if tiling.nhwc else 1};
-              put_run(OUT_ARGS, from, (i | j | l) == 0, BESIDE(to), to, channel);
+              put_run(OUT_ARGS, from, (i | j | l) == 0, ADDEND(to), to, channel);
             }
       }
 % else:
-      put_run(OUT_ARGS, from, 1, BESIDE(at), at, channel);
+      put_run(OUT_ARGS, from, 1, ADDEND(at), at, channel);
 % endif
 </%def>
 ## Sums of column fragment j, ``first`` fragments into ``name``, to the lines of ``row``.
@@ -57,22 +57,22 @@ inline void put_run(OUT_PARAMS, local const float *from, int kept, ${run} beside
   for (int c = tid % ${across} * ${width}; c < ${t.bn} && n0 + c < ${tiling.n}; c += ${across * width}) {
     const int n = n0 + c;
     const OUT_INDEX at_n = ${f"(OUT_INDEX)part * {tiling.partial_elements} + " if t.split > 1 and not t.fixup else ""}(OUT_INDEX)group * ${tiling.target.group} + ${column.at("n").replace("INDEX", "OUT_INDEX")};
-% if at_once > 1:
-    // Residuals of ${at_once} rows are read before one of them is written: else each would wait for the one before.
-    for (int first = tid / ${across}; first < ${rows}; first += ${at_once * down}) {
-      ${run} beside[${at_once}];
+% if rows_at_once > 1:
+    // Residuals of ${rows_at_once} rows are read before one of them is written: else each would wait for the one before.
+    for (int first = tid / ${across}; first < ${rows}; first += ${rows_at_once * down}) {
+      ${run} addend[${rows_at_once}];
 ${unroll}
-      for (int u = 0; u < ${at_once}; ++u) {
+      for (int u = 0; u < ${rows_at_once}; ++u) {
         const int r = min(first + u * ${down}, ${rows} - 1);
 ${place_of(m)}\
-        beside[u] = BESIDE(m < ${tiling.m} ? at : 0);
+        addend[u] = ADDEND(m < ${tiling.m} ? at : 0);
       }
 ${unroll}
-      for (int u = 0; u < ${at_once}; ++u) {
+      for (int u = 0; u < ${rows_at_once}; ++u) {
         const int r = first + u * ${down};
         if (r >= ${rows}) continue;
 ${place_of(m)}\
-        if (m < ${tiling.m}) put_run(OUT_ARGS, staging + r * ${pitch_out} + c, 1, beside[u], at, channel);
+        if (m < ${tiling.m}) put_run(OUT_ARGS, staging + r * ${pitch_out} + c, 1, addend[u], at, channel);
       }
     }
 % else:

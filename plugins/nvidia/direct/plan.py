@@ -3,60 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
+from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, define, kernel_text
 
 from .. import SHARED
 from ..instructions import Instructions
-from ..parts import parts_text
-from ..reduction import reduction_launch
-from .product import product_text
+from ..reduction import Parts, parts_text, reduction_launch, written
 from .tiling import DirectTile, DirectTiling
+
+
+@dataclass(unsafe_hash=True)
+class Copies:
+    """Who copies what of an operand's tile to local memory, for the templates."""
+
+    tiling: DirectTiling
+    number: int
+    """0: A, 1: B."""
+
+    def __post_init__(self) -> None:
+        tile, number = self.tiling.tile, self.number
+        self.operand, self.letter = self.tiling.operands[number], "ab"[number]
+        self.width, self.pitch = self.operand.width, self.tiling.pitch[number]  # numbers of a copy, and of a line
+        self.extent, self.origin = self.tiling.extent[number], ("m0", "n0")[number]
+        # Whether the last tile has rows beyond the last, which are zeros: a copy of the last row in their place, by all
+        # work groups, would wait for one line of the cache.
+        self.ragged = self.operand.row.size % self.extent > 0
+        # Work items along a line, rows that a work item copies, from its row to its next, from its k to its next, and
+        # its steps along k.
+        if self.operand.along_k:
+            self.across = tile.bk // self.width
+            self.rows, self.row_step = -(-self.extent * self.across // tile.items), tile.items // self.across
+            self.k_step, self.k_steps = 0, 1
+        else:
+            self.across = min(self.extent // self.width, tile.items)
+            self.rows, self.row_step = self.extent // self.width // self.across, self.across * self.width
+            self.k_step = tile.items // self.across
+            self.k_steps = -(-tile.bk // self.k_step)
+
+    def guard(self, i: int, j: int) -> str:
+        """Text before the copy of row step i and k step j, where some work items have none."""
+        if self.operand.along_k and (i + 1) * self.row_step > self.extent:
+            return f"if ({self.letter}_row + {i * self.row_step} < {self.extent}) "
+        if not self.operand.along_k and (j + 1) * self.k_step > self.tiling.tile.bk:
+            return f"if ({self.letter}_k + {j * self.k_step} < {self.tiling.tile.bk}) "
+        return ""
+
+    def to(self, i: int, j: int) -> int:
+        """Bytes from the work item's first number to that of row step i and k step j."""
+        row, k = (self.pitch, 1) if self.operand.along_k else (1, self.pitch)
+        return 4 * (i * self.row_step * row + j * self.k_step * k + self.tiling.floats[0] * self.number)
+
+
+def product_text(tiling: DirectTiling, emulate: bool) -> str:
+    """The kernel ``direct`` for a tiling, without what it calls."""
+    t, p, width = tiling.tile, tiling.problem, tiling.out_width
+    across = min(t.bn // width, t.items)
+    values: dict[str, Any] = {
+        "tiling": tiling, "t": t, "p": p, "both": [Copies(tiling, 0), Copies(tiling, 1)],
+        "unroll": "" if emulate else "#pragma unroll",
+        "exact": t.products == 3, "separate": t.flush_every > 0, "sums": t.frag_m * t.frag_n * 4,
+        "distance": t.stages - 1, "stage_bytes": tiling.stage * 4,
+        "order": ["m_tile", "n_tile"] if tiling.data and not tiling.nhwc else ["n_tile", "m_tile"],
+        "tiles": {"m_tile": tiling.m_tiles, "n_tile": tiling.n_tiles},
+        "width": width, "run": "float" if width == 1 else f"float{width}", "pitch_out": t.bn + 8,
+        "across": across, "down": t.items // across, "rows_at_once": 4 if p.residual and not tiling.gaps else 1,
+        "row": tiling.target.row, "column": tiling.target.k, "tile_sums": t.bm * t.bn // 4,
+    }  # fmt: skip
+    return kernel_text(__package__, "product.cl.mako", **values)
 
 
 class DirectPlan(StepPlan):
     """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
-        self.tiling, self._emulate = DirectTiling(problem, DirectTile.of(config)), emulate
-        self._partial = self.tiling.tile.split > 1 and not self.tiling.tile.fixup
-        steps = [self._product(context)]
+        tiling, self._emulate = DirectTiling(problem, DirectTile.of(config)), emulate
+        self.tiling, tile, outputs = tiling, tiling.tile, written(problem)
+        self._partial = tile.split > 1 and not tile.fixup
+        operands = [operand.name for operand in tiling.operands]
+        operands += ["workspace"] if tile.split > 1 else []
+        operands += [] if self._partial else outputs
+        program, size = build(context, self.product_text()), (tiling.work_groups * tile.items,)
+        steps = [Launch(program, "direct", size, (tile.items,), operands, names=OPERANDS)]
         if self._partial:
-            steps.append(self._reduce(context))
-        super().__init__(self.tiling.partial_bytes, steps)
-
-    def _common(self, partial: bool) -> str:
-        text = self.tiling.problem.macros() + f"#define OUT_INDEX {self.tiling.out_index}\n"
-        text += f"#define PARTIAL {int(partial)}\n#define PARTIAL_AT 0L\n"
-        return text + kernel_text(SHARED, "finish.cl")
+            parts = Parts(tile.split, tiling.partial_elements, tiling.out_index)
+            steps.append(reduction_launch(context, problem, parts, outputs))
+        super().__init__(tiling.partial_bytes, steps)
 
     def product_text(self) -> str:
-        """The product's program."""
-        depth = self.tiling.tile.depth
-        fixup = self.tiling.tile.fixup
-        groups = ("copies", "mma", "parts") if fixup else ("copies", "mma")
-        instructions = Instructions("bf16" if depth == 16 else "tf32", groups)
-        text = self._common(self._partial) + instructions.text(self._emulate) + kernel_text(SHARED, "sums.cl")
-        text += parts_text(self.tiling, self.tiling.tile.split, self.tiling.tile.frag_m) if fixup else ""
-        text += kernel_text(__package__, "split.cl.mako", depth=depth)
-        return text + product_text(self.tiling, self._emulate)
-
-    def _written(self) -> list[str]:
-        problem = self.tiling.problem
-        return [problem.written, *(name for name in ("bias", "residual") if getattr(problem, name))]
-
-    def _product(self, context: Any) -> Launch:
-        tiling = self.tiling
-        given = [operand.name for operand in tiling.operands]
-        given += ["workspace"] if self._partial or tiling.tile.fixup else []
-        given += [] if self._partial else self._written()
-        size = (tiling.work_groups * tiling.tile.items,)
-        return Launch(build(context, self.product_text()), "direct", size, (tiling.tile.items,), given, names=OPERANDS)
-
-    def _reduce(self, context: Any) -> Launch:
-        tiling = self.tiling
-        return reduction_launch(
-            context, tiling.problem, tiling.out_index, tiling.partial_elements, tiling.tile.split, tiling.lanes,
-            self._written(),
-        )  # fmt: skip
+        tiling, tile = self.tiling, self.tiling.tile
+        groups = ("copies", "mma", "parts") if tile.fixup else ("copies", "mma")
+        instructions = Instructions("bf16" if tile.depth == 16 else "tf32", groups)
+        text = tiling.problem.macros() + define(OUT_INDEX=tiling.out_index, PARTIAL=int(self._partial), PARTIAL_AT="0L")
+        text += kernel_text(SHARED, "finish.cl") + instructions.text(self._emulate) + kernel_text(SHARED, "sums.cl")
+        text += parts_text(tiling, tile.split, tile.frag_m) if tile.fixup else ""
+        text += kernel_text(__package__, "split.cl.mako", depth=tile.depth)
+        return text + product_text(tiling, self._emulate)

@@ -1,14 +1,14 @@
-## C[m, n] = sum over k of A[m, k] B[k, n] on tensor cores, from float32 tensors where they lie: nothing is packed.
+## C[m, n] = sum over k of A[m, k] B[k, n] on tensor cores, from float32 tensors in place: nothing is packed.
 ##
 ## What m, n and k are of a convolution with a 1x1 kernel: ``tiling.py``. Tiles of A and B are copied to local memory
-## as they lie in memory, [row][k] or [k][row], BK long along k, STAGES of them; copies of STAGES - 1 are in flight. Values
+## as they are in memory, [row][k] or [k][row], BK long along k, STAGES of them; copies of STAGES - 1 are in flight. Values
 ## become TF32 in registers: one number, or two whose sum is the float32 value (or two bfloat16 ones), and then
 ##
 ##     a b = a_low b_high + a_high b_low + a_high b_high  (+ a_low b_low, left out)
 ##
 ## Lane 4 g + t of a warp holds of A's fragment (16x8) rows g and g + 8 in columns t and t + 4, of B's (8x8) column g in
 ## rows t and t + 4, of the sums (16x8) rows g and g + 8 in columns 2 t and 2 t + 1. Lines of a tile are so long that these
-## 32 numbers lie in 32 banks: 4 mod 32 floats where k runs along them, 8 mod 32 where rows do.
+## 32 numbers are in 32 banks: 4 mod 32 floats where k runs along them, 8 mod 32 where rows do.
 ##
 ## In bfloat16 a register holds two k's, and sums run over 16: any order of k will do that A and B agree on, so lanes read
 ## the same places, k's 4 apart sharing a register.
@@ -34,7 +34,7 @@
 
 // Element (row, k) of a tile in local memory.
 % for number in (0, 1):
-#define ${"AB"[number]}_TILE(row, k) ${f"(row) * {tiling.pitch(number)} + (k)" if tiling.operands[number].along_k else f"(k) * {tiling.pitch(number)} + (row)"}
+#define ${"AB"[number]}_TILE(row, k) ${f"(row) * {tiling.pitch[number]} + (k)" if tiling.operands[number].along_k else f"(k) * {tiling.pitch[number]} + (row)"}
 % endfor
 ${epilogue.functions()}\
 #define INDEX ${tiling.index}
@@ -73,7 +73,7 @@ ${pipeline.fetch(f"(slice + {distance})", "next_at")}\
     }
     copies_commit();
     next_at = next_at == ${(t.stages - 1) * stage_bytes} ? 0 : next_at + ${stage_bytes};
-    local const float *a_tile = (local const float *)(memory + stage_at), *b_tile = a_tile + ${tiling.floats(0)};
+    local const float *a_tile = (local const float *)(memory + stage_at), *b_tile = a_tile + ${tiling.floats[0]};
 ${mainloop.multiply()}\
 ${accumulation.flush()}\
     stage_at = stage_at == ${(t.stages - 1) * stage_bytes} ? 0 : stage_at + ${stage_bytes};

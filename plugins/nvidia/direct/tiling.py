@@ -1,4 +1,4 @@
-"""DirectTiling: a convolution with a 1x1 kernel as a product of matrices that are read where they lie.
+"""DirectTiling: a convolution with a 1x1 kernel as a product of matrices that are read in place.
 
     C[m, n] = sum over k of A[m, k] B[k, n]
 
@@ -29,17 +29,16 @@ from typing import Any
 
 from convdispatch.api import ConvProblem
 
-from ..configured import Configured, first_fault, largest
-from ..hopper import LOCAL_LIMIT
-from ..parts import MOST_PARTS, STATE
+from ..configured import WarpTile, first_fault, largest
+from ..instructions import LOCAL_LIMIT
+from ..reduction import MAX_PARTS, STATE_BYTES
 
 FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
 """Products of tensor cores a multiplication: a float32 is two TF32 or bfloat16 numbers' sum, or rounded to one."""
-_INT = 2**31
 
 
 @dataclass(frozen=True)
-class DirectTile(Configured):
+class DirectTile(WarpTile):
     """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
 
     bm: int
@@ -57,21 +56,6 @@ class DirectTile(Configured):
     """Split values: whether what an addition to those registers rounds away begins the next sums."""
     fixup: bool = False
     """Whether work groups of the product add the parts of a sum, not a launch after it."""
-
-    @property
-    def items(self) -> int:
-        """Work items of a group."""
-        return self.wm * self.wn * 32
-
-    @property
-    def frag_m(self) -> int:
-        """16-row fragments of a warp."""
-        return self.bm // self.wm // 16
-
-    @property
-    def frag_n(self) -> int:
-        """8-column fragments of a warp."""
-        return self.bn // self.wn // 8
 
     @property
     def depth(self) -> int:
@@ -105,7 +89,7 @@ class MatrixAxis:
 
     @property
     def rows(self) -> bool:
-        """Whether an image's pixels lie one step apart, row after row."""
+        """Whether an image's pixels are one step apart, row after row."""
         apart = (self.count[2] * self.count[1] * self.step, self.count[2] * self.step, self.step)
         return all(step in (0, even) for step, even in zip(self.steps, apart))
 
@@ -128,13 +112,13 @@ class MatrixAxis:
                 f"(INDEX)(({i}) / {w} % {h}) * {sy} + (INDEX)(({i}) % {w}) * {sx})")  # fmt: skip
 
     def divides(self, width: int) -> bool:
-        """Whether places of this axis lie a multiple of ``width`` apart, so that the other axis's runs are aligned."""
+        """Whether places of this axis are a multiple of ``width`` apart, so that the other axis's runs are aligned."""
         return not any(step % width for step in ((self.image, *self.steps) if self.count else (self.step,)))
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A or B: a tensor's two axes, and how its tiles lie in local memory."""
+    """A or B: a tensor's two axes, and how its tiles are in local memory."""
 
     name: str
     row: MatrixAxis
@@ -154,7 +138,7 @@ class Operand:
         return self.together(self.along_k)
 
     def together(self, along_k: bool) -> int:
-        """Neighbours along k, or along the rows, that lie together and aligned everywhere: 4, 2 or 1."""
+        """Neighbours along k, or along the rows, that are together and aligned everywhere: 4, 2 or 1."""
         inner, outer = (self.k, self.row) if along_k else (self.row, self.k)
         far = [inner.image, *(() if inner.rows else inner.steps[:2])] if inner.count else []
         for width in (4, 2):
@@ -197,145 +181,63 @@ def _operands(problem: ConvProblem) -> tuple[Operand, Operand]:
     return (pixels, weights) if problem.layout == "nhwc" else (weights, pixels)
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class DirectTiling:
-    """What ``product.cl.mako`` is rendered from."""
+    """What ``product.cl.mako`` is rendered from. Tuples of two are of A and of B."""
 
     problem: ConvProblem
     tile: DirectTile
 
-    # --- tensors -----------------------------------------------------------------------------------------------------
-
-    @property
-    def data(self) -> bool:
-        """Whether pixels are written (forward, data gradient), not weights."""
-        return self.problem.direction != "bwd_weights"
-
-    @property
-    def nhwc(self) -> bool:
-        """Whether channels are last."""
-        return self.problem.layout == "nhwc"
-
-    @property
-    def operands(self) -> tuple[Operand, Operand]:
-        """A and B."""
-        return _operands(self.problem)
-
-    @property
-    def m(self) -> int:
-        """Rows of the result."""
-        return self.operands[0].row.size
-
-    @property
-    def n(self) -> int:
-        """Columns of the result, which are neighbours in memory."""
-        return self.operands[1].row.size
-
-    @property
-    def k(self) -> int:
-        """Length of the sums."""
-        return self.operands[0].k.size
+    def __post_init__(self) -> None:
+        p, t = self.problem, self.tile
+        # Whether pixels are written (forward, data gradient), not weights.
+        self.data, self.nhwc = p.direction != "bwd_weights", p.layout == "nhwc"
+        self.operands = _operands(p)
+        self.m, self.n, self.k = self.operands[0].row.size, self.operands[1].row.size, self.operands[0].k.size
+        # Data gradient with a stride: whether no output reads some pixels of x, which are written as zeros.
+        self.gaps = p.direction == "bwd_data" and _triple(p, "i") != _triple(p, "o")
+        self.m_tiles, self.n_tiles, self.slices = -(-self.m // t.bm), -(-self.n // t.bn), -(-self.k // t.bk)
+        self.work_groups = self.m_tiles * self.n_tiles * t.split * p.g
+        # --- local memory: stages of slices of both operands
+        self.extent = t.bm, t.bn
+        along_k = [operand.along_k for operand in self.operands]
+        # Floats from line to line of an operand's tile: a fragment's 32 numbers are in different banks.
+        self.pitch = tuple(t.bk + 4 if k else rows + 8 for k, rows in zip(along_k, self.extent))
+        self.floats = tuple((rows if k else t.bk) * n for k, rows, n in zip(along_k, self.extent, self.pitch))
+        self.stage = sum(self.floats)
+        # The stages, or the results on their way out; and a word that all work items share.
+        self.local_bytes = 4 * largest(self.stage * t.stages, t.bm * (t.bn + 8)) + 16 * t.fixup
+        # --- parts of the sums: bytes of those that a launch of their own adds
+        self.partial_elements = math.prod(p.out_shape)
+        self.added_bytes = self.partial_elements * t.split * 4 * (t.split > 1) * (t.fixup ^ True)
+        self.states_at = self.work_groups * t.bm * t.bn * 4  # offset of the tiles' states, where work groups add
 
     @functools.cached_property
     def target(self) -> Operand:
         """The result: its rows are m, its k stands for n."""
-        name = self.problem.written
-        return _operand(self.problem, name, 0 if not self.data or not self.nhwc else 1)
-
-    @property
-    def gaps(self) -> bool:
-        """Data gradient with a stride: whether some pixels of x are read by no output, and are written as zeros."""
-        return self.problem.direction == "bwd_data" and _triple(self.problem, "i") != _triple(self.problem, "o")
+        return _operand(self.problem, self.problem.written, 1 if self.data and self.nhwc else 0)
 
     @property
     def out_width(self) -> int:
         """Results that are written at once."""
         return self.target.together(True) if self.nhwc or not self.gaps else 1
 
-    # --- tiles -------------------------------------------------------------------------------------------------------
-
-    @property
-    def m_tiles(self) -> int:
-        """Tiles along m."""
-        return -(-self.m // self.tile.bm)
-
-    @property
-    def n_tiles(self) -> int:
-        """Tiles along n."""
-        return -(-self.n // self.tile.bn)
-
-    @property
-    def slices(self) -> int:
-        """Slices of the sums."""
-        return -(-self.k // self.tile.bk)
-
-    @property
-    def work_groups(self) -> int:
-        """Work groups of the product."""
-        return self.m_tiles * self.n_tiles * self.tile.split * self.problem.g
-
-    def pitch(self, number: int) -> int:
-        """Floats from line to line of an operand's tile: a fragment's 32 numbers lie in different banks."""
-        return self.tile.bk + 4 if self.operands[number].along_k else self.extent(number) + 8
-
-    def extent(self, number: int) -> int:
-        """Rows of an operand's tile."""
-        return (self.tile.bm, self.tile.bn)[number]
-
-    def floats(self, number: int) -> int:
-        """Floats of an operand's tile in a stage."""
-        lines = self.extent(number) if self.operands[number].along_k else self.tile.bk
-        return lines * self.pitch(number)
-
-    @property
-    def stage(self) -> int:
-        """Floats of a stage."""
-        return self.floats(0) + self.floats(1)
-
-    @property
-    def local_bytes(self) -> int:
-        """Bytes of local memory: the stages, or the results on their way out; and a word that all work items share."""
-        t = self.tile
-        return 4 * largest(self.stage * t.stages, t.bm * (t.bn + 8)) + 16 * t.fixup
-
-    # --- parts of the sums -------------------------------------------------------------------------------------------
-
-    @property
-    def partial_elements(self) -> int:
-        """Elements of one part, which lies as the output does."""
-        return math.prod(self.problem.out_shape)
-
     @property
     def partial_bytes(self) -> int:
         """Bytes of all parts; where work groups add them, of whole tiles and the tiles' states."""
         if self.tile.fixup:
-            return self.states_at + self.work_groups // self.tile.split * STATE
+            return self.states_at + self.work_groups // self.tile.split * STATE_BYTES
         return self.added_bytes
-
-    @property
-    def added_bytes(self) -> int:
-        """Bytes of the parts that a launch of their own adds."""
-        return self.partial_elements * self.tile.split * 4 * (self.tile.split > 1) * (self.tile.fixup ^ True)
-
-    @property
-    def states_at(self) -> int:
-        """Bytes before the tiles' states."""
-        return self.work_groups * self.tile.bm * self.tile.bn * 4
-
-    @property
-    def lanes(self) -> int:
-        """Work items that share the sum of an element's parts."""
-        return 8 if self.tile.split >= 16 else 1
 
     @property
     def index(self) -> str:
         """OpenCL type of offsets in the operands."""
-        return "int" if max(operand.elements for operand in self.operands) < _INT else "long"
+        return "int" if max(operand.elements for operand in self.operands) < 2**31 else "long"
 
     @property
     def out_index(self) -> str:
         """OpenCL type of offsets in the output and its parts."""
-        return "int" if self.partial_elements * self.tile.split < _INT else "long"
+        return "int" if self.partial_elements * self.tile.split < 2**31 else "long"
 
     @property
     def misfit(self) -> str | None:
@@ -343,7 +245,7 @@ class DirectTiling:
         return first_fault(self, self.faults())
 
     def faults(self) -> Iterator[tuple[Any, str]]:
-        """Whether something is wrong, and what; what comes later may be asked where nothing was wrong before."""
+        """(whether a constraint is violated, which); what follows a violated one may be meaningless."""
         t = self.tile
         undivided = (t.bm % (t.wm * 16) > 0) | (t.bn % (t.wn * 8) > 0) | (t.bk % t.depth > 0)
         odd = (t.bn & (t.bn - 1) > 0) | (t.items & (t.items - 1) > 0)
@@ -353,7 +255,7 @@ class DirectTiling:
             yield t.bm & (t.bm - 1) > 0, "rows that are neighbours in memory come in powers of two"
         yield t.stages < 2, "two stages or more"
         yield self.local_bytes > LOCAL_LIMIT, "{tiling.local_bytes} bytes of local memory"
-        uncounted = t.fixup & ((t.split <= 1) | (t.split > MOST_PARTS))
+        uncounted = t.fixup & ((t.split <= 1) | (t.split > MAX_PARTS))
         yield (t.split > self.slices) | uncounted, "more parts than slices, or than a tile's state counts"
         moves = (t.flush_every > 0) | t.compensated
         if t.products == 1:

@@ -1,17 +1,20 @@
-"""GroupedTiling: a convolution over slabs of 32 channels and regions of places, whose pixels are copied as they lie.
+"""A convolution over slabs of 32 channels and regions of output pixels, whose source pixels are copied as they are.
 
-    y[place, n] = sum over (tap, k) of source[place * step + origin + tap * spread, k] w[n, tap, k]
+    y[pixel, n] = sum over (tap, k) of source[pixel * step + origin + tap * spread, k] w[n, tap, k]
 
 A slab of 32 target channels reads those slabs of the source whose groups it has: one or two where groups are small,
 all of them where there is one group. Weights between channels of different groups are zeros. A region is a rectangle of
-places of an image, or small images whole; all phases of a stride's data gradient read the same pixels of dy.
+output pixels of an image, or small images whole; all phases of a stride's data gradient read the same pixels of dy.
+The weights' gradient sums products of slabs of dy and of x, in parts of the regions.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from convdispatch.api import ConvProblem, Geometry, Phase, geometry_of
 
@@ -19,76 +22,95 @@ from ..configured import Configured
 
 SLAB = 32
 """Channels that are copied together, 64 bytes a pixel."""
-_INT = 2**31
-_LOCAL = 98304  # bytes of a work group: two fit on a multiprocessor
-_WIDE = 32  # places of a region's row, at most
+MAX_LOCAL_BYTES = 98304
+"""Local memory of a work group: two fit on a multiprocessor."""
+MAX_COLUMNS = 32
+"""Output pixels of a region's row, at most."""
+MAX_KERNEL = 7
+"""Weights' gradient: taps of a row, and rows of taps, at most: a warp and 32 sums for each."""
+SUMS_PITCH = SLAB * 2 + 16
+"""Weights' gradient: bytes from pixel to pixel in local memory."""
 
 
 @dataclass(frozen=True)
 class GroupedTile(Configured):
-    """How many places a warp has, how many warps share pixels and weights."""
+    """How many output pixels a warp has, how many warps share pixels and weights."""
 
     frag_m: int = 2
-    """Fragments of 16 places of a warp."""
+    """Fragments of 16 output pixels of a warp."""
     warps: int = 4
     turns: int = 1
     """Regions of a work group, one after another."""
 
     @property
     def items(self) -> int:
-        """Work items of a group."""
+        """Work items of a work group."""
         return self.warps * 32
 
 
 @dataclass(frozen=True)
+class SumsTile(Configured):
+    """How many parts the regions are cut into, and how many warps share a row of taps and a region."""
+
+    parts: int = 1
+    split: int = 1
+    places: int = 128
+    """Output pixels of a region, at most."""
+
+
+@dataclass(frozen=True)
 class Region:
-    """A rectangle of places, in whole images where these are small, and the pixels that they read."""
+    """A rectangle of output pixels, in whole images where these are small, and the source pixels that they read."""
 
     images: int
     rows: int
     columns: int
     low: tuple[int, int]
-    """Row and column of the first pixel, from the first place's own position on."""
+    """Row and column of the first source pixel, from the first output pixel's own position on."""
     height: int
+    """Rows of an image's source pixels."""
     width: int
-    """Pixels of an image."""
 
     @property
     def places(self) -> int:
-        """Places."""
+        """Output pixels."""
         return self.images * self.rows * self.columns
 
     @property
     def pixels(self) -> int:
-        """Pixels."""
+        """Source pixels."""
         return self.images * self.height * self.width
 
     def at(self, step: tuple[int, int, int]) -> str:
-        """OpenCL expression of the pixel at which ``place`` is, before its taps."""
+        """OpenCL expression of the source pixel at which output pixel ``place`` is, before its taps."""
         row, column = f"place / {self.columns} % {self.rows}", f"place % {self.columns}"
         image = f"place / {self.rows * self.columns} * {self.height}"
         return f"(({image} + {row} * {step[1]}) * {self.width} + {column} * {step[2]})"
 
     @classmethod
     def of(cls, geometry: Geometry, capacity: int) -> Region:
-        """The region of at most ``capacity`` places that wastes little."""
-        count = [max(phase.count[axis] for phase in geometry.phases) for axis in range(3)]
-        columns = -(-count[2] // -(-count[2] // min(_WIDE, capacity)))
-        most = max(1, min(count[1], capacity // columns))
-        rows = -(-count[1] // -(-count[1] // most))
-        whole = rows == count[1] and columns == count[2]
+        """The region of at most ``capacity`` output pixels that wastes little."""
+        _, height, width = _largest_phase(geometry)
+        columns = -(-width // -(-width // min(MAX_COLUMNS, capacity)))
+        most = max(1, min(height, capacity // columns))
+        rows = -(-height // -(-height // most))
+        whole = rows == height and columns == width
         images = max(1, min(geometry.images, capacity // (rows * columns))) if whole else 1
         reads = [
             [tap[axis] for phase in geometry.phases for tap in reads_of(geometry, phase)] or [0] for axis in (2, 3)
         ]
         low = (min(reads[0]), min(reads[1]))
-        height = (rows - 1) * geometry.step[1] + max(reads[0]) - low[0] + 1
-        width = (columns - 1) * geometry.step[2] + max(reads[1]) - low[1] + 1
-        return cls(images, rows, columns, low, height, width)
+        high = ((rows - 1) * geometry.step[1] + max(reads[0]), (columns - 1) * geometry.step[2] + max(reads[1]))
+        return cls(images, rows, columns, low, high[0] - low[0] + 1, high[1] - low[1] + 1)
+
+
+def _largest_phase(geometry: Geometry) -> list[int]:
+    """Output pixels along d, h and w of the phase that has most."""
+    return [max(phase.count[axis] for phase in geometry.phases) for axis in range(3)]
 
 
 def reads_of(geometry: Geometry, phase: Phase) -> list[tuple[int, int, int, int]]:
-    """(tap of the kernel, z, y, x) of a phase's taps: where they read, from the place's own position on."""
+    """(tap of the kernel, z, y, x) of a phase's taps: where they read, from the output pixel's own position on."""
     found = []
     for tap in itertools.product(*map(range, phase.taps)):
         at = [o + t * d for o, t, d in zip(phase.origin, tap, geometry.spread, strict=True)]
@@ -97,108 +119,105 @@ def reads_of(geometry: Geometry, phase: Phase) -> list[tuple[int, int, int, int]
     return found
 
 
-@dataclass(frozen=True)
-class GroupedTiling:
-    """One forward or data gradient problem under one tile."""
+@functools.lru_cache(maxsize=256)
+def _sources_of(geometry: Geometry) -> int:
+    """Slabs of the source that a slab of the target reads, at most."""
+    most = 0
+    for first in range(0, geometry.target.channels, SLAB):
+        last = min(geometry.target.channels, first + SLAB) - 1
+        end = (last // geometry.m + 1) * geometry.c
+        most = max(most, -(-end // SLAB) - first // geometry.m * geometry.c // SLAB)
+    return most
+
+
+@dataclass(unsafe_hash=True)
+class Slabs:
+    """What both kernels ask: which slabs meet, and the regions."""
 
     problem: ConvProblem
-    tile: GroupedTile
+    tile: Any
 
-    @functools.cached_property
-    def geometry(self) -> Geometry:
-        """The geometry."""
-        return geometry_of(self.problem)
+    def __post_init__(self) -> None:
+        self.geometry = geometry = geometry_of(self.problem)
+        self.bfloat = self.problem.dtype == "bfloat16"
+        self.targets, self.sources = -(-geometry.target.channels // SLAB), _sources_of(geometry)
+        # (half of a slab of the source, fragment of eight columns) whose weights are not all zeros.
+        apart = geometry.c == geometry.m and 16 % geometry.c == 0
+        self.pairs = [(k, n) for k in range(2) for n in range(4) if not apart or n // 2 == k]
+        self.region = region = Region.of(geometry, self._capacity())
+        _, height, width = _largest_phase(geometry)
+        # Regions along images, h and w.
+        self.count = -(-geometry.images // region.images), -(-height // region.rows), -(-width // region.columns)
+        self.regions = math.prod(self.count)
+        self._arrange()
 
-    @functools.cached_property
-    def region(self) -> Region:
-        """The region of a work group."""
-        return Region.of(self.geometry, self.tile.frag_m * self.tile.warps * 16)
+    def _capacity(self) -> int:
+        """Output pixels of a region, at most."""
+        raise NotImplementedError
 
-    @functools.cached_property
-    def count(self) -> tuple[int, int, int]:
-        """Regions along images, h and w."""
-        most = [max(phase.count[axis] for phase in self.geometry.phases) for axis in range(3)]
-        region = self.region
-        return -(-self.geometry.images // region.images), -(-most[1] // region.rows), -(-most[2] // region.columns)
+    def _arrange(self) -> None:
+        raise NotImplementedError
 
-    @property
-    def regions(self) -> int:
-        """Regions of all images."""
-        return self.count[0] * self.count[1] * self.count[2]
 
-    @property
-    def blocks(self) -> int:
-        """Work groups of a slab."""
-        return -(-self.regions // self.tile.turns)
+@dataclass(unsafe_hash=True)
+class GroupedTiling(Slabs):
+    """One forward or data gradient problem under one GroupedTile."""
 
-    @property
-    def bfloat(self) -> bool:
-        """Whether values are bfloat16."""
-        return self.problem.dtype == "bfloat16"
+    def _capacity(self) -> int:
+        return self.tile.frag_m * self.tile.warps * 16
 
-    @property
-    def targets(self) -> int:
-        """Slabs of the target."""
-        return -(-self.geometry.target.channels // SLAB)
-
-    def first(self, target: int) -> int:
-        """The first slab of the source that a slab of the target reads."""
-        return target * SLAB // self.geometry.m * self.geometry.c // SLAB
-
-    @functools.cached_property
-    def sources(self) -> int:
-        """Slabs of the source that a slab of the target reads, at most."""
-        most = 0
-        for target in range(self.targets):
-            last = min(self.geometry.target.channels, (target + 1) * SLAB) - 1
-            end = (last // self.geometry.m + 1) * self.geometry.c
-            most = max(most, -(-end // SLAB) - self.first(target))
-        return most
-
-    @functools.cached_property
-    def taps(self) -> int:
-        """Taps of all phases."""
-        return sum(phase.volume for phase in self.geometry.phases)
-
-    @functools.cached_property
-    def pairs(self) -> list[tuple[int, int]]:
-        """(half of a slab of the source, fragment of eight columns) whose weights are not all zeros."""
-        apart = self.geometry.c == self.geometry.m and 16 % self.geometry.c == 0
-        return [(k, n) for k in range(2) for n in range(4) if not apart or n // 2 == k]
-
-    @property
-    def pitch(self) -> int:
-        """Bytes from pixel to pixel in local memory: eight pixels in a row begin in eight parts of the banks."""
-        return self.sources * SLAB * 2 + 16
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights in local memory."""
-        return self.taps * self.sources * len(self.pairs) * 256
-
-    @property
-    def local_bytes(self) -> int:
-        """Bytes of local memory: pixels, then weights."""
-        return self.region.pixels * self.pitch + self.weight_bytes
-
-    @property
-    def work_groups(self) -> int:
-        """Work groups."""
-        return self.blocks * self.targets
-
-    @property
-    def index(self) -> str:
-        """OpenCL type of offsets in the source."""
-        return "int" if self.geometry.images * self.geometry.source.image < _INT else "long"
-
-    @property
-    def out_index(self) -> str:
-        """OpenCL type of offsets in the output."""
-        return "int" if self.geometry.images * self.geometry.target.image < _INT else "long"
+    def _arrange(self) -> None:
+        geometry = self.geometry
+        self.blocks = -(-self.regions // self.tile.turns)  # work groups of a slab
+        self.work_groups = self.blocks * self.targets
+        self.taps = sum(phase.volume for phase in geometry.phases)
+        # Bytes from pixel to pixel in local memory: eight pixels in a row begin in eight parts of the banks.
+        self.pitch = self.sources * SLAB * 2 + 16
+        # Pixels, then weights.
+        self.local_bytes = self.region.pixels * self.pitch + self.taps * self.sources * len(self.pairs) * 256
+        # OpenCL types of offsets in the source and in the output.
+        self.index, self.out_index = (
+            "int" if geometry.images * tensor.image < 2**31 else "long" for tensor in (geometry.source, geometry.target)
+        )
 
     @property
     def misfit(self) -> str | None:
         """Why this cannot run; None when it can."""
-        if self.local_bytes > _LOCAL:
-            return f"{_LOCAL} bytes of pixels and weights a work group, got {self.local_bytes}"
+        if self.local_bytes > MAX_LOCAL_BYTES:
+            return f"{MAX_LOCAL_BYTES} bytes of pixels and weights a work group, got {self.local_bytes}"
+        return None
+
+
+@dataclass(unsafe_hash=True)
+class GroupedSums(Slabs):
+    """One weights' gradient under one SumsTile."""
+
+    def _capacity(self) -> int:
+        return self.tile.places
+
+    def _arrange(self) -> None:
+        geometry, tile = self.geometry, self.tile
+        self.slab_pairs = self.targets * self.sources
+        self.items = 32 * geometry.kernel[1] * tile.split  # work items of a work group
+        self.work_groups = tile.parts * self.slab_pairs
+        self.per = -(-self.regions // tile.parts)  # regions of a part
+        self.runs = -(-self.region.places // 16)
+        # Pixels of x and dy and where each output pixel reads; then four sums of all work items.
+        read = (self.region.pixels + self.runs * 16) * SUMS_PITCH + self.runs * 64
+        self.local_bytes = max(read, self.items * 16)
+        self.size = math.prod(self.problem.w_shape)  # elements of a part, whose layout is as the weights do
+        self.workspace_size = 4 * self.size * tile.parts
+        most = geometry.images * max(geometry.source.image, geometry.target.image)
+        self.index = "int" if most < 2**31 else "long"  # OpenCL type of offsets in x and dy
+
+    @property
+    def misfit(self) -> str | None:
+        """Why this cannot run; None when it can."""
+        if max(self.geometry.kernel) > MAX_KERNEL:
+            most = f"{MAX_KERNEL}x{MAX_KERNEL}"
+            return f"kernels of up to {most} for the weights' gradient, got {max(self.geometry.kernel)}"
+        if self.local_bytes > MAX_LOCAL_BYTES:
+            return f"{MAX_LOCAL_BYTES} bytes of pixels a work group, got {self.local_bytes}"
+        if self.items > 1024 or self.geometry.kernel[2] * len(self.pairs) * 4 > 160:
+            return "the tile has more work items or sums than fit"
         return None

@@ -1,7 +1,7 @@
 ## y[m, n] = finished(sum over k of A[m, k] B[n, k] - x_zero sum over k of B[n, k]), as ``stream.cl.mako`` has it, for kernels of
 ## several taps a step apart: what a tile needs of x is copied once, not once a tap.
 ##
-## A tile is some rows of y, and the rows of x that these need lie one behind the other in local memory, ``pitch`` pixels each.
+## A tile is some rows of y, and the rows of x that these need are one behind the other in local memory, ``pitch`` pixels each.
 ## Place r of the tile is row r / pitch, column r % pitch, so that what tap (kh, kw) adds begins kh dh pitch + kw dw pixels later
 ## for all places: tensor cores take A from any pixel on, since swizzles go by addresses. The last places of a row are none of y's.
 ##
@@ -44,16 +44,6 @@ ${staying.macros()}\
           }
 % endif
 </%def>\
-% if emulate:
-inline void copy_box4(local uchar *memory, global const uchar *x, uint to, int c, int w, int h, int n) {
-  for (int i = get_local_id(0); i < ${tiling.box_bytes}; i += get_local_size(0)) {
-    const int r = i / ${t.bk}, e = c + i % ${t.bk}, column = w + r % ${tiling.pitch}, row = h + r / ${tiling.pitch};
-    const int real = column >= 0 & column < IW & row >= 0 & row < IH & e < IC;
-    put_swizzled(memory, to, r, i % ${t.bk}, real ? x[((long)(n * IH + row) * IW + column) * IC + e] : 0);
-  }
-}
-#define COPY_BOX4(map, to, c, w, h, n, bar) copy_box4(memory, map, to, 2 * (c), w, h, n)
-% endif
 ${staying.head(2)}\
 % if not emulate:
 ${staying.barriers(sources + t.stages)}\
@@ -61,7 +51,7 @@ ${staying.barriers(sources + t.stages)}\
     if (lane == 0) {
 ${staying.maps(0)}\
       uint turn = 0;
-      for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+      for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
         for (int block = 0; block < ${tiling.blocks}; ++block, ++turn) {
           const uint slot = turn % ${sources}, full = bars + 16 * slot;
@@ -75,7 +65,7 @@ ${copy_source(f"{tiling.sources_at} + slot * {tiling.source_bytes}", "full")}\
     if (lane == 0) {
 ${staying.maps(1)}\
       uint at = 0, bar = bars + ${16 * sources}, parity = 1;
-      for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+      for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
         for (int block = 0; block < ${tiling.blocks}; ++block)
           for (int step_of = 0; step_of < ${steps}; ++step_of) {
@@ -90,7 +80,7 @@ ${staying.advance(tiling.stage_bytes, t.stages, sources)}\
   } else {
 ${staying.multiplying()}\
     uint at = 0, bar = bars + ${16 * sources}, parity = 0, turn = 0;
-    for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+    for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${staying.numbers(f"warps_meet({t.items})")}\
       uint last = 0, source = 0;
@@ -127,7 +117,7 @@ ${results.leave()}\
   const uint at = 0;
   global const uchar *MAP_A = x, *MAP_B = w;
 ${staying.multiplying()}\
-  for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+  for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${staying.numbers("barrier(CLK_LOCAL_MEM_FENCE)")}\
     int add = 0;

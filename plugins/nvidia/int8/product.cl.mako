@@ -1,7 +1,7 @@
 ## y[m, n] = finished(sum over k of A[m, k] B[n, k] - x_zero sum over k of B[n, k]): integers on tensor cores.
 ##
-## m = place, n = channel of a group, k = tap after tap, source channels innermost: x as it lies, channels last, and the
-## rows of w, which ``pack.cl`` has filled up. Where a tap lies outside of x the zero point stands, so that what x_zero
+## m = place, n = channel of a group, k = tap after tap, source channels innermost: x in its own layout, channels last, and the
+## rows of w, which ``pack.cl`` has filled up. Where a tap is outside of x the zero point stands, so that what x_zero
 ## takes from a sum is the same everywhere.
 ##
 ## All work items copy slices of bk bytes into local memory, chunks of 16 bytes swizzled so that neither copies nor reads

@@ -2,7 +2,7 @@
 ## m_warp, n_warp and sum; offsets and multipliers; and of ``halo.cl.mako``, which has image and top for m0.
 ##
 ## Rows of packed weights stand in an order (``pack.cl``) by which a work item's sums of a place are those of ``run``
-## neighbouring channels, and four lanes' lie side by side: they are finished in registers and leave for y from there.
+## neighbouring channels, and four lanes' are side by side: they are finished in registers and leave for y from there.
 <%!
 VECTOR = {16: "uint4", 8: "uint2", 4: "uint", 2: "ushort", 1: "uchar"}
 
@@ -17,7 +17,7 @@ def numbers_of(tiling):
 typedef union { uint words[${nbytes // 4}]; ${VECTOR[tiling.out_unit]} pieces[${nbytes // tiling.out_unit}]; } RUN;
 typedef union { uint4 fours[${run // 4}]; uint each[${run}]; } OFFSETS;
 typedef union { float4 fours[${run // 4}]; float each[${run}]; } FACTORS;
-// ``left`` bytes of them lie in y.
+// ``left`` bytes of them are in y.
 inline RUN load_run(global const uchar *from, int left) {
   RUN run;
 #pragma unroll
@@ -147,7 +147,7 @@ ${place_of("r", "")}\
       const int m${name} = m0 + ${r}, there${name} = m${name} < ${tiling.places};
 % endif
 </%def>\
-## Where the offsets begin for the taps that lie in x of a tile's row r: the copy engine's zeros stand for x_zero.
+## Where the offsets begin for the taps that are in x of a tile's row r: the copy engine's zeros stand for x_zero.
 <%def name="set_of(r, name)">\
 % if tiling.by_rows:
       const int set${name} = (ROW_SET[min(top + (${r}) / ${tiling.pitch}, OH - 1)] + COLUMN_SET[min((${r}) % ${tiling.pitch}, OW - 1)]) * ${tiling.tile.bn};

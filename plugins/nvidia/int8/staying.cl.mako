@@ -13,18 +13,6 @@ constant int ROW_SET[OH] = {${", ".join(map(str, tiling.set_of[0]))}}, COLUMN_SE
 % endif
 % if not emulate:
 constant ulong MAPS[32] = {${", ".join(f"{word:#x}UL" for one in encoded for word in one)}};
-% else:
-// What the copy engine does with the maps, in plain C: all work items copy.
-inline void put_swizzled(local uchar *memory, uint to, int row, int c, uchar v) {
-  const int place = row * ${t.bk} + c;
-  memory[to + (place ^ (place >> 7 & ${7 if t.bk == 128 else 3}) << 4)] = v;
-}
-inline void copy_box2(local uchar *memory, global const uchar *w, uint to, int c0, int c1) {
-  for (int i = get_local_id(0); i < ${t.bn * t.bk}; i += get_local_size(0))
-    put_swizzled(memory, to, i / ${t.bk}, i % ${t.bk}, w[(long)(c1 + i / ${t.bk}) * ${tiling.row_bytes} + c0 + i % ${t.bk}]);
-}
-#define COPY_BOX2(map, to, c0, c1, bar) copy_box2(memory, map, to, 2 * (c0), c1)
-#define prefetch_line(at)
 % endif
 </%def>\
 ## The kernel's head. copiers: warps that copy.

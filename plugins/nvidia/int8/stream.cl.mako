@@ -3,7 +3,7 @@
 ##
 ## One warp copies and the others multiply, as in ``tma/product.cl.mako``: boxes of two tensor maps, one of x by taps and one of
 ## packed weights, in pairs of bytes, which it copies faster than bytes; ``full`` counts bytes that arrived, ``empty`` warps that
-## have read; work groups stay, and the copies of the next tile are in flight while a tile's sums leave. Where a tap lies outside of
+## have read; work groups stay, and the copies of the next tile are in flight while a tile's sums leave. Where a tap is outside of
 ## x the engine puts zeros, which stand for x_zero: what x_zero takes from a sum is that of the taps inside.
 <%namespace name="results" file="results.cl.mako"/>\
 <%namespace name="staying" file="staying.cl.mako"/>\
@@ -27,19 +27,6 @@ ${staying.macros()}\
         WGMMA(sum, at + a_from + ${32 * k}, at + ${tiling.a_bytes + 32 * k}, ${"add" if k == 0 else 1});
 % endfor
 </%def>\
-% if emulate:
-<% box = tiling.source %>\
-inline void copy_im2col(local uchar *memory, global const uchar *x, uint to, int c, int w, int h, int n, int ow, int oh) {
-  for (int i = get_local_id(0); i < ${t.bm * t.bk}; i += get_local_size(0)) {
-    const int r = i / ${t.bk}, e = c + i % ${t.bk};
-    const int place = (w + PW) / SW + ((h + PH) / SH + n * ${box.places[1]}) * ${box.places[0]} + r;
-    const int column = place % ${box.places[0]} * SW - PW + ow, row = place / ${box.places[0]} % ${box.places[1]} * SH - PH + oh, image = place / ${box.places[0] * box.places[1]};
-    const int real = column >= 0 & column < IW & row >= 0 & row < IH & image < MB & e < IC;
-    put_swizzled(memory, to, r, i % ${t.bk}, real ? x[((long)(image * IH + row) * IW + column) * IC + e] : 0);
-  }
-}
-#define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, map, to, 2 * (c), w, h, n, ow, oh)
-% endif
 ${staying.head(1)}\
 % if not emulate:
 ${staying.barriers(t.stages)}\
@@ -48,7 +35,7 @@ ${staying.barriers(t.stages)}\
     if (lane == 0) {
 ${staying.maps(0)}\
       uint parity = 1;
-      for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+      for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${start_of()}\
         for (int slice = 0; slice < ${tiling.slices}; ++slice) {
@@ -63,7 +50,7 @@ ${staying.advance(stage_bytes, t.stages, 0)}\
   } else {
 ${staying.multiplying()}\
     uint parity = 0;
-    for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+    for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${staying.numbers(f"warps_meet({t.items})")}\
       uint last = 0;
@@ -90,7 +77,7 @@ ${results.leave()}\
   const uint at = 0, full = 0;
   global const uchar *MAP_A = x, *MAP_B = w;
 ${staying.multiplying()}\
-  for (int tile = first; tile < ${tiling.tiles}; tile += step) {
+  for (int tile = first; tile < ${tiling.work_groups}; tile += step) {
 ${tile_of()}\
 ${start_of()}\
 ${staying.numbers("barrier(CLK_LOCAL_MEM_FENCE)")}\

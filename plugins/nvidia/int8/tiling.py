@@ -1,4 +1,8 @@
-"""Int8Tiling: a quantized problem and a tile, and every number that ``product.cl.mako`` needs of the two."""
+"""A quantized problem and a tile, and every number that the kernels' texts need of the two; a class for each engine.
+
+``mma`` and ``wgmma`` are Int8Tiling (``product.cl.mako``), ``tma`` is StreamTiling (``stream.cl.mako``), ``halo`` is
+HaloTiling (``halo.cl.mako``). Numbers follow one another in the order in which they depend on each other.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,33 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
-from ..configured import Configured
-from ..hopper import LOCAL_LIMIT
-from ..instructions import Instructions, Wgmma
+from ..configured import WarpTile
+from ..instructions import LOCAL_LIMIT, Instructions, Wgmma
+from ..tma.maps import FARTHEST_CORNER, MAX_OFFSET, MAX_STEP, NEAREST_CORNER, Im2col, Map, Tiled
 
-__all__ = ["Int8Tile", "Int8Tiling"]
-
-_INT = 2**31
-_REGISTERS, _WARPS = 65536, 64
-"""Of a multiprocessor."""
-_CHUNK = 16
-"""Bytes that a work item copies at once."""
+REGISTERS = 65536
+"""32-bit registers of a multiprocessor."""
+MAX_WARPS = 64
+"""Warps of a multiprocessor."""
+COPY_BYTES = 16
+"""Bytes that a work item copies, or writes, at once."""
+MAP_BYTES = 256
+"""Bytes of the two tensor maps of a copying warp."""
+MAX_GROUPS = 528
+"""Work groups that stay on the device, at most."""
+MAX_TAPS = 32
+"""Taps of a kernel that the copy engine gathers, at most."""
+MAX_BOX = 256
+"""Elements of a tensor map's box along an axis, at most."""
+INPUT_BOXES = 2
+"""``halo``: boxes of x in local memory, of which one is copied while the other is multiplied."""
+JOINED_BYTES = 1 << 14
+"""``halo``: a stage holds the weights of a whole row of taps where these are no more bytes than this."""
 
 
 @dataclass(frozen=True)
-class Int8Tile(Configured):
-    """A work group's tile: bm places by bn channels, summed in slices of bk bytes."""
+class Int8Tile(WarpTile):
+    """A work group's tile: bm output pixels by bn channels, summed in slices of bk bytes."""
 
     bm: int
     bn: int
@@ -35,22 +50,7 @@ class Int8Tile(Configured):
     """Slices in local memory."""
     engine: str = "mma"
     """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory; ``tma``: these, fed by the
-    copy engine (``stream``); ``halo``: these, of x that is copied once for all taps."""
-
-    @property
-    def items(self) -> int:
-        """Work items of a group."""
-        return self.wm * self.wn * (32 if self.engine == "mma" else 128)
-
-    @property
-    def frag_m(self) -> int:
-        """16-row fragments of a warp."""
-        return self.bm // self.wm // 16 if self.engine == "mma" else 1
-
-    @property
-    def frag_n(self) -> int:
-        """8-column fragments of a warp."""
-        return self.bn // self.wn // 8
+    copy engine; ``halo``: these, of x that is copied once for all taps."""
 
     @property
     def ahead(self) -> int:
@@ -58,189 +58,68 @@ class Int8Tile(Configured):
         return self.stages - (2 if self.engine == "wgmma" else 1)
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Int8Tiling:
-    """m = place, n = channel of a group, k = bytes of tap after tap, as x and w lie in memory, channels last."""
+    """m = output pixel, n = channel of a group, k = bytes of tap after tap, as x and w are in memory, channels last."""
 
     problem: ConvProblem
     tile: Int8Tile
 
-    @property
-    def c(self) -> int:
-        """Source channels of a group."""
-        return self.problem.ic // self.problem.g
+    copiers = 0
+    """Warps of a work group that copy while the others multiply."""
+    by_rows = False
+    """Whether a tile's pixels are rows of x's length (``halo``), not one behind the other."""
 
-    @property
-    def n(self) -> int:
-        """Target channels of a group."""
-        return self.problem.oc // self.problem.g
-
-    @property
-    def places(self) -> int:
-        """Of all images."""
-        p = self.problem
-        return p.mb * p.od * p.oh * p.ow
-
-    @property
-    def taps(self) -> int:
-        """Of the kernel."""
-        return self.problem.kd * self.problem.kh * self.problem.kw
-
-    @property
-    def k(self) -> int:
-        """Products of a sum."""
-        return self.taps * self.c
-
-    @property
-    def unit(self) -> int:
-        """Bytes of x that are copied at once: they lie in one tap."""
-        return math.gcd(self.c, _CHUNK)
-
-    @property
-    def slices(self) -> int:
-        """Of a sum."""
-        return -(-self.k // self.tile.bk)
-
-    @property
-    def row_bytes(self) -> int:
-        """Of a channel's packed weights: those of whole slices, zeros behind the last."""
-        return self.slices * self.tile.bk
-
-    @property
-    def m_tiles(self) -> int:
-        """Tiles along m."""
-        return -(-self.places // self.tile.bm)
-
-    @property
-    def ragged(self) -> bool:
-        """Whether tiles hold places beyond the last."""
-        return self.places % self.tile.bm > 0
-
-    @property
-    def n_tiles(self) -> int:
-        """Tiles along n, of a group."""
-        return -(-self.n // self.tile.bn)
-
-    @property
-    def rows(self) -> int:
-        """Rows of packed weights of a group: those of whole tiles, zeros behind the last channel."""
-        return self.n_tiles * self.tile.bn
-
-    @property
-    def packed_rows(self) -> int:
-        """Of all groups."""
-        return self.problem.g * self.rows
-
-    @property
-    def parts(self) -> int:
-        """Of a row of packed weights, each filled up with zeros."""
-        return 1
-
-    @property
-    def sets(self) -> int:
-        """Sets of taps, by places, whose weights' sums are kept: here that of all."""
-        return 1
-
-    @property
-    def corners(self) -> list[tuple[int, int, int, int]]:
-        """Of each set: its first row of parts, the one after its last, and columns likewise."""
-        return [(0, 1, 0, 1)]
-
-    @property
-    def part_k(self) -> int:
-        """Weights of one."""
-        return self.k
-
-    @property
-    def packed_size(self) -> int:
-        """Bytes of packed weights; behind them lie each row's sums."""
-        return self.packed_rows * (self.row_bytes + 4 * self.sets)
-
-    @property
-    def work_groups(self) -> int:
-        """A tile each."""
-        return self.m_tiles * self.n_tiles * self.problem.g
-
-    @property
-    def copiers(self) -> int:
-        """Warps that copy, beside those that multiply."""
-        return 0
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether a tile's places stand in rows of x's length (``halo``), not one behind the other."""
-        return False
-
-    @property
-    def registers(self) -> int:
-        """Of a work item, about, as NVIDIA's assembler takes them."""
-        t = self.tile
-        beside = 60 if t.engine == "mma" else 36
-        return t.frag_m * t.frag_n * 4 + beside + (32 if self.problem.residual else 0)
-
-    @property
-    def resident(self) -> int:
-        """Work groups of a multiprocessor at a time."""
-        t = self.tile
+    def __post_init__(self) -> None:
+        p, t = self.problem, self.tile
+        self.c, self.n = p.ic // p.g, p.oc // p.g
+        self.places = p.mb * p.od * p.oh * p.ow
+        self.taps = p.kd * p.kh * p.kw
+        self.k = self.taps * self.c
+        self.unit = math.gcd(self.c, COPY_BYTES)  # bytes of x that are copied at once: they belong to one tap
+        self.m_tiles = -(-self.places // t.bm)
+        self.ragged = self.places % t.bm > 0  # whether tiles hold pixels beyond the last
+        # Packed weights of a group have the rows of whole tiles, zeros behind the last channel.
+        self.n_tiles = -(-self.n // t.bn)
+        self.rows = self.n_tiles * t.bn
+        self.packed_rows = p.g * self.rows
+        # A row of packed weights falls into parts, each filled up with zeros to whole slices. The sums of weights are
+        # kept for each set of parts that some output pixel reads: (first row of parts, one after its last, columns).
+        self.parts, self.part_k = 1, self.k
+        self.sets, self.corners = 1, [(0, 1, 0, 1)]
+        self.slices = self.depth_slices = -(-self.k // t.bk)
+        self.a_bytes = t.bm * t.bk
+        self.stage_bytes = (t.bm + t.bn) * t.bk
+        self.chunks = t.bk // COPY_BYTES  # of a row of a slice
+        self.rows_at_once = t.items // self.chunks  # rows of a slice that all work items copy together
+        # Neighbouring channels that a work item holds: 4 or more, and no more than it writes at once.
+        size = p.out_itemsize
+        self.run = next((run for run in (16, 8, 4) if run * size <= COPY_BYTES and 2 * t.frag_n % run == 0), 4)
+        self.out_unit = math.gcd(self.n, self.run) * size  # bytes of y that are written at once
+        self._arrange()
+        self.row_bytes = self.depth_slices * t.bk
+        self.packed_size = self.packed_rows * (self.row_bytes + 4 * self.sets)  # rows, then each row's sums
+        self.work_groups = self.m_tiles * self.n_tiles * p.g  # one a tile
+        self.copied = self._copied_bytes()
+        self.local_bytes = self.numbers_at + 4 * (self.sets + 1) * t.bn
+        # NVIDIA's assembler takes about as many registers for a work item.
+        self.registers = t.frag_m * t.frag_n * 4 + (60 if t.engine == "mma" else 36) + (32 if p.residual else 0)
         warps = t.items // 32 + self.copiers
         room = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
-        held = _REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
-        return max(1, min(held // warps, room, _WARPS // warps))
+        held = REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
+        self.resident = max(1, min(held // warps, room, MAX_WARPS // warps))  # work groups of a multiprocessor
 
-    @property
-    def chunks(self) -> int:
-        """Of a row of a slice."""
-        return self.tile.bk // _CHUNK
+    def _arrange(self) -> None:
+        """How slices are cut, and what local memory holds; the tile's offsets and multipliers come last there."""
+        self.numbers_at = self.tile.stages * self.stage_bytes
 
-    @property
-    def rows_at_once(self) -> int:
-        """Rows of a slice that all work items copy together."""
-        return self.tile.items // self.chunks
-
-    @property
-    def a_bytes(self) -> int:
-        """Of x in a stage."""
-        return self.tile.bm * self.tile.bk
-
-    @property
-    def stage_bytes(self) -> int:
-        """Of a stage."""
-        return (self.tile.bm + self.tile.bn) * self.tile.bk
-
-    @property
-    def depth(self) -> int:
-        """Products of a sum, those of filled up slices too."""
-        return self.row_bytes
-
-    @property
-    def copied(self) -> int:
-        """Bytes of a tile that come into local memory."""
+    def _copied_bytes(self) -> int:
+        """Bytes that come into local memory for a tile."""
         return self.slices * self.stage_bytes
 
     @property
-    def run(self) -> int:
-        """Neighbouring channels of a work item: 4 or more, and no more than it writes at once."""
-        size = self.problem.out_itemsize
-        return next(run for run in (16, 8, 4) if run * size <= _CHUNK and 2 * self.tile.frag_n % run == 0)
-
-    @property
-    def out_unit(self) -> int:
-        """Bytes of y that are written at once."""
-        return math.gcd(self.n, self.run) * self.problem.out_itemsize
-
-    @property
-    def numbers_at(self) -> int:
-        """Bytes before the tile's offsets and multipliers."""
-        return self.tile.stages * self.stage_bytes
-
-    @property
-    def local_bytes(self) -> int:
-        """Of a work group."""
-        return self.numbers_at + 4 * (self.sets + 1) * self.tile.bn
-
-    @functools.cached_property
     def inside(self) -> bool:
-        """Whether every tap of every place lies in x."""
+        """Whether every tap of every output pixel is inside x."""
         p = self.problem
         reads = ((p.pd, p.od, p.sd, p.kd, p.dd, p.id), (p.ph, p.oh, p.sh, p.kh, p.dh, p.ih),
                  (p.pw, p.ow, p.sw, p.kw, p.dw, p.iw))  # fmt: skip
@@ -248,11 +127,11 @@ class Int8Tiling:
 
     @property
     def instructions(self) -> Instructions:
-        """What the product calls."""
-        kind = "s8" if self.problem.dtype == "int8" else "u8"
-        if self.tile.engine == "wgmma":
-            return Instructions(kind, ("copies",), Wgmma(self.tile.bn, False, False, self.tile.bk))
-        return Instructions(kind, ("copies", "mma"))
+        kind, wgmma = ("s8" if self.problem.dtype == "int8" else "u8"), None
+        if self.tile.engine != "mma":
+            wgmma = Wgmma(self.tile.bn, False, False, self.tile.bk)
+        groups = {"mma": ("copies", "mma"), "wgmma": ("copies",)}.get(self.tile.engine, ("bulk", "parts"))
+        return Instructions(kind, groups, wgmma)
 
     @property
     def misfit(self) -> str | None:
@@ -269,7 +148,7 @@ class Int8Tiling:
             return f"channels a group in multiples of 4, got {self.c}"
         before = ((p.pd * p.ih + p.ph) * p.iw + p.pw) * p.ic
         largest = max(math.prod(p.x_shape) + before, math.prod(p.y_shape), self.packed_size)
-        return f"tensors of fewer than 2**31 elements, got {largest}" if largest >= _INT else None
+        return f"tensors of fewer than 2**31 elements, got {largest}" if largest >= 1 << 31 else None
 
     def _misfit_of_tile(self) -> str | None:
         t = self.tile
@@ -282,6 +161,160 @@ class Int8Tiling:
             return "slices of 64 or 128 bytes, one more of them than are read"
         if t.items > 1024 or t.bm % self.rows_at_once or t.bn % self.rows_at_once:
             return "rows do not fit the work items that copy them"
-        if self.local_bytes > LOCAL_LIMIT:
-            return f"{self.local_bytes} bytes of local memory"
-        return None
+        return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None
+
+
+@dataclass(unsafe_hash=True)
+class StreamTiling(Int8Tiling):
+    """k = block of channels of tap after tap: a slice belongs to one tap, and the copy engine fills it with zeros.
+
+    An output pixel at x's border reads fewer taps than others, so there is a set of taps for each way to lose some.
+    """
+
+    copiers = 1
+
+    def _arrange(self) -> None:
+        t = self.tile
+        self.blocks = -(-self.c // t.bk)  # slices of a tap
+        self.slices = self.depth_slices = self.taps * self.blocks
+        self.parts, self.part_k = self.taps, self.c
+        p = self.problem
+        rows, row_of = _tap_ranges(p.oh, p.ih, p.kh, p.sh, p.ph, p.dh)
+        columns, column_of = _tap_ranges(p.ow, p.iw, p.kw, p.sw, p.pw, p.dw)
+        self.sets = len(rows) * len(columns)
+        self.corners = [(*row, *column) for row in rows for column in columns]
+        # What an output pixel's row and its column add to the number of its set.
+        self.set_of = [each * len(columns) for each in row_of], column_of
+        self._arrange_memory()
+
+    def _arrange_memory(self) -> None:
+        """Slices, then their barriers."""
+        self.bars_at = self.tile.stages * self.stage_bytes
+        self.numbers_at = self.bars_at + 16 * self.tile.stages
+
+    def staying(self, units: int) -> int:
+        """Work groups on a device of ``units`` multiprocessors; each computes one tile after another."""
+        return min(self.work_groups, units * self.resident, MAX_GROUPS)
+
+    @property
+    def maps_each(self) -> int:
+        """Bytes of a work group's tensor maps."""
+        return self.copiers * MAP_BYTES
+
+    @property
+    def source(self) -> Im2col:
+        """The map of x, gathered by taps; two channels are one of 16 bits to the copy engine."""
+        p = self.problem
+        upper = tuple(
+            (o - 1) * s - pad - (i - 1) for o, s, pad, i in ((p.ow, p.sw, p.pw, p.iw), (p.oh, p.sh, p.ph, p.ih))
+        )
+        return Im2col("float16", (p.ic // 2, p.iw, p.ih, p.mb), (-p.pw, -p.ph), upper, (p.sw, p.sh), self.tile.bm,
+                      self.tile.bk // 2)  # type: ignore[arg-type]  # fmt: skip
+
+    @property
+    def weights(self) -> Tiled:
+        """The map of packed weights."""
+        return Tiled("float16", (self.row_bytes // 2, self.packed_rows), (self.tile.bk // 2, self.tile.bn))
+
+    @property
+    def maps(self) -> tuple[Map, Map]:
+        """Of x and of packed weights."""
+        return self.source, self.weights
+
+    def _misfit_of_problem(self) -> str | None:
+        p, box = self.problem, self.source
+        if self.c % 16 or p.ndim > 2 or self.taps > MAX_TAPS:
+            return f"two axes, channels a group in multiples of 16, {MAX_TAPS} taps"
+        if min(*box.lower, *box.upper) < NEAREST_CORNER or max(*box.lower, *box.upper) > FARTHEST_CORNER:
+            return "padding beyond a map's reach"
+        if max((p.kh - 1) * p.dh, (p.kw - 1) * p.dw) > MAX_OFFSET or max(box.step) > MAX_STEP:
+            return "taps or steps beyond a map's reach"
+        if p.g > 1 and self.c % self.tile.bk:
+            return "channels of several groups in whole slices"
+        return super()._misfit_of_problem()
+
+    def _misfit_of_tile(self) -> str | None:
+        t = self.tile
+        if t.bm != 64 * t.wm or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.bk not in (64, 128):
+            return "64 rows a group of warps, columns in multiples of 32, slices of 64 or 128 bytes"
+        if self.registers > 512 // (t.wm + 1) // 8 * 8:  # the assembler counts warps in fours
+            return "more sums than registers"
+        return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None
+
+
+@functools.lru_cache(maxsize=256)
+def _tap_ranges(
+    count: int, size: int, taps: int, step: int, pad: int, dilation: int
+) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    """Along an axis: each range of taps that some of ``count`` output pixels reads inside x; the range of each pixel.
+
+    All but the first and last pixels read every tap, so there are few ranges: (first tap, the one after the last).
+    """
+    found = []
+    for pixel in range(count):
+        first = max(0, -(-(pad - pixel * step) // dilation))
+        stop = min(taps, -(-(size + pad - pixel * step) // dilation))
+        found.append((first, max(first, stop)))
+    ranges = tuple(dict.fromkeys(found))
+    return ranges, tuple(map(ranges.index, found))
+
+
+@dataclass(unsafe_hash=True)
+class HaloTiling(StreamTiling):
+    """A tile is whole rows of y, each ``pitch`` long: what a tap adds to a pixel's address is the same for all pixels.
+
+    The pixels of x that a tile reads come into local memory once for all taps.
+    """
+
+    copiers = 2
+    by_rows = True
+    sources = INPUT_BOXES
+
+    def _arrange_memory(self) -> None:
+        """Weights, boxes of x, then the barriers of both."""
+        p, t = self.problem, self.tile
+        self.pitch = p.ow + (p.kw - 1) * p.dw  # pixels of x that a row of y reads
+        self.tile_rows = max(1, min(p.oh, (t.bm + self.pitch - p.ow) // self.pitch))
+        self.row_tiles = -(-p.oh // self.tile_rows)  # of an image
+        self.m_tiles = p.mb * self.row_tiles
+        self.box_rows = self.tile_rows + (p.kh - 1) * p.dh
+        self.box_bytes = self.box_rows * self.pitch * t.bk
+        # Room of a box, in whole swizzles; products of pixels that are none of y's read behind the box.
+        read = (t.bm + (p.kh - 1) * p.dh * self.pitch + (p.kw - 1) * p.dw) * t.bk
+        self.source_bytes = -(-max(self.box_bytes, read) // 1024) * 1024
+        self.together = p.kw if p.kw * t.bn * t.bk <= JOINED_BYTES else 1  # taps whose weights a stage holds
+        self.slices = self.depth_slices // self.together
+        self.stage_bytes = self.together * t.bn * t.bk
+        self.sources_at = t.stages * self.stage_bytes
+        self.bars_at = self.sources_at + self.sources * self.source_bytes
+        self.numbers_at = self.bars_at + 16 * (self.sources + t.stages)
+
+    def _copied_bytes(self) -> int:
+        return self.blocks * self.box_bytes + self.slices * self.stage_bytes
+
+    @property
+    def maps(self) -> tuple[Map, Map]:
+        p = self.problem
+        box = (self.tile.bk // 2, self.pitch, self.box_rows, 1)
+        return Tiled("float16", (p.ic // 2, p.iw, p.ih, p.mb), box), self.weights
+
+    def _misfit_of_problem(self) -> str | None:
+        p = self.problem
+        if self.taps == 1 or p.sh > 1 or p.sw > 1:
+            return "several taps, steps of 1"
+        if self.pitch > MAX_BOX or self.box_rows > MAX_BOX:
+            return f"rows of {MAX_BOX} pixels or fewer, with their padding"
+        return super()._misfit_of_problem()
+
+    def _misfit_of_tile(self) -> str | None:
+        if self.pitch * self.tile_rows - (self.pitch - self.problem.ow) > self.tile.bm:
+            return f"rows of {self.tile.bm} pixels or fewer, got {self.problem.ow}"
+        return super()._misfit_of_tile()
+
+
+_TILINGS = {"mma": Int8Tiling, "wgmma": Int8Tiling, "tma": StreamTiling, "halo": HaloTiling}
+
+
+def tiling_of(problem: ConvProblem, tile: Int8Tile) -> Int8Tiling:
+    """The tiling of a tile's engine."""
+    return _TILINGS[tile.engine](problem, tile)

@@ -2,7 +2,7 @@
 
 Times are cycles of one multiprocessor; the constants were fitted to 2500 timings on an H200 (0.17 root mean square of
 the logarithm; on these same timings the tile chosen among those timed of a problem loses 1 to 9 %, by kind of problem).
-What sums that are moved often cost was added by hand since (0.16 on 658 timings of "ieee"); then results that lie
+What sums that are moved often cost was added by hand since (0.16 on 658 timings of "ieee"); then results that are
 apart; then what instructions store, and launches, copies and waits were fitted anew to the first choices of 733 drawn
 problems on an H100 and an H200, in CUDA graphs.
 
@@ -23,46 +23,55 @@ import numpy as np
 
 from convdispatch.api import ConvProblem
 
-from ..configured import fitting, many
+from ..configured import CLOCK, fitting, in_waves, many, part_counts
 from ..formats import FORMATS, formats
 from ..geometry import product_geometry, window
-from ..hopper import LOCAL_LIMIT
+from ..instructions import LOCAL_LIMIT
 from ..pace import COPY, read_share
-from .tile import Tile
-from .tiling import Tiling
+from .tiling import Tile, Tiling
 
-_CLOCK = 1.7e9
-_MACS = {"wgmma": 2530, "mma": 1340}  # multiply-adds a cycle of a busy multiprocessor, were columns endless
-# Columns whose time a product costs on top: a narrow one reads as much of A.
-_THIN = {"wgmma": 93, "mma": 37}
-_WINDOWED = 0.89  # of what is reckoned, float32's windows take: 63 layers of six nets, 0.07 root mean square
-_GATHERED = 1.07  # times that slices take whose rows several taps gather
-_COPIED = 49.6  # bytes a cycle from the L2 cache into local memory
-_HALF_ROWS = 1.66  # copies of 64-byte rows, in times of those of 128 bytes
-_TURNED = 2.66  # copies of places for the weights' gradient, in times of those of a packed slice
-_ARRIVAL = 1140.0  # cycles until the first bytes of a slice's copies arrive
-_STORED = {8: 0.3, 2: 0.85, 1: 1.5}  # cycles of a result, in which a multiprocessor writes as many at once
-_BEHIND = 1.12  # of its own copying, what a slice waits longer
-_WRITTEN, _SCATTERED = 18.8, 1.7  # bytes a cycle that leave a multiprocessor; times a window's, channels first
-_MEMORY, _WEIGHTS = 0.85, 0.28  # of a copy's bandwidth: what packing moves, and what the packing of weights does
-_FILL = 270  # cycles of a tile's beginning and end
-_LAUNCH, _SCALED = 0.96e-6, 3.45e-6  # seconds on a stream of CUDA's; of one that looks for scales, with its wait
-_APART = 5.0  # times that results take in memory whose neighbours along w another phase writes
-_PHASED = 1.2  # times that a strided data gradient takes channels last: 70 drawn problems, 1.0 to 1.65 by kind
-_HIDDEN = 1.72  # 16-bit tensors: 1: products and memory add up; the larger, the more of one the other hides
-_NATIVE = 1.03  # times that 16-bit tensors' data directions take, whose operands are not in the cache
-_NATIVE_WEIGHTS = 0.86  # times that their weights' gradients take, as 148 problems' timings say
-_SUMMED = 1.5  # passes over the parts of a sum, of write and read
-_MOST = 40  # choices offered
-_STACK_BELOW = 1024  # columns of stacked phases
-_WHOLE = 16  # channels of a pixel that phases write whole, channels last: stacked, its parts took four times as long
-_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
-_FLUSH_K = 192  # products a tensor core adds, toward zero, before a float32 register does; for "ieee" a slice's
-_LONG = 512  # "ieee": longer sums are compensated
-_SHORT = 1024  # "ieee": weights' gradients of no more pixels are moved every 16 of k
-_MMA_CARRIES = 0.22  # times of an mma's multiplications that carrying takes on top
-_NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every")  # of a tile, that differ among many
-_ADDED, _DRAINED = 128.0, 60.0  # float32 additions a cycle; cycles until tensor cores are done and begin again
+MACS = {"wgmma": 2530, "mma": 1340}
+"""Multiply-adds a cycle of a busy multiprocessor, were columns endless."""
+THIN_COLUMNS = {"wgmma": 93, "mma": 37}
+"""Columns whose time a product costs on top: a narrow one reads as much of A."""
+FP32_WINDOW_FACTOR = 0.89  # measured over predicted time of float32's windows: 63 layers of six nets, rms error 0.07
+GATHER_FACTOR = 1.07  # time of slices whose rows several taps gather
+COPY_BYTES_PER_CYCLE = 49.6  # from the L2 cache into local memory
+SHORT_ROW_FACTOR = 1.66  # time of copying 64-byte rows over that of rows of 128 bytes
+DY_COPY_FACTOR = 2.66  # time of copying dy for the weights' gradient over that of a packed slice
+COPY_LATENCY_CYCLES = 1140.0  # until the first bytes of a slice's copies arrive
+COPY_WAIT_FACTOR = 1.12  # a slice waits longer by so many times the duration of its own copies
+RESULT_CYCLES = {8: 0.3, 2: 0.85, 1: 1.5}
+"""Cycles of a result, by the results that a work item of a multiprocessor writes at once."""
+STORE_BYTES_PER_CYCLE = 18.8  # that leave a multiprocessor
+WINDOW_STORE_FACTOR = 1.7  # time of a window's results, channels first
+MEMORY_SHARE = 0.85  # of a copy's bandwidth: what packing moves
+WEIGHTS_MEMORY_SHARE = 0.28  # of a copy's bandwidth: what the packing of weights moves
+FILL_CYCLES = 270  # of a tile's beginning and end
+LAUNCH_SECONDS = 0.96e-6  # on a CUDA stream
+SCALES_LAUNCH_SECONDS = 3.45e-6  # of a launch that looks for scales, with its wait
+PHASE_STORE_FACTOR = 5.0  # time in memory of results whose neighbours along w another phase writes
+PHASES_FACTOR = 1.2  # time of strided data gradients, channels last: 70 drawn problems, 1.0 to 1.65 by kind
+NATIVE_OVERLAP = 1.72  # 16-bit tensors: 1: products and memory add up; the larger, the more of one the other hides
+NATIVE_FACTOR = 1.03  # time of 16-bit tensors' data directions, whose operands are not in the cache
+NATIVE_WEIGHTS_FACTOR = 0.86  # time of 16-bit weights' gradients: 148 problems' timings
+PART_PASSES = 1.5  # passes over the parts of a sum, of write and read
+CARRY_FACTOR = 0.22  # time of carrying what additions round away over that of mma's multiplications
+ADDITIONS_PER_CYCLE = 128.0  # of float32, on a multiprocessor
+DRAIN_CYCLES = 60.0  # until tensor cores are done and begin again
+MAX_CHOICES = 40  # tiles offered
+MAX_STACKED_COLUMNS = 1024
+"""Columns of stacked phases, at most."""
+MIN_WHOLE_CHANNELS = 16
+"""Channels of a pixel from which phases write them whole, channels last: stacked, its parts took four times as long."""
+FLUSH_DEPTH = 192
+"""Products that a tensor core adds, toward zero, before a float32 register does; for ``"ieee"`` a slice's."""
+COMPENSATED_FROM = 512
+"""``"ieee"``: sums of more products than this are compensated."""
+SHORT_GRADIENT = 1024
+"""``"ieee"``: weights' gradients of no more pixels than this are moved to float32 registers every 16 of k."""
+NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every")
+"""Fields in which the tiles of one array differ."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,7 @@ class _Cost:
 
     def together(self, tiles: Any) -> Any:
         """Cycles of ``tiles`` tiles on one multiprocessor at once."""
-        alone = np.maximum(self.busy, self.arrival) + _FILL + self.output
+        alone = np.maximum(self.busy, self.arrival) + FILL_CYCLES + self.output
         return np.maximum(alone, tiles * np.hypot(self.busy, self.stored) + np.where(tiles > 1, self.output, 0))
 
 
@@ -96,42 +105,50 @@ def _resident(tiling: Tiling) -> Any:
 def _tile_cost(tiling: Tiling) -> _Cost:
     t, planes = tiling.tile, tiling.format.planes
     slices = sum(tiling.slices) / len(tiling.slices) / t.split
-    multiply = t.bm * t.bn * t.bk * len(tiling.format.products) * (1 + _THIN[t.engine] * t.wn / t.bn) / _MACS[t.engine]
+    multiply = (
+        t.bm * t.bn * t.bk * len(tiling.format.products) * (1 + THIN_COLUMNS[t.engine] * t.wn / t.bn) / MACS[t.engine]
+    )
     source = (
         tiling.window_bytes / tiling.geometry.phases[0].volume
         if t.window
-        else tiling.a_bytes * (1 if tiling.data else _TURNED)
+        else tiling.a_bytes * (1 if tiling.data else DY_COPY_FACTOR)
     )
-    copied = (source + tiling.b_bytes) * planes * np.where(tiling.row_bytes == 64, _HALF_ROWS, 1) / _COPIED
+    copied = (
+        (source + tiling.b_bytes)
+        * planes
+        * np.where(tiling.row_bytes == 64, SHORT_ROW_FACTOR, 1)
+        / COPY_BYTES_PER_CYCLE
+    )
     written = t.bm * t.bn * np.where(tiling.partial, 4, tiling.problem.itemsize)
-    scattered = _SCATTERED if t.window and tiling.problem.layout == "nchw" else 1
-    moved = multiply * slices * _MMA_CARRIES if t.engine == "mma" and t.compensated else 0.0
+    scattered = WINDOW_STORE_FACTOR if t.window and tiling.problem.layout == "nchw" else 1
+    moved = multiply * slices * CARRY_FACTOR if t.engine == "mma" and t.compensated else 0.0
     if tiling.format.float32_accurate and t.engine == "wgmma":
         moves = slices * np.where(t.flush_every == 0, t.bk // 16, 1)
-        carried = moves * (t.bm * t.bn * (4 if t.compensated else 1) / _ADDED + _DRAINED)
+        carried = moves * (t.bm * t.bn * (4 if t.compensated else 1) / ADDITIONS_PER_CYCLE + DRAIN_CYCLES)
         moved = np.where(tiling.drained, carried, moved)
     if tiling.data and not t.window and tiling.geometry.phases[0].volume > 1:
-        slices = slices * _GATHERED
+        slices = slices * GATHER_FACTOR
     busy = slices * np.maximum(multiply, copied) + moved
-    arrival = slices * (_ARRIVAL + _BEHIND * copied) / tiling.under_way
+    arrival = slices * (COPY_LATENCY_CYCLES + COPY_WAIT_FACTOR * copied) / tiling.under_way
     stored = t.bm * np.minimum(t.bn, tiling.n) * _stored(tiling)
-    return _Cost(busy, arrival, written * scattered / _WRITTEN, stored)
+    return _Cost(busy, arrival, written * scattered / STORE_BYTES_PER_CYCLE, stored)
 
 
 def _stored(tiling: Tiling) -> Any:
     """Cycles of a result, in which a multiprocessor's instructions write it."""
     if not (tiling.data and tiling.target.nhwc):
-        return _STORED[8]
+        return RESULT_CYCLES[8]
     m, wide = tiling.geometry.m, tiling.problem.itemsize // 2
-    return np.where(tiling.staged, _STORED[8 if m % 8 == 0 else 1], _STORED[2] / wide if m % 2 == 0 else _STORED[1])
+    return np.where(
+        tiling.staged,
+        RESULT_CYCLES[8 if m % 8 == 0 else 1],
+        RESULT_CYCLES[2] / wide if m % 2 == 0 else RESULT_CYCLES[1],
+    )
 
 
 def product_cycles(tiling: Tiling, units: int) -> Any:
     """Predicted cycles of the product on a device of ``units`` multiprocessors."""
-    cost, resident = _tile_cost(tiling), _resident(tiling)
-    whole, rest = np.divmod(tiling.work_groups, units * resident)
-    cycles = whole * cost.together(resident)
-    return cycles + np.where(rest > 0, cost.together(-(-rest // units)), 0)
+    return in_waves(tiling, units, _resident(tiling), _tile_cost(tiling).together)
 
 
 def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
@@ -141,30 +158,34 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
     passes = 2 if tiling.format.scaled else 1  # over the tensors; and two short launches between
     packed, weights = sum(source.bytes for source in tiling.sources), tiling.weights_bytes
     written = math.prod(tiling.problem.out_shape) * itemsize
-    multiplied, moved = cycles / _CLOCK, (packed + weights + written) / (_MEMORY * copy)
+    multiplied, moved = cycles / CLOCK, (packed + weights + written) / (MEMORY_SHARE * copy)
     if tiling.format.name == "native":
         apart = {tiling.problem.written, *(source.name for source in tiling.sources)}
         sizes = {name: math.prod(getattr(tiling.problem, name + "_shape")) for name in "xwy" if name not in apart}
         if "x" in sizes:
             sizes["x"] *= read_share(tiling.problem)
         read = sum(sizes.values())
-        moved = moved + itemsize * read / (_MEMORY * copy)
-        total = (multiplied**_HIDDEN + moved**_HIDDEN) ** (1 / _HIDDEN) + _LAUNCH
+        moved = moved + itemsize * read / (MEMORY_SHARE * copy)
+        total = (multiplied**NATIVE_OVERLAP + moved**NATIVE_OVERLAP) ** (1 / NATIVE_OVERLAP) + LAUNCH_SECONDS
     else:
-        total = np.maximum(multiplied, moved) + _LAUNCH
+        total = np.maximum(multiplied, moved) + LAUNCH_SECONDS
     read = itemsize / (2 * planes) * passes  # bytes read for a byte written
-    before = passes * _LAUNCH + (passes - 1) * 2 * _SCALED + packed * (1 + read) / (_MEMORY * copy)
-    before = total + before + weights * (1 + itemsize / (2 * planes)) / (_WEIGHTS * copy)
+    before = (
+        passes * LAUNCH_SECONDS + (passes - 1) * 2 * SCALES_LAUNCH_SECONDS + packed * (1 + read) / (MEMORY_SHARE * copy)
+    )
+    before = total + before + weights * (1 + itemsize / (2 * planes)) / (WEIGHTS_MEMORY_SHARE * copy)
     total = np.where((packed > 0) | (weights > 0), before, total)
     if tiling.data and not tiling.target.nhwc and not tiling.tile.stacked and tiling.geometry.out_step[2] > 1:
-        total = total + written * _APART / (_MEMORY * copy)
-    total = np.where(tiling.partial, total + (_LAUNCH + tiling.partial_bytes * _SUMMED / (_MEMORY * copy)), total)
+        total = total + written * PHASE_STORE_FACTOR / (MEMORY_SHARE * copy)
+    total = np.where(
+        tiling.partial, total + (LAUNCH_SECONDS + tiling.partial_bytes * PART_PASSES / (MEMORY_SHARE * copy)), total
+    )
     if tiling.data and tiling.target.nhwc and max(tiling.geometry.out_step) > 1:
-        total = total * _PHASED
+        total = total * PHASES_FACTOR
     if tiling.tile.window and tiling.format.float32_accurate:
-        return total * _WINDOWED
+        return total * FP32_WINDOW_FACTOR
     if tiling.format.name == "native":
-        return total * (_NATIVE if tiling.data else _NATIVE_WEIGHTS)
+        return total * (NATIVE_FACTOR if tiling.data else NATIVE_WEIGHTS_FACTOR)
     return total
 
 
@@ -180,10 +201,10 @@ def _joinable(problem: ConvProblem) -> bool:
     if problem.direction != "bwd_data" or problem.sd * problem.sh * problem.sw == 1:
         return False
     one, many = product_geometry(problem, True), product_geometry(problem)
-    if problem.layout == "nhwc" and many.m >= _WHOLE:
+    if problem.layout == "nhwc" and many.m >= MIN_WHOLE_CHANNELS:
         return False
     work = one.m * one.phases[0].volume
-    return one.m <= _STACK_BELOW and work <= 4 * many.m * sum(phase.volume for phase in many.phases)
+    return one.m <= MAX_STACKED_COLUMNS and work <= 4 * many.m * sum(phase.volume for phase in many.phases)
 
 
 def _shapes(problem: ConvProblem, engine: str, exact: bool, stacked: bool) -> Iterator[tuple[int, int, int, int]]:
@@ -214,7 +235,7 @@ def _shapes(problem: ConvProblem, engine: str, exact: bool, stacked: bool) -> It
 
 @functools.lru_cache(maxsize=64)
 def _bases(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[Tile, np.ndarray, np.ndarray], ...]:
-    """Tiles that fit and whose sums are in one part: those of a window and stacking as ``_NUMBERS``, and their places.
+    """Tiles that fit and whose sums are in one part: those of a window and stacking as ``NUMBERS``, and their places.
 
     A place says when a tile is tried: stacked ones after others, a shape's and a depth's beside one another.
     """
@@ -228,30 +249,29 @@ def _bases(problem: ConvProblem, engine: str, name: str) -> tuple[tuple[Tile, np
         shapes = list(_shapes(problem, engine, exact, stacked))
         if not shapes:
             continue
-        rows = [(*shape, *depth, 1, _FLUSH_K // depth[0]) for shape, depth in itertools.product(shapes, depths)]
+        rows = [(*shape, *depth, 1, FLUSH_DEPTH // depth[0]) for shape, depth in itertools.product(shapes, depths)]
         numbers, compensated = np.array(rows, np.int64), False
         if ieee:
             length = max(phase.volume for phase in geo.phases) * geo.c if data else geo.images * geo.phases[0].places
-            numbers[:, -1] = 0 if engine == "wgmma" and not data and length <= _SHORT else 1
-            compensated = length > _LONG
+            numbers[:, -1] = 0 if engine == "wgmma" and not data and length <= SHORT_GRADIENT else 1
+            compensated = length > COMPENSATED_FROM
         for number, in_window in enumerate((True, False) if data and window(geo) is not None else (False,)):
             plain = Tile(0, 0, 0, 0, name, engine, window=in_window, stacked=stacked, compensated=compensated)
-            fit = fitting(Tiling(problem, many(plain, _NUMBERS, numbers)), len(rows))
+            fit = fitting(Tiling(problem, many(plain, NUMBERS, numbers)), len(rows))
             found.append((plain, numbers[fit], (before + 2 * np.arange(len(rows)) + number)[fit]))
         before += 2 * len(rows)
     return tuple(found)
 
 
 def _cut(tiling: Tiling, units: int) -> Iterator[list[int]]:
-    """Of each tile, the parts of its sums: one; those that fill the device once, twice, thrice; a few small ones."""
+    """The parts of the sums that are worth trying, of each tile."""
     t, slices = tiling.tile, functools.reduce(np.maximum, tiling.slices)
     if t.window:
         slices = slices // tiling.geometry.phases[0].volume
-    rooms, most = units * _resident(tiling), slices // (2 if t.window or tiling.data else 4)  # slices worth a part
-    for room, groups, last in zip(rooms.tolist(), tiling.work_groups.tolist(), most.tolist(), strict=True):
-        filling = {times * room // groups for times in (1, 2, 3)}
-        small = _SPLITS if groups < 2 * room else ()
-        yield [1, *sorted(parts for parts in filling.union(small) if 1 < parts <= last and parts <= 512)]
+    most = slices // (2 if t.window or tiling.data else 4)  # slices worth a part
+    numbers = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), most.tolist())
+    for each in zip(*numbers, strict=True):
+        yield [1, *part_counts(*each)]
 
 
 def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator[tuple[Tile, np.ndarray, np.ndarray]]:
@@ -259,12 +279,12 @@ def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator
     for plain, numbers, places in _bases(problem, engine, name):
         if not len(numbers):
             continue
-        tiling = Tiling(problem, many(plain, _NUMBERS, numbers))
+        tiling = Tiling(problem, many(plain, NUMBERS, numbers))
         parts = [(row, split) for row, splits in enumerate(_cut(tiling, units)) for split in splits]
         rows, splits = np.array(parts).T
         cut = numbers[rows]
-        cut[:, _NUMBERS.index("split")] = splits
-        fit = fitting(Tiling(problem, many(plain, _NUMBERS, cut)), len(cut))
+        cut[:, NUMBERS.index("split")] = splits
+        fit = fitting(Tiling(problem, many(plain, NUMBERS, cut)), len(cut))
         yield plain, cut[fit], places[rows][fit]
 
 
@@ -280,12 +300,12 @@ def choices(problem: ConvProblem, engine: str, units: int) -> tuple[Tile, ...]:
     result: list[Tile] = []
     for place, name in enumerate(formats(problem)):
         groups = list(_tiles(problem, engine, name, units))
-        costs = [seconds(Tiling(problem, many(plain, _NUMBERS, numbers)), units) for plain, numbers, _ in groups]
+        costs = [seconds(Tiling(problem, many(plain, NUMBERS, numbers)), units) for plain, numbers, _ in groups]
         if groups:
             kinds = np.repeat(np.arange(len(groups)), [len(numbers) for _, numbers, _ in groups])
             numbers, places = (np.concatenate([group[field] for group in groups]) for field in (1, 2))
             order = np.lexsort((places, np.concatenate(costs)))
-            ordered = _different_first(kinds[order], numbers[order], _MOST if place == 0 else 4)
+            ordered = _different_first(kinds[order], numbers[order], MAX_CHOICES if place == 0 else 4)
             result += [dataclasses.replace(groups[kind][0], **named) for kind, named in ordered]
     return tuple(result)
 
@@ -296,7 +316,7 @@ def _different_first(kinds: np.ndarray, numbers: np.ndarray, most: int) -> list[
     first: list[tuple[int, dict[str, int]]] = []
     others: list[tuple[int, dict[str, int]]] = []
     for kind, row in zip(kinds.tolist(), numbers.tolist(), strict=True):
-        named = dict(zip(_NUMBERS, row, strict=True))
+        named = dict(zip(NUMBERS, row, strict=True))
         alike = (kind, *(value for name, value in named.items() if name != "stages"))
         (others if alike in seen else first).append((kind, named))
         seen.add(alike)

@@ -1,4 +1,4 @@
-## Where the warp's, or the group of warps', fragments lie: of the slices in local memory, and of the tile of sums. A part of
+## Where the warp's, or the group of warps', fragments are: of the slices in local memory, and of the tile of sums. A part of
 ## ``product.cl.mako``.
 % if wgmma:
   const int wg = warp / 4, wg_m = wg % ${t.wm}, wg_n = wg / ${t.wm};

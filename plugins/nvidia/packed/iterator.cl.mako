@@ -1,7 +1,7 @@
-## Where the work item's copies begin: its chunk of 16 bytes, its rows, where these read, and which taps lie inside. A part
+## Where the work item's copies begin: its chunk of 16 bytes, its rows, where these read, and which taps are inside. A part
 ## of ``product.cl.mako``.
 % if data:
-  // This item's chunk of a row, and its rows: where they read, and which taps lie inside.
+  // This item's chunk of a row, and its rows: where they read, and which taps are inside.
   const int chunk = tid % ${cr}, row = tid / ${cr};
   const uint to = row * ${rowb} + ((chunk ^ ${swizzled("row")}) << 4);
   a += (long)group * ${src.group};

@@ -1,5 +1,5 @@
 ## Tensors as planes of 16-bit numbers: sources channels last, [image][pixel][plane][group][chunks of 8 channels], and
-## weights in the slices that a work group of ``product`` copies as they lie in its local memory.
+## weights in the slices that a work group of ``product`` copies as they are in its local memory.
 ##
 ## One launch packs several tensors (pieces): each has a range of work groups of 256 items.
 ## Scaled formats multiply by the powers of two that ``scales.py`` has found.
@@ -17,7 +17,7 @@ cr = t.bk // 8
 c8 = tiling.weight_chunks
 type = "ushort" if native else "REAL"
 def exponent(name, row, k):
-    return scales.exponent(name, "norms", "marks", "group", row, k)
+    return scales.exponent(name, "norms", "marks", ("group", row, k))
 w_oc, w_ic, w_tap, w_group = tiling.weight_strides
 %>\
 #define VALUE_TYPE ${"ushort" if native else "float"}
@@ -56,7 +56,7 @@ inline void put8(global ushort *out, const VALUE_TYPE *v, long plane) {
 % for name, kind, groups, at in pieces:
 % if kind == "weights":
 // An item packs eight k's of one row in every tap (where weights are few, in every ${tiling.tap_parts}th). Neighbours take what
-// lies nearer: chunks of a row, or (data gradient) rows, whose weights are neighbours where taps or channels are last.
+// is nearer: chunks of a row, or (data gradient) rows, whose weights are neighbours where taps or channels are last.
 inline void pack_${name}(global const ${type} *w, global ushort *packed, uint id, global const int *norms, global const int *marks, local uint4 *turn) {
 <% rows = tiling.n_tiles * t.bn; by_row = problem.direction == "bwd_data" and not geo.stacked %>\
   const int q = ${f"id / {rows} % {c8}" if by_row else f"id % {c8}"}, row = ${f"id % {rows}" if by_row else f"id / {c8} % {rows}"}, group = id / ${c8 * rows} % ${geo.groups}, part = id / ${c8 * rows * geo.groups};

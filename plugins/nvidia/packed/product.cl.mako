@@ -1,15 +1,15 @@
 ## C[m, n] = sum over k of A[m, k] B[k, n] on tensor cores, from 16-bit planes that ``pack`` wrote channels last.
 ##
 ## Data (forward, data gradient): m = (image, place), n = target channel, k = chunks of 8 channels of tap after tap.
-##   A's rows are gathered from the source, 16 bytes a copy; B comes packed in slices as they lie in local memory.
+##   A's rows are gathered from the source, 16 bytes a copy; B comes packed in slices as they are in local memory.
 ## Weights: m = target channel, n = chunks of 8 channels of tap after tap, k = (image, place).
 ##   Both operands are gathered with k along rows; the tensor cores read them transposed.
 ##
 ## Local memory holds STAGES slices of BK along k. Rows are BK numbers long (data) or 64 (weights, blocks of 64
-## channels); 16-byte chunks of a row are exchanged (swizzled) so that eight rows of a column lie in different banks.
+## channels); 16-byte chunks of a row are exchanged (swizzled) so that eight rows of a column are in different banks.
 ##
 ## bm, bn, bk  tile of a work group, and the depth of a slice
-## window      1: the source's pixels that a tile's taps read lie in local memory once for a block of BK channels, and
+## window      1: the source's pixels that a tile's taps read are in local memory once for a block of BK channels, and
 ##             each tap multiplies them from another row on. Places are then positions of the padded source in a row,
 ##             and those that are no places of the output are not written.
 ## wm, wn      warps (mma) or groups of four warps (wgmma) along m and n
@@ -87,7 +87,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b${"
 #pragma unroll
   for (int i = 0; i < ${sums}; ++i) lost[i] = 0;
 % endif
-% if apart:
+% if separate:
   float fresh[${sums}];
 #pragma unroll
   for (int i = 0; i < ${sums}; ++i) fresh[i] = 0;
@@ -101,7 +101,7 @@ ${part("copies.cl.mako", slice="(begin + i)", stage=f"i * {stage_bytes}")}\
   }
   uint stage_at = 0, next_at = ${distance * stage_bytes};
 % if not drained:
-  int add = 0${f", left = {t.flush_every}" if apart else ""};
+  int add = 0${f", left = {t.flush_every}" if separate else ""};
 % endif
   for (int slice = begin; slice < end; ++slice) {
     COPIES_WAIT(${distance - 1});
@@ -133,7 +133,7 @@ ${wgmma_loop.move_sums()}\
 ${wgmma_loop.multiply(batch)}\
 ${wgmma_loop.move_sums()}\
 % endfor
-% elif apart:
+% elif separate:
     if (--left == 0) {
 ${wgmma_loop.move_sums()}\
       add = 0;
@@ -148,11 +148,11 @@ ${mma_loop.multiply()}\
 ${window.turn()}\
     stage_at = stage_at == ${(t.stages - 1) * stage_bytes} ? 0 : stage_at + ${stage_bytes};
   }
-% if apart and not drained:
+% if separate and not drained:
   if (add) {
 ${wgmma_loop.move_sums()}\
   }
-% elif wgmma and not apart:
+% elif wgmma and not separate:
   wgmma_finish(sum);
 % endif
 ${part("results.cl.mako")}\

@@ -1,13 +1,13 @@
 // The sum of the parts, in their order, and what follows it. Weights go from [group][m][tap][8 c8] to their own order.
 //
-// size, apart   elements of the output, and from part to part, from ``at`` on
+// size, part_stride   elements of the output, and from part to part, from ``at`` on
 // PARTS         how many there are: by an argument the loop took up to a quarter of the kernel's time more
-// WEIGHTS       0: parts lie as the output does; 1: taps follow channels; 2: channels follow taps (channels last)
+// WEIGHTS       0: parts have the output's layout; 1: taps follow channels; 2: channels follow taps (channels last)
 // first, second sizes of the output's last axis and of the one before it; of data, elements of a channel, and channels
 // columns, step elements of a row [tap][8 c8] of a part, and of a tap of it
 // FOLD          1: a tap is a row of the window; window: its taps
 #include <convdispatch/output.cl>
-kernel void reduce(global const float *restrict partial, OUT_PARAMS, const long at, const OUT_INDEX size, const OUT_INDEX apart, DIVISOR(first), DIVISOR(second), const int columns, const int step, DIVISOR(window)) {
+kernel void reduce(global const float *restrict partial, OUT_PARAMS, const long at, const OUT_INDEX size, const OUT_INDEX part_stride, DIVISOR(first), DIVISOR(second), const int columns, const int step, DIVISOR(window)) {
   const OUT_INDEX i = get_global_id(0);
   if (i >= size) return;
   const OUT_INDEX next = DIVIDED(i, first), outer = DIVIDED(next, second);
@@ -31,7 +31,7 @@ kernel void reduce(global const float *restrict partial, OUT_PARAMS, const long 
 #if PARTS > 1
   // Many loads in flight at once: small outputs have too few work items to wait for one after the other.
 #pragma unroll 16
-  for (int part = 1; part < PARTS; ++part) v += partial[(OUT_INDEX)part * apart];
+  for (int part = 1; part < PARTS; ++part) v += partial[(OUT_INDEX)part * part_stride];
 #endif
   put(OUT_ARGS, v, i, WEIGHTS ? 0 : middle);
 }

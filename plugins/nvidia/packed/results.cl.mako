@@ -60,7 +60,7 @@
 % endfor
 % endfor
 % if dst.nhwc and not geo.stacked:
-    // Where a row lies in the output, or -1: found once, not once for each of its channels.
+    // The offset of a row in the output, or -1: found once, not once for each of its channels.
     local OUT_INDEX *place_of_row = (local OUT_INDEX *)(staging + ${lines * pitch});
     for (int r = tid; r < ${t.bm}; r += ${items}) {
       const int m = m0 + r;
@@ -74,7 +74,7 @@ ${place_of("m")}\
 parts = geo.stacked
 icg = geo.m // (parts[0] * parts[1] * parts[2])
 %>\
-    // Columns are (phase, channel): neighbours take neighbouring phases along w, which lie side by side.
+    // Columns are (phase, channel): neighbours take neighbouring phases along w, which are side by side.
     for (int i = tid; i < ${t.bm * parts[2]}; i += ${items}) {
       const int r = i / ${parts[2]}, fx = i % ${parts[2]}, m = m0 + r;
 ${place_of("m")}\
@@ -94,12 +94,12 @@ ${place_of("m")}\
 #if OCTETS && RESIDUAL && !PARTIAL
     // Residuals of four octets are read before one of them is written: else each would wait for the one before.
     for (int first = tid; first < ${octets}; first += ${4 * items}) {
-      RAW8 beside[4];
+      RAW8 addend[4];
 #pragma unroll
       for (int u = 0; u < 4; ++u) {
         const int i = min(first + u * ${items}, ${octets - 1});
 ${octet("i")}\
-        beside[u] = raw8(residual + (out_at >= 0 & n < ${geo.m} ? out_at + n : 0));
+        addend[u] = raw8(residual + (out_at >= 0 & n < ${geo.m} ? out_at + n : 0));
       }
 #pragma unroll
       for (int u = 0; u < 4; ++u) {
@@ -108,7 +108,7 @@ ${octet("i")}\
 ${octet("i")}\
         if (out_at >= 0 & n < ${geo.m}) {
 ${staged_octet()}\
-          put8_beside(OUT_ARGS, v, beside[u], out_at + n, row);
+          put8_addend(OUT_ARGS, v, addend[u], out_at + n, row);
         }
       }
     }

@@ -1,7 +1,8 @@
-"""Tiling: a problem and a tile, and every number that the kernels' texts need of the two.
+"""A problem and a tile, and every number that the kernels' texts need of the two.
 
-What costs and limits ask is arithmetic that also takes arrays: then ``tile`` stands for many tiles of one format,
-engine, window and stacking, whose other fields are arrays, and so are the answers.
+Numbers follow one another in the order in which they depend on each other. What costs and limits need is arithmetic
+that also takes arrays: then ``tile`` stands for many tiles of one format, engine, window and stacking, whose other
+fields are arrays, and so are the numbers.
 """
 
 from __future__ import annotations
@@ -15,41 +16,159 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, TensorLayout
 
-from ..configured import first_fault
-from ..formats import FORMATS, Format
-from ..geometry import Phase, ProductGeometry, SourceWindow, along, product_geometry, window
-from ..hopper import LOCAL_LIMIT
-from ..instructions import Instructions, Wgmma
+from ..configured import WarpTile, first_fault
+from ..formats import FORMATS
+from ..geometry import Phase, along, chunks, product_geometry, window
+from ..instructions import LOCAL_LIMIT, Instructions, Wgmma
 from ..scales import TOP
-from .source import Source
-from .tile import Tile
 
-_INT, _PACKERS = 2**31, 2**16
+PACKING_ITEMS = 2**16
+"""Work items that packing weights should have at least: several share the taps of a chunk to reach it."""
 
 
 @dataclass(frozen=True)
+class Tile(WarpTile):
+    """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
+
+    bm: int
+    bn: int
+    wm: int
+    """Warps (``mma``) or groups of four warps (``wgmma``) along m."""
+    wn: int
+    format: str
+    """A key of ``formats.FORMATS``."""
+    engine: str = "mma"
+    """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory."""
+    bk: int = 64
+    stages: int = 3
+    split: int = 1
+    window: bool = False
+    """Whether a work group keeps a window of source pixels in local memory and reads every tap out of it."""
+    stacked: bool = False
+    """Data gradient with a stride: whether the phases are channels of one product."""
+    flush_every: int = 1
+    """``wgmma``: slices after which exact formats move their sums to float32 registers; 0: after every 16 of k."""
+    compensated: bool = False
+    """Exact formats: whether what such a move rounds away begins the next sums."""
+
+
+@dataclass(unsafe_hash=True)
+class Source:
+    """A tensor that the product reads as planes of 16-bit channels: [image][pixel][plane][group][8 c8].
+
+    ``points``: transformed tiles instead, [group][pixel][plane][8 c8], where a group is a point of the tiles.
+    """
+
+    name: str
+    """Operand: x or y."""
+    images: int
+    groups: int
+    c: int
+    size: tuple[int, int, int]
+    planes: int
+    fold: bool = False
+    direct: bool = False
+    """Whether the tensor itself has this form, so that nothing is packed."""
+    points: bool = False
+
+    def __post_init__(self) -> None:
+        self.c8 = chunks(self.c)
+        # Chunks that neighbours write side by side when channels first become last.
+        self.turn = 8 if self.c8 > 4 else 4 if self.c8 > 2 else self.c8
+        self.pixels = math.prod(self.size)
+        # Elements from plane to plane, and so on.
+        self.plane = self.c8 * 8 * (1 if self.points else self.groups)
+        self.pixel = self.planes * self.plane
+        self.group = self.pixels * self.pixel if self.points else self.c8 * 8
+        self.image = self.groups * self.group if self.points else self.pixels * self.pixel
+        self.axes = (self.size[1] * self.size[2] * self.pixel, self.size[2] * self.pixel, self.pixel)
+        self.bytes = 0 if self.direct else self.images * self.image * 2  # of the packed form
+
+
+@dataclass(unsafe_hash=True)
 class Tiling:
     """What ``product.cl.mako`` and ``pack.cl.mako`` are rendered from."""
 
     problem: ConvProblem
     tile: Tile
 
-    @functools.cached_property
-    def geometry(self) -> ProductGeometry:
-        """The problem's geometry."""
-        return product_geometry(self.problem, self.tile.stacked)
+    unshift = 2 * TOP
+    """Exponents that scaled operands have in common."""
+    always_partial = False
+    """Whether sums go to the workspace even where nothing is split."""
+    maps_bytes = 0
+    """Bytes of tensor maps that the kernel writes for itself."""
+    b_row_bytes = 0
+    """Bytes of a row of B in local memory, where B is transposed and has other rows than A."""
 
-    @property
-    def format(self) -> Format:
-        """How values are split."""
-        return FORMATS[self.tile.format]
+    def __post_init__(self) -> None:
+        self.format = FORMATS[self.tile.format]
+        self.geometry = product_geometry(self.problem, self.tile.stacked)
+        # Whether output pixels are rows and the weights are packed (forward, data gradient).
+        self.data = self.problem.direction != "bwd_weights"
+        self._arrange()
 
-    @property
-    def data(self) -> bool:
-        """Whether places are rows and the weights are packed (forward, data gradient)."""
-        return self.problem.direction != "bwd_weights"
-
-    # --- operands ----------------------------------------------------------------------------------------------------
+    def _arrange(self) -> None:
+        p, t, geo = self.problem, self.tile, self.geometry
+        data, nhwc, planes = self.data, p.layout == "nhwc", self.format.planes
+        phases, volume = geo.phases, geo.phases[0].volume
+        self.n_places = geo.images * phases[0].places
+        # --- rows, columns and depth of the product
+        self.window = window(geo) if t.window else None
+        windowed = self.window is not None
+        self.n = geo.m if data else volume * geo.c8 * 8
+        rows = (self.window.places if windowed else geo.most_places) if data else geo.m
+        self.m_tiles, self.n_tiles = -(-rows // t.bm), -(-self.n // t.bn)
+        if not data:
+            self.slices: tuple[int, ...] = (-(-self.n_places // t.bk),)
+        elif t.window:
+            self.slices = (-(-geo.c // t.bk) * volume,)
+        else:
+            self.slices = tuple(-(-self.depth(phase) * 8 // t.bk) for phase in phases)
+        self.work_groups = self.m_tiles * self.n_tiles * t.split * geo.groups * len(phases)
+        # --- local memory: stages of slices, and two windows
+        # Whether a slice's sums are in float32 registers before the next slice's products begin.
+        self.drained = (t.engine == "mma") | (self.format.float32_accurate & (t.flush_every <= 1))
+        # Slices whose copies are in flight while one is multiplied; undrained, the one before is still read.
+        self.under_way = t.stages - 2 + self.drained
+        self.row_bytes = t.bk * 2 if data else 128  # a swizzle's width
+        self.a_bytes, self.b_bytes = t.bm * t.bk * 2, t.bn * t.bk * 2  # of a plane in a stage
+        self.stage_bytes = ((0 if t.window else self.a_bytes) + self.b_bytes) * planes
+        # A window has a tile's rows and as many as the taps reach beyond, in whole groups of eight.
+        self.window_rows = -(-(t.bm + max(self.window.shifts)) // 8) * 8 if windowed else 0
+        self.window_bytes = self.window_rows * self.row_bytes
+        self.local_bytes = self.stage_bytes * t.stages + 2 * self.window_bytes * planes
+        # Lines of the results in local memory, and the elements from line to line, which spread over the banks.
+        self.staging = (t.bm, t.bn + 8) if nhwc else (t.bn, t.bm + 4)
+        # Whether results pass through local memory on their way out, so that neighbours write neighbours.
+        staged_bytes = self.staging[0] * self.staging[1] * 4 + (t.bm * 8 if nhwc else 0)
+        self.staged = data and staged_bytes <= self.local_bytes
+        # --- weights
+        native = self.format.name == "native" and nhwc and data and not p.constant_weights
+        plain = native and not geo.fold and not geo.stacked and geo.c % 8 == 0
+        # Tensor cores take B with k down the rows where these are whole swizzles.
+        turns = (t.engine == "wgmma") & (t.bk == 64) & (t.bn // t.wn % 64 == 0)
+        turns = turns & (geo.m % 8 == 0 and len(phases) == 1)
+        # Whether the product reads the weights in place: 16 bits, channels last.
+        self.direct_weights = (p.direction == "fwd" or turns) if plain else False
+        self.transposed_weights = self.direct_weights if p.direction == "bwd_data" else False
+        self.weight_slice = t.bn * t.bk * planes  # elements of a slice of packed weights, all planes
+        self.weight_chunks = -(-geo.c // t.bk) * t.bk // 8 if t.window else geo.c8  # of eight source channels
+        packed = (self.direct_weights ^ True) * geo.groups * sum(self.slices)
+        self.weights_bytes = packed * self.n_tiles * self.weight_slice * 2 if data else 0
+        icg, taps = p.ic // p.g, math.prod(along(p, "k"))
+        inner, tap = (1, icg) if nhwc else (taps, 1)
+        # Elements from weight to weight along oc, ic, taps and groups; and along kd, kh, kw, channels last.
+        self.weight_strides = icg * taps, inner, tap, p.oc // p.g * icg * taps
+        self.kernel_axes = p.kh * p.kw * icg, p.kw * icg, icg
+        # --- parts of the sums: whether the product leaves float32 sums for ``reduce``
+        self.partial = (t.split > 1) | (not data) | self.always_partial
+        self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
+        self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
+        # Bits that tell which taps along an axis are inside, for the axes along which a tap can be outside the source.
+        self.guarded = geo.guarded
+        most = [max(phase.taps[axis] for phase in phases) for axis in range(3)]
+        self.tap_bits = tuple(most[axis] if self.guarded[axis] else 0 for axis in range(3))
 
     def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
         problem = self.problem
@@ -58,13 +177,13 @@ class Tiling:
 
     @functools.cached_property
     def source(self) -> Source:
-        """The tensor that is read at ``place * step + origin + tap * spread``."""
+        """The tensor that is read at ``pixel * step + origin + tap * spread``."""
         name = "y" if self.problem.direction == "bwd_data" else "x"
         return self._source(name, self.geometry.c, self.geometry.source, self.geometry.fold)
 
     @functools.cached_property
     def places(self) -> Source:
-        """The tensor over the places that the weights' gradient reads: dy."""
+        """The tensor over the output pixels that the weights' gradient reads: dy."""
         return self._source("y", self.geometry.m, self.geometry.target, False)
 
     @property
@@ -78,251 +197,57 @@ class Tiling:
         """What the data directions write."""
         return TensorLayout(self.problem.channels_out, self.geometry.target, self.problem.layout == "nhwc")
 
-    @functools.cached_property
-    def window(self) -> SourceWindow:
-        """Padded positions, for tiles that keep a window."""
-        return window(self.geometry)
-
-    @property
-    def window_rows(self) -> int:
-        """Rows of a window: a tile's and as many as the taps reach beyond, in whole groups of eight."""
-        return -(-(self.tile.bm + max(self.window.shifts)) // 8) * 8
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes of a plane of a window."""
-        return self.window_rows * self.row_bytes if self.tile.window else 0
-
-    # --- rows, columns, depth ----------------------------------------------------------------------------------------
-
-    @property
-    def n_places(self) -> int:
-        """Places of all images."""
-        return self.geometry.images * self.geometry.phases[0].places
-
-    @property
-    def n(self) -> int:
-        """Columns: target channels, or chunks of eight source channels of every tap."""
-        return self.geometry.m if self.data else self.geometry.phases[0].volume * self.geometry.c8 * 8
-
-    @property
-    def m_tiles(self) -> int:
-        """Tiles along m: places, or target channels."""
-        rows = (self.window.places if self.tile.window else self.geometry.most_places) if self.data else self.geometry.m
-        return -(-rows // self.tile.bm)
-
-    @property
-    def n_tiles(self) -> int:
-        """Tiles along n."""
-        return -(-self.n // self.tile.bn)
-
     def depth(self, phase: Phase) -> int:
         """Chunks of eight along k in a phase."""
         return phase.volume * self.geometry.c8
-
-    @functools.cached_property
-    def slices(self) -> tuple[int, ...]:
-        """Slices of each phase."""
-        if not self.data:
-            return (-(-self.n_places // self.tile.bk),)
-        if self.tile.window:
-            return (-(-self.geometry.c // self.tile.bk) * self.geometry.phases[0].volume,)
-        return tuple(-(-self.depth(phase) * 8 // self.tile.bk) for phase in self.geometry.phases)
 
     @property
     def before(self) -> tuple[int, ...]:
         """Slices of the phases before each."""
         return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
 
-    @property
-    def work_groups(self) -> int:
-        """Work groups of the product."""
-        return self.m_tiles * self.n_tiles * self.tile.split * self.geometry.groups * len(self.geometry.phases)
-
-    # --- local memory ------------------------------------------------------------------------------------------------
-
-    @property
-    def drained(self) -> bool:
-        """Whether a slice's sums are in float32 registers before the next slice's products begin."""
-        return (self.tile.engine == "mma") | (self.format.float32_accurate & (self.tile.flush_every <= 1))
-
-    @property
-    def under_way(self) -> int:
-        """Slices whose copies are in flight while one is multiplied; unsettled, the one before is still read."""
-        return self.tile.stages - 2 + self.drained
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of local memory: a swizzle's width."""
-        return self.tile.bk * 2 if self.data else 128
-
-    @property
-    def a_bytes(self) -> int:
-        """Bytes of a plane of A in a stage."""
-        return self.tile.bm * self.tile.bk * 2
-
-    @property
-    def b_bytes(self) -> int:
-        """Bytes of a plane of B in a stage."""
-        return self.tile.bn * self.tile.bk * 2
-
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes of a stage."""
-        return ((0 if self.tile.window else self.a_bytes) + self.b_bytes) * self.format.planes
-
-    @property
-    def local_bytes(self) -> int:
-        """Bytes of local memory."""
-        return self.stage_bytes * self.tile.stages + 2 * self.window_bytes * self.format.planes
-
-    @property
-    def staged(self) -> bool:
-        """Whether results pass through local memory on their way out, so that neighbours write neighbours."""
-        places = self.tile.bm * 8 if self.target.nhwc else 0
-        return self.data and self.staging[0] * self.staging[1] * 4 + places <= self.local_bytes
-
-    @property
-    def staging(self) -> tuple[int, int]:
-        """Lines of the results in local memory, and the elements from line to line, which spread over the banks."""
-        t = self.tile
-        return (t.bm, t.bn + 8) if self.target.nhwc else (t.bn, t.bm + 4)
-
-    # --- workspace ---------------------------------------------------------------------------------------------------
-
-    @property
-    def weight_slice(self) -> int:
-        """Elements of a slice of packed weights, all planes."""
-        return self.tile.bn * self.tile.bk * self.format.planes
-
-    @property
-    def weight_chunks(self) -> int:
-        """Chunks of eight source channels that weights are packed for."""
-        return -(-self.geometry.c // self.tile.bk) * self.tile.bk // 8 if self.tile.window else self.geometry.c8
-
     @functools.cached_property
     def tap_parts(self) -> int:
         """Work items that share a chunk's taps while weights are packed: few chunks would wait for tap after tap."""
         items = self.geometry.groups * self.n_tiles * self.tile.bn * self.weight_chunks
-        return max(1, min(max(phase.volume for phase in self.geometry.phases), _PACKERS // items))
-
-    @functools.cached_property
-    def direct_weights(self) -> bool:
-        """Whether the product reads the weights where they lie: 16 bits, channels last."""
-        native = self.format.name == "native" and self.problem.layout == "nhwc" and not self.problem.constant_weights
-        if not native or not self.data or self.geometry.fold or self.geometry.stacked or self.geometry.c % 8:
-            return False
-        return self.problem.direction == "fwd" or self._turns
-
-    @property
-    def _turns(self) -> bool:
-        t = self.tile
-        fits = (t.engine == "wgmma") & (t.bk == 64) & (t.bn // t.wn % 64 == 0)
-        return fits & (self.geometry.m % 8 == 0 and len(self.geometry.phases) == 1)
-
-    @property
-    def transposed_weights(self) -> bool:
-        """Whether they lie with k down the rows (data gradient): tensor cores then take B transposed."""
-        return self.direct_weights and self.problem.direction == "bwd_data"
+        return max(1, min(max(phase.volume for phase in self.geometry.phases), PACKING_ITEMS // items))
 
     @property
     def instructions(self) -> Instructions:
-        """What the product calls."""
         if self.tile.engine == "mma":
             return Instructions(self.format.type, ("copies", "mma"))
         return Instructions(self.format.type, ("copies",), self._wgmma)
 
     @property
     def _wgmma(self) -> Wgmma:
-        along = self.data and not self.transposed_weights  # k runs along B's rows
-        return Wgmma(self.tile.bn // self.tile.wn, not self.data, not along, self.row_bytes)
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of packed weights."""
-        if not self.data:
-            return 0
-        packed = self.direct_weights ^ True
-        return packed * self.geometry.groups * sum(self.slices) * self.n_tiles * self.weight_slice * 2
-
-    @property
-    def partial(self) -> bool:
-        """Whether the product leaves float32 sums for ``reduce``."""
-        return (self.tile.split > 1) | (not self.data)
-
-    @property
-    def partial_elements(self) -> int:
-        """Elements of one part."""
-        if self.data:
-            return math.prod(self.problem.out_shape)
-        return self.geometry.groups * self.geometry.m * self.n
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of all parts."""
-        return self.partial_elements * self.tile.split * 4 * self.partial
-
-    @property
-    def maps_bytes(self) -> int:
-        """Bytes of tensor maps that the kernel writes for itself."""
-        return 0
-
-    # --- text --------------------------------------------------------------------------------------------------------
+        down = not self.data or self.transposed_weights  # k runs down B's rows
+        columns, other = self.tile.bn // self.tile.wn, self.b_row_bytes if down else 0
+        return Wgmma(columns, not self.data, down, self.row_bytes, other)
 
     @property
     def index(self) -> str:
         """OpenCL type of offsets in the packed tensors."""
         both = (self.source,) if self.data else (self.source, self.places)
-        return "int" if max(s.images * s.image for s in both) < _INT else "long"
+        return "int" if max(s.images * s.image for s in both) < 2**31 else "long"
 
     @property
     def out_index(self) -> str:
         """OpenCL type of offsets in the output and its parts."""
-        return "int" if self.partial_elements * self.tile.split < _INT else "long"
+        return "int" if self.partial_elements * self.tile.split < 2**31 else "long"
 
     def row_mark(self, m: str, per: str) -> str:
-        """OpenCL expression: which of A's marks a row has; ``per`` are the places of an image."""
+        """OpenCL expression: which of A's exponents a row has; ``per`` are the output pixels of an image."""
         if not self.data:
             return f"group * {self.geometry.m} + {m}"
         image = f"min({m} / {self.window.image}, {self.problem.mb - 1})" if self.tile.window else f"{m} / {per}"
         return f"group * {self.problem.mb} + {image}"
 
     def column_mark(self, n: str) -> str:
-        """OpenCL expression: which of B's marks a column has."""
+        """OpenCL expression: which of B's exponents a column has."""
         channels = (self.problem.channels_out if self.data else self.problem.ic) // self.problem.g
         if not self.data:
             n = f"min({n} % {self.geometry.c8 * 8}, {self.geometry.c - 1})"
         return f"group * {channels} + {n} % {channels}"
-
-    @property
-    def unshift(self) -> int:
-        """Exponents that scaled operands have in common."""
-        return 2 * TOP
-
-    @functools.cached_property
-    def guarded(self) -> tuple[bool, ...]:
-        """Axes along which a tap can fall outside the source."""
-        return self.geometry.guarded
-
-    @functools.cached_property
-    def tap_bits(self) -> tuple[int, int, int]:
-        """Bits that tell which taps along an axis lie inside, for the guarded axes."""
-        most = [max(phase.taps[axis] for phase in self.geometry.phases) for axis in range(3)]
-        return tuple(most[axis] if self.guarded[axis] else 0 for axis in range(3))
-
-    @property
-    def weight_strides(self) -> tuple[int, int, int, int]:
-        """Elements from weight to weight along oc, ic, tap; and of a group."""
-        problem = self.problem
-        icg, taps = problem.ic // problem.g, math.prod(along(problem, "k"))
-        inner, tap = (1, icg) if problem.layout == "nhwc" else (taps, 1)
-        return icg * taps, inner, tap, problem.oc // problem.g * icg * taps
-
-    @property
-    def kernel_axes(self) -> tuple[int, int, int]:
-        """Elements from tap to tap of the kernel along d, h, w, channels last."""
-        inner = self.problem.ic // self.problem.g
-        return (self.problem.kh * self.problem.kw * inner, self.problem.kw * inner, inner)
 
     @property
     def misfit(self) -> str | None:
@@ -330,17 +255,15 @@ class Tiling:
         return first_fault(self, self.faults())
 
     def faults(self) -> Iterator[tuple[Any, str]]:
-        """Whether something is wrong, and what; what comes later may be asked where nothing was wrong before."""
+        """(whether a constraint is violated, which); what follows a violated one may be meaningless."""
         t = self.tile
         wgmma = t.engine == "wgmma"
         warp_m, warp_n = (64, 8) if wgmma else (16, 16)
         undivided = (t.bm % (t.wm * warp_m) > 0) | (t.bn % (t.wn * warp_n) > 0) | ((t.bk != 32) & (t.bk != 64))
         yield undivided, "the tile does not divide into warps"
         if wgmma:
-            yield (
-                (t.bm != t.wm * 64) | (t.bn // t.wn > 256),
-                "a group of warps multiplies 64 rows and at most 256 columns",
-            )
+            wide = (t.bm != t.wm * 64) | (t.bn // t.wn > 256)
+            yield wide, "a group of warps multiplies 64 rows and at most 256 columns"
         if self.data:
             yield (t.bm * t.bk // 8) % t.items > 0, "the work items do not cover a slice evenly"
         else:
@@ -351,7 +274,7 @@ class Tiling:
             outside = True if self.problem.direction != "bwd_data" else self.staged ^ True
             yield outside, "stacked phases need the data gradient and a tile that passes through local memory"
         if t.window:
-            yield not self.data or window(self.geometry) is None, "windows need stride 1 and several taps"
+            yield not self.data or self.window is None, "windows need stride 1 and several taps"
             yield self.geometry.phases[0].volume <= self.under_way, "fewer taps than slices in flight"
         elif self.data:
             yield sum(self.tap_bits) > 32, "more than 32 taps along the axes"

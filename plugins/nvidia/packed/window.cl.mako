@@ -1,7 +1,7 @@
 ## The source's pixels that a tile's taps read, in local memory once for a block of channels: two windows, of which one is
 ## multiplied and the other copied. A part of ``product.cl.mako``.
 ##
-## How far a tap's rows lie from those of the tap at the places themselves.
+## How far a tap's rows are from those of the tap at the places themselves.
 <%def name="shift_of_tap()">\
 <%
 k = geo.phases[0].taps

@@ -17,35 +17,39 @@ from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem
 
-from ..hopper import LOCAL_LIMIT
+from ..configured import CLOCK
+from ..instructions import LOCAL_LIMIT
 from ..pace import COPY, read_share
-from .fold import folded, folds
-from .gather import gathered, gathers
+from .rewriting import folded, folds, gathered, gathers
 from .tiling import TmaTile, TmaTiling
 
-_CLOCK = 1.7e9
-_MACS = 2010.0  # multiply-adds a cycle of a multiprocessor, of 16-bit numbers; of TF32 half as many
-_COPIED = 71.0  # bytes a cycle from the L2 cache into local memory
-_HALF_ROWS = 1.54  # copies of 64-byte rows, in times of those of 128 bytes
-_APART = {128: 1.0, 64: 1.25, 32: 1.62, 16: 2.58}  # times of rows whose distance is no multiple of 128 bytes
-_SHARED = 0.4  # of a product's time, on top for each further work group beside it: fewer slices are in flight
-_SLICE, _TILE = 13.0, 910.0  # cycles of a slice and of a tile beside its products
-_WRITTEN = 33.0  # bytes a cycle that leave a multiprocessor
-_MEMORY = 1.08  # of a copy's bandwidth: the tensors count once each, and the cache serves the rest
-_HIDDEN = 1.48  # 1: products and memory add up; the larger, the more of one the other hides
-_START = 2.0e-6  # seconds, on a stream of CUDA's
-_SUM, _SUMMED = 0.73e-6, 0.93  # seconds of the parts' sum; of a copy's bandwidth, at which their bytes move
-_FIXED, _ADDED = 6700.0, 9.3  # cycles of a tile whose parts work groups add, and its bytes a cycle
-_COUNTED, _TAKEN = 1000.0, 1450.0  # cycles until a part is counted, and 32 columns are taken
-_FOLDED = 1.5e-6  # seconds of the launch that writes folded, widened or turned weights
-_GATHERED = 0.96e-12  # seconds of a number of the source of a first layer, on 132 multiprocessors
-_FEW = 4  # parts that work groups add: more wait for each other's counting
-_MOST = 24
+MACS = 2010.0  # multiply-adds a cycle of a multiprocessor, of 16-bit numbers; of TF32 half as many
+COPY_BYTES_PER_CYCLE = 71.0  # from the L2 cache into local memory
+SHORT_ROW_FACTOR = 1.54  # time of copying 64-byte rows over that of rows of 128 bytes
+UNALIGNED_FACTOR = {128: 1.0, 64: 1.25, 32: 1.62, 16: 2.58}
+"""Time of rows by the largest power of two, up to 128, that divides the bytes between them."""
+SHARING_FACTOR = 0.4  # of a product's time, on top for each further work group beside it: fewer slices are in flight
+SLICE_CYCLES = 13.0  # of a slice beside its products
+TILE_CYCLES = 910.0  # of a tile beside its products
+STORE_BYTES_PER_CYCLE = 33.0  # that leave a multiprocessor
+MEMORY_SHARE = 1.08  # of a copy's bandwidth: the tensors count once each, and the cache serves the rest
+OVERLAP = 1.48  # 1: products and memory add up; the larger, the more of one the other hides
+START_SECONDS = 2.0e-6  # of a launch on a CUDA stream
+SUM_SECONDS = 0.73e-6  # of the launch that adds parts
+SUM_MEMORY_SHARE = 0.93  # of a copy's bandwidth, at which parts move
+FIXUP_CYCLES = 6700.0  # of a tile whose parts work groups add
+FIXUP_BYTES_PER_CYCLE = 9.3  # of such a tile
+COUNT_CYCLES = 1000.0  # until a part is counted
+TAKE_CYCLES = 1450.0  # until 32 columns are taken
+REWRITE_SECONDS = 1.5e-6  # of the launch that writes folded, widened or transposed weights
+GATHER_SECONDS = 0.96e-12  # of a number of the source of a first layer, on 132 multiprocessors
+MAX_FIXUP_PARTS = 4  # that work groups add: more wait for each other's counting
+MAX_CHOICES = 24  # tiles offered
 
 
-def _apart(row_bytes: int) -> float:
-    """Times that rows take whose distance in memory is no multiple of 128 bytes."""
-    return _APART[math.gcd(row_bytes, 128)]
+def _unaligned(row_bytes: int) -> float:
+    """Time of rows that are ``row_bytes`` apart in memory, over that of rows a multiple of 128 bytes apart."""
+    return UNALIGNED_FACTOR[math.gcd(row_bytes, 128)]
 
 
 def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
@@ -54,30 +58,36 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     c, m = problem.ic * size, problem.oc * size
     source, target = (c, m) if problem.direction == "fwd" else (m, c)
     a, b = (source, source if problem.direction == "fwd" else c) if tiling.data else (m, c)
-    half_a, half_b = (_HALF_ROWS if bytes_of == 64 else 1 for bytes_of in (tiling.row_bytes, tiling.b_row_bytes))
-    copied = (tiling.a_bytes * half_a * _apart(a) + tiling.b_bytes * half_b * _apart(b)) / _COPIED
-    macs = t.bm * t.bn * t.bk / _MACS * size / 2
-    slice_of = max(macs, copied) + _SLICE
-    each = _TILE + t.bm * t.bn * (4 if tiling.partial else size * _apart(target if tiling.data else c)) / _WRITTEN
+    half_a, half_b = (SHORT_ROW_FACTOR if bytes_of == 64 else 1 for bytes_of in (tiling.row_bytes, tiling.b_row_bytes))
+    copied = (tiling.a_bytes * half_a * _unaligned(a) + tiling.b_bytes * half_b * _unaligned(b)) / COPY_BYTES_PER_CYCLE
+    macs = t.bm * t.bn * t.bk / MACS * size / 2
+    slice_of = max(macs, copied) + SLICE_CYCLES
+    each = (
+        TILE_CYCLES
+        + t.bm
+        * t.bn
+        * (4 if tiling.partial else size * _unaligned(target if tiling.data else c))
+        / STORE_BYTES_PER_CYCLE
+    )
     if t.fixup:  # where all run at once they count one after another; else a tile's last adds all parts
-        waits = _COUNTED * t.split if tiling.tiles <= tiling.groups(units) else _TAKEN * t.bn / 32 / t.split
-        each += _FIXED + waits + t.bm * t.bn * 4 / _ADDED
+        waits = COUNT_CYCLES * t.split if tiling.tiles <= tiling.groups(units) else TAKE_CYCLES * t.bn / 32 / t.split
+        each += FIXUP_CYCLES + waits + t.bm * t.bn * 4 / FIXUP_BYTES_PER_CYCLE
     cycles = begin = 0.0
     for phase in tiling.phases:  # what the first of the work groups does in each
         end = begin + tiling.tiles // len(tiling.phases)
         tiles = math.ceil(end / units) - math.ceil(begin / units)
-        product = phase.slices / t.split * slice_of * (1 + _SHARED * (t.resident - 1))
+        product = phase.slices / t.split * slice_of * (1 + SHARING_FACTOR * (t.resident - 1))
         cycles += tiles * (product + each / t.resident)
         begin = end
     moved = size * (
         math.prod(problem.x_shape) * read_share(problem) + sum(map(math.prod, (problem.w_shape, problem.y_shape)))
     )
-    both = (cycles / _CLOCK) ** _HIDDEN + (moved / (_MEMORY * copy)) ** _HIDDEN
-    total = both ** (1 / _HIDDEN) + _START
+    both = (cycles / CLOCK) ** OVERLAP + (moved / (MEMORY_SHARE * copy)) ** OVERLAP
+    total = both ** (1 / OVERLAP) + START_SECONDS
     if tiling.weights_bytes and not problem.constant_weights:
-        total += _FOLDED
-    total += sum(_FOLDED + _GATHERED * source.bytes / size * 132 / units for source in tiling.sources)
-    return total + (_SUM + tiling.partial_bytes / (_SUMMED * copy) if tiling.partial else 0)
+        total += REWRITE_SECONDS
+    total += sum(REWRITE_SECONDS + GATHER_SECONDS * source.bytes / size * 132 / units for source in tiling.sources)
+    return total + (SUM_SECONDS + tiling.partial_bytes / (SUM_MEMORY_SHARE * copy) if tiling.partial else 0)
 
 
 def _parts(tiling: TmaTiling, units: int) -> list[int]:
@@ -115,7 +125,7 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
             tiling = TmaTiling(problem, tile)
             yield tile
             for split, fixup in itertools.product(_parts(tiling, units), (False, True)):
-                if fixup and (split > _FEW or resident > 1):
+                if fixup and (split > MAX_FIXUP_PARTS or resident > 1):
                     continue
                 cut = dataclasses.replace(tile, split=split, fixup=fixup)
                 if TmaTiling(problem, cut).misfit is None:
@@ -133,4 +143,4 @@ def choices(problem: ConvProblem, units: int) -> tuple[TmaTile, ...]:
         ),
         key=lambda row: row[:2],
     )
-    return tuple(tile for _, _, tile in rated[:_MOST])
+    return tuple(tile for _, _, tile in rated[:MAX_CHOICES])

@@ -14,18 +14,26 @@ from dataclasses import dataclass
 
 from convdispatch.api import BuildFailed
 
-__all__ = ["Im2col", "Map", "Tiled", "missing"]
-
 WORDS = 16
 """Of 64 bits."""
 _ANYWHERE = 1 << 20
 _TYPES = {"float16": 6, "bfloat16": 9, "float32": 11}
 """The driver's; float32 numbers are rounded to TF32 on their way."""
-_NO_INTERLEAVE, _PROMOTE_256, _ZEROS = 0, 3, 0
+_NO_INTERLEAVE = 0
+_PROMOTE_256 = 3  # bytes that the L2 cache fetches at once
+_ZEROS = 0  # what fills a box outside of the tensor
 _SWIZZLES = {64: 2, 128: 3}
 """By the bytes of a box's rows."""
 _ITEM = {"float16": 2, "bfloat16": 2, "float32": 4}
-"""Bytes."""
+"""Bytes of a number."""
+NEAREST_CORNER = -128
+"""Lower bound of an im2col map's corners, in pixels; a map of four axes has 8 bits for each."""
+FARTHEST_CORNER = 127
+"""Upper bound of these."""
+MAX_OFFSET = 255
+"""Pixels from a tap to the first one, along an axis."""
+MAX_STEP = 8
+"""Pixels of an im2col map's step along an axis."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -136,3 +144,8 @@ class Im2col(Map):
                 *common, *corners, self.channels, self.pixels, steps, *self._how(self.channels)
             )
         )
+
+
+def encoded(maps: Sequence[Map], emulate: bool) -> list[tuple[int, ...]]:
+    """The words of maps; zeros where plain C stands in for the copy engine (tests)."""
+    return [(0,) * WORDS if emulate else each.encode() for each in maps]

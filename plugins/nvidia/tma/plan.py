@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, Launch, build, kernel_text
+from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text
 
 from .. import SHARED
-from ..hopper import build_for_hopper
-from ..packed.launch import written
+from ..instructions import PLAIN_C, build_for_hopper
 from ..packed.plan import NvidiaPlan
-from ..packed.source import Source
-from ..packed.tiling import Tiling
-from ..parts import parts_text
-from .fold import fold_launch
-from .gather import w_launch, x_launch
-from .maps import WORDS
-from .tiling import MAPS, TmaTile, TmaTiling
-from .turn import turn_launch
+from ..packed.tiling import Source, Tiling
+from ..reduction import parts_text, written
+from .maps import encoded
+from .rewriting import fold_launch, gather_launch, transpose_launch
+from .tiling import MAP_BYTES, TmaTile, TmaTiling
 
 
 class TmaPlan(NvidiaPlan):
@@ -34,42 +30,39 @@ class TmaPlan(NvidiaPlan):
         return repr((self.tiling.tile.pixels, self.tiling.tile.taps, super()._key()))
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
-        """Nothing, but for weights of folded pixels and turned ones, and the operands of first layers."""
-        at, problem, tiling = self._where.at, self._unfolded, self.tiling
-        if tiling.tile.taps:
-            launches = {"x": x_launch, "w": w_launch}
-            return [launches[name](context, problem, tiling.tile.taps, at[name]) for name, _ in tensors]
+        """Weights of folded pixels, transposed weights, and the operands of first layers; other operands stay."""
+        at, problem, tile = self._layout.at, self._unfolded, self.tiling.tile
+        if tile.taps:
+            return [gather_launch(context, problem, name, tile.taps, at[name]) for name, _ in tensors]
         if not tensors:
             return []
-        if tiling.turned_weights:
-            return [turn_launch(context, problem, at["w"] // 4)]
-        return [fold_launch(context, problem, tiling.tile.pixels, at["w"] // 2)]
+        if self.tiling.turned_weights:
+            return [transpose_launch(context, problem, at["w"])]
+        return [fold_launch(context, problem, tile.pixels, at["w"])]
 
     def product_text(self) -> str:
-        """The product's program."""
-        tiling, where = self.tiling, self._where
-        text = self._common + f"#define PARTIAL {int(tiling.partial)}\n#define PARTIAL_AT {where.partial // 4}L\n"
-        text += f"#define PAIRS 0\n#define OCTETS 1\n#define B_AT {where.at.get('w', 0) // 2}L\n"
-        text += f"#define A_AT {where.at.get('x', 0) // 2}L\n"
-        encoded = [(0,) * WORDS] * 2 if self._emulate else [each.encode() for each in tiling.maps]
-        text += tiling.instructions.text(self._emulate)
+        tiling, layout, emulate = self.tiling, self._layout, self._emulate
+        text = self._common + define(PARTIAL=int(tiling.partial), PARTIAL_AT=f"{layout.partial // 4}L")
+        text += define(PAIRS=0, OCTETS=1, B_AT=f"{layout.at.get('w', 0) // 2}L", A_AT=f"{layout.at.get('x', 0) // 2}L")
+        text += tiling.instructions.text(emulate)
         for file in ("finish.cl",) if tiling.format.tf32 else ("narrow.cl.mako", "finish.cl"):
             text += kernel_text(SHARED, file, tiling=tiling)
         text += parts_text(tiling, tiling.tile.split, tiling.tile.bn // 32) if tiling.tile.fixup else ""
-        text += kernel_text(__package__, "copies_emulated.cl.mako", tiling=tiling) if self._emulate else ""
-        text += kernel_text(__package__, "exchange.cl.mako", emulate=self._emulate)
-        return text + kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=self._emulate, encoded=encoded,
-                                  maps_at=where.maps, maps_each=MAPS, partial_at=where.partial)  # fmt: skip
+        if emulate:
+            text += kernel_text(PLAIN_C, "copies.cl.mako", tiling=tiling)
+        else:
+            text += kernel_text(__package__, "exchange.cl")
+        maps = encoded(tiling.maps, emulate)
+        return text + kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, encoded=maps,
+                                  maps_at=layout.maps, maps_each=MAP_BYTES, partial_at=layout.partial)  # fmt: skip
 
     def _product(self, context: Any) -> Launch:
         tiling, text = self.tiling, self.product_text()
-        t = tiling.tile
         a, b = ("y", "x") if not tiling.data else ("workspace" if tiling.sources else tiling.source.name, "w")
-        if tiling.data and not tiling.direct_weights and not self._where.constant:
+        if tiling.data and not tiling.direct_weights and not self._layout.constant:
             b = "workspace"
-        given = [a, b, "workspace"]
-        given += ["workspace"] if tiling.partial else written(tiling.problem)
+        operands = [a, b, "workspace", *(["workspace"] if tiling.partial else written(tiling.problem))]
         program = build(context, text) if self._emulate else build_for_hopper(context, text)
-        items = t.items if self._emulate else t.items + 32
+        items = tiling.tile.items + (0 if self._emulate else 32)
         groups = tiling.groups(context.devices[0].max_compute_units)
-        return Launch(program, "product", (groups * items,), (items,), given, names=OPERANDS)
+        return Launch(program, "product", (groups * items,), (items,), operands, names=OPERANDS)

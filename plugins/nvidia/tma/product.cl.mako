@@ -1,4 +1,4 @@
-## C[m, n] = sum over k of A[m, k] B[k, n] on Hopper's tensor cores, from tensors where they lie, channels last: 16-bit ones,
+## C[m, n] = sum over k of A[m, k] B[k, n] on Hopper's tensor cores, from tensors in place, channels last: 16-bit ones,
 ## or float32 ones, of which the copy engine leaves TF32's bits.
 ##
 ## Data (forward, data gradient): m = place, n = target channel, k = blocks of channels of tap after tap. The data
@@ -6,7 +6,7 @@
 ## Weights: m = target channel, n = blocks of 64 source channels of tap after tap, k = place.
 ##
 ## One warp copies and the others multiply. The copying warp tells the copy engine (TMA) boxes of two tensor maps: it
-## gathers the places of a tap by itself, puts zeros where they lie outside, and swizzles. A slice of local memory is
+## gathers the places of a tap by itself, puts zeros where they are outside, and swizzles. A slice of local memory is
 ## handed over by two barriers: ``full`` counts bytes that arrived, ``empty`` warps that have read. Work groups stay:
 ## the copies of the next tile are in flight while a tile's sums leave.
 ##
@@ -31,7 +31,7 @@ sums = t.frag_n * 4
 m_end = tiling.n_places if data else geo.m
 unit = tiling.row_bytes
 columns = t.bn // 32
-beside = tiling.problem.residual and not tiling.partial and not many
+addend = tiling.problem.residual and not tiling.partial and not many
 lines = -(-t.bn * tiling.itemsize // 128)
 run = tiling.run
 frags, exchange, own = (2, "FOUR", "lane % 2 * 8 + lane / 2 % 2 * 4") if run == 4 else (4, "EIGHT", "lane % 4 * 8")
@@ -41,7 +41,7 @@ states_at = partial_at + tiling.sums * t.split * tile_sums * 16
 box = tiling.gathered
 boxes = tiling.column_boxes
 box_bytes = tiling.b_box_bytes
-# Boxes that lie outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
+# Boxes that are outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
 ragged = data and geo.m > t.bn and geo.m % t.bn
 sbo_a, sbo_b = 8 * unit, 8 * tiling.b_row_bytes
 k_a, k_b = (32 if data else 2048), (16 * tiling.b_row_bytes if tiling.transposed_weights or not data else 32)
@@ -126,13 +126,13 @@ ${start_of("(slice * 64)")}\
       const int exists = m < ${m_end} & row < ${of("count", 0)} & column < ${of("count", 1)};
       const OUT_INDEX place = (OUT_INDEX)(m / ${count_h * count_w} * ${geo.target[1]} + row * ${geo.out_step[1]} + ${of("first", 0)}) * ${geo.target[2]} + column * ${geo.out_step[2]} + ${of("first", 1)};
 % endif
-% for batch in tiling.batches(half, count // frags) if beside else [range(count // frags)]:
-% if beside:
-      RAW${run} beside${batch[0]}[${len(batch)}];
+% for batch in tiling.batches(half, count // frags) if addend else [range(count // frags)]:
+% if addend:
+      RAW${run} addend${batch[0]}[${len(batch)}];
 % for number in batch:
       {
 ${column_of(number * frags, first)}\
-        beside${batch[0]}[${number - batch[0]}] = raw${run}(residual + (kept ? to : 0));
+        addend${batch[0]}[${number - batch[0]}] = raw${run}(residual + (kept ? to : 0));
       }
 % endfor
 % endif
@@ -143,7 +143,7 @@ ${column_of(number * frags, first)}\
 % if data:
 ${column_of(j, first)}\
         const int channel = ${f"n % {geo.m // t.pixels}" if t.pixels > 1 else f"group * {geo.m} + n"};
-        if (kept) ${f"put{run}_beside(OUT_ARGS, v, beside{batch[0]}[{j // frags - batch[0]}], to, channel)" if beside else f"put{run}(v, to, channel)"};
+        if (kept) ${f"put{run}_addend(OUT_ARGS, v, addend{batch[0]}[{j // frags - batch[0]}], to, channel)" if addend else f"put{run}(v, to, channel)"};
 % else:
         const int n = n0 + ${first} + ${j * 8} + ${own};
         const int q = n / ${tiling.block}, tap = q / ${tiling.blocks}, c = q % ${tiling.blocks} * ${tiling.block} + n % ${tiling.block};
@@ -156,8 +156,8 @@ ${column_of(j, first)}\
     }
 % endfor
 </%def>
-<%def name="prefetch_beside()">\
-% if beside and t.split == 1:
+<%def name="prefetch_addend()">\
+% if addend and t.split == 1:
       // What is added to the sums is on its way to the cache while they are made.
       for (int i = tid; i < ${t.bm * lines}; i += ${t.items}) {
         const int m = m0 + i / ${lines}, n = n0 + i % ${lines} * ${128 // tiling.itemsize};
@@ -263,7 +263,7 @@ ${begin_sums()}\
     for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
     for (int tile = first; tile < ${tiling.tiles}; tile += step) {
 ${tile_of()}\
-${prefetch_beside()}\
+${prefetch_addend()}\
       uint last = 0;
       int add = 0;
 % if t.fixup or empty:

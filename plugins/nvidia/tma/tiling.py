@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -10,29 +9,25 @@ from dataclasses import dataclass
 from convdispatch.api import ConvProblem
 
 from ..geometry import Phase
-from ..hopper import LOCAL_LIMIT
-from ..instructions import Instructions, Wgmma
-from ..packed.tile import Tile
-from ..packed.tiling import Tiling
-from ..parts import MOST_PARTS, STATE
-from .fold import folded
-from .gather import Gathered, gathered
-from .maps import Im2col, Map, Tiled
+from ..instructions import LOCAL_LIMIT, Instructions
+from ..packed.tiling import Tile, Tiling
+from ..reduction import MAX_PARTS, STATE_BYTES
+from .maps import FARTHEST_CORNER, MAX_OFFSET, MAX_STEP, NEAREST_CORNER, Im2col, Map, Tiled
+from .rewriting import Gathered, folded, gathered
 
-MAPS = 256
+MAP_BYTES = 256
 """Bytes of a work group's two maps."""
-MOST_GROUPS = 512
-_BLOCK = 64
+MAX_GROUPS = 512
+"""Work groups that stay on the device, at most."""
+BOX_COLUMNS = 64
 """Columns of a box where k runs down its rows."""
-_BESIDE_SUMS = 80
-"""Registers that leaving results take beside sums and residuals."""
-_NEAREST, _FARTHEST, _OFFSET, _STEP = -128, 127, 255, 8
-"""What an im2col map of four axes can say: its corners, its offsets and its steps."""
+EPILOGUE_REGISTERS = 80
+"""Registers that the epilogue takes beside sums and residuals."""
 
 
 @dataclass(frozen=True)
 class TmaTile(Tile):
-    """A Tile whose slices are boxes: bk channels of places (data), 64 or 128 bytes of them, or 64 places."""
+    """A Tile whose slices are boxes: bk channels of pixels (data), 64 or 128 bytes of them, or 64 pixels."""
 
     stages: int = 4
     resident: int = 1
@@ -42,9 +37,9 @@ class TmaTile(Tile):
     fixup: bool = False
     """Whether work groups of the product add the parts of a sum, not a launch after it."""
     pixels: int = 1
-    """Neighbouring pixels that are one pixel to the product; see ``fold``."""
+    """Neighbouring pixels that are one pixel to the product; see ``rewriting.folds``."""
     taps: int = 0
-    """Channels of a source that is written first, whose channels are taps along w; see ``gather``. 0: none is."""
+    """Channels of a source that is written first, whose channels are taps along w (``rewriting.gathers``). 0: none."""
 
 
 @dataclass(frozen=True)
@@ -55,115 +50,70 @@ class PhaseOfTiles:
     taps_w: int
     tap0: tuple[int, int]
     offset: tuple[int, int]
-    """How far place 0 and tap 0 read beyond ``TmaTiling.low``."""
+    """How far pixel 0 and tap 0 read beyond ``TmaTiling.low``."""
     first: tuple[int, int]
     count: tuple[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class TmaTiling(Tiling):
-    """m, n and k as where operands are packed; nothing is packed, and slices lie in one tap."""
+    """m, n and k as where operands are packed; nothing is packed, and slices belong to one tap."""
+
+    maps_bytes = MAX_GROUPS * MAP_BYTES
+    staged = False  # results leave from registers
 
     @classmethod
     def of(cls, problem: ConvProblem, tile: TmaTile) -> TmaTiling:
         """The tiling of a problem whose pixels or taps the tile may fold."""
         return cls(gathered(problem, tile.taps) if tile.taps else folded(problem, tile.pixels), tile)
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number."""
-        return self.problem.itemsize
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of local memory: a swizzle's width."""
-        return self.tile.bk * self.itemsize if self.data else 128
-
-    @property
-    def a_bytes(self) -> int:
-        """Bytes of A in a stage."""
-        return self.tile.bm * self.tile.bk * self.itemsize
-
-    @property
-    def b_bytes(self) -> int:
-        """Bytes of B in a stage."""
-        return self.tile.bn * self.tile.bk * self.itemsize
-
-    @property
-    def transposed_weights(self) -> bool:
-        """The data gradient reads weights with k down the rows."""
-        return self.problem.direction == "bwd_data" and not self.format.tf32
-
-    @property
-    def turned_weights(self) -> bool:
-        """Tensor cores take TF32 with k along the rows alone: the data gradient's weights are turned first."""
-        return self.problem.direction == "bwd_data" and self.format.tf32
+    def _arrange(self) -> None:
+        p, t, geo, data = self.problem, self.tile, self.geometry, self.data
+        size = self.itemsize = p.itemsize
+        backwards, tf32 = p.direction == "bwd_data", self.format.tf32
+        # The data gradient reads weights with k down the rows. For TF32 tensor cores take k along the rows alone: then
+        # the weights are transposed first.
+        self.transposed_weights, self.turned_weights = backwards and not tf32, backwards and tf32
+        # Folded, widened and transposed weights are written first.
+        self.direct_weights = data and t.pixels == 1 and not t.taps and not self.turned_weights
+        self.weights_bytes = size * math.prod(p.w_shape) if data and not self.direct_weights else 0
+        # --- slices: blocks of source channels of a tap
+        self.block = t.bk if data else t.block
+        self.blocks = -(-geo.c // self.block)
+        self.row_bytes = t.bk * size if data else 128
+        self.b_row_bytes = size * (BOX_COLUMNS if self.transposed_weights else self.block)
+        self.a_bytes, self.b_bytes = t.bm * t.bk * size, t.bn * t.bk * size
+        self.stage_bytes = self.a_bytes + self.b_bytes
+        # Slices, their barriers, and a word that a work group's warps share.
+        self.local_bytes = (self.stage_bytes + 16) * t.stages + 16
+        # --- tiles: all phases' have the output pixels of the largest
+        self.count = tuple(max(phase.count[axis] for phase in geo.phases) for axis in (1, 2))
+        self.n_places = geo.images * math.prod(self.count)
+        volume = geo.phases[0].volume
+        self.n = geo.m if data else volume * geo.c8 * 8
+        # Columns are target channels, or whole blocks of source channels of every tap.
+        self.n_tiles = -(-(geo.m if data else volume * self.blocks * self.block) // t.bn)
+        self.m_tiles = -(-(self.n_places if data else geo.m) // t.bm)
+        self.sums = self.n_tiles * self.m_tiles * geo.groups * len(geo.phases)  # tiles of results, of ``split`` parts
+        self.tiles = self.sums * t.split
+        # --- parts that a launch adds are as the output does; those that work groups add, in tiles with their states
+        self.partial = t.split > 1 and not t.fixup
+        self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
+        self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
+        if t.fixup:
+            self.partial_bytes = self.sums * (t.split * t.bm * t.bn * 4 + STATE_BYTES)
+        self.run = 4 if self.partial or size == 4 else 8  # results that a work item writes at once, 16 bytes
 
     @property
     def instructions(self) -> Instructions:
-        """What the product calls."""
         groups = ("bulk", "parts") if self.tile.fixup else ("bulk",)
         return Instructions(self.format.type, groups, self._wgmma)
-
-    @functools.cached_property
-    def direct_weights(self) -> bool:
-        """Always, or the tile is a misfit; but folded, widened and turned ones are written first."""
-        return self.data and self.tile.pixels == 1 and not self.tile.taps and not self.turned_weights
 
     @property
     def sources(self) -> tuple[Gathered, ...]:  # type: ignore[override]
         """Tensors that are written first."""
         nbytes = self.itemsize * math.prod(self.problem.x_shape)
         return (Gathered("x", nbytes),) if self.tile.taps else ()
-
-    @property
-    def weights_bytes(self) -> int:
-        """Of folded, widened or turned weights."""
-        written = self.data and not self.direct_weights
-        return self.itemsize * math.prod(self.problem.w_shape) if written else 0
-
-    @property
-    def partial(self) -> bool:
-        """Only parts that another launch adds: the weights' gradient leaves as it lies in memory."""
-        return self.tile.split > 1 and not self.tile.fixup
-
-    @property
-    def partial_bytes(self) -> int:
-        """Of all parts; where work groups add them, of whole tiles and the tiles' states."""
-        if not self.tile.fixup:
-            return super().partial_bytes
-        return self.sums * (self.tile.split * self.tile.bm * self.tile.bn * 4 + STATE)
-
-    @property
-    def staged(self) -> bool:
-        """Results leave from registers."""
-        return False
-
-    @property
-    def block(self) -> int:
-        """Source channels of a box."""
-        return self.tile.bk if self.data else self.tile.block
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of source channels of a group."""
-        return -(-self.geometry.c // self.block)
-
-    @property
-    def _wgmma(self) -> Wgmma:
-        plain = super()._wgmma
-        return dataclasses.replace(plain, b_row_bytes=self.b_row_bytes) if plain.b_transposed else plain
-
-    @property
-    def b_row_bytes(self) -> int:
-        """Bytes of a row of B in local memory."""
-        return self.itemsize * (_BLOCK if self.transposed_weights else self.block)
-
-    @property
-    def n_tiles(self) -> int:
-        """Tiles along n: target channels, or whole blocks of source channels of every tap."""
-        columns = self.geometry.m if self.data else self.geometry.phases[0].volume * self.blocks * self.block
-        return -(-columns // self.tile.bn)
 
     @functools.cached_property
     def phases(self) -> tuple[PhaseOfTiles, ...]:
@@ -176,56 +126,16 @@ class TmaTiling(Tiling):
         )  # fmt: skip
 
     def _slices(self, phase: Phase) -> int:
-        return phase.volume * self.blocks if self.data else -(-self.n_places // _BLOCK)
+        return phase.volume * self.blocks if self.data else -(-self.n_places // BOX_COLUMNS)
 
     @functools.cached_property
-    def slices(self) -> tuple[int, ...]:
-        """Of each phase: a block of channels of a tap, or 64 places."""
+    def slices(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Of each phase: a block of channels of a tap, or 64 pixels."""
         return tuple(phase.slices for phase in self.phases)
-
-    @functools.cached_property
-    def count(self) -> tuple[int, int]:
-        """Places of an image along (h, w), of the largest phase: all phases' tiles have as many."""
-        return tuple(max(p.count[a] for p in self.geometry.phases) for a in (1, 2))
-
-    @property
-    def n_places(self) -> int:
-        """Places of all images of a phase's tiles."""
-        return self.geometry.images * math.prod(self.count)
-
-    @property
-    def m_tiles(self) -> int:
-        """Tiles along m: places, or target channels."""
-        return -(-(self.n_places if self.data else self.geometry.m) // self.tile.bm)
-
-    @property
-    def sums(self) -> int:
-        """Tiles of results, each of ``split`` parts."""
-        return self.n_tiles * self.m_tiles * self.geometry.groups * len(self.phases)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of all work groups."""
-        return self.sums * self.tile.split
-
-    @property
-    def maps_bytes(self) -> int:
-        """Where every work group keeps its maps."""
-        return MOST_GROUPS * MAPS
 
     def groups(self, units: int) -> int:
         """Work groups that are started on a device of ``units`` multiprocessors: each computes many tiles."""
-        return min(self.tiles, units * self.tile.resident, MOST_GROUPS)
-
-    @property
-    def local_bytes(self) -> int:
-        """Slices, their barriers, and a word that a work group's warps share."""
-        return self.stage_bytes * self.tile.stages + 16 * self.tile.stages + 16
-
-    @property
-    def run(self) -> int:
-        """Neighbouring results that a work item writes at once, 16 bytes."""
-        return 4 if self.partial or self.itemsize == 4 else 8
+        return min(self.tiles, units * self.tile.resident, MAX_GROUPS)
 
     def batches(self, half: int, runs: int) -> list[range]:
         """A half's runs of results, in batches whose residuals are read at once: as many as registers hold by then.
@@ -234,7 +144,7 @@ class TmaTiling(Tiling):
         """
         t, found, at = self.tile, [], 0
         warps = -(-(t.items + 32) * t.resident // 128)
-        room = min(255, 512 // warps) - _BESIDE_SUMS
+        room = min(255, 512 // warps) - EPILOGUE_REGISTERS
         whole = t.bn // 4 if runs > 16 // self.run else 0
         while at < runs:
             left = (2 - half) * whole - at * self.run
@@ -245,41 +155,37 @@ class TmaTiling(Tiling):
 
     # --- maps --------------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def low(self) -> tuple[int, int, int]:
-        """The first pixel along (d, h, w) that place 0 of any phase reads with any tap."""
-        reached = [p for p in self.geometry.phases if p.volume]
-        spread = self.geometry.spread
-        return tuple(min(p.origin[a] + min(0, (p.taps[a] - 1) * spread[a]) for p in reached) for a in range(3))  # type: ignore[return-value]
+    def _reads(self, axis: int, last: bool) -> list[int]:
+        """For each phase with taps: the first, or the last, pixel along an axis that output pixel 0 reads."""
+        spread = self.geometry.spread[axis]
+        ends = [(p.origin[axis], (p.taps[axis] - 1) * spread) for p in self.geometry.phases if p.volume]
+        return [origin + (max if last else min)(0, end) for origin, end in ends]
 
     @functools.cached_property
-    def reach(self) -> tuple[int, int]:
-        """The farthest of all taps' offsets along (h, w)."""
-        reached, spread = [p for p in self.geometry.phases if p.volume], self.geometry.spread
-        return tuple(
-            max(p.origin[a] + max(0, (p.taps[a] - 1) * spread[a]) for p in reached) - self.low[a] for a in (1, 2)
-        )  # type: ignore[return-value]
+    def low(self) -> tuple[int, int, int]:
+        """The first pixel along (d, h, w) that output pixel 0 of any phase reads with any tap."""
+        return tuple(min(self._reads(axis, False)) for axis in range(3))  # type: ignore[return-value]
 
     @functools.cached_property
     def gathered(self) -> Im2col:
         """The tensor that taps gather."""
         geo, low = self.geometry, self.low
         upper = tuple(low[a] + (self.count[a - 1] - 1) * geo.step[a] - (geo.source[a] - 1) for a in (2, 1))
-        pixels = self.tile.bm if self.data else _BLOCK
+        pixels = self.tile.bm if self.data else BOX_COLUMNS
         sizes = (geo.c * geo.groups, geo.source[2], geo.source[1], geo.images)
         return Im2col(self.problem.dtype, sizes, (low[2], low[1]), upper, (geo.step[2], geo.step[1]), pixels,
                       self.block)  # type: ignore[arg-type]  # fmt: skip
 
     @functools.cached_property
     def other(self) -> Tiled:
-        """The weights, (channels that are summed, taps, the others); for their gradient dy, (channels, places)."""
+        """The weights, (channels that are summed, taps, the others); for their gradient dy, (channels, pixels)."""
         problem, t = self.problem, self.tile
         if not self.data:
-            return Tiled(problem.dtype, (problem.oc, self.n_places), (_BLOCK, _BLOCK))
+            return Tiled(problem.dtype, (problem.oc, self.n_places), (BOX_COLUMNS, BOX_COLUMNS))
         sizes = (problem.ic // problem.g, math.prod(self.geometry.kernel), problem.oc)
         if self.turned_weights:
             sizes = (problem.oc // problem.g, sizes[1], problem.ic)
-        box = (_BLOCK, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.geometry.m))
+        box = (BOX_COLUMNS, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.geometry.m))
         return Tiled(problem.dtype, sizes, box)
 
     @property
@@ -292,18 +198,17 @@ class TmaTiling(Tiling):
         """Copies of a slice of B: none of columns that do not exist."""
         if not self.data:
             return self.tile.bn // self.block
-        return -(-min(self.tile.bn, self.geometry.m) // _BLOCK) if self.transposed_weights else 1
+        return -(-min(self.tile.bn, self.geometry.m) // BOX_COLUMNS) if self.transposed_weights else 1
 
     @property
     def b_box_bytes(self) -> int:
-        """Bytes of one of them."""
+        """Bytes of one of these copies."""
         if not self.data:
-            return _BLOCK * self.b_row_bytes
+            return BOX_COLUMNS * self.b_row_bytes
         return self.tile.bk * 128 if self.transposed_weights else min(self.tile.bn, self.geometry.m) * self.row_bytes
 
     @property
     def misfit(self) -> str | None:
-        """Why the tile cannot run this problem; None when it can."""
         return self._misfit_of_problem() or self._misfit_of_tile()
 
     def _misfit_of_problem(self) -> str | None:
@@ -319,9 +224,10 @@ class TmaTiling(Tiling):
         if not any(phase.volume for phase in geo.phases) or not self.n_places:
             return "nothing is summed"
         box = self.gathered
-        if min(*box.lower, *box.upper) < _NEAREST or max(*box.lower, *box.upper) > _FARTHEST:
+        if min(*box.lower, *box.upper) < NEAREST_CORNER or max(*box.lower, *box.upper) > FARTHEST_CORNER:
             return "padding beyond a map's reach"
-        if max(self.reach) > _OFFSET or max(box.step) > _STEP:
+        farthest = max(max(self._reads(axis, True)) - self.low[axis] for axis in (1, 2))
+        if farthest > MAX_OFFSET or max(box.step) > MAX_STEP:
             return "taps or steps beyond a map's reach"
         return None
 
@@ -332,13 +238,13 @@ class TmaTiling(Tiling):
         if self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes:
             return "slices 64 deep, or channels of 64 or 128 bytes"
         boxed = not self.data or self.transposed_weights
-        if t.block not in (32, _BLOCK) or (boxed and t.bn * 2 % self.b_row_bytes):
+        if t.block not in (32, BOX_COLUMNS) or (boxed and t.bn * 2 % self.b_row_bytes):
             return "blocks of columns do not fit the tile"
         if self.local_bytes > LOCAL_LIMIT:
             return f"{self.local_bytes} bytes of local memory"
         if t.split > 1 and t.pixels > 1:
             return "whole sums of folded pixels"
-        if t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MOST_PARTS):
+        if t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MAX_PARTS):
             return "more parts than slices, or than work groups count"
         if t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident:
             return "more sums than registers"

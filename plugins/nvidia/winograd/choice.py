@@ -13,21 +13,25 @@ from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem
 
+from ..configured import CLOCK
 from ..pace import COPY
 from ..packed.choice import product_cycles
 from .tiling import Points, PointsTile
 
-_CLOCK = 1.7e9
-_LAUNCH = 2.9e-6  # seconds, with the pause before it
-_SCALE, _SPLIT, _INVERSE = 0.941, 1.18, 0.612  # of a copy's bandwidth: looked through, into planes, out of products
-_BUSY, _MEMORY = 0.97, 0.847  # of the product's modelled cycles; of a copy's bandwidth, what it reads and writes
-_FORMAT = "half2"
-_MOST = 16
-_SHAPES = (
+LAUNCH_SECONDS = 2.9e-6  # of a launch, with the pause before it
+SCALE_MEMORY_SHARE = 0.941  # of a copy's bandwidth, at which operands are looked through for their scales
+SPLIT_MEMORY_SHARE = 1.18  # of a copy's bandwidth, at which tiles are written as planes
+INVERSE_MEMORY_SHARE = 0.612  # of a copy's bandwidth, at which products become results
+PRODUCT_FACTOR = 0.97  # time over the product's modelled cycles
+MEMORY_SHARE = 0.847  # of a copy's bandwidth, at which the product reads and writes
+FORMAT = "half2"
+MAX_CHOICES = 16  # tiles offered
+SHAPES = (
     (128, 128, 2), (64, 128, 1), (192, 128, 3), (128, 64, 2), (64, 64, 1), (192, 64, 3), (128, 96, 2), (128, 192, 2),
     (64, 192, 1),
 )  # fmt: skip
-_DEPTHS = ((64, 4), (64, 3), (32, 6), (32, 5), (32, 4), (32, 3))
+"""(bm, bn, wm) that are tried."""
+DEPTHS = ((64, 4), (64, 3), (32, 6), (32, 5), (32, 4), (32, 3))
 
 
 def seconds(points: Points, units: int, copy: float = COPY) -> float:
@@ -40,20 +44,25 @@ def seconds(points: Points, units: int, copy: float = COPY) -> float:
         planes += tiling.places.image * 2
         read += math.prod(problem.y_shape) * 4
     moved = planes + tiling.weights_bytes + tiling.partial_bytes
-    product = math.hypot(_BUSY * product_cycles(tiling, units) / _CLOCK, moved / (_MEMORY * copy))
-    passes = planes / (_SPLIT * copy) + tiling.partial_bytes * (1 if tile.split == 1 else 1.5) / (_INVERSE * copy)
-    total = tile.pieces * (product + passes + 3 * _LAUNCH) + (4 + (not tiling.data) + (tile.split > 1)) * _LAUNCH
+    product = math.hypot(PRODUCT_FACTOR * product_cycles(tiling, units) / CLOCK, moved / (MEMORY_SHARE * copy))
+    passes = planes / (SPLIT_MEMORY_SHARE * copy) + tiling.partial_bytes * (1 if tile.split == 1 else 1.5) / (
+        INVERSE_MEMORY_SHARE * copy
+    )
+    total = (
+        tile.pieces * (product + passes + 3 * LAUNCH_SECONDS)
+        + (4 + (not tiling.data) + (tile.split > 1)) * LAUNCH_SECONDS
+    )
     return (
         total
-        + read * (1 / (_SCALE * copy) + 1 / (_SPLIT * copy))
-        + weights * 2.5 / (_SCALE * copy)
-        + written / (_INVERSE * copy)
+        + read * (1 / (SCALE_MEMORY_SHARE * copy) + 1 / (SPLIT_MEMORY_SHARE * copy))
+        + weights * 2.5 / (SCALE_MEMORY_SHARE * copy)
+        + written / (INVERSE_MEMORY_SHARE * copy)
     )
 
 
 def _tiles(problem: ConvProblem) -> Iterator[PointsTile]:
-    for (bm, bn, wm), (bk, stages) in itertools.product(_SHAPES, _DEPTHS):
-        tile = PointsTile(bm, bn, wm, 1, _FORMAT, bk=bk, stages=stages, flush_every=64 // bk)
+    for (bm, bn, wm), (bk, stages) in itertools.product(SHAPES, DEPTHS):
+        tile = PointsTile(bm, bn, wm, 1, FORMAT, bk=bk, stages=stages, flush_every=64 // bk)
         points = Points(problem, tile)
         rows = points.work.rows if points.tiling.data else points.work.m
         if points.tiling.misfit is None and bn < 2 * max(64, points.tiling.n) and bm < 2 * max(64, rows):
@@ -79,7 +88,7 @@ def choices(problem: ConvProblem, units: int, limit: int) -> tuple[PointsTile, .
             if points.tiling.misfit is None:
                 rated.append((seconds(points, units), len(rated), points))
     best = [points for _, _, points in sorted(rated, key=lambda row: row[:2])]
-    found = [points.tile for points in best if points.layout.size <= limit][:_MOST]
+    found = [points.tile for points in best if points.layout.size <= limit][:MAX_CHOICES]
     if best and problem.direction != "bwd_weights":
         cut = [Points(problem, dataclasses.replace(best[0].tile, pieces=pieces)) for pieces in (2, 4, 8, 16, 32)]
         found += [points.tile for points in cut if points.layout.size <= limit]

@@ -13,10 +13,10 @@ from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, ker
 
 from .. import SHARED
 from ..instructions import Instructions
-from ..packed.launch import ProductLaunch
-from .tiling import Points, margin
+from ..packed.plan import ProductLaunch
+from .tiling import Points, PointsTile, margin
 
-_TILES, _CHANNELS = 8, 32
+GROUP_TILES, GROUP_CHANNELS = 8, 32
 """A work group of the transform of tiles, which has 256 work items."""
 
 
@@ -24,12 +24,12 @@ class WinogradPlan(StepPlan):
     """A Plan. ``emulate`` builds plain C (tests)."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any], *, emulate: bool = False) -> None:
-        points = self._points = Points.of(problem, config)
-        self.tiling, self._where, self._emulate = points.tiling, points.layout, emulate
+        points = self._points = Points(problem, PointsTile.of(config))
+        self.tiling, self._layout, self._emulate = points.tiling, points.layout, emulate
         self._context, self._passes, self._products = context, Passes(context, points.work), self._product(context)
         steps, packers = self._data() if self.tiling.data else (self._gradient(), [])
-        packed_size = self._where.packed_size
-        super().__init__(self._where.size, steps, packed_size, packers, self._key() if packed_size else None)
+        packed_size = self._layout.packed_size
+        super().__init__(self._layout.size, steps, packed_size, packers, self._key() if packed_size else None)
 
     def _data(self) -> tuple[list[Launch], list[Launch]]:
         """Weights into planes; then, a piece of the tiles after the other, tiles, products and the way out. And what
@@ -37,7 +37,7 @@ class WinogradPlan(StepPlan):
         points, work = self._points, self._points.work
         operand = "y" if points.problem.direction == "bwd_data" else "x"
         weights, packers = [self._weights()], []
-        if self._where.constant:
+        if self._layout.constant:
             packers, steps = [*self._scales("w"), *weights], self._scales(operand)
         else:
             steps = [*self._scales(operand + "w"), *weights]
@@ -58,38 +58,38 @@ class WinogradPlan(StepPlan):
         return repr(("nvidia.winograd", tile.points, problem.direction, problem.w_shape, tile.bn, tile.bk, tile.format))
 
     def _product(self, context: Any) -> Launch:
-        given = ["workspace", "w" if self._where.constant else "workspace"]
-        return ProductLaunch(self.tiling, self._where, given, emulate=self._emulate).launch(context)
+        given = ["workspace", "w" if self._layout.constant else "workspace"]
+        return ProductLaunch(self.tiling, self._layout, given, emulate=self._emulate).launch(context)
 
     def _text(self, file: str, **values: Any) -> str:
         tiling = self.tiling
         text = self._points.problem.macros() + Instructions(tiling.format.type).text(self._emulate)
         text += kernel_text(SHARED, "narrow.cl.mako", tiling=tiling)
         text += kernel_text(SHARED, "shifted.cl") + kernel_text(__package__, "split.cl.mako")
-        values |= {"scales": self._where.scales, "program": Printer("float")}
+        values |= {"scales": self._layout.scales, "program": Printer("float")}
         return text + kernel_text(__package__, file, tiling=tiling, geometry=self._points.geometry, **values)
 
     def _scales(self, names: str) -> list[Launch]:
         """The search for the scales of some operands."""
-        return self._where.scales.launches(self._context, names)
+        return self._layout.scales.launches(self._context, names)
 
     def _tiles(self, data: Data, operand: str, inner: str, first: int) -> Launch:
         """Tiles of ``operand`` from tile ``first`` on, as planes of the product's ``inner``."""
-        tiling, where = self.tiling, self._where
+        tiling, layout = self.tiling, self._layout
         source = tiling.source if inner == "x" else tiling.places
         runs = [(j, 1) for j in range(data.inputs[1])] if data.tensor.nhwc else data.runs
         text = self._text("tiles.cl.mako", d=data, src=source, runs=runs, margin=margin(data.matrices),
-                          source_at=where.at[inner] // 2, tile_marks=where.tile_marks, operand=operand,
-                          tiles=_TILES, channels=_CHANNELS,
-                          beside=-(-data.channels // _CHANNELS))  # fmt: skip
-        items = _TILES * _CHANNELS
-        size = (-(-data.channels // _CHANNELS) * -(-data.rows // _TILES) * items,)
-        given = [operand, "workspace", "w" if where.constant else "workspace", np.int32(first)]
+                          source_at=layout.at[inner] // 2, tile_marks=layout.tile_marks, operand=operand,
+                          tiles=GROUP_TILES, channels=GROUP_CHANNELS,
+                          channel_blocks=-(-data.channels // GROUP_CHANNELS))  # fmt: skip
+        items = GROUP_TILES * GROUP_CHANNELS
+        size = (-(-data.channels // GROUP_CHANNELS) * -(-data.rows // GROUP_TILES) * items,)
+        given = [operand, "workspace", "w" if layout.constant else "workspace", np.int32(first)]
         return Launch(build(self._context, text), "tiles", size, (items,), given, names=OPERANDS)
 
     def _weights(self) -> Launch:
-        tiling, where, geometry = self.tiling, self._where, self._points.geometry
+        tiling, layout, geometry = self.tiling, self._layout, self._points.geometry
         text = self._text("weights.cl.mako", f=self._points.work.filter, margin=margin(geometry.matrices("g")),
-                          weights_at=where.at["w"] // 2)  # fmt: skip
+                          weights_at=layout.at["w"] // 2)  # fmt: skip
         size = (-(-tiling.slices[0] * tiling.tile.bk // 64) * 64, -(-tiling.n_tiles * tiling.tile.bn // 4) * 4)
         return Launch(build(self._context, text), "weights", size, (64, 4), ["w", "workspace"], names=OPERANDS)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from convdispatch_winograd.geometry import TileGeometry
 from convdispatch_winograd.gpu.error import refusal
-from convdispatch_winograd.gpu.geometry import TileGeometry
 
 from convdispatch.api import ConvProblem, DeviceInfo
 
-from ..configured import MOST_BYTES
-from ..pace import memory
-from ..packed.solver import TensorCores
+from ..configured import MAX_BYTES
 from ..probe import require
+from ..solving import TileSolver, kernel_words
 from .choice import choices, seconds
 from .plan import WinogradPlan
-from .tiling import Points
+from .tiling import Points, PointsTile
 
-_LEAST, _POINTS = 8, 4
+MIN_CHANNELS = 8
+"""Input and output channels: fewer leave tensor cores idle."""
+TILE_POINTS = 4
+"""Output pixels of a tile along an axis."""
 
 
-class Winograd(TensorCores):
+class Winograd(TileSolver):
     """Minimal filtering (Winograd 1980; Lavin and Gray 2016), tiles in planes of 16-bit numbers.
 
     Planes are scaled, so nothing overflows in them. Products before the way out are larger than results by up to 11
@@ -29,45 +31,40 @@ class Winograd(TensorCores):
     above 1e32.
     """
 
-    def __init__(self) -> None:
-        super().__init__("wgmma")
+    seconds = staticmethod(seconds)
+
+    def engine_of(self, problem: ConvProblem) -> str:
+        return "wgmma"
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``rejects`` says before it asks the device."""
         if problem.dtype != "float32":
             return f"float32 only, got {problem.dtype}"
         if problem.math != "float32":
             return f"math float32 only, got {problem.math}"
         if problem.mb < 1 or problem.g > 1:
             return f"1 image or more and 1 group only, got {problem.mb} and {problem.g}"
-        if problem.bytes > MOST_BYTES:
-            return f"at most {MOST_BYTES} bytes, got {problem.bytes}"
+        if problem.bytes > MAX_BYTES:
+            return f"at most {MAX_BYTES} bytes, got {problem.bytes}"
         if problem.ndim != 2 or (problem.kh, problem.kw) != (3, 3):
-            return f"3x3 kernels only, got {'x'.join(str(getattr(problem, 'k' + axis)) for axis in problem.axes)}"
+            return f"3x3 kernels only, got {kernel_words(problem)}"
         if (problem.sh, problem.sw, problem.dh, problem.dw) != (1, 1, 1, 1):
             return f"stride and dilation 1 only, got {problem.sh}x{problem.sw} and {problem.dh}x{problem.dw}"
         narrow = min(problem.ic, problem.oc)
-        if narrow < _LEAST or problem.ic % 8 or problem.oc % 8:
-            return f"{_LEAST} channels or more, in multiples of 8, got {problem.ic} and {problem.oc}"
-        return refusal(TileGeometry(problem, _POINTS)) or (None if self._choices(problem, device) else "no tile fits")
+        if narrow < MIN_CHANNELS or problem.ic % 8 or problem.oc % 8:
+            return f"{MIN_CHANNELS} channels or more, in multiples of 8, got {problem.ic} and {problem.oc}"
+        reason = refusal(TileGeometry(problem, TILE_POINTS))
+        return reason or (None if self.tiles(problem, device) else "no tile fits")
 
-    def _choices(self, problem: ConvProblem, device: DeviceInfo) -> tuple[Any, ...]:
+    def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[PointsTile]:
         return choices(problem, device.compute_units, device.max_alloc_size or 1 << 62)
 
-    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles, the one that is expected to be fastest first."""
-        for tile in self._choices(problem, device):
-            yield tile.config()
+    def tiling(self, problem: ConvProblem, config: Mapping[str, Any]) -> Points:
+        return Points(problem, PointsTile.of(config))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Planes, weights and products of a piece."""
-        return Points.of(problem, config).layout.size
-
-    def seconds(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Predicted."""
-        return seconds(Points.of(problem, config), device.compute_units, memory(device))
+        return self.tiling(problem, config).layout.size
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> WinogradPlan:
-        """Compile a configuration."""
-        require(context, self.engine)
+        require(context, "wgmma")
         return WinogradPlan(context, problem, config)

@@ -23,14 +23,14 @@ void tiles(global const REAL *restrict from, global ushort *restrict to, global 
 % else:
   const int my_t = tid % ${tiles}, my_c = tid / ${tiles};
 % endif
-  const int first_t = get_group_id(0) / ${beside} * ${tiles}, first_c = get_group_id(0) % ${beside} * ${channels};
+  const int first_t = get_group_id(0) / ${channel_blocks} * ${tiles}, first_c = get_group_id(0) % ${channel_blocks} * ${channels};
   const int t = first_t + my_t, c = first_c + my_c;
   const int exists = t < ${d.piece} && first + t < ${d.tiles} && c < ${d.channels};
   const int tile = exists ? first + t : 0, channel = exists ? c : 0, image = tile / ${d.counts[0] * d.counts[1]};
   const int y = tile / ${d.counts[1]} % ${d.counts[0]} * ${d.step[0]} + (${d.origin[0]});
   const int x = tile % ${d.counts[1]} * ${d.step[1]} + (${d.origin[1]});
   global int *marks = (global int *)to;
-  const int shift = ${scales.exponent(operand, "norms", "marks", "0", *(("image", "channel") if tiling.data else ("channel", "image")), margin)};
+  const int shift = ${scales.exponent(operand, "norms", "marks", ("0", "image", "channel") if tiling.data else ("0", "channel", "image"), margin)};
 % if tiling.data:
   if (c == 0 && t < ${d.rows}) marks[${tile_marks} + t] = marks[${scales.marks_at(operand)} + image];
 % endif

@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch_winograd.gpu.geometry import TileGeometry
+from convdispatch_winograd.geometry import TileGeometry
 from convdispatch_winograd.gpu.work import Inverse, Work
 
 from convdispatch.api import Areas, ConvProblem
 
-from ..packed.source import Source
-from ..packed.tile import Tile
-from ..packed.tiling import Tiling
+from ..packed.tiling import Source, Tile, Tiling
 from ..scales import Scales
 
 
@@ -32,64 +29,32 @@ class PointsTile(Tile):
     """Shares of the tiles that use the same workspace, one after the other."""
 
 
-@dataclass(frozen=True)
-class PointSource(Source):
-    """Transformed tiles: [point][tile][plane][channels], written so by ``tiles.cl.mako``."""
-
-    @property
-    def plane(self) -> int:
-        """Elements from plane to plane."""
-        return self.c8 * 8
-
-    @property
-    def group(self) -> int:
-        """Elements from point to point."""
-        return self.pixels * self.pixel
-
-    @property
-    def image(self) -> int:
-        """Elements of all points."""
-        return self.groups * self.group
-
-
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class PointsTiling(Tiling):
     """The product: ``problem`` is the 1x1 convolution."""
 
     margins: int = 0
     """Bits by which the two transforms may make operands larger."""
 
+    always_partial = True  # the inverse transform reads what the product leaves
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.unshift = Tiling.unshift - self.margins
+
     def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
-        return PointSource(name, 1, self.problem.g, c, size, self.format.planes, direct=True)
+        return Source(name, 1, self.problem.g, c, size, self.format.planes, direct=True, points=True)
 
     def row_mark(self, m: str, per: str) -> str:
-        """OpenCL expression: which of A's marks a row has: tiles have their own; dy's channels' hold at all points."""
+        """Tiles have exponents of their own; those of dy's channels hold at all points."""
         return m
 
     def column_mark(self, n: str) -> str:
-        """OpenCL expression: which of B's marks a column has."""
         return n if self.data else f"min({n}, {self.geometry.c - 1})"
 
     @property
-    def unshift(self) -> int:
-        """Exponents that scaled operands have in common."""
-        return super().unshift - self.margins
-
-    @property
-    def partial(self) -> bool:
-        """Always: the inverse transform reads what the product leaves."""
-        return True
-
-    @property
     def misfit(self) -> str | None:
-        """Why the tile cannot run this problem; None when it can."""
         return super().misfit if self.format.planes == 2 else "formats of two planes"
-
-
-def points_tiling(geometry: TileGeometry, tile: PointsTile) -> PointsTiling:
-    """The product's numbers."""
-    problem, margins = _product(geometry, tile.pieces, tile.split)
-    return PointsTiling(problem, tile, margins)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -110,7 +75,7 @@ def margin(matrices: tuple[Any, Any]) -> int:
 
 
 class PointsLayout:
-    """Where planes, weights, products and scales lie: bytes into the workspace, or into the packed weights' buffer."""
+    """Where planes, weights, products and scales are: bytes into the workspace, or into the packed weights' buffer."""
 
     def __init__(self, geometry: TileGeometry, tiling: PointsTiling) -> None:
         areas = Areas()
@@ -133,9 +98,9 @@ class PointsLayout:
         return self.tile_marks if letter == "A" and self.tile_marks else scales.marks_at(scales.named(letter))
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class PointsWork(Work):
-    """Winograd's own numbers, for the inverse transform, where the products lie as ``layout`` says."""
+    """Winograd's own numbers, for the inverse transform, where the products are as ``layout`` says."""
 
     layout: Any = None
 
@@ -146,7 +111,7 @@ class PointsWork(Work):
 
     @property
     def inverse(self) -> Inverse:
-        """The products: channels last they lie as [tile][point][channel], the points beside one another."""
+        """The products: channels last they are as [tile][point][channel], the points beside one another."""
         found = super().inverse
         if self.geometry.weights or not self.geometry.nhwc:
             return found
@@ -160,11 +125,6 @@ class Points:
     problem: ConvProblem
     tile: PointsTile
 
-    @classmethod
-    def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Points:
-        """From a configuration's JSON values."""
-        return cls(problem, PointsTile.of(config))
-
     @functools.cached_property
     def geometry(self) -> TileGeometry:
         """The problem in tiles."""
@@ -172,12 +132,13 @@ class Points:
 
     @functools.cached_property
     def tiling(self) -> PointsTiling:
-        """The product."""
-        return points_tiling(self.geometry, self.tile)
+        """The product's numbers."""
+        problem, margins = _product(self.geometry, self.tile.pieces, self.tile.split)
+        return PointsTiling(problem, self.tile, margins)
 
     @functools.cached_property
     def layout(self) -> PointsLayout:
-        """Where everything lies."""
+        """Offsets of everything."""
         return PointsLayout(self.geometry, self.tiling)
 
     @functools.cached_property

@@ -1,1 +1,12 @@
-"""Minimal filtering on CPUs: register tiles over transformed tiles, one work item a run of them, no barriers."""
+"""Turns a problem into tiles, transforms and batched products of register tiles, on CPUs.
+
+A new form of the computation is a kernel class beside ``data`` and a name of ``choice``.
+
+- ``case``: a problem in strips of tiles.
+- ``kernel``: what all kernels share: macros, template values, launches.
+- ``data``: forward and data gradient: in one kernel, in three, or without stored weights for few tiles.
+- ``weights``: the weights' gradient.
+- ``choice``: configurations of a problem, and their predicted cost.
+- ``error``: the measured error of each tile size, and which math modes admit it.
+- ``solver``: the solver of one tile size.
+"""

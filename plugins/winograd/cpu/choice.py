@@ -1,7 +1,7 @@
 """Chooses register tiles, chunks and forms for a problem, and predicts what they cost.
 
-Everything is counted in cycles of one core that issues a vector multiply-add or a load in each, and bytes at the rates
-of the level of memory that they come from; memory's, and launches, by the device's rates.
+The cost model counts cycles of one core, which issues a vector multiply-add or a load in each, and bytes at the rates
+of the memory that they come from. Rates of memory and launches are the device's.
 """
 
 from __future__ import annotations
@@ -13,34 +13,49 @@ from dataclasses import dataclass
 from typing import Any
 
 from convdispatch.api import DeviceInfo, rates
+from convdispatch.api.cpu import cdiv as ceil
 
 from ..program import program
 from ..transforms import Matrix
 from .case import Case
-from .data import DataKernel, ceil, turned
-from .joined import JoinedKernel
+from .data import DataKernel, JoinedKernel, turned
 from .weights import WeightsKernel
 
-_FUSED = 800 << 10  # bytes of V and M of a work item: the second-level cache holds them
-_APART = (2 << 20, 24 << 20)  # bytes of V and M of a chunk: as many as the weights or dw, which pass once a chunk
-_NEAR, _FAR = 4.95, 1.65  # of a copy's bandwidth, at which bytes come from the third-level cache, and from memory
-_L3 = 16 << 20
-_CACHED = 6 << 20  # bytes of weights that caches keep between calls, of one layer among a net's
-_WRITTEN = 10 << 20  # bytes of transformed weights beyond which writing them goes to memory and takes their place first
-_HELD = 768 << 10  # bytes of a block of M that stay in the second-level cache beside its weights
-_BLOCK = 1300 << 10  # bytes of a block of M at most: beyond, weights are transformed again for the next chunk
-_LAUNCH = 0.55, 1.1  # of a launch's time, what one takes behind another, of two cores and of more
-# What the forms and weights' gradients take beside this count, of layers that no other's operands follow.
-_WAITS = {"apart": 1.15, "fused": 1.15, "joined": 1.15, "weights": 1.3}
-_PACKED = 1.2  # what joined takes beside the others where weights were packed before, whose next ones come meanwhile
-_ACROSS = 1.63  # times of memory's pace that weights take which are read across
-_SPREAD = 5.0  # of a vector that a weights' gradient writes to V or M, each to a plane of its own
-_FLOPS = 2.3  # of the peak in the time of a lane's cycle, as counted here: 1.15 times its multiply-add
+FUSED_BYTES = 800 << 10
+"""Bytes of V and M of a work item in the fused form: the second-level cache holds them."""
+CHUNK_BYTES = (2 << 20, 24 << 20)
+"""Bytes of V and M of a chunk in the apart form, at least and at most: as many as the weights or dw, which are read
+once a chunk."""
+MAX_BLOCK_BYTES = 1300 << 10
+"""Bytes of a block of M in the joined form: beyond, weights are transformed again for the next chunk."""
+L2_BLOCK_BYTES = 768 << 10
+"""Bytes of a block of M that stay in the second-level cache besides its weights."""
+L3_BYTES = 16 << 20
+"""Bytes that the third-level cache holds."""
+CACHED_BYTES = 6 << 20
+"""Bytes of one layer's weights that caches hold between calls of a net."""
+WRITTEN_BYTES = 10 << 20
+"""Bytes of transformed weights beyond which writing them goes to memory."""
+
+L3_SHARE, MEMORY_SHARE = 4.95, 1.65
+"""Of a copy's bandwidth, at which bytes come from the third-level cache and from memory."""
+LAUNCH_SHARES = 0.55, 1.1
+"""Of a launch's time, which a launch behind another takes on two cores and on more."""
+CYCLE_OPS = 2.3
+"""Operations of the peak in the time of a lane's cycle as counted here: 1.15 times its multiply-add."""
+FORM_FACTORS = {"apart": 1.15, "fused": 1.15, "joined": 1.15, "weights": 1.3}
+"""Measured over predicted time of the forms and of weights' gradients, of layers that run alone."""
+PACKED_FACTOR = 1.2
+"""The same of the joined form besides other forms whose weights were packed before."""
+ACROSS_FACTOR = 1.63
+"""Time of weights that are read across rows, in times of weights that are read along them."""
+SPREAD_CYCLES = 5.0
+"""Cycles of a vector that a weights' gradient writes to V or M, each to a plane of its own."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What a device takes, in cycles of one of its cores as they are counted here."""
+    """A device's cores, and its memory's and launches' rates in cycles of one core as they are counted here."""
 
     cores: int
     near: float
@@ -48,17 +63,17 @@ class Pace:
     far: float
     """Bytes of memory a cycle."""
     launch: float
-    """Cycles of one behind another."""
+    """Cycles of a launch behind another."""
     first: float
-    """Cycles of a launch that nothing is before."""
+    """Cycles of a call's first launch."""
 
     @classmethod
     def of(cls, device: DeviceInfo, lanes: int) -> Pace:
-        """By the device's rates; of numbers of which a vector holds ``lanes``."""
+        """From the device's rates, with vectors of ``lanes`` elements."""
         known = rates(device)
-        cycles, cores = known.flops / (_FLOPS * lanes), max(1, device.compute_units)
-        near, far = (share * known.bandwidth / cycles for share in (_NEAR, _FAR))
-        return cls(cores, near, far, _LAUNCH[cores > 2] * known.launch * cycles, known.launch * cycles)
+        cycles, cores = known.flops / (CYCLE_OPS * lanes), max(1, device.compute_units)
+        near, far = (share * known.bandwidth / cycles for share in (L3_SHARE, MEMORY_SHARE))
+        return cls(cores, near, far, LAUNCH_SHARES[cores > 2] * known.launch * cycles, known.launch * cycles)
 
 
 @functools.lru_cache(maxsize=256)
@@ -68,7 +83,8 @@ def _operations(matrix: Matrix) -> int:
 
 
 def _transform(case: Case, first: Matrix, second: Matrix, read: float) -> float:
-    """Cycles of a vector of channels of one tile: both passes, the copy, and ``read`` cycles an element outside."""
+    """Cycles of a vector of channels of one tile: both passes, the copy, and ``read`` cycles for each element that is
+    read."""
     rows_in, columns_in, rows, columns = len(first[0]), len(second[0]), len(first), len(second)
     passes = columns_in * (_operations(first) + rows_in + rows) + rows * (_operations(second) + columns_in + columns)
     inside = case.tile[0] * case.tile[1] + (rows_in * columns_in - case.tile[0] * case.tile[1]) * 0.4
@@ -81,33 +97,31 @@ def _multiply(mr: int, nv: int) -> float:
 
 
 def _runs(case: Case, count: int, mr: int, nv: int, run: int = 0) -> float:
-    """Cycles of a register tile's sums of ``count`` products beside its multiply-adds: what it reads, adds and writes.
+    """Cycles of a register tile's sums of ``count`` products besides its multiply-adds: reads, additions and writes.
 
-    A sum is one of ``run`` products, and else as long as its error admits.
-
-    Short runs wait for their rows besides: F(7, 3) of 256 channels took 1.04, 1.24 and 1.41 times as long in tiles of
-    6 by 4, 8 by 3 and 11 by 2 as in 4 by 4.
+    A running sum has ``run`` products, or as many as its error admits. Short sums also wait for their rows: F(7, 3) of
+    256 channels took 1.04, 1.24 and 1.41 times as long in tiles of 6 by 4, 8 by 3 and 11 by 2 as in 4 by 4.
     """
     waits = 3 * mr * mr if case.summed < 128 else 0
     return ceil(count, run or case.summed) * (2.0 * mr * nv + 8 + waits)
 
 
 def kernel(case: Case, config: Mapping[str, Any]) -> DataKernel | WeightsKernel:
-    """What a configuration runs."""
+    """The kernel of a configuration."""
     if case.weights:
         return WeightsKernel(case, config)
     return JoinedKernel(case, config) if config["form"] == "joined" else DataKernel(case, config)
 
 
 def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
-    """FLOPs at the peak that a configuration's time amounts to."""
+    """Operations of the peak in the time of a configuration."""
     th, tw = case.transforms
     read = 2.0 if case.nhwc else 6.0
     work = kernel(case, config)
     vectors_c, vectors_n = ceil(case.c, case.lanes), ceil(case.n, case.lanes)
     groups, tiles = case.problem.g, case.strips * case.strip
     mr, nv = config["mr"], config["nv"]
-    waits = _WAITS["weights" if case.weights else config["form"]]
+    waits = FORM_FACTORS["weights" if case.weights else config["form"]]
     forward = tiles * vectors_c * _transform(case, th.bt, tw.bt, read)
     bytes_v, bytes_m = (tiles * c * case.products * case.size for c in (case.c, work.blocks * work.nvl))
     weights = case.c * case.n * groups * math.prod(case.taps) * case.size
@@ -117,58 +131,60 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         rows = work.chunks * work.s * case.strip
         one = rows * _multiply(mr, nv) + _runs(case, rows, mr, nv)
         products = case.products * work.blocks * (work.cm // mr) * one
-        held = work.m_at * case.size < _L3
+        held = work.m_at * case.size < L3_BYTES
         moved = 2 * (bytes_v + bytes_m) / (pace.near if held else pace.far)
         back = case.c * vectors_n * (case.products * (3.0 if work.joined else 8.0) + 14 * math.prod(case.taps))
-        if work.joined:  # each job reads its part of both
+        if work.joined:  # each job reads its part of V and D
             moved += (bytes_v * work.blocks + bytes_m * ceil(case.c, work.cr)) / pace.near
         else:
-            moved += 2 * bytes_u * work.chunks / (pace.near if bytes_u < _L3 else pace.far)
-        forward += _SPREAD * tiles * vectors_c * case.products
-        other += _SPREAD * tiles * vectors_n * case.products
+            moved += 2 * bytes_u * work.chunks / (pace.near if bytes_u < L3_BYTES else pace.far)
+        forward += SPREAD_CYCLES * tiles * vectors_c * case.products
+        other += SPREAD_CYCLES * tiles * vectors_n * case.products
         launches = 2 * work.chunks * groups
     elif isinstance(work, JoinedKernel):
         other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
         rows = ceil(work.s * case.strip, mr)
         one = case.c * _multiply(mr, nv) + _runs(case, case.c, mr, nv, work.vt)
         products = case.products * work.blocks * work.chunks * rows * one
-        held = work.block < _HELD
+        held = work.block < L2_BLOCK_BYTES
         moved = (bytes_v * (2 + work.blocks) + (0 if held else 2 * bytes_m * ceil(case.c, work.vt))) / pace.near
         taps = math.prod(case.taps) * (12.0 if turned(case) == "none" else 32.0)
         back = work.chunks * case.c * work.blocks * nv * (case.products * 3.3 + taps)
-        if weights > _CACHED:
-            back = max(back, work.chunks * weights / (groups * pace.far) * (1.0 if turned(case) == "none" else _ACROSS))
+        if weights > CACHED_BYTES:
+            back = max(
+                back, work.chunks * weights / (groups * pace.far) * (1.0 if turned(case) == "none" else ACROSS_FACTOR)
+            )
         cores = max(1, config["items"] // 4)
         share = ceil(work.blocks, cores) * cores / work.blocks
         products, back, other = products * share, back * share, other * share
         launches = 2 * work.chunks * groups
-        waits *= _PACKED if case.problem.constant_weights else 1.0
+        waits *= PACKED_FACTOR if case.problem.constant_weights else 1.0
     else:
         other = tiles * vectors_n * _transform(case, th.at, tw.at, read)
         rows = ceil(work.s * case.strip, mr)
         one = case.c * _multiply(mr, nv) + _runs(case, case.c, mr, nv)
         products = case.products * work.blocks * work.chunks * rows * one
-        constant = case.problem.constant_weights  # others were written just before
-        near = bytes_u * groups < (_CACHED if constant else _L3)
+        constant = case.problem.constant_weights
+        near = bytes_u * groups < (CACHED_BYTES if constant else L3_BYTES)
         again = 1 if work.apart and work.chunks == 1 else work.chunks
-        # Few tiles multiply so little that they wait for weights from memory; what caches cannot keep at all, whole.
-        shown = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= _L3 else 1.0
+        # The share of the weights' time that multiply-adds do not hide: few tiles wait for weights from memory.
+        shown = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= L3_BYTES else 1.0
         moved = bytes_u * again / (pace.near if near else pace.far) * shown
         if work.apart:
-            moved += 2 * (bytes_v + bytes_m) / (pace.near if work.slots_size < _L3 else pace.far)
+            moved += 2 * (bytes_v + bytes_m) / (pace.near if work.slots_size < L3_BYTES else pace.far)
         back = 0.0
         if not case.problem.constant_weights:
             back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * 1.2)
-            if case.problem.direction == "bwd_data" and weights > _CACHED:  # read across, a row of w for each channel
-                back += weights / (groups * pace.far) * _ACROSS
-            if bytes_u * groups > _WRITTEN:
+            if case.problem.direction == "bwd_data" and weights > CACHED_BYTES:  # w is read across its rows
+                back += weights / (groups * pace.far) * ACROSS_FACTOR
+            if bytes_u * groups > WRITTEN_BYTES:
                 back += 2 * bytes_u / pace.far
         launches = 3 * work.chunks * groups if work.apart else 1
     outside = case.problem.bytes / pace.far * 0.7
     cycles = groups * (forward + other + products + moved + back) + outside + pace.first + (launches - 1) * pace.launch
     if isinstance(work, DataKernel) and not work.apart and work.items < pace.cores:
         cycles *= 1.5
-    return _FLOPS * case.lanes * cycles * waits
+    return CYCLE_OPS * case.lanes * cycles * waits
 
 
 def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, int]]:
@@ -179,14 +195,11 @@ def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, in
             break
         blocks = ceil(case.n, nv * case.lanes)
         for mr in range(1, registers):
-            # More sums, and Intel's compiler moves and spills them: 95 instructions for 28 multiply-adds, 46 for 26.
+            # With more sums Intel's compiler spills: 95 instructions for 28 multiply-adds, 46 for 26.
             if mr * nv + nv + 2 > registers or mr * nv > registers * 27 // 32:
                 break
-            cost = (
-                blocks
-                * ceil(rows, mr)
-                * (_multiply(mr, nv) + (_runs(case, 32, mr, nv) / 32 if case.summed < 128 else 0))
-            )
+            each = _multiply(mr, nv) + (_runs(case, 32, mr, nv) / 32 if case.summed < 128 else 0)
+            cost = blocks * ceil(rows, mr) * each
             best[nv] = min(best.get(nv, (math.inf, 0)), (cost, mr))
     return [(mr, nv) for nv, (_, mr) in sorted(best.items(), key=lambda item: item[1][0])]
 
@@ -201,7 +214,7 @@ def _strips(case: Case, budget: int) -> int:
 def _chunk(case: Case) -> int:
     """Bytes of a chunk of the apart form."""
     weights = case.products * case.c * case.n * case.size
-    return min(max(weights, _APART[0]), _APART[1])
+    return min(max(weights, CHUNK_BYTES[0]), CHUNK_BYTES[1])
 
 
 def configs(case: Case, registers: int, pace: Pace) -> Iterator[dict[str, Any]]:
@@ -223,7 +236,7 @@ def configs(case: Case, registers: int, pace: Pace) -> Iterator[dict[str, Any]]:
         shapes.append(("apart", _strips(case, _chunk(case) // 4), 1))
     else:
         for nv in range(1, 5):
-            fitting = max(1, _BLOCK // (case.strip * case.products * nv * case.lanes * case.size))
+            fitting = max(1, MAX_BLOCK_BYTES // (case.strip * case.products * nv * case.lanes * case.size))
             strips = ceil(case.strips, ceil(case.strips, fitting))
             tiles = dict(map(reversed, _register_tiles(case, registers, strips * case.strip)))
             if nv in tiles:
@@ -231,7 +244,7 @@ def configs(case: Case, registers: int, pace: Pace) -> Iterator[dict[str, Any]]:
         share = ceil(case.strips * case.problem.g, cores)
         one = case.strip * case.products * case.size
         for blocks in (1, 4):
-            strips = min(max(1, _FUSED // (one * (case.c + min(case.n, 64 * blocks)))), share)
+            strips = min(max(1, FUSED_BYTES // (one * (case.c + min(case.n, 64 * blocks)))), share)
             shapes.append(("fused", ceil(case.strips, ceil(case.strips, strips)), blocks))
     shapes.sort(key=lambda shape: predicted(case, make(*shape), pace))
     found = [make(*shape) for shape in shapes]

@@ -1,6 +1,6 @@
 ## Forward and data gradient: chunks of S strips are transformed to V, multiplied with the transformed weights to M, and
 ## transformed back; in one kernel whose V and M stay in the second-level cache (fused), in three over larger chunks
-## (apart), or V before all else and the rest by blocks of target channels (joined).
+## (apart), or V first and the rest by blocks of target channels (joined).
 ##
 ## V[e][tile][VT], M[e][tile][MT], U[g][e][block][c][NVL]: VE, ME, UE from e to e, rows of tiles rounded up to MR
 ## joined: V[part][e][tile][VT] of VT channels, VP from part to part; M and U, which is of VT channels and one block, are a
@@ -17,7 +17,7 @@ parts = -(-part * nvl // (kb * fetched * line)) if fetched else 0  # runs that a
 def ahead(k): return f", packed + (run < {parts} ? {k} + run * {kb * fetched * line} : 0)" if fetched else ""
 %>\
 // Rows 0 to rows - 1 of a block of a product. A part of the packed weights stays in the first-level cache over all rows,
-// of which the first ask for the next part; blocks follow one another.
+// of which the first prefetch the next part; blocks are contiguous.
 __attribute__((noinline))
 void multiply_block(global const ACC *restrict v, global const ACC *restrict packed, global ACC *restrict m, int rows) {
 % if c > kb:
@@ -71,7 +71,7 @@ void spread(global const REAL *restrict x, global ACC *workspace, int strip, int
 
 % if form == "joined":
 // Blocks of target channels: their weights are transformed VT source channels at a time and used while a cache holds
-// them; those that come next, perhaps of the next block, are asked for meanwhile.
+// them; the next ones, perhaps of the next block, are prefetched meanwhile.
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void products(global const REAL *restrict w, global ACC *workspace, OUT_PARAMS, int strip, int g, int strips) {
   local ACC copy[KEPT] __attribute__((aligned(64)));

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Mapping
@@ -10,66 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import (
-    DTYPES,
-    OPERANDS,
-    Areas,
-    Launch,
-    Step,
-    StepPlan,
-    build,
-    define,
-    epilogue_macros,
-    kernel_text,
-    storage_macros,
-)
+from convdispatch.api import Areas, Launch, Step, StepPlan, define
 from convdispatch.api.cpu import LINE, PAGE
+from convdispatch.api.cpu import cdiv as ceil
 
-from ..program import program
-from ..transforms import Matrix
 from .case import Case
+from .kernel import SPREAD, Kernel, even, pitch
 
-SPREAD = 128
-"""Channels of a work item that transforms."""
-_STREAMED = 8 << 20
-"""Bytes of a chunk's transformed tiles from which on they are written past the caches."""
-_TURNED = 30 << 10
-"""Bytes of weights that are turned at once: every device's local memory holds them."""
-_CACHED = 256 << 10
-"""Bytes of packed weights that a second-level cache keeps beside the tiles."""
+TURNED_BYTES = 30 << 10
+"""Bytes of weights that are transposed at once: every device's local memory holds them."""
+CACHED_BYTES = 256 << 10
+"""Bytes of packed weights that a second-level cache holds besides the tiles."""
 FAR, PACKED = 16 << 20, 8 << 20
 """Bytes of packed weights that leave the third-level cache, and of the parts that are packed and used in turn."""
-
-
-def ceil(a: int, b: int) -> int:
-    """Quotient, rounded up."""
-    return -(-a // b)
-
-
-def even(size: int, most: int) -> int:
-    """Size of the parts of ``size`` of at most ``most`` elements, as even as can be."""
-    return ceil(size, ceil(size, most))
-
-
-def pitch(elements: int, size: int) -> int:
-    """A distance of an odd number of cache lines, so that rows spread over the cache's sets."""
-    line = LINE // size
-    return (ceil(elements, line) | 1) * line
-
-
-@functools.lru_cache(maxsize=64)
-def printed(matrix: Matrix, dtype: str) -> str:
-    """``o = M d`` over vectors V."""
-    inputs, outputs = [f"d{i}" for i in range(len(matrix[0]))], [f"o{i}" for i in range(len(matrix))]
-    scalar = "double" if dtype == "float64" else "float"
-    return program(matrix, inputs, outputs, type="V", dtype=scalar, declare=True, indent="      ").text
+BLOCK_WEIGHTS_BYTES = 340 << 10
+"""Bytes of the transformed weights of a block of target channels that a work item holds."""
 
 
 def turned(case: Case) -> str:
     """How vectors of target channels are read from the weights: pack.cl.mako."""
     if case.strides()["w_n"] == 1:
         return "none"
-    if math.prod(case.taps) * case.lanes**2 * case.size > _TURNED:
+    if math.prod(case.taps) * case.lanes**2 * case.size > TURNED_BYTES:
         return "never"
     return "each" if case.rotated else "taps" if case.nhwc else "runs"
 
@@ -80,25 +41,19 @@ def turned_size(case: Case) -> int:
     return {"none": 0, "never": 0, "each": ceil(taps, case.lanes)}.get(how, taps) * case.lanes**2
 
 
-def spread_store(apart: bool, size: int) -> str:
-    """How transformed tiles are written, where a chunk's take ``size`` bytes."""
-    return "STREAMW" if apart and size > _STREAMED else "STOREW"
-
-
-class DataKernel:
-    """One configuration, worked out without compiling."""
+class DataKernel(Kernel):
+    """One configuration."""
 
     def __init__(self, case: Case, config: Mapping[str, Any]) -> None:
-        self.case, self.config = case, config
-        self.nvl = config["nv"] * case.lanes
-        self.blocks = ceil(case.n, self.nvl)
-        self.s = min(config["strips"], case.strips)
-        self.chunks = ceil(case.strips, self.s)
+        super().__init__(case, config)
+        p = case.problem
         self.apart = config["form"] != "fused"
+        self.source, self.target = ("y", "x") if case.rotated else ("x", "y")
+        self.extras = [name for name in ("bias", "residual") if getattr(p, name)]
         self._areas(ceil(self.s * case.strip, config["mr"]) * config["mr"])
 
     def _areas(self, rows: int) -> None:
-        """Places of V, M and the packed weights, in rows of tiles rounded up to a register tile."""
+        """Offsets and strides of V, M and the packed weights, in rows of tiles rounded up to a register tile."""
         case, config = self.case, self.config
         self.within = self.blocks if self.apart else min(config["blocks"], self.blocks)
         self.vt, self.mt = pitch(case.c, case.size), pitch(self.within * self.nvl, case.size)
@@ -122,8 +77,8 @@ class DataKernel:
 
     @property
     def fetched(self) -> int:
-        """Cache lines of the weights multiplied next that a register tile's k asks for; 0 where a cache keeps all."""
-        if self.packed_size <= _CACHED:
+        """Cache lines of the next weights that each k of a register tile prefetches; 0 where a cache holds all."""
+        if self.packed_size <= CACHED_BYTES:
             return 0
         return ceil(self.nvl * self.case.size, LINE * ceil(self.s * self.case.strip, self.config["mr"]))
 
@@ -133,57 +88,41 @@ class DataKernel:
         return max(self.case.local, turned_size(self.case))
 
     def sizes(self) -> str:
-        """The text's own names for what _areas laid out."""
+        """Offsets and strides as OpenCL text."""
         return define(
             VT=self.vt, VE=f"{self.ve}L", MT=self.mt, ME=f"{self.me}L", UE=f"{self.ue}L", PASS=self.within,
             CHUNKS=self.chunks, SLOT=f"{self.slot}L", SLOT_M=f"{self.slot_m}L",
         )  # fmt: skip
 
-    @functools.cached_property
     def text(self) -> str:
-        """The program: packing and convolution."""
         case, config, p = self.case, self.config, self.case.problem
         th, tw = case.transforms
-        text = storage_macros(p.dtype) + epilogue_macros(p)
-        text += define(V=f"{DTYPES[p.dtype].accumulator}{case.lanes}", LANES=case.lanes, NVL=self.nvl, MR=config["mr"])
-        text += define(ACROSS=case.across, TILES_H=case.tiles[0], STRIPS=case.strips, S=self.s, XS=case.strip)
-        text += define(ITEMS=self.items, NB=self.blocks, E=case.products, C=case.c, N=case.n, G=p.g, SPREAD_C=SPREAD)
-        text += define(LOCAL=case.local, TURNED=max(1, turned_size(case)), KEPT=self.local_elements) + self.sizes()
-        common = {
-            "lanes": case.lanes, "nhwc": case.nhwc, "groups": p.g,
-            "images": p.mb, "strip": case.strip, "across": case.across, "c": case.c, "n_": case.n,
-            "store": spread_store(self.apart, self.slots_size),
-            "patch_h": th.alpha, "patch_w": tw.alpha, "tile_h": th.m, "tile_w": tw.m,
-        }  # fmt: skip
-        kb = even(case.c, case.summed)
+        text = self.sizes() + self.macros(
+            STRIPS=case.strips, S=self.s, ITEMS=self.items, G=p.g, TURNED=max(1, turned_size(case)),
+            KEPT=self.local_elements,
+        )  # fmt: skip
+        kb, how = even(case.c, case.summed), turned(case)
+        asks = {"fetched": self.fetched, "line": LINE // case.size, "adds": self.adds}
+        tile = {"patch_h": th.alpha, "patch_w": tw.alpha, "tile_h": th.m, "tile_w": tw.m, "n_": case.n}
         parts: list[tuple[str, dict[str, Any]]] = [
-            ("transpose.cl.mako", {"wanted": not case.nhwc or turned(case) in ("runs", "taps", "each")}),
-            ("spread.cl.mako", {
-                "name": "x", "out_h": th.alpha, "out_w": tw.alpha, "step_h": th.m, "step_w": tw.m,
-                "h": case.source[0], "w": case.source[1], "pad_h": case.pad[0], "pad_w": case.pad[1],
-                "program_h": printed(th.bt, p.dtype), "program_w": printed(tw.bt, p.dtype),
+            ("transpose.cl.mako", {"wanted": not case.nhwc or how in ("runs", "taps", "each")}),
+            self.spread("x"),
+            ("multiply.cl.mako", asks | {
+                "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "ahead": False,
             }),
-            ("multiply.cl.mako", {
-                "mr": config["mr"], "nv": config["nv"], "a_row": self.vt, "a_k": 1, "adds": self.adds, "ahead": False,
-                "fetched": self.fetched, "line": LINE // case.size,
+            ("gather.cl.mako", self.programs("at") | tile | {
+                "bias": p.bias, "across": case.across, "h": case.target[0], "w": case.target[1],
             }),
-            ("gather.cl.mako", {
-                "bias": p.bias,
-                "h": case.target[0], "w": case.target[1],
-                "program_h": printed(th.at, p.dtype), "program_w": printed(tw.at, p.dtype),
+            ("pack.cl.mako", self.programs("g") | case.strides() | {
+                "pack_c": self.pack_c, "turned": how, "total": math.prod(p.w_shape), "n_": case.n,
+                "packs": config["form"] != "joined", "out_h": th.alpha, "out_w": tw.alpha, "taps_h": th.r,
+                "taps_w": tw.r,
             }),
-            ("pack.cl.mako", case.strides() | {
-                "pack_c": self.pack_c, "turned": turned(case), "total": math.prod(p.w_shape),
-                "packs": self.config["form"] != "joined",
-                "out_h": th.alpha, "out_w": tw.alpha, "taps_h": th.r, "taps_w": tw.r,
-                "program_h": printed(th.g, p.dtype), "program_w": printed(tw.g, p.dtype),
-            }),
-            ("data.cl.mako", {
-                "form": self.config["form"], "adds": self.adds, "kb": kb, "near": max(1, 128 // kb) * kb,
-                "nvl": self.nvl, "fetched": self.fetched, "line": LINE // case.size,
+            ("data.cl.mako", asks | {
+                "form": config["form"], "kb": kb, "near": max(1, 128 // kb) * kb, "nvl": self.nvl, "c": case.c,
             }),
         ]  # fmt: skip
-        return text + "".join(kernel_text(__package__, file, **(common | values)) for file, values in parts)
+        return text + self.rendered(parts, self.slots_size, self.apart)
 
     @property
     def adds(self) -> bool:
@@ -203,26 +142,21 @@ class DataKernel:
         blocks = min(self.packed_blocks, self.blocks - block)
         sizes = (ceil(self.case.c, self.pack_c), blocks, groups)
         arguments = ["w", "workspace", np.int64(offset // self.case.size), np.int32(g or 0), np.int32(block)]
-        return Launch(build(context, self.text), "pack", sizes, (1, 1, 1), arguments, names=OPERANDS)
+        return self.launch(context, "pack", sizes, arguments)
 
     def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
-        """The convolution; packed weights lie in operand ``weights`` from byte ``offset`` on."""
-        program_, case, p = build(context, self.text), self.case, self.case.problem
-        source, target = ("y", "x") if case.rotated else ("x", "y")
-        extras = [name for name in ("bias", "residual") if getattr(p, name)]
-        at = np.int64(offset // case.size)
-        one = (1, 1, 1)
+        """The convolution; packed weights are in operand ``weights`` from byte ``offset`` on."""
+        case, at = self.case, np.int64(offset // self.case.size)
         if not self.apart:
-            arguments = [source, weights, at, "workspace", target, *extras]
-            return [Launch(program_, "conv", (self.items, 1, 1), one, arguments, names=OPERANDS)]
+            arguments = [self.source, weights, at, "workspace", self.target, *self.extras]
+            return [self.launch(context, "conv", [self.items], arguments)]
         steps: list[Step] = []
-        for g in range(p.g):
+        whole = self.packed_blocks == self.blocks
+        for g in range(case.problem.g):
             for first in range(0, case.strips, self.s):
                 here = min(self.s, case.strips - first)
                 place = [np.int32(first), np.int32(g)]
-                sizes = (here, ceil(case.c, SPREAD), 1)
-                steps.append(Launch(program_, "spread", sizes, one, [source, "workspace", *place], names=OPERANDS))
-                whole = self.packed_blocks == self.blocks
+                steps.append(self.spread_launch(context, here, place))
                 for block in range(0, self.blocks, self.packed_blocks):
                     if not whole:  # a part of the weights, used while the cache holds it
                         steps.append(self.packer(context, offset, g, block))
@@ -230,20 +164,76 @@ class DataKernel:
                     blocks = min(self.packed_blocks, self.blocks - block)
                     arguments = [weights, here_at, "workspace", np.int32(here * case.strip)]
                     arguments += [np.int32(block), np.int32(blocks)]
-                    sizes = (math.gcd(blocks, 4), case.products, 1)
-                    steps.append(Launch(program_, "products", sizes, one, arguments, names=OPERANDS))
-                sizes = (here, ceil(case.n, SPREAD), 1)
-                arguments = ["workspace", target, *extras, *place]
-                steps.append(Launch(program_, "collect", sizes, one, arguments, names=OPERANDS))
+                    steps.append(self.launch(context, "products", [math.gcd(blocks, 4), case.products], arguments))
+                arguments = ["workspace", self.target, *self.extras, *place]
+                steps.append(self.launch(context, "collect", [here, ceil(case.n, SPREAD)], arguments))
         return steps
 
+    def spread_launch(self, context: Any, strips: int, place: list[Any]) -> Launch:
+        """The transform of a chunk of the source; ``place`` is its first strip and its group."""
+        arguments = [self.source, "workspace", *place]
+        return self.launch(context, "spread", [strips, ceil(self.case.c, SPREAD)], arguments)
+
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
+        """Packing, then the convolution."""
         p = self.case.problem
         if p.constant_weights:
             what = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, self.config["nv"], self.case.lanes]
-            key = "winograd cpu 2 " + json.dumps(what)  # the number tells transforms of other powers of two apart
+            key = "winograd cpu 2 " + json.dumps(what)  # the number tells older transforms' powers of two apart
             steps = self.steps(context, "w", 0)
             return StepPlan(self.slots_size, steps, self.packed_size, [self.packer(context, 0)], key)
         packing = [self.packer(context, self.slots_size)] if self.packed_blocks == self.blocks else []
         return StepPlan(self.workspace_size, [*packing, *self.steps(context, "workspace", self.slots_size)])
+
+
+class JoinedKernel(DataKernel):
+    """Products and inverse transform by blocks of target channels, each with its weights' transform.
+
+    A work item goes through the source channels in parts: it transforms a part's weights for its block, adds the part's
+    products to the block of M, and after the last one transforms M back. U and M are in the second-level cache, V is in
+    the third; r^2 weights a pair of channels come from memory, instead of alpha^2 that are written and read.
+    """
+
+    def _areas(self, rows: int) -> None:
+        case = self.case
+        self.within, self.mt = 1, self.nvl
+        self.packed_blocks, self.packed_size = self.blocks, 0
+        fitting = BLOCK_WEIGHTS_BYTES // (case.products * self.nvl * case.size) // case.lanes * case.lanes
+        self.vt = min(max(case.lanes, fitting), case.summed, ceil(case.c, case.lanes) * case.lanes)
+        self.ue = pitch(self.vt * self.nvl, case.size)
+        self.ve, self.me = pitch(rows * self.vt, case.size), pitch(rows * self.nvl, case.size)
+        self.vp = pitch(case.products * self.ve, case.size)
+        self.items = min(self.config["items"], self.blocks)
+        self.block = case.products * self.me * case.size
+        own = Areas(PAGE)
+        own.add(self.block)
+        self.slot_u = own.size // case.size
+        own.add(case.products * self.ue * case.size)
+        self.slot = own.size // case.size
+        areas = Areas(PAGE)
+        areas.add(ceil(case.c, self.vt) * self.vp * case.size)
+        self.slot_m = areas.size // case.size
+        areas.add(self.items * own.size)
+        self.slots_size = areas.size
+
+    def sizes(self) -> str:
+        return super().sizes() + define(VP=f"{self.vp}L", SLOT_U=f"{self.slot_u}L")
+
+    @property
+    def adds(self) -> bool:
+        return self.case.c > self.vt
+
+    def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
+        """The convolution; the weights themselves are operand ``weights``."""
+        case, steps = self.case, []
+        for g in range(case.problem.g):
+            for first in range(0, case.strips, self.s):
+                here, place = min(self.s, case.strips - first), [np.int32(first), np.int32(g)]
+                steps.append(self.spread_launch(context, here, place))
+                arguments = [weights, "workspace", self.target, *self.extras, *place, np.int32(here)]
+                steps.append(self.launch(context, "products", [self.items], arguments))
+        return steps
+
+    def plan(self, context: Any) -> StepPlan:
+        """No packing: weights are transformed where they are used."""
+        return StepPlan(self.workspace_size, self.steps(context, "w", 0))

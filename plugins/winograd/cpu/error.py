@@ -28,10 +28,10 @@ _RATE = {
 }
 TILES = tuple(_RATE)
 """Tiles and kernels, (m, r), that have a solver."""
-_LIMIT = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
-
-
-_SURE = 0.8  # of a limit: another draw of the data may err more
+MAX_ERRORS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
+"""Relative error that each math mode allows."""
+EXPECTED_SHARE = 0.8
+"""Share of a limit that may be expected to be reached: another draw of the data may err more."""
 
 
 def _length(problem: ConvProblem) -> int:
@@ -48,12 +48,12 @@ def expected_error(problem: ConvProblem, m: int, r: int) -> float:
     spared = m**axes if problem.direction == "bwd_weights" else r**axes
     terms = max(1, _length(problem) // spared)
     run = summed(m, r)
-    # A transformed element sums runs of products, then the runs; below 32 its own rounding shows.
+    # A transformed element is a sum of running sums; below 32 products its own rounding counts.
     return _RATE[m, r][2 - axes] * math.sqrt(max(32, min(terms, run) + terms / run))
 
 
 def shrunk(problem: ConvProblem) -> float:
-    """By what factor the activation makes relative errors larger, on standard normal data."""
+    """Factor by which the activation increases relative errors on standard normal data."""
     name, numbers = parse_activation(problem.activation or "relu")
     factor = 0.9 / math.sqrt(max(numbers[1] - numbers[0], 1e-9) / 2) if name == "clip" else ACTIVATIONS[name].shrinks
     return max(1.0, factor * _length(problem) ** 0.25)
@@ -65,15 +65,19 @@ def plain_error(problem: ConvProblem) -> float:
 
 
 def refusal(problem: ConvProblem, m: int, r: int) -> str | None:
-    """Why the problem's math does not admit the tile, or None; 16-bit data err more by themselves."""
+    """Why the problem's math does not admit the tile, or None: 16-bit data have larger errors of their own."""
     if problem.dtype != "float32":
         return None
     error = expected_error(problem, m, r)
     if problem.math == "ieee":
         limit = 2 * plain_error(problem)
-        return None if error <= _SURE * limit else f"twice a plain sum's error, {limit:.1e}, at most, got {error:.1e}"
-    limit, behind = _LIMIT[problem.math], shrunk(problem)
-    if error * behind <= _SURE * limit:
+        return (
+            None
+            if error <= EXPECTED_SHARE * limit
+            else f"twice a plain sum's error, {limit:.1e}, at most, got {error:.1e}"
+        )
+    limit, behind = MAX_ERRORS[problem.math], shrunk(problem)
+    if error * behind <= EXPECTED_SHARE * limit:
         return None
     why = f", {behind:.1f} times that behind {problem.activation}" if behind > 1 else ""
     return f"an error surely within {limit:.0e} only, got {error:.1e}{why}"

@@ -1,12 +1,9 @@
 ## target[image, n, place] = epilogue((AT_h m AT_w^T)[place]) of LANES channels n of a strip's tiles.
 ##
-## A strip's rows of targets are put together as [row][column][LANES]; NHWC writes a column's vector as it is, NCHW turns
-## squares of LANES x LANES, so that neighbours along w are written together.
-<%
-whole = across == 1
-%>\
+## A strip's rows of targets are put together as [row][column][LANES]; NHWC writes a column's vector unchanged, NCHW
+## transposes squares of LANES x LANES, so that neighbours along w are written together.
 #include <convdispatch/output_lanes.cl>
-// Element e of tile i lies at m[e * e_step + i * tile_step].
+// Element e of tile i is at m[e * e_step + i * tile_step].
 __attribute__((noinline))
 void gather(OUT_PARAMS, global const ACC *restrict m, long e_step, int tile_step, local ACC *restrict copy, int strip, int g, int n) {
   const int part = strip % ACROSS, ty = strip / ACROSS % TILES_H, image = strip / (ACROSS * TILES_H);
@@ -15,23 +12,12 @@ void gather(OUT_PARAMS, global const ACC *restrict m, long e_step, int tile_step
   ONCE for (int i = 0; i * ${tile_w} < columns; ++i, m += tile_step) {
     const int wanted = columns - i * ${tile_w};
 % if nhwc:
-    ONCE for (int row = 0; row < rows; ++row)  // the tile's places are asked for before they are computed
+    ONCE for (int row = 0; row < rows; ++row)  // the tile's places are prefetched before they are computed
       ONCE for (int j = 0; j < min(wanted, ${tile_w}); ++j)
         PREFETCH(out + (((long)image * ${h} + y0 + row) * ${w} + x0 + i * ${tile_w} + j) * ${n_ * groups} + g * ${n_} + n, 1);
 % endif
     local ACC *to = copy + i * ${tile_w} * LANES;
-% if patch_h > 1:
-    V mid[${tile_h * patch_w}];
-    ONCE for (int j = 0; j < ${patch_w}; ++j) {
-% for k in range(patch_h):
-      const V d${k} = LOADW(m + (${k * patch_w} + j) * e_step);
-% endfor
-${program_h}\
-% for k in range(tile_h):
-      mid[${k * patch_w} + j] = o${k};
-% endfor
-    }
-% endif
+${along_h(program_h, patch_h, tile_h, patch_w, patch_w, "LOADW(m + ({row} + j) * e_step)") if patch_h > 1 else ""}\
     ONCE for (int k = 0; k < rows; ++k, to += columns * LANES) {
 % for j in range(patch_w):
       const V d${j} = ${f"mid[k * {patch_w} + {j}]" if patch_h > 1 else f"LOADW(m + {j} * e_step)"};
@@ -50,7 +36,7 @@ ${program_w}\
       else ONCE for (int k = 0; k < ${n_} - n; ++k) put_one(OUT_ARGS, p + k, copy[k], ${f"LOAD(bias, g * {n_} + n + k)" if bias else "0"});
   }
 % else:
-% if whole:
+% if across == 1:
   const int runs = 1, run = rows * columns;  // the rows follow one another in memory
 % else:
   const int runs = rows, run = columns;

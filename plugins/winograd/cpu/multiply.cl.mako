@@ -3,17 +3,15 @@
 ## MR, NV      rows and vectors of a register tile; NVL = NV * LANES
 ## a_row, a_k  elements of A from row to row and from k to k; B's rows follow one another
 ## adds        whether to add to what C holds
-## ahead       whether C lies far: its lines are asked for before the sums are complete
-## fetched     lines, each of ``line`` elements, from ``next`` on that a k asks for: they come from memory meanwhile
+## ahead       whether C is not cached: its lines are prefetched before the sums are complete
+## fetched     lines, each of ``line`` elements, from ``next`` on that each k prefetches from memory
 inline void multiply(global const ACC *restrict a, global const ACC *restrict b, global ACC *restrict c, int c_row, int count${", int first" if adds else ""}${", global const ACC *restrict next" if fetched else ""}) {
 % for i in range(mr):
   V ${", ".join(f"s{i}_{v} = 0" for v in range(nv))};
 % endfor
 % if ahead:
-% for i in range(mr):
-% for v in range(nv):
+% for i, v in pairs(range(mr), range(nv)):
   __builtin_prefetch((const void *)(size_t)(c + ${i} * c_row + ${v * lanes}), 1);
-% endfor
 % endfor
 % endif
   ONCE for (int k = 0; k < count; ++k, a += ${a_k}, b += ${nv * lanes}${f", next += {fetched * line}" if fetched else ""}) {
@@ -32,16 +30,13 @@ inline void multiply(global const ACC *restrict a, global const ACC *restrict b,
   }
 % if adds:
   if (!first) {  // added at the end: sums stay short, and their error small
-% for i in range(mr):
-% for v in range(nv):
+% for i, v in pairs(range(mr), range(nv)):
     s${i}_${v} += LOADW(c + ${i} * c_row + ${v * lanes});
-% endfor
 % endfor
   }
 % endif
-% for i in range(mr):
-% for v in range(nv):
+% for i, v in pairs(range(mr), range(nv)):
   STOREW(c + ${i} * c_row + ${v * lanes}, s${i}_${v});
 % endfor
-% endfor
 }
+<%! from itertools import product as pairs %>

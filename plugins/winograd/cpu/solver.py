@@ -1,4 +1,4 @@
-"""``winograd.f4x3`` and its kin on CPUs: F(m, r) along every axis with r taps, in every direction."""
+"""``winograd.f4x3`` and its relatives on CPUs: F(m, r) along every axis with r taps, in every direction."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from .case import Case
 from .choice import Pace, configs, kernel, predicted
 from .error import refusal
 
-_CHANNELS = 16  # a group; at 8, implicit GEMM takes 0.4 to 1.1 of the time (docs/results/cpu-layers.md)
-_SAVING = 1.2  # multiplications of the direct sum for one of this, below which the transforms are not earned
+MIN_CHANNELS = 16
+"""Channels a group: at 8, implicit GEMM takes 0.4 to 1.1 of the time (docs/results/cpu-layers.md)."""
+MIN_SAVING = 1.2
+"""Multiplications of the direct sum for one of this, below which transforms cost more than they spare."""
 
 
 class Winograd(Solver):
@@ -36,13 +38,13 @@ class Winograd(Solver):
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         narrow = min(problem.ic, problem.oc) // problem.g
-        if narrow < _CHANNELS:
-            return f"{_CHANNELS} channels a group or more, got {narrow}"
+        if narrow < MIN_CHANNELS:
+            return f"{MIN_CHANNELS} channels a group or more, got {narrow}"
         reason = device.supports(problem.dtype) or refusal(problem, self.m, self.r)
         if reason:
             return reason
         saving = Case(problem, self.m, lanes(device, problem.dtype)).saving
-        return None if saving >= _SAVING else f"multiplications spared {_SAVING} times or more, got {saving:.2f}"
+        return None if saving >= MIN_SAVING else f"multiplications spared {MIN_SAVING} times or more, got {saving:.2f}"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Forms, chunks and register tiles by predicted cost, then ones of falling workspace."""
@@ -62,5 +64,5 @@ class Winograd(Solver):
         return predicted(Case(problem, self.m, config["lanes"]), config, pace) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
-        """Compile."""
+        """The launches of the configuration's form."""
         return self._kernel(problem, config).plan(context)

@@ -2,12 +2,9 @@
 ##
 ## LANES, V   elements of a vector of sums, its type
 #include <convdispatch/lanes.cl>
-// Asks for the line of memory at p, whatever lies there; ``write``: to write it.
+// Prefetches the cache line at p, which need not be mapped; ``write``: in order to write it.
 #define PREFETCH(p, write) __builtin_prefetch((const void *)(size_t)(p), write)
-<%
-stages = lanes.bit_length() - 1
-half = lanes // 2
-%>\
+<% stages = lanes.bit_length() - 1 %>\
 % if wanted:
 // Transposes the square of LANES x LANES at p.
 __attribute__((noinline))
@@ -15,11 +12,7 @@ void transpose(local ACC *p) {
 % for k in range(lanes):
   const V t0_${k} = LOADL(p + ${k} * LANES);
 % endfor
-% for t in range(1, stages + 1):
-% for i in range(half):
-  const V t${t}_${i} = (V)(t${t - 1}_${2 * i}.even, t${t - 1}_${2 * i + 1}.even), t${t}_${i + half} = (V)(t${t - 1}_${2 * i}.odd, t${t - 1}_${2 * i + 1}.odd);
-% endfor
-% endfor
+${transposed(lanes)}
 % for k in range(lanes):
   STOREL(p + ${k} * LANES, t${stages}_${k});
 % endfor

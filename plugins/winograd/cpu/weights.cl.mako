@@ -20,7 +20,7 @@ void spread(global const REAL *restrict x, global const REAL *restrict y, global
 
 // A square of LANES target channels by LANES source channels at a time: what of dw follows in memory, of one target channel
 // the taps of LANES source channels (NCHW) or LANES source channels of each tap, is turned into vectors.
-// Element e of source channel c, target channels n0 and on, lies at m[e * e_step + c * NVL].
+// Element e of source channel c, target channels n0 and on, is at m[e * e_step + c * NVL].
 <%
 taps = tile_h * tile_w
 at = f"n * {w_n}L + (c * {w_c}L + t * ({w_t}))"
@@ -29,16 +29,7 @@ __attribute__((noinline))
 void put_square(global const ACC *restrict m, long e_step, local ACC *restrict copy, global REAL *restrict w, int g, int n0, int c0) {
   const int channels = min(LANES, C - c0), count = min(LANES, N - n0);
   ONCE for (int c = 0; c < channels; ++c, m += NVL) {
-    V mid[${tile_h * patch_w}];
-    ONCE for (int j = 0; j < ${patch_w}; ++j) {
-% for k in range(patch_h):
-      const V d${k} = LOADW(m + (${k * patch_w} + j) * e_step);
-% endfor
-${program_h}\
-% for k in range(tile_h):
-      mid[${k * patch_w} + j] = o${k};
-% endfor
-    }
+${along_h(program_h, patch_h, tile_h, patch_w, patch_w, "LOADW(m + ({row} + j) * e_step)")}\
     ONCE for (int k = 0; k < ${tile_h}; ++k) {
 % for j in range(patch_w):
       const V d${j} = mid[k * ${patch_w} + ${j}];

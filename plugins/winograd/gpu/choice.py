@@ -9,23 +9,28 @@ from typing import Any
 
 from convdispatch.api import DeviceInfo, gemm_configs, rates
 
+from ..geometry import TileGeometry
 from .error import longest
-from .geometry import TileGeometry
 from .plan import work_of
 from .work import Work
 
-_TILES = 4  # product tiles offered
-_SMALLEST = 64  # tiles of a piece below which cutting further would only add launches
-# Of SUSTAINED times the device's rate, what a long product reaches, by the products of a work item; fitted on an H200.
-_SHARES = {128: 0.76, 64: 0.82, 32: 0.65, 16: 0.49}
-_START = (24, 50)  # steps of k that a work group's first loads and last stores cost, for tiles up to 64x128 and larger
-_START_WEIGHTS = 55  # the same where both operands are transposed on their way into local memory
+MAX_TILES = 4
+"""Product tiles that are offered."""
+MIN_PIECE_TILES = 64
+"""Tiles of a piece below which cutting further would only add launches."""
+UNIT_REGISTERS = 65536
+"""Registers of a compute unit; a work item needs some 70 besides its products."""
+RESIDENT_GROUPS = 3
+"""Work groups of a product that a compute unit holds."""
+
+# The cost model was fitted on an H200.
 SUSTAINED = 0.92
-"""Of the device's rate of multiply-adds: 60 of an H200's 65 TFLOP/s, which the model's shares are shares of."""
+"""Share of the device's multiply-add rate: 60 of an H200's 65 TFLOP/s, which other shares are shares of."""
+SHARES = {128: 0.76, 64: 0.82, 32: 0.65, 16: 0.49}  # of SUSTAINED, for long products, by the products of a work item
+START_STEPS = (24, 50)  # steps of k in the time of a group's first loads and last stores, tiles up to 64x128 and larger
+WEIGHTS_START_STEPS = 55  # the same where both operands are transposed on their way to local memory
 COPY = 0.94
-"""Of a copy's bandwidth, at which transforms move tiles."""
-_FILE = 65536  # registers of a compute unit; an item needs some 70 beside its products
-_RESIDENT = 3  # work groups of a product that a compute unit holds
+"""Share of a copy's bandwidth, at which transforms move tiles."""
 
 
 def _tiles(work: Work, device: DeviceInfo) -> list[dict[str, Any]]:
@@ -35,7 +40,7 @@ def _tiles(work: Work, device: DeviceInfo) -> list[dict[str, Any]]:
         tile = {name: value for name, value in config.items() if name not in ("kind", "split", "ks")}
         if tile not in found:
             found.append(tile)
-    return found[:_TILES]
+    return found[:MAX_TILES]
 
 
 def _parts(geometry: TileGeometry, tile: Mapping[str, Any], device: DeviceInfo, pieces: int) -> int:
@@ -45,7 +50,7 @@ def _parts(geometry: TileGeometry, tile: Mapping[str, Any], device: DeviceInfo, 
     whole = Work(geometry, pieces)
     groups = -(-whole.mp // tile["bm"]) * -(-whole.kp // tile["bn"]) * geometry.points * geometry.groups
     items = tile["bm"] * tile["bn"] // (tile["tm"] * tile["tn"])
-    slots = device.compute_units * max(1, _FILE // (items * (tile["tm"] * tile["tn"] + 70)))
+    slots = device.compute_units * max(1, UNIT_REGISTERS // (items * (tile["tm"] * tile["tn"] + 70)))
     longest_sum = longest(geometry)
     least = 1 if longest_sum is None else -(-whole.piece // longest_sum)
     most = max(least, 1, min(64, whole.piece // 256))
@@ -61,12 +66,12 @@ def choices(geometry: TileGeometry, device: DeviceInfo) -> Iterator[dict[str, An
     """Configurations: product tiles over the largest pieces that one allocation holds, then ever smaller pieces."""
     limit = min(device.max_alloc_size or 1 << 62, (device.global_mem_size or 1 << 62) // 4)
     pieces = 1
-    while Work(geometry, pieces).areas[3] > limit and Work(geometry, pieces).piece > _SMALLEST:
+    while Work(geometry, pieces).areas[3] > limit and Work(geometry, pieces).piece > MIN_PIECE_TILES:
         pieces *= 2
     tiles = _tiles(Work(geometry, pieces), device)
     for tile in tiles:
         yield {**tile, "pieces": pieces, "parts": _parts(geometry, tile, device, pieces)}
-    while tiles and Work(geometry, pieces).piece > _SMALLEST:
+    while tiles and Work(geometry, pieces).piece > MIN_PIECE_TILES:
         pieces *= 2
         yield {**tiles[0], "pieces": pieces, "parts": _parts(geometry, tiles[0], device, pieces)}
 
@@ -82,9 +87,7 @@ def _traffic(work: Work) -> float:
         moved = work.source_size + work.second_size + work.product_size
     else:
         moved = work.pieces * (work.source_size + work.product_size) + (0 if work.constant else 2 * work.second_size)
-        if (
-            not geometry.nhwc and work.inverse.run == 1
-        ):  # single elements a tile apart: a sector is written more than once
+        if not geometry.nhwc and work.inverse.run == 1:  # elements are written a tile apart: sectors more than once
             tensors += math.prod(problem.out_shape) * problem.itemsize
     return tensors + moved * work.accsize
 
@@ -96,10 +99,10 @@ def seconds(geometry: TileGeometry, config: Mapping[str, Any], device: DeviceInf
     m, n = (spec.n, spec.m) if config["swap"] else (spec.m, spec.n)
     groups = -(-m // config["bm"]) * -(-n // config["bn"]) * spec.batch
     area = config["bm"] * config["bn"]
-    each = 2.0 * area * (spec.k + (_START_WEIGHTS if geometry.weights else _START[area > 8192]))
-    slots = device.compute_units * _RESIDENT
+    each = 2.0 * area * (spec.k + (WEIGHTS_START_STEPS if geometry.weights else START_STEPS[area > 8192]))
+    slots = device.compute_units * RESIDENT_GROUPS
     waves = max(math.ceil(groups / slots), groups / slots + 0.3)
-    product = waves * slots * each / _SHARES.get(config["tm"] * config["tn"], 0.42)
+    product = waves * slots * each / SHARES.get(config["tm"] * config["tn"], 0.42)
     bandwidth = COPY * known.bandwidth
     least = (work.source_size + work.product_size) * work.accsize / bandwidth
     product = max(product / (SUSTAINED * known.flops), least)

@@ -1,10 +1,9 @@
 ## v[point][channel][tile] = (H d W^T)[point], d a tile of a tensor: transformed tiles, as the product reads them.
 ##
 ## One work item transforms one tile of one channel (NCHW: neighbours are tiles, which v holds side by side), or of VW
-## channels (NHWC: neighbours are channels, and v is [point][tile][channel]). What lies outside the tensor, in no tile of
-## this piece of the work or in no channel is 0.
+## channels (NHWC: neighbours are channels, and v is [point][tile][channel]). Elements outside the tensor, of no tile of
+## this piece of the work or of no channel are 0.
 <%
-from itertools import product as pairs
 a_h, a_w = d.outputs
 n_h, n_w = d.inputs
 tensor = d.tensor

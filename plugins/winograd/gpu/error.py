@@ -6,7 +6,7 @@ import math
 
 from convdispatch.api import ConvProblem
 
-from .geometry import TileGeometry
+from ..geometry import TileGeometry
 
 # (m, r): relative error of a sum of n products over the root of n, for kernels along both axes and along one; float32,
 # normal data, n from 64 to 1024 (docs/results/accuracy.md). A tile's own rounding is below it from n = 16 on.
@@ -22,10 +22,10 @@ _RATE = {
 }
 TILES = tuple(_RATE)
 """Tile sizes and kernel sizes whose error is known."""
-_FLOAT32 = 1e-5  # what math "float32" allows
-_SHARE = (
-    0.7  # of it that is expected of a whole tensor, for samples that favour its borders err by up to 1.5 times that
-)
+MAX_ERROR = 1e-5
+"""Relative error that math "float32" allows."""
+EXPECTED_SHARE = 0.7
+"""Share of it that a whole tensor may be expected to reach: samples near its borders err by up to 1.5 times that."""
 
 
 def _rate(geometry: TileGeometry) -> float:
@@ -43,7 +43,7 @@ def longest(geometry: TileGeometry) -> int | None:
     problem = geometry.problem
     if problem.dtype != "float32" or problem.math in ("tf32", "fast"):
         return None
-    return int((_SHARE * _FLOAT32 / _rate(geometry)) ** 2)
+    return int((EXPECTED_SHARE * MAX_ERROR / _rate(geometry)) ** 2)
 
 
 def refusal(geometry: TileGeometry) -> str | None:

@@ -1,7 +1,7 @@
 ## Tiles of the source are transformed, multiplied and transformed back by one work group: nothing but weights is stored.
 ##
 ## A group computes 8 IM channels of 8 JN tiles, all points at once: IM x JN work items a point, each a tile of 8 x 8
-## products in quads that lie 4 IM channels and 4 JN tiles apart. Slices of BK source channels follow each other, in two
+## products in quads that are 4 IM channels and 4 JN tiles apart. Slices of BK source channels follow each other, in two
 ## halves of local memory: while one is multiplied, rows of the next slice's tiles are transformed from registers into
 ## the other, then columns in place, and the rows of the slice after it are loaded. A point's weights are read by its own
 ## items alone, so they come from memory as they are needed, two channels ahead.
@@ -23,7 +23,7 @@ def slots(total): return range(-(-total // items))
 def test(s, total): return f"tid + {s * items} < {total}" if (s + 1) * items > total else ""
 def guard(s, total): return f"if ({test(s, total)}) " if test(s, total) else ""
 ragged = weights.k % bk
-data = f.data
+data = f.work.source
 half = points * bk * tn
 %>\
 typedef ACC4 __attribute__((aligned(${4 * f.accsize}))) quad;
@@ -124,10 +124,8 @@ fast, slow = ("c", "tile") if geometry.nhwc else ("tile", "c")
   }
   ACC ${", ".join(f"d{s}_{j}" for j in range(a_w))};
 % endfor
-% for q in range(2):
-% for r in range(4):
+% for q, r in pairs(range(2), range(4)):
   ACC4 ${", ".join(f"p{q}_{r}_{p} = (ACC4)(0)" for p in range(2))};
-% endfor
 % endfor
 ${fetch()}\
 ${weights_at("0", "n")}\
@@ -164,10 +162,8 @@ ${fetch()}\
       ${weights_at(f"slice * {bk} + k + 2", "f")}\
       const ACC4 b0 = *(local const quad *)(b + k * ${tn}), b1 = *(local const quad *)(b + k * ${tn} + ${4 * jn});
 % for q in range(2):
-% for r in range(4):
-% for p in range(2):
+% for r, p in pairs(range(4), range(2)):
       p${q}_${r}_${p} = a${q}.s${r} * b${p} + p${q}_${r}_${p};
-% endfor
 % endfor
 % endfor
     }
@@ -175,10 +171,8 @@ ${fetch()}\
   }
 % for e in range(8 // er):
 <% q, r0 = e * er // 4, e * er % 4 %>\
-% for r in range(er):
-% for p in range(2):
+% for r, p in pairs(range(er), range(2)):
   *(local quad *)(all + (point * ${er * im} + ${r * im} + ty) * ${tn} + ${p * 4 * jn} + tx * 4) = p${q}_${r0 + r}_${p};
-% endfor
 % endfor
   barrier(CLK_LOCAL_MEM_FENCE);
 % for s in slots(put_tasks):
@@ -191,10 +185,8 @@ ${fetch()}\
     const int m = m0 + ${q * 4 * im} + lr % ${im} * 4 + ${r0} + lr / ${im}, tile = t0 + l;
     if (tile < ${geometry.tiles} && m < ${weights.m}) {
       local const ACC *p = all + lr * ${tn} + l;
-% for j in range(a_w):
-% for i in range(a_h):
+% for j, i in pairs(range(a_w), range(a_h)):
       const ACC ${name("d", i, j)} = p[${(i * a_w + j) * er * im * tn}];
-% endfor
 % endfor
 % for j in range(a_w):
 ${program(at_h, [name("d", i, j) for i in range(a_h)], [name("h", i, j) for i in range(o_h)], "ACC")}
@@ -214,3 +206,4 @@ ${program(at_w, [name("h", i, j) for j in range(a_w)], [name("v", i, j) for j in
 % endif
 % endfor
 }
+<%! from itertools import product as pairs %>

@@ -8,15 +8,18 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Plan, StepPlan, rates
 
+from ..geometry import TileGeometry
 from .choice import COPY, SUSTAINED
 from .fused_work import FusedWork
-from .geometry import TileGeometry
 from .plan import Passes, pack_key
 from .solver import Tiles
 
-_SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))  # work items a point along channels and tiles, best first
-_DEPTHS = (3, 4, 8, 2, 6, 1)
-_FLOPS = 230  # operations of a compute unit a cycle, of a unit of 60 TFLOP/s on an H200
+SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))
+"""Work items of a point along channels and tiles, the best first."""
+DEPTHS = (3, 4, 8, 2, 6, 1)
+"""Source channels of a slice."""
+UNIT_OPS_PER_CYCLE = 230
+"""Operations of a compute unit in a cycle, of an H200 at 60 TFLOP/s."""
 
 
 class Fused(Tiles):
@@ -26,7 +29,7 @@ class Fused(Tiles):
         return FusedWork(TileGeometry(problem, self.m), config["im"], config["jn"], config["bk"])
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What the kernels cannot do."""
+        """Also the weights' gradient, and devices that hold no group of work items."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got bwd_weights"
         reason = super().limits(problem, device)
@@ -39,8 +42,8 @@ class Fused(Tiles):
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """Groups that fit the device, the cheapest first."""
         found = []
-        for im, jn in _SHAPES:
-            for bk in _DEPTHS:
+        for im, jn in SHAPES:
+            for bk in DEPTHS:
                 config = {"im": im, "jn": jn, "bk": bk}
                 work = self._work(problem, config)
                 fits = work.items <= min(device.max_work_group_size, device.max_work_item_sizes[0])
@@ -55,15 +58,19 @@ class Fused(Tiles):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Multiply-adds of the products and of the transforms that every block of channels repeats."""
         work = self._work(problem, config)
-        busy = work.work_groups / device.compute_units  # groups that a compute unit runs, one after or beside the other
+        busy = work.work_groups / device.compute_units  # groups of a compute unit
         busy = math.ceil(busy) if busy < 4 else busy + 0.3
         cycles = work.slices * work.slice_cycles + work.put_cycles
         known = rates(device)
         weights = 0 if problem.constant_weights else 2 * work.weights_size / (COPY * known.bandwidth) + known.launch
-        return busy * cycles * device.compute_units * _FLOPS / (SUSTAINED * known.flops) + weights + known.launch
+        return (
+            busy * cycles * device.compute_units * UNIT_OPS_PER_CYCLE / (SUSTAINED * known.flops)
+            + weights
+            + known.launch
+        )
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
-        """Compile a configuration."""
+        """The weights' transform, unless they are constant, and one launch."""
         work = self._work(problem, config)
         maker = Passes(context, work.work)
         pack, launch = maker.filter(work.filter), maker.fused(work)

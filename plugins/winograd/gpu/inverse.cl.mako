@@ -40,10 +40,8 @@ kernel void inverse(global const ACC *restrict p, global REAL *restrict out, ${"
   const ${T} shift = LOAD${o.width}(bias + c);
 % endif
 % endif
-% for j in range(a_w):
-% for i in range(a_h):
+% for j, i in pairs(range(a_w), range(a_h)):
   const ${T} ${name("d", i, j)} = *(global const ${T} *)(p + ${i * a_w + j} * ${o.plane}L);
-% endfor
 % endfor
 % for j in range(a_w):
 ${program(at_h, [name("d", i, j) for i in range(a_h)], [name("h", i, j) for i in range(o_h)], T)}
@@ -52,12 +50,11 @@ ${program(at_h, [name("d", i, j) for i in range(a_h)], [name("h", i, j) for i in
 ${program(at_w, [name("h", i, j) for j in range(a_w)], [name("v", i, j) for j in range(o_w)], T)}
 % endfor
 % if geometry.weights:
-% for i in range(o_h):
-% for j in range(o_w):
+% for i, j in pairs(range(o_h), range(o_w)):
   put${o.width}(out + ${(i * o_w + j) * (o.n if geometry.nhwc else 1)}, ${name("v", i, j)});
-% endfor
 % endfor
 % else:
   put_tile(${", ".join(["out"] + ["shift"] * problem.bias + ["residual"] * problem.residual + ["y", "x"] + [name("v", i, j) for i in range(o_h) for j in range(o_w)])});
 % endif
 }
+<%! from itertools import product as pairs %>

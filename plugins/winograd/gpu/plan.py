@@ -10,8 +10,8 @@ import numpy as np
 
 from convdispatch.api import OPERANDS, GemmPlan, Launch, Product, StepPlan, build, kernel_text
 
+from ..geometry import TileGeometry
 from .fused_work import FusedWork
-from .geometry import TileGeometry
 from .work import Data, Filter, Printer, Work
 
 _GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")

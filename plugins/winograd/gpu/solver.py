@@ -1,4 +1,4 @@
-"""What all solvers refuse, and those of the non-fused form: transforms, batched products, inverse transform."""
+"""``winograd.tiled_f4x3`` and its relatives: transforms, batched products and inverse transform, a launch each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Plan, Solver
 
+from ..geometry import TileGeometry
 from .choice import choices, seconds
 from .error import refusal
-from .geometry import TileGeometry
 from .plan import passes, work_of
 
 
@@ -23,7 +23,7 @@ class Tiles(Solver):
         self.m, self.r = m, r
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``limits`` says, CPUs, and groups so narrow that other solvers do better."""
+        """CPUs, problems beyond ``limits``, and groups of few channels."""
         if device.type == "cpu":
             return "GPUs and accelerators only, got a CPU"
         reason = self.limits(problem, device)
@@ -35,7 +35,7 @@ class Tiles(Solver):
         return None
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What the kernels cannot do."""
+        """Why the kernels cannot compute the problem."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if problem.ndim > 2:
@@ -57,7 +57,7 @@ class Batched(Tiles):
     """In passes, one launch each."""
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What the kernels cannot do."""
+        """Also devices whose local memory holds no tile of the product."""
         reason = super().limits(problem, device)
         if reason is None and next(choices(TileGeometry(problem, self.m), device), None) is None:
             reason = f"the product's smallest tile needs more than {device.local_mem_size} bytes of local memory"
@@ -76,5 +76,5 @@ class Batched(Tiles):
         return seconds(TileGeometry(problem, self.m), config, device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
-        """Compile a configuration."""
+        """Transforms, products and inverse transforms of each piece."""
         return passes(context, TileGeometry(problem, self.m), config)

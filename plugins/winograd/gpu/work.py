@@ -1,4 +1,4 @@
-"""How one problem is cut and where its transformed tiles lie: what the kernels' text and the plan ask; pure."""
+"""How a problem is cut into pieces, and the layout of its transformed tiles in memory, for kernels and plan."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix, TensorLayout
 
+from ..geometry import Pair, TileGeometry
 from ..program import program
 from ..transforms import Matrix as Coefficients
-from .geometry import Pair, TileGeometry
 
 
 def _up(size: int, unit: int) -> int:
@@ -20,7 +20,7 @@ def _up(size: int, unit: int) -> int:
 class Printer:
     """``program(matrix, inputs, outputs, type)`` for templates: statements that declare the outputs.
 
-    No local function, so that texts it is given to can be kept.
+    A class, not a local function, so that rendered texts can be cached by it.
     """
 
     def __init__(self, accumulator: str) -> None:
@@ -73,7 +73,7 @@ class Data:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """(first, count) of the columns that are loaded at once: aligned wherever the tile stands."""
+        """(first, count) of the columns that are loaded at once, which are aligned in every tile."""
         columns, length = [], self.inputs[1]
         unit = 1 if self.tensor.nhwc else math.gcd(4, self.tensor.size[1], self.step[1] if self.counts[1] > 1 else 4)
         j = 0
@@ -84,7 +84,7 @@ class Data:
         return columns
 
     def guarded(self, axis: int, offset: int) -> bool:
-        """Whether element ``offset`` of some tile lies outside the tensor."""
+        """Whether element ``offset`` of some tile is outside the tensor."""
         first = self.origin[axis] + offset
         return first < 0 or first + (self.counts[axis] - 1) * self.step[axis] >= self.tensor.size[axis]
 
@@ -123,7 +123,7 @@ class Inverse:
     at: int
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Work:
     """A geometry in ``pieces`` of tiles, one after the other in the same memory.
 
@@ -134,87 +134,42 @@ class Work:
     pieces: int = 1
     parts: int = 1
 
-    @property
-    def acc(self) -> str:
+    def __post_init__(self) -> None:
+        geo = self.geometry
+        self.acc = DTYPES[geo.problem.dtype].accumulator
         """OpenCL type of sums."""
-        return DTYPES[self.geometry.problem.dtype].accumulator
-
-    @property
-    def accsize(self) -> int:
+        self.accsize = 8 if self.acc == "double" else 4
         """Bytes of a sum."""
-        return 8 if self.acc == "double" else 4
-
-    @property
-    def m(self) -> int:
-        """Rows of a group's products: the target's channels, for the weights' gradient dy's."""
-        return self.geometry.target.channels // self.geometry.groups
-
-    @property
-    def k(self) -> int:
-        """The source's channels a group."""
-        return self.geometry.source.channels // self.geometry.groups
-
-    @property
-    def mp(self) -> int:
-        """``m`` in whole vectors."""
-        return _up(self.m, 4)
-
-    @property
-    def kp(self) -> int:
-        """``k`` in whole vectors."""
-        return _up(self.k, 4)
-
-    @property
-    def piece(self) -> int:
+        self.m, self.k = geo.target.channels // geo.groups, geo.source.channels // geo.groups
+        """Rows of a group's products, which are the target's channels (those of dy in the weights' gradient), and the
+        source's channels a group."""
+        self.mp, self.kp = _up(self.m, 4), _up(self.k, 4)
+        """``m`` and ``k`` in whole vectors."""
+        self.piece = -(-geo.tiles // self.pieces)
         """Tiles of a piece."""
-        return -(-self.geometry.tiles // self.pieces)
-
-    @functools.cached_property
-    def rows(self) -> int:
-        """Places for the tiles of a piece: whole vectors, whole slices of a sum, or whole tiles of a large product."""
-        if self.geometry.weights:
-            return self.parts * _up(-(-self.piece // self.parts), 16)
-        return _up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
-
-    # --- memory, in elements of sums ---------------------------------------------------------------------------------
-
-    @property
-    def source_size(self) -> int:
-        """Transformed tiles of the source."""
-        return self.geometry.points * self.geometry.groups * self.kp * self.rows
-
-    @property
-    def second_size(self) -> int:
+        # Room for the tiles of a piece: whole vectors, whole slices of a sum, or whole tiles of a large product.
+        self.rows = _up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
+        if geo.weights:
+            self.rows = self.parts * _up(-(-self.piece // self.parts), 16)
+        each = geo.points * geo.groups
+        self.source_size = each * self.kp * self.rows
+        """Transformed tiles of the source, in elements of sums as the next two."""
+        self.second_size = each * self.mp * (self.rows if geo.weights else self.kp)
         """The product's other operand: transformed weights, or tiles of dy."""
-        return self.geometry.points * self.geometry.groups * self.mp * (self.rows if self.geometry.weights else self.kp)
-
-    @property
-    def product_size(self) -> int:
-        """What the product writes."""
-        return (
-            self.geometry.points
-            * self.geometry.groups
-            * self.mp
-            * (self.parts * self.kp if self.geometry.weights else self.rows)
-        )
+        self.product_size = each * self.mp * (self.parts * self.kp if geo.weights else self.rows)
+        """The product's result."""
+        self.constant = not geo.weights and geo.problem.constant_weights
+        """Whether the weights are transformed once."""
+        self.packed_size = self.second_size * self.accsize if self.constant else 0
+        """Bytes of transformed constant weights."""
 
     @functools.cached_property
     def areas(self) -> tuple[int, int, int, int]:
-        """Where source, second and product begin, and the bytes of all; constant weights lie elsewhere."""
+        """Offsets of source, second operand and product, and the bytes of all but constant weights."""
         areas, unit = Areas(), self.accsize
         source, product = areas.add(self.source_size * unit), areas.add(self.product_size * unit)
         second = 0 if self.constant else areas.add(self.second_size * unit)
         return source // unit, second // unit, product // unit, areas.size
-
-    @property
-    def constant(self) -> bool:
-        """Whether the weights' transform is made once."""
-        return not self.geometry.weights and self.geometry.problem.constant_weights
-
-    @property
-    def packed_size(self) -> int:
-        """Bytes of transformed constant weights."""
-        return self.second_size * self.accsize if self.constant else 0
 
     # --- passes ------------------------------------------------------------------------------------------------------
 

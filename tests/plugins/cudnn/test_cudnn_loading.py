@@ -26,7 +26,7 @@ from convdispatch.tensor import Tensor
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("workspace", [0, 300])
 def test_kernels_are_loaded_by_a_run(short, workspace, monkeypatch):
-    loading = importlib.import_module("convdispatch_cudnn.loading")
+    loading = importlib.import_module("convdispatch_cudnn.plan")
     device, packs = FakeCuda(), []
     monkeypatch.setattr(loading, "library", lambda: device)
     monkeypatch.setattr(loading, "variant_pack", lambda places: packs.append(places) or types.SimpleNamespace(handle=1))
@@ -46,7 +46,7 @@ def test_kernels_are_loaded_by_a_run(short, workspace, monkeypatch):
 
 
 def test_an_engine_that_cannot_run_makes_no_plan(monkeypatch):
-    loading = importlib.import_module("convdispatch_cudnn.loading")
+    loading = importlib.import_module("convdispatch_cudnn.plan")
     device = FakeCuda(failing=("cudnnBackendExecute",))
     monkeypatch.setattr(loading, "library", lambda: device)
     monkeypatch.setattr(loading, "variant_pack", lambda places: types.SimpleNamespace(handle=1))

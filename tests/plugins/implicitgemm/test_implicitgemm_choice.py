@@ -25,7 +25,7 @@ def test_tiles_rated_at_once_are_those_rated_one_by_one(info):
             fitting = list(choice._fitting(problem, info))
             assert list(choice._tiles(choice._Alike.of(problem), info)) == fitting
             offered = [Product(problem, tile) for tile in choice.choices(problem, info)]
-            times = [choice.seconds(product, info) for product in offered[: choice._MOST]]
+            times = [choice.seconds(product, info) for product in offered[: choice.MAX_CONFIGS]]
             assert times == sorted(times)
             plain = [Product(problem, tile) for tile in fitting]
             assert times[0] <= min(choice.seconds(product, info) for product in plain)

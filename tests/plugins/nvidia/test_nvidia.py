@@ -15,12 +15,9 @@ import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.formats import formats
 from convdispatch_nvidia.geometry import product_geometry, window
-from convdispatch_nvidia.hopper import for_hopper
-from convdispatch_nvidia.instructions import Instructions, Wgmma
-from convdispatch_nvidia.packed.layout import Layout
-from convdispatch_nvidia.packed.plan import NvidiaPlan
-from convdispatch_nvidia.packed.tile import Tile
-from convdispatch_nvidia.packed.tiling import Tiling
+from convdispatch_nvidia.instructions import Instructions, Wgmma, for_hopper
+from convdispatch_nvidia.packed.plan import Layout, NvidiaPlan
+from convdispatch_nvidia.packed.tiling import Tile, Tiling
 from convdispatch_nvidia.probe import refusal
 from plans import check_extremes, check_plan
 

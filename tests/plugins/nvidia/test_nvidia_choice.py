@@ -42,9 +42,9 @@ def test_packed_tiles_are_rated_together_as_alone(text, engine, math):
     checked = 0
     for name in packed.formats(problem):
         for plain, numbers, _ in packed._tiles(problem, engine, name, UNITS):
-            together = packed.seconds(Tiling(problem, packed.many(plain, packed._NUMBERS, numbers)), UNITS)
+            together = packed.seconds(Tiling(problem, packed.many(plain, packed.NUMBERS, numbers)), UNITS)
             for row in _rows(numbers):
-                named = dict(zip(packed._NUMBERS, numbers[row].tolist(), strict=True))
+                named = dict(zip(packed.NUMBERS, numbers[row].tolist(), strict=True))
                 tiling = Tiling(problem, dataclasses.replace(plain, **named))
                 assert tiling.misfit is None
                 assert float(packed.seconds(tiling, UNITS)) == pytest.approx(float(together[row]), rel=1e-12)
@@ -59,13 +59,13 @@ def test_packed_tiles_are_rated_together_as_alone(text, engine, math):
 )
 def test_direct_tiles_are_rated_together_as_alone(text, math):
     problem = ConvProblem.parse(text).replace(math=math)
-    for name in direct.formats(problem):
+    for name in direct.FORMATS_OF_MATH[problem.math]:
         plain, numbers = direct._tiles(problem, name, UNITS)
         together = direct._seconds(DirectTiling(problem, direct._tiles_of(plain, numbers)), UNITS, direct.COPY)
         for row in _rows(numbers):
             tile = direct._tile(plain, tuple(numbers[row].tolist()))
             assert DirectTiling(problem, tile).misfit is None
-            assert direct.seconds(problem, tile, UNITS) == pytest.approx(float(together[row]), rel=1e-12)
+            assert direct.seconds(DirectTiling(problem, tile), UNITS) == pytest.approx(float(together[row]), rel=1e-12)
 
 
 def test_tiles_that_do_not_fit_are_told_apart_in_arrays():
@@ -75,7 +75,7 @@ def test_tiles_that_do_not_fit_are_told_apart_in_arrays():
     bad = [(96, 64, 1, 1, 64, 3, 1, 3), (64, 256, 1, 1, 64, 12, 1, 3), (64, 64, 1, 1, 64, 3, 99, 3)]
     numbers = packed.np.array([good, *bad, good])
     plain = dataclasses.replace(next(packed._tiles(problem, "wgmma", "bfloat2", UNITS))[0], window=False)
-    fit = packed.fitting(Tiling(problem, packed.many(plain, packed._NUMBERS, numbers)), len(numbers))
+    fit = packed.fitting(Tiling(problem, packed.many(plain, packed.NUMBERS, numbers)), len(numbers))
     assert fit.tolist() == [True, False, False, False, True]
 
 

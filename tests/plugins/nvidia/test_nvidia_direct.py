@@ -23,6 +23,7 @@ from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
+from convdispatch.device.programs.kernels import rendering
 from convdispatch.measurement import reference, shapes
 from convdispatch.selection.plugins.loader import plugins
 
@@ -250,14 +251,8 @@ def test_instructions_assemble(full, text, extra, tmp_path):
     if not full and extra in ({"bm": 64, "bn": 128}, {"bm": 64, "bn": 128, "format": "tf32"}):  # others' are more
         pytest.skip("thinned out; --full runs it")
 
-    class Text(DirectPlan):
-        def _product(self, context):
-            return None
-
-        def _reduce(self, context):
-            return None
-
-    plan = Text(None, ConvProblem.parse(text), {"wm": 2, "wn": 2, **extra})
+    with rendering():
+        plan = DirectPlan(None, ConvProblem.parse(text), {"wm": 2, "wn": 2, **extra})
     assembles_without_spills(plan.product_text(), "sm_90", tmp_path)
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia.grouped.plan import GroupedPlan, GroupedSumsPlan
-from convdispatch_nvidia.grouped.sums import GroupedSums, SumsTile
-from convdispatch_nvidia.grouped.tiling import GroupedTile, GroupedTiling
+from convdispatch_nvidia.grouped.tiling import GroupedSums, GroupedTile, GroupedTiling, SumsTile
 from plans import LARGE, check_on_device, check_plan
 
 from convdispatch import ConvProblem

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from convdispatch_nvidia import probe
-from convdispatch_nvidia.int8.engines import tiling_of
 from convdispatch_nvidia.int8.plan import Int8Plan
 from convdispatch_nvidia.int8.solver import Int8
-from convdispatch_nvidia.int8.tiling import Int8Tile
+from convdispatch_nvidia.int8.tiling import Int8Tile, tiling_of
 
 from convdispatch import ConvProblem, Quantization
 from convdispatch.api.device import DeviceInfo

@@ -6,8 +6,8 @@ import numpy as np
 import pyopencl as cl
 import pytest
 from convdispatch_nvidia.direct.plan import DirectPlan
-from convdispatch_nvidia.divisors import divided_by
 from convdispatch_nvidia.packed.plan import NvidiaPlan
+from convdispatch_nvidia.reduction import divided_by
 
 from convdispatch import ConvProblem
 from convdispatch.api import define, kernel_text

@@ -6,8 +6,8 @@ import math
 
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
-from convdispatch_nvidia.tma.fold import folded, folds
 from convdispatch_nvidia.tma.plan import TmaPlan
+from convdispatch_nvidia.tma.rewriting import folded, folds
 from convdispatch_nvidia.tma.tiling import TmaTile, TmaTiling
 from plans import check_on_device, check_plan
 

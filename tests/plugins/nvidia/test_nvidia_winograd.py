@@ -51,7 +51,7 @@ def test_emulated(queue, full, text, extra):
     if not full and text in PLAIN:
         pytest.skip("thinned out; --full runs it")
     problem, config = ConvProblem.parse(text), {**SMALL, **extra}
-    assert Points.of(problem, config).tiling.misfit is None
+    assert Points(problem, PointsTile.of(config)).tiling.misfit is None
     plan = WinogradPlan(queue.context, problem, config, emulate=True)
     check_plan(queue, problem, plan, f"{problem} {config}", data="real", limit=2e-6)
 
@@ -103,7 +103,7 @@ def test_configurations_fit(direction):
         assert configs, problem
         seen += 1
         for config in configs:
-            points = Points.of(problem, config)
+            points = Points(problem, PointsTile.of(config))
             assert points.tiling.misfit is None, (problem, config)
             assert solver.workspace(problem, HOPPER, config) == points.layout.size
             assert solver.cost(problem, HOPPER, config) > 0

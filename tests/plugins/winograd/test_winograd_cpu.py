@@ -144,7 +144,7 @@ def test_weights_that_are_transformed_where_they_are_used(
     turn = len(text) + LAYOUTS.index(layout) + 2 * DIRECTIONS.index(direction) + block
     if not full and turn % 3:
         pytest.skip("thinned out; --full runs it")
-    monkeypatch.setattr(choice, "_BLOCK", block)
+    monkeypatch.setattr(choice, "MAX_BLOCK_BYTES", block)
     problem = admitting(text, tile, device, layout=layout, direction=direction)
     found = list(solver_of(tile).configs(problem, runtime.device_info(device)))
     number = next(i for i, config in enumerate(found) if config["form"] == "joined")

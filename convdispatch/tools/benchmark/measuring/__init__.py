@@ -1,1 +1,13 @@
-"""The benchmark's measurements: problems become times of solvers and peers, in child processes."""
+"""The benchmark's measurements: problems become times of solvers and peers.
+
+A new peer is a module with a class ``Peer``, named in ``PEERS`` of ``peers``.
+
+- ``run``: the ceilings, then problem by problem, journalled and resumed.
+- ``session``: one problem: every solver, then the best, the chosen one and peers in the same rounds.
+- ``worker``: a session in a child process, which may die.
+- ``peers``: what a peer is, and which there are.
+- ``torch_peer``: PyTorch.
+- ``onnx_peer``: onnxruntime.
+- ``environment``: device, driver, versions and plugins of a run.
+- ``cluster_run``: the benchmark on every kind of device of a cluster.
+"""

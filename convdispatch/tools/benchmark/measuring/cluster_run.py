@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ....cluster.connecting import Workers, connected
 from ....cluster.placing import Task
 from ....cluster.running import Run
 from ....cluster.tasks import call
@@ -21,7 +20,7 @@ RACE_S = 10.0
 
 
 def measure(address: str, say: Callable[[str], None], nets: dict[str, list[list[Any]]], **options: Any) -> Any:
-    """In the worker's child: the report of some layers, each measured in a child of its own."""
+    """Measure some layers, each in a child process of its own; runs in the worker's child."""
     from .run import run
 
     parsed = {net: [_entry(*each) for each in entries] for net, entries in nets.items()}
@@ -33,44 +32,39 @@ def _entry(name: str, problem: str, count: int) -> Entry:
     return parse_entries(f"{problem} layer *{count}")[0]._replace(name=name)
 
 
-def bench_many(
+def benchmark_by_workers(
     nets: Mapping[str, Sequence[Entry]],
-    client: Any = None,
-    devices: Sequence[str] | str | None = None,
+    cluster: Run,
     *,
-    security: Any = None,
     say: Callable[[str, int, int], None] = lambda words, done, total: None,
-    tell: Callable[[str], None] = lambda words: None,
     **options: Any,
 ) -> list[Report]:
     """``run`` on every kind of device, a report for each, by the kinds' names; ``options`` are ``run``'s.
 
-    ``client``, ``devices`` and ``tell`` are as ``find_many``'s. ``say`` hears of each part. Of a part that failed the
-    layers are missing in the report, which says that it is interrupted, and so after an interrupt from the keyboard.
+    ``say`` hears of each part. Of a part that failed the layers are missing in the report, which says that it is
+    interrupted, and so after an interrupt from the keyboard.
     """
     problems = list(dict.fromkeys(e.problem for entries in nets.values() for e in entries if e.problem.mb))
     parts = [set(problems[at : at + PART]) for at in range(0, len(problems), PART)]
     silent_s = START_S + PART * (RACE_S + 3e-3 * options.get("budget_ms", 3000.0))
+    waiting = dict.fromkeys(sorted(cluster.kinds), len(parts))
     reports: dict[str, Report] = {}
-    with connected(client, security) as found:
-        run = Run(found, Workers(found, devices), tell=tell)
-        waiting = dict.fromkeys(sorted(run.kinds), len(parts))
-        tasks = []
-        for part in parts:
-            mine = {
-                net: [[e.name, str(e.problem), e.count] for e in entries if e.problem in part]
-                for net, entries in nets.items()
-            }
-            mine = {net: entries for net, entries in mine.items() if entries}
-            request = (f"{__name__}:measure", {"nets": mine, **options}, silent_s)
-            tasks += [Task(f"{len(part)} problems", key, call, request) for key in waiting]
+    tasks = []
+    for part in parts:
+        mine = {
+            net: [[e.name, str(e.problem), e.count] for e in entries if e.problem in part]
+            for net, entries in nets.items()
+        }
+        mine = {net: entries for net, entries in mine.items() if entries}
+        request = (f"{__name__}:measure", {"nets": mine, **options}, silent_s)
+        tasks += [Task(f"{len(part)} problems", key, call, request) for key in waiting]
 
-        def hear(task: Task, answer: Any) -> None:
-            waiting[task.kind] -= 1
-            _merge(reports, task.kind, Report.from_json(answer))
-            say(f"{task.words} on {task.kind}", 1, len(tasks))
+    def hear(task: Task, answer: Any) -> None:
+        waiting[task.kind] -= 1
+        _merge(reports, task.kind, Report.from_json(answer))
+        say(f"{task.words} on {task.kind}", 1, len(tasks))
 
-        run.called(tasks, hear)
+    cluster.called(tasks, hear)
     order = [(net, e.name, str(e.problem)) for net, entries in nets.items() for e in entries]
     place = {layer: number for number, layer in enumerate(order)}
     for key, report in reports.items():
@@ -87,9 +81,9 @@ def _merge(reports: dict[str, Report], kind: str, part: Report) -> None:
     whole.layers += part.layers
     whole.measured |= part.measured
     whole.interrupted = whole.interrupted or part.interrupted
-    whole.again.clear()  # each part's end would be compared with another's beginning
+    whole.again.clear()  # the end of one part must not be compared with the beginning of another
     for dtype, roof in part.roofs.items():
-        held = whole.roofs.setdefault(dtype, roof)
+        ceilings = whole.roofs.setdefault(dtype, roof)
         for name, peak in roof.items():
-            if isinstance(peak, dict) and peak["rate"] > (held.get(name) or {"rate": 0})["rate"]:
-                held[name] = peak
+            if isinstance(peak, dict) and peak["rate"] > (ceilings.get(name) or {"rate": 0})["rate"]:
+                ceilings[name] = peak

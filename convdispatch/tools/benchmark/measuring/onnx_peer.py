@@ -42,7 +42,7 @@ class Peer:
         options.intra_op_num_threads, options.log_severity_level = self.threads, 3
         try:
             session = onnxruntime.InferenceSession(model, options, providers=[self.provider])
-        except Exception as error:  # its own exception types are not public
+        except Exception as error:  # onnxruntime's exception types are not public
             raise Unable(str(error).splitlines()[0]) from error
         sets = [{name: array.copy() for name, array in feeds.items()} for _ in range(copies)]
         turn = -1
@@ -54,8 +54,8 @@ class Peer:
                 session.run(None, sets[turn])
 
         def result() -> np.ndarray:
-            (found,) = session.run(None, sets[0])
-            return np.moveaxis(found, 1, -1) if problem.layout == "nhwc" else found
+            (output,) = session.run(None, sets[0])
+            return np.moveaxis(output, 1, -1) if problem.layout == "nhwc" else output
 
         return [Variant("nchw", run, result)]
 

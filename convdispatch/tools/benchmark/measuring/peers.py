@@ -18,7 +18,7 @@ from ....api.errors import InvalidArgument
 from ....api.problem import ConvProblem
 
 PEERS = {"torch": ".torch_peer", "onnxruntime": ".onnx_peer"}
-"""Name to the module whose ``Peer`` it is."""
+"""Name of a peer to the module that has its class ``Peer``."""
 
 
 class Unable(Exception):
@@ -37,7 +37,7 @@ class Variant:
 
 
 class Peer(Protocol):
-    """A library to compare with. The constructor takes the device; it raises Unable where the library has no such."""
+    """A library to compare with. The constructor raises Unable where the library does not support the device."""
 
     name: str
     settings: Mapping[str, object]
@@ -60,17 +60,17 @@ def check(names: Sequence[str]) -> None:
 def load(names: Sequence[str], device: DeviceInfo) -> tuple[list[Peer], dict[str, str]]:
     """The peers of these names that work here, and why the others do not. Raises InvalidArgument for unknown names."""
     check(names)
-    found, missing = [], {}
+    peers, missing = [], {}
     for name in names:
         try:
-            found.append(importlib.import_module(PEERS[name], __package__).Peer(device))
+            peers.append(importlib.import_module(PEERS[name], __package__).Peer(device))
         except (ImportError, Unable) as error:
             missing[name] = str(error)
-    return found, missing
+    return peers, missing
 
 
 def unable(problem: ConvProblem) -> str | None:
-    """Why no peer runs a problem's epilogue, or None: a bias or a ReLU they have, the rest would be our reading."""
+    """Why no peer runs a problem's epilogue, or None. Peers have a bias and a ReLU of their own, and no more."""
     if problem.residual or problem.accumulate or problem.activation not in (None, "relu"):
         return "epilogue: a peer is asked for bias and relu alone"
     if problem.direction != "fwd" and (problem.bias or problem.activation):

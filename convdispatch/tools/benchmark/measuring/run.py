@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ....api.errors import ConvDispatchError, InvalidArgument
+from ....api.problem import ConvProblem
 from ....device import runtime
 from ....measurement.peaks import measure_roof
 from ....measurement.search.precompile import precompile, precompile_s
 from ....measurement.shapes import Entry
-from ...progress import progress
+from ...progress import Progress, progress
 from ..quiet import wait_quiet
 from ..report import Journal, Layer, Measured, Report, load
-from . import peers as others
+from . import peers as peer_modules
 from .environment import environment
 from .session import Session
 from .worker import OutOfTime, Worker
@@ -30,138 +31,161 @@ RACE_S = 2.0
 """Seconds that a problem takes beside its budget: compilers, benchmarking, the reference; only until one has ended."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run measures, and for how long."""
+
+    against: Sequence[str] = ()
+    """Names of peers."""
+    solver: str | None = None
+    """A glob of solvers' names; None for all."""
+    search: bool = True
+    """Whether every solver is measured, or only the immediate choice."""
+    budget_ms: float = 3000.0
+    every_solver: bool = False
+    """Whether the budget may be exceeded until every solver's first configuration was measured."""
+    record: bool = False
+    """Whether dispatch knows the results from then on."""
+    resume: Path | None = None
+    """A journal that is read first and appended to."""
+    command: str = ""
+    isolate: bool = False
+    """Whether all is measured in a child process, so that a candidate that crashes costs that process alone."""
+    timeout_s: float | None = None
+    """Seconds of silence after which a candidate in a child process hangs."""
+    within_s: float | None = None
+    """The most seconds that the whole run takes; needs ``isolate``."""
+    jobs: int = 0
+    """Processes that compile what will be tried first."""
+    wait_quiet_s: float = 0.0
+    """The most seconds in sum that the run waits, before and between problems, for other work to end."""
+
+    @property
+    def session(self) -> dict[str, Any]:
+        """What a Session takes."""
+        return {name: getattr(self, name) for name in ("solver", "search", "budget_ms", "every_solver", "record")}
+
+
 def run(
     nets: Mapping[str, Sequence[Entry]],
     device: Any = None,
     *,
-    against: Sequence[str] = (),
-    solver: str | None = None,
-    search: bool = True,
-    budget_ms: float = 3000.0,
-    every_solver: bool = False,
-    record: bool = False,
-    resume: Path | None = None,
-    command: str = "",
     console: Console | None = None,
-    isolate: bool = False,
-    timeout_s: float | None = None,
-    within_s: float | None = None,
-    jobs: int = 0,
-    wait_quiet_s: float = 0.0,
     keep: Callable[[Report], None] = lambda report: None,
+    **options: Any,
 ) -> Report:
-    """Measure the layers of ``nets`` (name to named problems) and answer the report.
+    """Measure the layers of ``nets`` (name to named problems) and return the report; ``options`` are Options' fields.
 
-    ``against`` names peers; ``resume`` is a journal that is read first and appended to. With ``isolate`` all is
-    measured in a child process, of which a candidate that crashes or says nothing for ``timeout_s`` takes one with it.
-    With ``jobs`` so many processes compile what will be tried first. An interrupt, and the end of ``within_s`` where
-    ``isolate`` is on, end the measuring, not the report, which says so. Before the first problem and between problems
-    ``wait_quiet_s`` seconds in all are waited until other work has ended. ``keep`` is called with the report after each
-    problem. Raises NoDevice and InvalidArgument.
+    An interrupt and the end of ``within_s`` end the measuring, not the report, which says so. ``keep`` is called with
+    the report after each problem. Raises NoDevice and InvalidArgument.
     """
-    until = None if within_s is None else time.monotonic() + within_s
-    chosen = runtime.find_device(device)
-    info = runtime.device_info(chosen)
-    layers = [
-        Layer(net, entry.name, str(entry.problem), entry.count)
-        for net, entries in nets.items()
-        for entry in entries
-        if entry.problem.mb
-    ]
-    if not layers:
-        raise InvalidArgument("nothing to measure: no problem has images")
-    others.check(against)
-    setup = {"solver": solver, "search": search, "record": record}
-    setup |= {"budget_ms": budget_ms, "every_solver": every_solver}
-    problems = {str(e.problem): e.problem for entries in nets.values() for e in entries if e.problem.mb}
-    names = {layer.problem: f"{layer.net} {layer.name}" for layer in layers}
-    each_s = RACE_S + (budget_ms / 1e3 if search else 0.0)
-    patience = _Patience(wait_quiet_s, info.compute_units)
-    with progress(console, "bench", len(names), each_s) as step:
-        patience.wait(step)
-        seen = environment(info)
-        step("starting", 0)
-        if isolate:
-            silent_s = SILENT_S + 3e-3 * budget_ms if timeout_s is None else timeout_s
-            setup_there = {"device": runtime.address(chosen), "peers": list(against), **setup}
+    return _Run(nets, runtime.find_device(device), Options(**options)).measure(console, keep)
+
+
+class _Run:
+    """One run on one device."""
+
+    def __init__(self, nets: Mapping[str, Sequence[Entry]], device: Any, options: Options) -> None:
+        self._device, self._options = device, options
+        self._until = None if options.within_s is None else time.monotonic() + options.within_s
+        entries = [(net, entry) for net, entries in nets.items() for entry in entries if entry.problem.mb]
+        if not entries:
+            raise InvalidArgument("nothing to measure: no problem has images")
+        peer_modules.check(options.against)
+        self._layers = [Layer(net, entry.name, str(entry.problem), entry.count) for net, entry in entries]
+        self._problems = {str(entry.problem): entry.problem for _, entry in entries}
+        self._names = {layer.problem: f"{layer.net} {layer.name}" for layer in self._layers}
+        self._waited_s = 0.0
+
+    def measure(self, console: Console | None, keep: Callable[[Report], None]) -> Report:
+        """Measure all problems."""
+        options, info = self._options, runtime.device_info(self._device)
+        each_s = RACE_S + (options.budget_ms / 1e3 if options.search else 0.0)
+        with progress(console, "bench", len(self._names), each_s) as step:
+            self._wait_quiet(step, info.compute_units)
+            where = environment(info)
+            step("starting", 0)
+            session = self._session()
+            settings = {**session.settings, "command": options.command, "missing_peers": session.missing}
+            report = Report(self._layers, where, settings)
             try:
-                session: Any = Worker(setup_there, silent_s, until)
-            except OutOfTime:
-                raise InvalidArgument(f"nothing could be started within {within_s:g} s: give more time") from None
-        else:
-            session = _Here(chosen, against, setup)
-        report = Report(layers, seen, {**session.settings, "command": command, "missing_peers": session.missing})
+                for dtype in sorted({problem.dtype for problem in self._problems.values()}):
+                    step(f"ceilings of the device, {dtype}", 0)
+                    report.roofs[dtype] = session.roof(dtype)
+                report.measured = _resumed(options.resume, report, session.settings)
+                journal = Journal(options.resume, report) if options.resume else None
+                new = [problem for text, problem in self._problems.items() if text not in report.measured]
+                self._compile_ahead(new, step)
+                step.begin(done=len(self._names) - len(new))
+                for problem in new:
+                    self._wait_quiet(step, info.compute_units)
+                    title = f"{self._names[str(problem)]} {problem.direction}"
+                    step(title, 0)
+                    measured = session.measure(problem, lambda at, title=title: step(f"{title} {at}", 0))
+                    report.measured[str(problem)] = measured
+                    if journal:
+                        journal.add(measured)
+                    keep(report)
+                    step("", 1)
+                if new:
+                    _measure_again(session, report, step)
+            except (KeyboardInterrupt, OutOfTime) as ended:
+                report.interrupted, report.time_limit = True, isinstance(ended, OutOfTime)
+            finally:
+                session.close()
+        report.environment["waited_s"] = round(self._waited_s, 1)
+        return report
+
+    def _session(self) -> Any:
+        options = self._options
+        if not options.isolate:
+            return _Here(self._device, options)
+        silent_s = SILENT_S + 3e-3 * options.budget_ms if options.timeout_s is None else options.timeout_s
+        setup = {"device": runtime.address(self._device), "peers": list(options.against), **options.session}
         try:
-            for dtype in sorted({problem.dtype for problem in problems.values()}):
-                step(f"ceilings of the device, {dtype}", 0)
-                report.roofs[dtype] = session.roof(dtype)
-            report.measured = _resumed(resume, report, session.settings)
-            journal = Journal(resume, report) if resume else None
-            new = [problems[text] for text in names if text not in report.measured]
-            if jobs and search and new:
-                most_s = precompile_s(len(new), budget_ms)
-                if until is not None:
-                    most_s = min(most_s, (until - time.monotonic()) / 4)
-                precompile(new, runtime.address(chosen), jobs, most_s, solver, step)
-            step.begin(done=len(names) - len(new))
-            for problem in new:
-                patience.wait(step)
-                title = f"{names[str(problem)]} {problem.direction}"
-                step(title, 0)
-                found = session.measure(problem, lambda at, title=title: step(f"{title} {at}", 0))
-                report.measured[str(problem)] = found
-                if journal:
-                    journal.add(found)
-                keep(report)
-                step("", 1)
-            if new:
-                _measure_again(session, report, step)
-        except (KeyboardInterrupt, OutOfTime) as ended:
-            report.interrupted, report.time_limit = True, isinstance(ended, OutOfTime)
-        finally:
-            session.close()
-    report.environment["waited_s"] = round(patience.waited_s, 1)
-    return report
+            return Worker(setup, silent_s, self._until)
+        except OutOfTime:
+            words = f"nothing could be started within {options.within_s:g} s: give more time"
+            raise InvalidArgument(words) from None
+
+    def _compile_ahead(self, problems: list[ConvProblem], step: Progress) -> None:
+        options = self._options
+        if options.jobs and options.search and problems:
+            most_s = precompile_s(len(problems), options.budget_ms)
+            if self._until is not None:
+                most_s = min(most_s, (self._until - time.monotonic()) / 4)
+            precompile(problems, runtime.address(self._device), options.jobs, most_s, options.solver, step)
+
+    def _wait_quiet(self, step: Progress, processors: int) -> None:
+        """Wait until other work has ended, while seconds are left."""
+        left = self._options.wait_quiet_s - self._waited_s
+        if left > 0:
+            self._waited_s += wait_quiet(left, processors, say=lambda words: step(words, 0))
 
 
 def _measure_again(session: Any, report: Report, step: Callable[[str, int], None]) -> None:
-    """The ceilings once more: on a machine that others use they come out otherwise than at the beginning."""
+    """Measure the ceilings once more: on a machine that peer_modules use they differ from those at the beginning."""
     for dtype, roof in report.roofs.items():
         step(f"ceilings of the device once more, {dtype}", 0)
-        with contextlib.suppress(ConvDispatchError, OutOfTime):  # what was measured stands; nothing is known of its end
+        with contextlib.suppress(ConvDispatchError, OutOfTime):  # the first measurement stands
             again = session.roof(dtype)
-            report.again[dtype] = {n: again[n]["rate"] for n, peak in roof.items() if _both(peak, again.get(n))}
-
-
-def _both(first: Any, again: Any) -> bool:
-    return isinstance(first, dict) and isinstance(again, dict)
-
-
-class _Patience:
-    """Seconds that are left to wait for quiet."""
-
-    def __init__(self, most_s: float, processors: int) -> None:
-        self._most_s, self._processors, self.waited_s = most_s, processors, 0.0
-
-    def wait(self, step: Callable[[str, int], None]) -> None:
-        """Until other work has ended, while seconds are left."""
-        left = self._most_s - self.waited_s
-        if left > 0:
-            self.waited_s += wait_quiet(left, self._processors, say=lambda words: step(words, 0))
+            rates = {name: (peak, again.get(name)) for name, peak in roof.items()}
+            both = {name: pair for name, pair in rates.items() if all(isinstance(peak, dict) for peak in pair)}
+            report.again[dtype] = {name: last["rate"] for name, (_, last) in both.items()}
 
 
 class _Here:
-    """What Worker answers, in this process."""
+    """A Session in this process, with the methods of a Worker."""
 
-    def __init__(self, device: Any, against: Sequence[str], setup: Mapping[str, Any]) -> None:
-        found, self.missing = others.load(against, runtime.device_info(device))
-        self._device, self._session = device, Session(device, peers=found, **setup)
+    def __init__(self, device: Any, options: Options) -> None:
+        peers, self.missing = peer_modules.load(options.against, runtime.device_info(device))
+        self._device, self._session = device, Session(device, peers=peers, **options.session)
         self.settings = self._session.settings
 
     def roof(self, dtype: str) -> dict[str, Any]:
         return asdict(measure_roof(self._device, dtype))
 
-    def measure(self, problem: Any, say: Callable[[str], None]) -> Measured:
+    def measure(self, problem: ConvProblem, say: Callable[[str], None]) -> Measured:
         return self._session.measure(problem)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from ....api.results import Result, Results
 from ....device import runtime
 from ....measurement import reference
 from ....measurement.measure import Candidate, Outcome, interleaved, timed
-from ....measurement.peaks import traffic
 from ....measurement.search import Search
 from ....measurement.search.scaled_data import Scaled
 from ....measurement.search.trial import Harness
@@ -34,8 +33,8 @@ from ....selection.plugins.loader import plugins
 from ....selection.records.record import choice_text
 from ....selection.records.timing import Timing
 from ....selection.solver_query import query
-from ..quiet import Others
-from ..report import Choice, Measured, PeerTime, Row, placeless
+from ..quiet import OtherProcesses
+from ..report import Choice, Measured, PeerTime, Row, without_folders
 from .environment import plugin_texts
 from .peers import Peer, Unable, Variant
 
@@ -43,90 +42,82 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 ROUNDS = (5, 21)
-"""Least and most rounds of benchmarking; as many as take the search's budget, between these."""
+"""The least and the most rounds of benchmarking; between them, as many as fit into the search's budget."""
 SETTLE_MS = 15.0
-"""A rival runs unseen for so long before each sample, on a CPU."""
+"""On a CPU each rival runs untimed for so long before each sample, until other rivals' threads have ended."""
 LEAST_MS = 2.0
 
 
 class Session:
     """What stays the same from problem to problem: device, solvers, peers, budget (milliseconds a problem).
 
-    ``watch`` is told by name of each candidate and peer before it first runs.
+    ``watch`` is told by name of each candidate and peer before it first runs; ``limits`` are those that every rerun
+    must have too: ``solver``, ``search``, ``budget_ms``, ``every_solver``.
     """
 
     def __init__(
         self,
         device: cl.Device,
         *,
-        solver: str | None = None,
         peers: Sequence[Peer] = (),
-        search: bool = True,
-        budget_ms: float = 3000.0,
-        every_solver: bool = False,
         record: bool = False,
         watch: Callable[[str], None] = lambda name: None,
+        **limits: Any,
     ) -> None:
         self.device, self.info = device, runtime.device_info(device)
-        self.solver, self.peers = solver, list(peers)
-        self.search, self.budget_ms, self.every_solver, self.record = search, budget_ms, every_solver, record
-        self._watch, self._without = watch, {}
-        self.settings = {
-            "solver": solver,
-            "search": search,
-            "budget_ms": budget_ms,
-            "every_solver": every_solver,
-            "peers": {peer.name: dict(peer.settings) for peer in peers},
-            "plugins": plugin_texts(self.info),
-        }
+        self._peers, self._record, self._watch = list(peers), record, watch
+        self._limits = {"solver": None, "search": True, "budget_ms": 3000.0, "every_solver": False} | limits
+        self._without: dict[str, str] = {}
+        of_peers = {peer.name: dict(peer.settings) for peer in peers}
+        self.settings = {**self._limits, "peers": of_peers, "plugins": plugin_texts(self.info)}
 
     def measure(self, problem: ConvProblem, without: Mapping[str, str] | None = None) -> Measured:
-        """All there is to know of a problem. A failure stands in the answer; it ends nothing.
+        """Measure a problem. A failure is a field of the result and ends nothing.
 
         The candidates and peers that ``without`` names do not run, for the reasons that it gives.
         """
         self._without = dict(without or {})
-        found = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
-        others = Others()
+        measured = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
+        others = OtherProcesses()
         try:
-            with policy(solver=self.solver):
-                self._measure(problem, found)
+            with policy(solver=self._limits["solver"]):
+                self._measure(problem, measured)
         except (ConvDispatchError, MemoryError) as error:
-            found.failure = str(error)
-        found.load = others.load()
-        return found
+            measured.failure = str(error)
+        measured.load = others.load()
+        return measured
 
-    def _measure(self, problem: ConvProblem, found: Measured) -> None:
+    def _measure(self, problem: ConvProblem, measured: Measured) -> None:
         first = ranking.rank(problem, self.info)[0]
-        found.chosen = Choice(first.solver.name, dict(first.config), placeless(first.source))
-        if self.search:
+        measured.chosen = Choice(first.solver.name, dict(first.config), without_folders(first.source))
+        if self._limits["search"]:
             search = Search(
                 problem,
                 self.device,
                 current_policy(),
-                budget_ms=self.budget_ms,
-                every_solver=self.every_solver,
+                budget_ms=self._limits["budget_ms"],
+                every_solver=self._limits["every_solver"],
                 watch=self._watch,
                 without=self._without,
-                isolate=False,  # all of this runs in a child, or was asked not to
+                isolate=False,  # the whole session runs in a child, or --no-isolate was given
             )
             results = search.run()
-            if self.record:
+            if self._record:
                 search.record(results)
             if results.lost:
                 raise ConvDispatchError(f"{results.lost} left a device that nothing runs on")
-            found.rows = [_row(result) for result in results]
-            found.conditions, found.spent_ms = results.conditions, results.spent_ms
-            found.peak_bytes = results.peak_bytes
-            found.best = _best(results)
+            measured.rows = [_row(result) for result in results]
+            measured.conditions, measured.spent_ms = results.conditions, results.spent_ms
+            measured.peak_bytes = results.peak_bytes
+            measured.best = _best(results)
         else:
-            found.best = Choice(found.chosen.solver, found.chosen.config, "not searched")
-        self._interleave(problem, found)
+            measured.best = Choice(measured.chosen.solver, measured.chosen.config, "not searched")
+        self._interleave(problem, measured)
 
-    def _interleave(self, problem: ConvProblem, found: Measured) -> None:
-        ours = [c for c in (found.best, found.chosen) if c is not None]
-        if found.best and found.best.median_ms and len({_key(c) for c in ours}) < 2 and not self.peers:
-            found.chosen = replace(found.best, source=found.chosen.source)
+    def _interleave(self, problem: ConvProblem, measured: Measured) -> None:
+        ours = [c for c in (measured.best, measured.chosen) if c is not None]
+        if measured.best and measured.best.median_ms and len({_key(c) for c in ours}) < 2 and not self._peers:
+            measured.chosen = replace(measured.best, source=measured.chosen.source)
             return
         import pyopencl as cl
 
@@ -136,34 +127,35 @@ class Session:
         for choice in ours:
             if _key(choice) not in rivals and _key(choice) not in self._without:
                 self._watch(_key(choice))
-                with contextlib.suppress(Exception):  # a choice that fails has no time, and its row says why
+                with contextlib.suppress(Exception):  # a choice that fails has no time; its row has the reason
                     rivals[_key(choice)] = self._candidate(harness, problem, choice)
-        copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, found.traffic)))
-        for peer in self.peers:
+        copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, measured.traffic)))
+        for peer in self._peers:
             if peer.name in self._without:
-                found.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
+                measured.peers.append(PeerTime(peer.name, "", reason=self._without[peer.name]))
             else:
                 self._watch(peer.name)
-                found.peers += _add(peer, problem, harness, copies, rivals, self.info.type == "cpu")
+                measured.peers += _add_peer(peer, problem, harness, copies, rivals, self.info.type == "cpu")
         self._watch("")
         settle = SETTLE_MS if self.info.type == "cpu" else 0.0
         whole = sum(settle + (rival.expected_ms or 0.0) for rival in rivals.values())
-        rounds = max(ROUNDS[0], min(ROUNDS[1], int(self.budget_ms / max(whole, 1e-3))))
+        rounds = max(ROUNDS[0], min(ROUNDS[1], int(self._limits["budget_ms"] / max(whole, 1e-3))))
         outcomes = interleaved(list(rivals.values()), rounds=rounds)
         for choice in ours:
-            _put(choice, outcomes.get(_key(choice)))
-        for entered in found.peers:
+            _store_timing(choice, outcomes.get(_key(choice)))
+        for entered in measured.peers:
             if not entered.reason:
-                _put(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
-        chosen_ms = found.chosen.median_ms if found.chosen else None
-        if chosen_ms and chosen_ms < ((found.best and found.best.median_ms) or np.inf):
-            found.best = replace(found.chosen, source="fastest in benchmarking")
-        if found.best is None:
-            found.failure = "no solver could be measured"
+                _store_timing(entered, outcomes.get(f"{entered.peer} {entered.variant}"))
+        chosen_ms = measured.chosen.median_ms if measured.chosen else None
+        if chosen_ms and chosen_ms < ((measured.best and measured.best.median_ms) or np.inf):
+            measured.best = replace(measured.chosen, source="fastest in benchmarking")
+        if measured.best is None:
+            measured.failure = "no solver could be measured"
 
     def _candidate(self, harness: Harness, problem: ConvProblem, choice: Choice) -> Candidate:
         solver = named(choice.solver, plugins().solvers)
-        if not query(solver, problem, self.info).offers(choice.config):  # a journal's, for instance
+        # The choice may come from a journal of another version.
+        if not query(solver, problem, self.info).offers(choice.config):
             raise InvalidArgument(f"{choice.solver} does not offer {dict(choice.config)} for {problem}")
         prepared = dispatch.make(solver, choice.config, problem, harness.queue.context)
         checked = harness.verify(prepared)
@@ -171,14 +163,14 @@ class Session:
         choice.workspace = prepared.workspace_size
         sample = harness.sampler(prepared, choice.median_ms or checked.run_ms, LEAST_MS)
         if self.info.type == "cpu":
-            sample = _settled(sample)
+            sample = _after_warm_up(sample)
         return Candidate(_key(choice), sample, max(LEAST_MS, choice.median_ms or checked.run_ms))
 
 
 # --- benchmarking -----------------------------------------------------------------------------------------------------
 
 
-def _add(
+def _add_peer(
     peer: Peer, problem: ConvProblem, harness: Harness, copies: int, rivals: dict[str, Candidate], settle: bool
 ) -> Iterator[PeerTime]:
     """Add a peer's variants to the rivals, each with its error; one that cannot run says why."""
@@ -189,7 +181,7 @@ def _add(
         return
     at = reference.positions(problem)
     expected = reference.sample(problem, at, **operands_of(problem, harness.host))
-    scaled = _scaled_errors(peer, problem, harness.scaled)
+    scaled = _errors_on_scaled_data(peer, problem, harness.scaled)
     for variant in variants:
         entered = PeerTime(peer.name, variant.name)
         try:
@@ -198,18 +190,18 @@ def _add(
             once = _timed(variant, 1)
             once()
             expected_ms = once()
-        except Exception as error:  # the peer's own failure, said in its place
+        except Exception as error:  # the peer's own failure stands in its row
             entered.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         else:
             repeat = max(1, min(200, int(np.ceil(LEAST_MS / max(expected_ms, 1e-3)))))
             sample = _timed(variant, repeat)
-            sample = _settled(sample) if settle else sample
+            sample = _after_warm_up(sample) if settle else sample
             name = f"{peer.name} {variant.name}"
             rivals[name] = Candidate(name, sample, max(LEAST_MS, expected_ms))
         yield entered
 
 
-def _scaled_errors(peer: Peer, problem: ConvProblem, scaled: Scaled) -> dict[str, float]:
+def _errors_on_scaled_data(peer: Peer, problem: ConvProblem, scaled: Scaled) -> dict[str, float]:
     """A peer's errors on data of differing scales, by variant; none where it fails, as its run on normal data says."""
     at = scaled.at.ravel()
     try:
@@ -224,7 +216,7 @@ def _timed(variant: Variant, repeat: int) -> Callable[[], float]:
     return lambda: sample() / repeat
 
 
-def _settled(sample: Callable[[], float]) -> Callable[[], float]:
+def _after_warm_up(sample: Callable[[], float]) -> Callable[[], float]:
     def warmed_up() -> float:
         start = time.perf_counter()
         while (time.perf_counter() - start) * 1e3 < SETTLE_MS:
@@ -234,8 +226,8 @@ def _settled(sample: Callable[[], float]) -> Callable[[], float]:
     return warmed_up
 
 
-def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:
-    """Put benchmarking's timing into the answer; without one, what ``find`` measured stands."""
+def _store_timing(target: Choice | PeerTime, outcome: Outcome | None) -> None:
+    """Write benchmarking's timing into the result; without one, what ``find`` measured remains."""
     if outcome is None or outcome.timing is None:
         if isinstance(target, PeerTime):
             target.reason = outcome.reason if outcome else "not benchmarked"
@@ -247,21 +239,7 @@ def _put(target: Choice | PeerTime, outcome: Outcome | None) -> None:
 
 def _best(results: Results) -> Choice | None:
     winner = results.winner
-    if winner is None:
-        return None
-    return Choice(
-        winner.solver,
-        dict(winner.config),
-        results.verdict,
-        winner.median_ms,
-        winner.p20,
-        winner.p80,
-        winner.count,
-        winner.errors.get("normal", winner.error),
-        winner.workspace,
-        winner.ci,
-        winner.errors.get("scaled"),
-    )
+    return None if winner is None else Choice(source=results.verdict, **_figures(winner))
 
 
 def _key(choice: Choice | Row) -> str:
@@ -269,21 +247,13 @@ def _key(choice: Choice | Row) -> str:
 
 
 def _row(result: Result) -> Row:
-    return Row(
-        result.solver,
-        dict(result.config),
-        result.status,
-        result.reason,
-        result.median_ms,
-        result.p20,
-        result.p80,
-        result.count,
-        result.errors.get("normal", result.error),
-        result.workspace,
-        result.compile_ms,
-        result.deterministic,
-        result.ci,
-        result.benchmarked,
-        result.screening_ms,
-        result.errors.get("scaled"),
-    )
+    names = ("status", "reason", "compile_ms", "deterministic", "benchmarked", "screening_ms")
+    return Row(**{name: getattr(result, name) for name in names}, **_figures(result))
+
+
+def _figures(result: Result) -> dict[str, Any]:
+    """What a Row and a Choice have in common."""
+    figures = {"solver": result.solver, "config": dict(result.config), "workspace": result.workspace}
+    figures |= {"median_ms": result.median_ms, "p20_ms": result.p20, "p80_ms": result.p80, "count": result.count}
+    errors = {"error": result.errors.get("normal", result.error), "error_scaled": result.errors.get("scaled")}
+    return figures | {"ci_ms": result.ci} | errors

@@ -48,9 +48,9 @@ class Peer:
 def _tensors(
     problem: ConvProblem, host: Mapping[str, np.ndarray], kind: torch.memory_format, place: torch.device, copies: int
 ) -> list[dict[str, torch.Tensor]]:
-    """``copies`` sets of x, w, y and bias; the written one is made up, for its shape alone counts."""
+    """``copies`` sets of x, w, y and bias; the values of the tensor that is written do not matter."""
     plain = problem.replace(layout="nchw")
-    made = {}
+    tensors = {}
     for name in ("x", "w", "y", "bias"):
         if name in host:
             tensor = _tensor(host[name], problem.dtype)
@@ -60,13 +60,13 @@ def _tensors(
             tensor = torch.zeros(getattr(plain, name + "_shape"), dtype=getattr(torch, problem.dtype))
         else:
             continue
-        made[name] = tensor.to(place) if name == "bias" else tensor.to(place).contiguous(memory_format=kind)
+        tensors[name] = tensor.to(place) if name == "bias" else tensor.to(place).contiguous(memory_format=kind)
     clone = torch.preserve_format
-    return [made, *({n: t.clone(memory_format=clone) for n, t in made.items()} for _ in range(copies - 1))]
+    return [tensors, *({n: t.clone(memory_format=clone) for n, t in tensors.items()} for _ in range(copies - 1))]
 
 
 def _tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
-    if dtype == "bfloat16":  # NumPy's bfloat16 is ml_dtypes', which torch does not read
+    if dtype == "bfloat16":  # torch does not read the bfloat16 arrays of ml_dtypes
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -106,14 +106,14 @@ def _work(problem: ConvProblem, sets: list[dict[str, torch.Tensor]], place: torc
     def result() -> np.ndarray:
         with torch.no_grad():
             _allow_tf32(place, tf32)
-            found = once(sets[0]).cpu()
-        found = found.movedim(1, -1) if problem.layout == "nhwc" else found
-        return found.contiguous().to(torch.float64).numpy()
+            output = once(sets[0]).cpu()
+        output = output.movedim(1, -1) if problem.layout == "nhwc" else output
+        return output.contiguous().to(torch.float64).numpy()
 
     return run, result
 
 
 def _allow_tf32(place: torch.device, allowed: bool) -> None:
-    # Only where it matters: torch's own test helpers forbid the flag to be set in their process.
+    # Set on CUDA alone: torch's test helpers forbid setting the flag in their process.
     if place.type == "cuda":
         torch.backends.cudnn.allow_tf32 = allowed

@@ -16,8 +16,7 @@ from ....api.errors import ConvDispatchError
 from ....api.problem import ConvProblem
 from ....device.child import answer, questions
 from ....measurement.farm import Died, NotStarted, OutOfTime, RestartingChild, outlive
-from ....measurement.peaks import traffic
-from ..report import Measured, placeless
+from ..report import Measured, without_folders
 
 __all__ = ["OutOfTime", "Worker"]
 
@@ -48,20 +47,20 @@ class Worker:
             raise ConvDispatchError(f"the ceilings could not be measured: {died}") from died
 
     def measure(self, problem: ConvProblem, say: Callable[[str], None] = lambda words: None) -> Measured:
-        """All there is to know of a problem; ``say`` is told what is tried."""
+        """Measure a problem; ``say`` is called with the name of each candidate."""
         began, without = time.monotonic(), dict[str, str]()
 
         def ask(died: dict[str, str]) -> dict[str, Any]:
-            without.update({name: placeless(reason) for name, reason in died.items()})
+            without.update({name: without_folders(reason) for name, reason in died.items()})
             return self._ask({"ask": "measure", "problem": str(problem), "without": without}, say)
 
         try:
             return Measured.from_json(outlive(ask))
         except (Died, ConvDispatchError) as error:
-            reason = placeless(str(error))
-        said = f"{len(without)} candidates took their process with them: {', '.join(without)}; " if without else ""
-        lost = Measured(str(problem), problem.flops, traffic(problem), settings=self.settings)
-        lost.failure, lost.spent_ms = f"{said}the last process: {reason}", (time.monotonic() - began) * 1e3
+            reason = without_folders(str(error))
+        deaths = f"{len(without)} candidates took their process with them: {', '.join(without)}; " if without else ""
+        lost = Measured(str(problem), problem.flops, problem.bytes, settings=self.settings)
+        lost.failure, lost.spent_ms = f"{deaths}the last process: {reason}", (time.monotonic() - began) * 1e3
         return lost
 
     def close(self) -> None:
@@ -70,12 +69,12 @@ class Worker:
 
     def _ask(self, question: dict[str, Any], say: Callable[[str], None] = lambda words: None) -> Any:
         try:
-            said = self._child.answer(question, self._silent_s, say)
+            reply = self._child.answer(question, self._silent_s, say)
         except NotStarted as died:
             raise ConvDispatchError(f"no process to measure in could be started: {died}") from died
-        if "error" in said:
-            raise ConvDispatchError(said["error"])
-        return said["answer"]
+        if "error" in reply:
+            raise ConvDispatchError(reply["error"])
+        return reply["answer"]
 
 
 # --- in the child ----------------------------------------------------------------------------------------------------
@@ -84,14 +83,14 @@ class Worker:
 def _serve() -> None:
     from ....device import runtime
     from ....measurement.peaks import measure_roof
-    from . import peers as others
+    from . import peers as peer_modules
     from .session import Session
 
     lines = questions()
     setup = next(lines)
     try:
         device = runtime.find_device(setup.pop("device"))
-        found, missing = others.load(setup.pop("peers"), runtime.device_info(device))
+        found, missing = peer_modules.load(setup.pop("peers"), runtime.device_info(device))
         session = Session(device, peers=found, watch=lambda name: answer({"at": name}), **setup)
     except Exception as error:
         answer({"error": str(error)})

@@ -13,28 +13,28 @@ from ..report import EVIDENCE, Report
 from ..summary import Line, gaps, geomean, known, lines
 
 REGRET = 1.05
-"""From here on a choice costs enough to be told."""
+"""A choice is mentioned when its time is at least this many times the best."""
 REFUSALS = 3
 ELSEWHERE = re.compile(r"\b(GPUs?|CPUs?|nvidia|intel|amd|device)\b", re.IGNORECASE)
 """A refusal that speaks of the device, which no geometry mends."""
 
 
 def answers(report: Report) -> list[tuple[str, str]]:
-    """Question and answer; empty where nothing has a time."""
+    """Pairs of question and answer; empty where no layer has a time."""
     timed = [line for line in lines(report) if line.ms]
     if not timed:
         return []
-    found = [
-        ("Which engine?", _engines(timed)),
-        ("Why?", _why(timed)),
-        ("How sure?", _sure(report, timed)),
-        ("How far from the limit?", _far(timed)),
+    pairs = [
+        ("Which engine?", _shares_of_engines(timed)),
+        ("Why?", _reason(timed)),
+        ("How sure?", _certainty(report, timed)),
+        ("How far from the limit?", _distance_from_limit(timed)),
     ]
     last, device = worst(timed), report.environment["device"]
     return (
-        found
+        pairs
         if last is None
-        else [*found, ("What about the worst layer?", " ".join(to_do(last, disturbed(last.measured, device))))]
+        else [*pairs, ("What about the worst layer?", " ".join(advice_for(last, disturbed(last.measured, device))))]
     )
 
 
@@ -44,7 +44,7 @@ def worst(every: list[Line]) -> Line | None:
     return max(low, key=lambda line: line.layer.count * (line.ms - line.roof_ms), default=None)
 
 
-def _engines(timed: list[Line]) -> str:
+def _shares_of_engines(timed: list[Line]) -> str:
     count: dict[str, int] = {}
     time: dict[str, float] = {}
     whole = sum(line.layer.count * line.ms for line in timed)
@@ -58,26 +58,28 @@ def _engines(timed: list[Line]) -> str:
     return f"Of {sum(count.values())} layers {', '.join(shares)}."
 
 
-def _why(timed: list[Line]) -> str:
+def _reason(timed: list[Line]) -> str:
     line = max(timed, key=lambda line: line.layer.count * line.ms)
     chosen = line.measured.chosen
-    said = f"The dearest layer is {line.layer.name}: {line.verdict}, of {line.coverage} candidates measured."
+    text = f"The dearest layer is {line.layer.name}: {line.verdict}, of {line.coverage} candidates measured."
     if chosen is None:
-        return said
-    return f"{said} Without measuring {chosen.solver} would run: {chosen.source}."
+        return text
+    return f"{text} Without measuring {chosen.solver} would run: {chosen.source}."
 
 
-def _sure(report: Report, timed: list[Line]) -> str:
+def _certainty(report: Report, timed: list[Line]) -> str:
     sure, count = known(timed)
-    said = f"{sure} of {count} problems had {EVIDENCE} candidates measured or more"
+    text = f"{sure} of {count} problems had {EVIDENCE} candidates measured or more"
     widths = [width for line in timed if (width := spread(line.measured.best)) is not None]
     if widths:
-        said += f"; intervals (95 %) are {statistics.median(widths):.1%} of a time wide at the middle one"
-    seen = signs(report)
-    return f"{said}; " + (f"the machine was busy: {'; '.join(seen)}." if seen else "nothing says that it was busy.")
+        text += f"; intervals (95 %) are {statistics.median(widths):.1%} of a time wide at the middle one"
+    disturbances = signs(report)
+    return f"{text}; " + (
+        f"the machine was busy: {'; '.join(disturbances)}." if disturbances else "nothing says that it was busy."
+    )
 
 
-def _far(timed: list[Line]) -> str:
+def _distance_from_limit(timed: list[Line]) -> str:
     mean = geomean(line.fraction for line in timed)
     if mean is None:
         return "Unknown: no ceilings were measured."
@@ -90,7 +92,7 @@ def _far(timed: list[Line]) -> str:
     )
 
 
-def to_do(line: Line, doubtful: bool = False) -> Iterator[str]:
+def advice_for(line: Line, doubtful: bool = False) -> Iterator[str]:
     """Sentences: the layer, then what helps, the cheapest first; no peer of a layer that other work disturbed."""
     found = line.measured
     lost = line.layer.count * (line.ms - line.roof_ms)

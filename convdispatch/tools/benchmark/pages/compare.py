@@ -1,12 +1,11 @@
-"""Two runs beside each other: each problem that both measured, the times' ratio, and whether it says anything.
+"""Two runs beside each other: each problem that both measured, the ratio of its times, and whether that says anything.
 
-A problem is faster or slower where the intervals of the two medians stand apart and the ratio is beyond the tolerance;
-otherwise it is the same as far as one can know.
+A problem is faster or slower where the intervals of the two medians do not overlap and the ratio is beyond the
+tolerance; otherwise it is the same as far as one can know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -19,6 +18,7 @@ from ..summary import Line, geomean, lines
 from .terminal import interval, number
 
 VERDICTS = ("slower", "faster", "same")
+TITLE = "Old and new, the most time lost first; ? stands where other work disturbed a run"
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,19 @@ class Pair:
     @property
     def verdict(self) -> str:
         """One of VERDICTS."""
-        (low, high), (new_low, new_high) = _interval(self.old), _interval(self.new)
-        apart = low > new_high or new_low > high
-        if not apart or abs(self.speedup - 1) <= TOLERANCE:
+        (low, high), (new_low, new_high) = (
+            line.measured.best.ci_ms or (line.ms, line.ms) for line in (self.old, self.new)
+        )
+        overlap = low <= new_high and new_low <= high
+        if overlap or abs(self.speedup - 1) <= TOLERANCE:
             return "same"
         return "faster" if self.speedup > 1 else "slower"
 
-
-def _interval(line: Line) -> tuple[float, float]:
-    """A median without an interval is taken as it is."""
-    best = line.measured.best
-    return tuple(best.ci_ms) if best and best.ci_ms else (line.ms, line.ms)
+    @property
+    def solvers(self) -> str:
+        """The fastest solver, or both where the runs differ."""
+        old, new = self.old.fastest, self.new.fastest
+        return new if old == new else f"{old} → {new}"
 
 
 @dataclass(frozen=True)
@@ -64,100 +66,59 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """What makes the comparison doubtful, a sentence each."""
-        said = []
+        sentences = []
         devices = [run.environment["device"] for run in (self.old, self.new)]
         if devices[0]["key"] != devices[1]["key"]:
-            said.append(f"Two devices: {devices[0]['title']} before, {devices[1]['title']} after.")
+            sentences.append(f"Two devices: {devices[0]['title']} before, {devices[1]['title']} after.")
         elif devices[0]["driver"] != devices[1]["driver"]:
-            said.append(f"The driver changed: {devices[0]['driver']} before, {devices[1]['driver']} after.")
+            sentences.append(f"The driver changed: {devices[0]['driver']} before, {devices[1]['driver']} after.")
         for when, run in (("before", self.old), ("after", self.new)):
-            if seen := signs(run):
-                said.append(f"The machine was busy {when}. {busy(seen)}")
-        return said
+            if disturbances := signs(run):
+                sentences.append(f"The machine was busy {when}. {busy(disturbances)}")
+        return sentences
 
     @property
     def speedup(self) -> float | None:
-        """Geometric mean over the problems; None where a run was disturbed or nothing is common."""
+        """Geometric mean over the problems; None where a run was disturbed or no problem is common."""
         doubtful = signs(self.old) or signs(self.new)
         return None if doubtful else geomean(pair.speedup for pair in self.pairs)
-
-    def count(self, verdict: str) -> int:
-        """Problems of a verdict."""
-        return sum(pair.verdict == verdict for pair in self.pairs)
 
 
 def compare(old: Report, new: Report) -> Comparison:
     """Pair the problems of two runs."""
-    first, second = (_by_problem(run) for run in (old, new))
-    pairs = [
-        Pair(first[problem], second[problem], _doubtful(old, first[problem]) or _doubtful(new, second[problem]))
-        for problem in first
-        if problem in second
-    ]
+    first, second = ({line.measured.problem: line for line in reversed(lines(run)) if line.ms} for run in (old, new))
+    pairs = []
+    for problem in [problem for problem in first if problem in second]:
+        both = (old, first[problem]), (new, second[problem])
+        doubtful = any(disturbed(line.measured, run.environment["device"]) for run, line in both)
+        pairs.append(Pair(first[problem], second[problem], doubtful))
     pairs.sort(key=lambda pair: pair.old.ms - pair.new.ms)
     alone = [[p for p in one if p not in other] for one, other in ((first, second), (second, first))]
     return Comparison(old, new, pairs, *alone)
 
 
-def _by_problem(report: Report) -> dict[str, Line]:
-    return {line.measured.problem: line for line in reversed(lines(report)) if line.ms}
-
-
-def _doubtful(report: Report, line: Line) -> bool:
-    return disturbed(line.measured, report.environment["device"])
-
-
 def heading(compared: Comparison) -> str:
-    """All of it in a sentence."""
-    mean = compared.speedup
+    """The whole comparison in a sentence."""
+    mean, verdicts = compared.speedup, [pair.verdict for pair in compared.pairs]
     ratio = "is withheld, for a machine was busy" if compared.pairs and mean is None else f"is {number(mean)}"
-    counts = ", ".join(f"{compared.count(verdict)} {verdict}" for verdict in VERDICTS)
-    return (
-        f"{len(compared.pairs)} problems in both runs: {counts}; the old time over the new one {ratio} (geometric mean)"
-    )
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
+    return f"{len(verdicts)} problems in both runs: {counts}; the old time over the new one {ratio} (geometric mean)"
 
 
 def show_comparison(compared: Comparison, console: Console) -> None:
-    """Print notes, a line a problem, and what only one run has."""
+    """Print what makes it doubtful, a line a problem, and what only one run has."""
     for note in compared.notes:
         console.print(note, style="red", highlight=False)
-    title = "Old and new, the most time lost first; ? stands where other work disturbed a run"
-    ranks = {"95 %": 3, "solver": 1, "problem": 2}
-    table = Table(
-        *(Column(name, "name" if name in NAMES else "number", ranks.get(name, 0)) for name in COLUMNS), title=title
-    )
-    for row in cells(compared.pairs):
-        table.add_row(*row)
+    names = (Column("layer", "name"), Column("problem", "name", 2))
+    numbers = (Column(title, rank=3 * (title == "95 %")) for title in ("old ms", "95 %", "new ms", "95 %", "old / new"))
+    table = Table(*names, *numbers, Column("verdict", "name"), Column("solver", "name", 1), title=TITLE)
+    for pair in compared.pairs:
+        times = [cell for line in (pair.old, pair.new) for cell in (number(line.ms, 4), interval(line.measured.best))]
+        ratio = number(pair.speedup) + "?" * pair.doubtful
+        table.add_row(pair.new.layer.name, pair.new.measured.problem, *times, ratio, pair.verdict, pair.solvers)
     if compared.pairs:
         console.print(table)
     console.print(heading(compared), highlight=False)
     for words, problems in (("only in the old run", compared.only_old), ("only in the new run", compared.only_new)):
         if problems:
             console.print(f"{words}: {', '.join(problems)}", highlight=False)
-
-
-COLUMNS = ("layer", "problem", "old ms", "95 %", "new ms", "95 %", "old / new", "verdict", "solver")
-NAMES = ("layer", "problem", "verdict", "solver")
-"""Those of COLUMNS that hold words."""
-
-
-def cells(pairs: Sequence[Pair]) -> list[list[str]]:
-    """COLUMNS of each pair."""
-    return [
-        [
-            pair.new.layer.name,
-            pair.new.measured.problem,
-            number(pair.old.ms, 4),
-            interval(pair.old.measured.best),
-            number(pair.new.ms, 4),
-            interval(pair.new.measured.best),
-            number(pair.speedup) + "?" * pair.doubtful,
-            pair.verdict,
-            _solvers(pair),
-        ]
-        for pair in pairs
-    ]
-
-
-def _solvers(pair: Pair) -> str:
-    return pair.new.fastest if pair.old.fastest == pair.new.fastest else f"{pair.old.fastest} → {pair.new.fastest}"

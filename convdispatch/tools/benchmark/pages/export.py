@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def write_json(report: Report | Sequence[Report], path: Path) -> None:
-    """The whole report, or a list of several; ``load_all`` reads it. An earlier one stays until this one is there."""
+    """Write the report, or a list of several, for ``load_all``. The file is replaced when the new one is complete."""
     values = report.to_json() if isinstance(report, Report) else [each.to_json() for each in report]
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
@@ -28,7 +28,7 @@ def write_json(report: Report | Sequence[Report], path: Path) -> None:
 
 def write_csv(report: Report | Sequence[Report], path: Path) -> None:
     """``what`` is ``best``, ``chosen``, ``candidate`` or ``peer``; ``timed_in`` is the layer's last ``benchmarking``,
-    the ``search`` before it, or ``screening``: such times of one sort compare. ``device`` is the kind's key."""
+    the ``search`` before it, or ``screening``: only times of one sort compare. ``device`` is the kind's key."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -38,9 +38,9 @@ def write_csv(report: Report | Sequence[Report], path: Path) -> None:
 
 
 def _rows(line: Line) -> Iterator[dict[str, Any]]:
-    layer, found = line.layer, line.measured
-    common = {"net": layer.net, "layer": layer.name, "count": layer.count, "problem": found.problem}
-    common |= dict(zip(("measured", "offered"), found.coverage))
+    layer, measured = line.layer, line.measured
+    common = {"net": layer.net, "layer": layer.name, "count": layer.count, "problem": measured.problem}
+    common |= dict(zip(("measured", "offered"), measured.coverage))
     common |= {"direction": line.problem.direction, "type": line.kind, "roofline_ms": line.roof_ms}
 
     def timed(what: str, name: str, thing: Any, **more: Any) -> dict[str, Any]:
@@ -48,20 +48,20 @@ def _rows(line: Line) -> Iterator[dict[str, Any]]:
         figures = {"median_ms": ms, "p20_ms": thing.p20_ms, "p80_ms": thing.p80_ms, "samples": thing.count}
         low, high = thing.ci_ms or (None, None)
         figures |= {"ci_low_ms": low, "ci_high_ms": high}
-        figures |= {"gflops": found.flops / ms / 1e6 if ms else None}
+        figures |= {"gflops": measured.flops / ms / 1e6 if ms else None}
         figures |= {"fraction": line.roof_ms / ms if ms and line.roof_ms else None}
         figures |= {"error": thing.error, "error_scaled": thing.error_scaled}
         return {**common, "what": what, "name": name, **figures, **more}
 
-    for what, choice in (("best", found.best), ("chosen", found.chosen)):
+    for what, choice in (("best", measured.best), ("chosen", measured.chosen)):
         if choice:
             more = {"config": json.dumps(choice.config), "reason": choice.source, "timed_in": "benchmarking"}
             yield timed(what, choice.solver, choice, **more)
-    for row in found.rows:
+    for row in measured.rows:
         more = {"config": json.dumps(row.config), "status": row.status, "reason": row.reason}
         if row.median_ms is not None:
             more |= {"timed_in": "screening" if row.benchmarked is False else "search"}
         yield timed("candidate", row.solver, row, workspace_bytes=row.workspace, compile_ms=row.compile_ms, **more)
-    for peer in found.peers:
+    for peer in measured.peers:
         name = f"{peer.peer} {peer.variant}".strip()
         yield timed("peer", name, peer, reason=peer.reason, timed_in="benchmarking")

@@ -18,7 +18,7 @@ from ..summary import Line, family
 FAMILIES = ("im2col", "winograd", "fft", "nvidia", "implicitgemm", "onednn", "amx", "cudnn", "int8")
 """Algorithms in the order of the colours of the page's style sheet, ``--c0`` and on: one colour on all pages."""
 OTHERS = 3
-"""Further colours, which other plugins share by their names."""
+"""The number of further colours, one of which each other plugin gets by its name."""
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 960, 460, 76, 52, 16, 30
 UNKNOWN = "var(--ink)"
 """The colour of what no algorithm is known for."""

@@ -57,13 +57,13 @@ def errors(timed: Choice | PeerTime | Row | None) -> str:
 
 def show(report: Report, console: Console) -> None:
     """Print everything that is measured so far."""
-    every, seen = lines(report), signs(report)
+    every, disturbances = lines(report), signs(report)
     peers = list(report.settings.get("peers", {}))
-    _heading(report, console, busy(seen))
-    doubt = DOUBT if seen else ""
+    _heading(report, console, busy(disturbances))
+    doubt = DOUBT if disturbances else ""
     if every:
         console.print(_layers(every, peers, report.environment["device"]))
-        console.print(_nets(every, peers, withheld=bool(seen)))
+        console.print(_nets(every, peers, withheld=bool(disturbances)))
         for words in evidence(every, bool(report.settings.get("search", True))):
             console.print(words + doubt, highlight=False)
     low = gaps(every)
@@ -74,7 +74,7 @@ def show(report: Report, console: Console) -> None:
     for peer in peers:
         ratios = [ratio for line in every if (ratio := line.ratio(peer))]
         if ratios:
-            mean = WITHHELD if seen else f"{geomean(ratios):.3f}"
+            mean = WITHHELD if disturbances else f"{geomean(ratios):.3f}"
             console.print(f"{peer}: its time over ours, geometric mean of {len(ratios)} layers: {mean}")
     for question, words in answers(report):
         console.print(f"{question} {words}", highlight=False)

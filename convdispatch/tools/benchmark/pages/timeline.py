@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write_measured_trace(net: Any, name: str, device: str, path: Path) -> None:
+def write_trace(net: Any, name: str, device: str, path: Path) -> None:
     """Write a warm run of an inference form as it was measured, gaps included, one event a layer's command."""
     names = {"process_name": f"{name}, one run", "thread_name": "device"}
     events = [{"ph": "M", "name": what, "pid": 1, "tid": 1, "args": {"name": text}} for what, text in names.items()]

@@ -1,0 +1,124 @@
+"""Arrays in host memory as a call on the host sees them: where operands begin, and new results.
+
+NumPy's arrays and those of other libraries are here; PyTorch's operators, whose tensors have memory formats, have
+theirs in ``torch/eager/host``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import pyopencl as cl
+
+from ...api.problem import ConvProblem
+from ...device.commands import host_memory
+from ...selection.prepared import Constant
+from .array_library import Library
+from .operands import address, native
+
+
+class HostArrays(Protocol):
+    """What a call asks of a kind of arrays in host memory."""
+
+    def input_address(self, array: Any) -> int:
+        """The address of element 0; 0 if kernels cannot read the array in place."""
+
+    def bias_address(self, array: Any) -> int:
+        """The same for a bias, or for the table of a quantized call."""
+
+    def output_address(self, array: Any) -> int:
+        """The same for a result; 0 if kernels cannot write it in place."""
+
+    def allocate(self) -> tuple[Any, int]:
+        """A new result, and its address."""
+
+    def compact(self, array: Any) -> tuple[Any, int]:
+        """A copy that kernels can read in place, and its address."""
+
+    def view(self, array: Any) -> np.ndarray:
+        """NumPy's view of an array, through which a result is copied."""
+
+    def finished(self, made: Any, lead: Any) -> Any:
+        """What the caller gets on the slow path for a result that ``allocate`` made; ``lead`` is the first operand."""
+
+
+class NumPyArrays:
+    """NumPy's arrays. ``swapped``: some operand is of the other byte order, so that all are copied."""
+
+    def __init__(self, problem: ConvProblem, device: cl.Device, dtype: np.dtype, size: int, swapped: bool) -> None:
+        """``dtype`` and ``size`` in bytes are the result's."""
+        self.shape, self.dtype, self.strides = problem.out_shape, dtype, None
+        shape = problem.out_shape
+        self.input_address: Any = _nowhere if swapped else address
+        self.bias_address: Any = _table_address if problem.quantized else self.input_address
+        empty = host_memory.empty
+
+        def output_address(array: Any) -> int:
+            fits = array.shape == shape and array.dtype == dtype and array.flags.writeable
+            return address(array) if fits else 0
+
+        def allocate() -> tuple[Any, int]:
+            made = empty(device, shape, dtype, size)
+            return made, address(made)
+
+        # Functions, not methods: a warm call has no time for their attributes.
+        self.output_address: Any = output_address
+        self.allocate: Any = allocate
+
+    def compact(self, array: Any) -> tuple[Any, int]:
+        copy = native(self.view(array))
+        return copy, address(copy)
+
+    def view(self, array: Any) -> np.ndarray:
+        return array
+
+    def finished(self, made: Any, lead: Any) -> Any:
+        return made
+
+
+class LibraryArrays(NumPyArrays):
+    """Arrays of another library, such as ``like``, whose results are its own."""
+
+    def __init__(self, library: Library, like: Any, *given: Any) -> None:
+        super().__init__(*given)
+        self._their_dtype = None if self.bias_address is _table_address else like.dtype
+        self._library, self._by_views = library, library.host_address(like) is None
+        if self._by_views:
+            self.input_address = _nowhere
+        elif self.input_address is not _nowhere:
+            self.input_address = library.host_address
+        if self.bias_address is not _table_address:
+            self.bias_address = self.input_address
+        shape, name, their_dtype, at = self.shape, self.dtype.name, self._their_dtype, self.input_address
+
+        def output_address(array: Any) -> int:
+            if their_dtype is None:  # a quantized call, whose result is of another dtype than its operands
+                fits = library.dtype(array) == name
+            else:
+                fits = array.dtype == their_dtype
+            return at(array) if fits and array.shape == shape else 0
+
+        self.output_address = output_address
+        if not self._by_views:
+            own, like = self.allocate, like[:0]
+
+            def allocate() -> tuple[Any, int]:
+                made, begin = own()
+                return library.from_host(made, like), begin
+
+            self.allocate = allocate
+
+    def view(self, array: Any) -> np.ndarray:
+        return array if isinstance(array, np.ndarray) else self._library.host(array)
+
+    def finished(self, made: Any, lead: Any) -> Any:
+        return self._library.from_host(made, lead) if self._by_views else made
+
+
+def _nowhere(array: Any) -> int:
+    return 0
+
+
+def _table_address(table: Constant) -> int:
+    return address(table.array)

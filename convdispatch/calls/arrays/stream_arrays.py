@@ -1,0 +1,84 @@
+"""Arrays in CUDA memory as a call on a stream sees them: addresses, new results, the caller's stream.
+
+A library's arrays are here; PyTorch's operators, whose tensors have memory formats, have theirs in
+``torch/eager/cuda_stream``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from ...api.errors import InvalidArgument
+from ...api.policy import forbid_when_frozen
+from ...api.problem import ConvProblem
+from ...device.cuda.stream import CudaMemory, CudaStream
+from ...selection.prepared import Constant
+from .array_library import Library
+
+ALIGNMENT = 16
+"""Bytes that kernels load and copy at once, at most: addresses of operands are multiples of it."""
+
+
+class StreamArrays:
+    """Arrays of one library on the CUDA device of a number."""
+
+    def __init__(self, library: Library, number: int, problem: ConvProblem) -> None:
+        self.library, self.number = library, number
+        self.shape, self._dtype = problem.out_shape, problem.out_dtype or problem.dtype
+        self.strides = tuple(accumulate(self.shape[:0:-1], mul, initial=1))[::-1]
+        self._other_dtype = self._dtype if problem.quantized else None
+        self.is_current, self.copies = library.is_current, library.copies
+        self.finished, self.keep = library.finished, library.keep
+
+    def stream(self, lead: Any) -> CudaStream:
+        """The caller's current stream."""
+        return self.library.stream(lead, self.number)
+
+    def allocate(self, lead: Any, stream: CudaStream) -> Any:
+        """A new result on the device of ``lead``."""
+        forbid_when_frozen("allocate the result (pass out=)")
+        return self.library.empty(self.shape, lead, stream, self._other_dtype)
+
+    def is_result(self, out: Any) -> bool:
+        """Whether an array is one that a call may write."""
+        library = self.library
+        return out.shape == self.shape and not library.immutable and library.dtype(out) == self._dtype
+
+    def check_result(self, out: Any, check: Callable[[tuple[int, ...], str, str], None]) -> None:
+        """Raises InvalidArgument for one that it may not."""
+        if self.library.immutable:
+            raise InvalidArgument(f"a {self.library.name} cannot be written to: pass no out")
+        check(tuple(out.shape), self.library.dtype(out), self._dtype)
+
+    def addresses(self, operands: Sequence[Any], bias: Any, residual: Any, stream: CudaStream) -> list[int] | None:
+        """Of x, w, y, bias and residual, 0 for those that there are not; None where kernels cannot read one in
+        place."""
+        found = self.library.pointers(operands, stream)
+        for each in (bias, residual):
+            if each is None:
+                found.append(0)
+            elif type(each) is Constant:  # a quantized convolution's table
+                found.append(each.on_device(stream).address)  # type: ignore[arg-type, attr-defined]
+            else:
+                found.append(self.library.pointer(each, stream)[0] or 1)
+        return found if found[0] and found[1] and found[2] else None
+
+    def memory(
+        self, array: Any, stream: CudaStream, size: int, out: bool = False, of_bias: bool = False
+    ) -> CudaMemory:
+        """An array's memory, or that of a copy in the stream's order: contiguous, and aligned as vector loads ask."""
+        library = self.library
+        address, held = library.pointer(array, stream)
+        if not address:
+            if out and not library.contiguous(array):
+                raise InvalidArgument(f"out must be contiguous, got one of shape {tuple(array.shape)} with gaps")
+            address, held = library.address(array if library.contiguous(array) else library.compact(array), stream)
+        found = CudaMemory(address, size, held)
+        if out or address % ALIGNMENT == 0:
+            return found
+        aligned = stream.allocate(size)
+        stream.copy(aligned, found, size)
+        return aligned

@@ -1,0 +1,102 @@
+"""A call: a problem, its plan's executable and the kind of its arrays, decided once and run on each call's arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..api.errors import InvalidArgument, MemoryLimit
+from ..api.problem import ConvProblem
+from ..device import runtime
+from ..measurement import first_sight
+from ..selection import dispatch
+from ..selection.prepared import operand_sizes
+from .arguments import PLACES
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+
+class Call:
+    """What calls on every kind of memory have in common.
+
+    ``call(x, w, y, bias, constant, residual, queue)`` runs it and returns the result. None stands for an operand that
+    there is not, and for a result that is to be allocated; ``constant`` is the promise behind ``w``, if there is one.
+    """
+
+    host = False
+    """Whether operands are in host memory."""
+    launches: Any = None
+    """The executable, bound to its place; None while there is nothing to launch."""
+    prepared: Any = None
+    """The plan; None while there is none, or nothing to compute."""
+    solver = "none: nothing to compute"
+    """The name of what runs."""
+    packed_key: Any = None
+    """The key under which constant weights hold the address of the form packed for this call."""
+    again: Any = None
+    """Makes the call again, where it has been made twice in a row; see ``guarded_replay``."""
+    form: Any = None
+    """The memory format of all operands, for PyTorch's operators."""
+    shape: Any = None
+    """The result's shape as PyTorch counts."""
+    native: Any = None
+    """The launches for the native call path, once that asked; False for what it does not take."""
+    backward_ready = True
+
+    def __init__(self, problem: ConvProblem, device: cl.Device, count: Callable[[str], Any] | None = None) -> None:
+        """``count(solver)`` is called after each call. Raises InvalidArgument for a dtype that the device lacks."""
+        unsupported = runtime.device_info(device).supports(problem.dtype)
+        if unsupported:
+            raise InvalidArgument(unsupported)
+        first_sight.seen(device)
+        self.problem, self.device, self.count = problem, device, count
+        self.places = self.lead, self.other, self.written = PLACES[problem.direction]
+        self.sizes = operand_sizes(problem)
+        self.out_shape = problem.out_shape
+        self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
+
+    def prepare(self, context: cl.Context) -> None:
+        """Choose the plan, or find it. Raises as ``dispatch.prepare``."""
+        self.prepared = dispatch.prepare(self.problem, context)
+        self.solver = str(self.prepared.solver.name)
+
+    @property
+    def packs(self) -> bool:
+        """Whether kernels read a packed form of constant weights."""
+        return self.prepared is not None and bool(self.prepared.packed_size)
+
+    @property
+    def zeroes(self) -> bool:
+        """Whether a result of no images is to be filled: the gradient of no images is zero."""
+        return self.problem.direction == "bwd_weights" and not self.problem.accumulate
+
+    def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
+        """What makes the call again that was just made twice with ``given``: x, w, y, bias, residual and queue; None
+        where there is nothing quicker than to look it up. ``library`` is that of its arrays, None for NumPy's and
+        OpenCL's."""
+        return None
+
+    def program(self, launcher: Any) -> Any:
+        """The launches as the native call path takes them, made once; None for what that does not take."""
+        raise NotImplementedError
+
+    def check_out(self, shape: tuple[int, ...], dtype: str, expected: str) -> None:
+        """Raises InvalidArgument for an ``out`` that is not like the result."""
+        if shape != self.out_shape:
+            raise InvalidArgument(f"out must have shape {self.out_shape}, got {shape}")
+        if dtype != expected:
+            raise InvalidArgument(f"out must be {expected}, got {dtype}")
+
+
+def refuse_shared(name: str) -> NoReturn:
+    """Raises InvalidArgument for an ``out`` over an operand that is still read."""
+    raise InvalidArgument(f"out shares memory with {name}, which would change while it is read: pass an out of its own")
+
+
+def raise_no_room(shape: tuple[int, ...], error: MemoryError) -> NoReturn:
+    """Raises MemoryLimit where there was no memory for a result."""
+    if isinstance(error, MemoryLimit):
+        raise error
+    raise MemoryLimit(f"the host has no memory left for a result of shape {shape}: {error}") from error

@@ -1,0 +1,240 @@
+"""A caller's arguments to the call that computes them: checks of the arrays, the problem, and the kind of memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..api.dtypes import DTYPES, INTEGERS
+from ..api.errors import InvalidArgument
+from ..api.problem import ConvProblem
+from ..api.quantization import Quantization
+from ..device import runtime
+from ..selection.prepared import Constant, operand_sizes
+from .arguments import PLACES, Request, check_bias, described_problem
+from .arrays.accepted import is_array, refuse_mask, shape_of
+from .arrays.array_library import Library
+from .arrays.host_arrays import LibraryArrays, NumPyArrays
+from .arrays.known_libraries import library_of
+from .arrays.operands import check_written
+from .call import Call
+from .host_call import HostCall
+from .quantized import checked_problem, table_of
+from .queue_call import QueueCall, checked_queue
+
+
+def described_call(request: Request, library: Library | None, devices: Sequence[Any] | None) -> Call:
+    """The call for arrays like a request's. ``library`` is that of the leading operand, None for NumPy's and OpenCL's
+    arrays; ``devices`` has the CUDA devices of all operands, None for host memory. Raises InvalidArgument."""
+    lead = request.operands[PLACES[request.direction][0]]
+    if request.quantization is not None:
+        _check_kinds(request)
+    if library is None:
+        return _own_call(request, lead)
+    assert devices is not None
+    number = devices[PLACES[request.direction][0]]
+    return _stream_call(request, library, lead, number, devices) if number is not None else _library_call(
+        request, library, lead, devices
+    )
+
+
+def _stream_call(request: Request, library: Library, lead: Any, number: int, devices: Sequence[Any]) -> Call:
+    """For a library's arrays on a CUDA device."""
+    from .arrays.stream_arrays import StreamArrays
+    from .stream_call import StreamCall, refuse_capture
+
+    if request.queue is not None:
+        raise InvalidArgument("arrays on a CUDA device go to their library's current stream: pass no queue")
+    if request.quantization is not None:
+        problem = _quantized_on_cuda(request, library, number)
+    else:
+        dtype = _one_library(request, library, devices)
+        problem = _problem(request, dtype)
+        if dtype not in DTYPES:
+            raise InvalidArgument(f"arrays must be of {', '.join(DTYPES)}, got {dtype}")
+    stream = library.stream(lead, number)
+    if problem.mb:
+        refuse_capture(problem, stream)
+    arrays = StreamArrays(library, number, problem)
+    through_host = functools.partial(_through_host, library, stream.device)
+    return StreamCall(problem, stream, arrays, names=request.roles, through_host=through_host)
+
+
+def _library_call(request: Request, library: Library, lead: Any, devices: Sequence[Any]) -> Call:
+    """For a library's arrays in host memory: as NumPy's views of them."""
+    kinds = {type(each) for each in request.arrays if each is not None}
+    if request.quantization is not None:
+        if any(device is not None for device in devices[:5]):
+            raise InvalidArgument("x is in host memory, and another operand on a CUDA device: bring them to one place")
+    elif kinds != {type(lead)} or any(device is not None for device in devices[:5]):
+        _one_library(request, library, devices)
+    *operands, bias, residual = (view_of(library, each) for each in request.arrays)
+    viewed = request._replace(operands=tuple(operands), bias=bias, residual=residual)
+    return _own_call(viewed, operands[PLACES[request.direction][0]], functools.partial(LibraryArrays, library, lead))
+
+
+def _own_call(request: Request, lead: Any, arrays: Any = NumPyArrays) -> Call:
+    """For NumPy's arrays, and those of OpenCL queues."""
+    direction, operands = request.direction, request.operands
+    written = PLACES[direction][2]
+    if request.quantization is None:
+        for place, (array, name) in enumerate(zip(operands, request.roles, strict=True)):
+            if place != written:
+                shape_of(array, name)
+        _check_places(request, lead)
+    problem = _problem(request, lead.dtype.name)
+    if not problem.quantized:
+        check_bias(request.bias, problem.channels_out)
+    out = operands[written]
+    dtype = np.dtype(problem.out_dtype) if problem.quantized else lead.dtype.newbyteorder("=")
+    if request.quantization is not None:
+        _check_quantized(request, problem, lead)
+    if isinstance(lead, np.ndarray):
+        queue = runtime.queue() if request.queue is None else checked_queue(request.queue)
+        size, given = operand_sizes(problem)[written], [*operands, request.bias, request.residual]
+        swapped = any(
+            not each.dtype.isnative for place, each in enumerate(given) if each is not None and place != written
+        )
+        call = HostCall(problem, queue.context, arrays(problem, queue.device, dtype, size, swapped))
+        if out is not None:
+            call.check_out(tuple(out.shape), out.dtype.newbyteorder("=").name, dtype.name)
+            check_written(out)
+        return call
+    present = [each for each in request.arrays if each is not None and type(each) is not Constant]
+    carries = {hasattr(each, "events") for each in present}
+    queue = checked_queue(getattr(lead, "queue", None) if request.queue is None else request.queue)
+    events = carries.pop() if len(carries) == 1 else None
+    made = QueueCall(problem, queue, type(lead), request.roles, events=events)
+    if out is not None:
+        made.check_out(tuple(out.shape), out.dtype.name, dtype.name)
+    return made
+
+
+def _problem(request: Request, dtype: str) -> ConvProblem:
+    if request.quantization is not None:
+        return checked_problem(request, dtype, request.operands[1].dtype.name)
+    return described_problem(request, dtype)
+
+
+def _check_places(request: Request, lead: Any) -> None:
+    """Raises InvalidArgument unless NumPy's or OpenCL's arrays are of one dtype, and all in host memory or none."""
+    roles = request.roles
+    named = {name: array for name, array in zip((*roles, "bias", "residual"), request.arrays, strict=True)}
+    present = {name: array for name, array in named.items() if array is not None}
+    for name, array in present.items():
+        refuse_mask(name, getattr(array, "array", array))
+        if not is_array(array) or library_of(type(getattr(array, "array", array))) is not None:
+            raise InvalidArgument(
+                f"{name} must be a NumPy array, a pyopencl.array.Array or a Tensor, got {type(array).__name__}"
+            )
+    first = roles[PLACES[request.direction][0]]
+    dtype, host = lead.dtype.name, isinstance(lead, np.ndarray)
+    if dtype not in DTYPES:
+        more = ""
+        if dtype in INTEGERS:
+            forward = "; integers of 8 bits take conv(..., quantization=Quantization(...))"
+            more = forward if request.direction == "fwd" else "; of quantized convolutions there are no gradients"
+        raise InvalidArgument(f"{first} must be of {', '.join(DTYPES)}, got {dtype}{more}")
+    for name, array in present.items():
+        if array.dtype.name != dtype:
+            raise InvalidArgument(f"{name} must be {dtype} as {first} is, got {array.dtype.name}")
+        inner = array.array if isinstance(array, Constant) else array
+        on_host = isinstance(inner, np.ndarray)
+        if on_host != host and not (on_host and isinstance(array, Constant)):
+            places = {True: "NumPy", False: "on a device"}
+            raise InvalidArgument(
+                f"{name} must be where {first} is: {first} is {places[host]}, {name} is {places[on_host]}"
+            )
+
+
+def _one_library(request: Request, library: Library, devices: Sequence[Any]) -> str:
+    """The dtype of all operands. Raises InvalidArgument where they are not of one library, device and dtype."""
+    read, roles = PLACES[request.direction][0], request.roles
+    lead, dtype = roles[read], library.dtype(request.operands[read])
+    for name, array, place in zip((*roles, "bias", "residual"), request.arrays, devices, strict=False):
+        inner = array.array if type(array) is Constant else array
+        if array is None:
+            continue
+        if isinstance(inner, np.ndarray) and type(array) is Constant:
+            found = inner.dtype.name
+        elif library_of(type(inner)) is not library:
+            raise InvalidArgument(f"{name} must be a {library.name} as {lead} is, got {type(inner).__name__}")
+        elif place != devices[read]:
+            here, there = ("on the host" if n is None else f"on CUDA's device {n}" for n in (devices[read], place))
+            raise InvalidArgument(f"{name} must be where {lead} is: {lead} is {here}, {name} is {there}")
+        else:
+            found = library.dtype(inner)
+        if found != dtype:
+            raise InvalidArgument(f"{name} must be {dtype} as {lead} is, got {found}")
+    return dtype
+
+
+def _check_kinds(request: Request) -> None:
+    """Raises InvalidArgument for what is none of the things that a quantized convolution takes."""
+    if not isinstance(request.quantization, Quantization):
+        raise InvalidArgument(f"quantization must be a Quantization, got {request.quantization!r}")
+    for name, array in zip(("x", "w", "out", "bias", "residual"), request.arrays, strict=True):
+        if not (array is None and name in ("bias", "residual", "out")) and not is_array(array):
+            raise InvalidArgument(f"{name} must be an array, got {type(array).__name__}")
+        refuse_mask(name, getattr(array, "array", array))
+
+
+def _check_quantized(request: Request, problem: ConvProblem, lead: Any) -> None:
+    """Raises InvalidArgument for operands of a quantized call that do not go together."""
+    _, w, out = request.operands
+    dtype, shape, on_host = np.dtype(problem.out_dtype), problem.y_shape, isinstance(lead, np.ndarray)
+    for name, array in (("residual", request.residual), ("out", out)):
+        if array is not None and (tuple(array.shape) != shape or array.dtype != dtype):
+            raise InvalidArgument(
+                f"{name} must be {dtype.name} of shape {shape}, as y is, got {array.dtype.name} of {tuple(array.shape)}"
+            )
+    for name, array in (("w", w), ("residual", request.residual), ("out", out)):
+        if array is not None and not isinstance(array, Constant) and isinstance(array, np.ndarray) != on_host:
+            raise InvalidArgument(f"{name} must be where x is, NumPy's or on a device")
+    assert request.quantization is not None
+    table_of(request.quantization, problem, request.bias, request.options[4])  # raises for what it cannot hold
+
+
+def _quantized_on_cuda(request: Request, library: Library, number: int) -> ConvProblem:
+    x, w, out = request.operands
+    inner = w.array if isinstance(w, Constant) else w
+    w_kind = str(inner.dtype.name) if isinstance(inner, np.ndarray) else library.dtype(inner)
+    problem = checked_problem(request, library.dtype(x), w_kind)
+    for name, array in (("w", w), ("residual", request.residual), ("out", out)):
+        inner = array.array if isinstance(array, Constant) else array
+        if inner is None or (isinstance(inner, np.ndarray) and isinstance(array, Constant)):
+            continue
+        if library_of(type(inner)) is not library or library.place(inner) != number:
+            raise InvalidArgument(f"{name} must be a {library.name} on CUDA's device {number}, as x is")
+        found = library.dtype(inner), tuple(inner.shape)
+        if name != "w" and found != (problem.out_dtype, problem.y_shape):
+            raise InvalidArgument(
+                f"{name} must be {problem.out_dtype} of shape {problem.y_shape}, as y is, got {found[0]} of {found[1]}"
+            )
+    return problem
+
+
+def view_of(library: Library, array: Any) -> Any:
+    """NumPy's view of a library's array in host memory, or of constant weights; other things as they are."""
+    if array is None or isinstance(array, np.ndarray):
+        return array
+    if isinstance(array, Constant):
+        return array.seen_as("host", lambda: view_of(library, array.array))
+    return library.host(array)
+
+
+def _through_host(
+    library: Library, device: Any, problem: ConvProblem, names: Sequence[str], operands: Sequence[Any], *beside: Any
+) -> Any:
+    """The result of a call on CUDA arrays, computed on copies on the host by OpenCL's queue; waits."""
+    x, w, y, bias, residual = (
+        each if each is None or isinstance(each, np.ndarray) else library.fetch(each) for each in (*operands, *beside)
+    )
+    problem = problem.replace(constant_weights=False)
+    size = operand_sizes(problem)["xwy".index(problem.written)]
+    dtype = next(each.dtype for each in (x, y) if each is not None)
+    arrays = NumPyArrays(problem, device, dtype, size, False)
+    return HostCall(problem, runtime.context(device), arrays)(x, w, y, bias, None, residual)

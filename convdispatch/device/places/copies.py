@@ -1,0 +1,150 @@
+"""An executable on host memory of a device that takes no pointers of the host's: copies in, and one out.
+
+A CPU device (PoCL) gets buffers over the host's own memory, any other device buffers of its pool. Everything is over
+when a run returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyopencl as cl
+
+from .. import runtime
+from ..commands.interface import thread
+from ..executable import Executable
+from .queue import QueuePlace
+
+
+class CopyPlace(NamedTuple):
+    """Host memory beside a context's device; ``keeps``: kernels read what the result holds before."""
+
+    context: cl.Context
+    keeps: bool = False
+
+    def bind(self, executable: Executable) -> CopyLaunches:
+        """The executable on buffers, between copies."""
+        return CopyLaunches(executable, self)
+
+    @staticmethod
+    def operand(packed: cl.MemoryObject) -> Any:
+        """Packed weights among the addresses of a call: the buffer itself."""
+        return packed
+
+    def memory(self, queue: cl.CommandQueue, address: int, size: int | None) -> cl.MemoryObject:
+        """A buffer with the values at an address."""
+        copies = _Copies(queue)
+        buffer = copies.read(_bytes_at(address, size or 0))
+        cl.wait_for_events(copies.events)
+        return buffer
+
+    def enqueue(
+        self,
+        work: Callable[..., Any],
+        queue: cl.CommandQueue,
+        addresses: Sequence[Any],
+        sizes: Sequence[int | None],
+        outputs: Sequence[int] = (),
+    ) -> None:
+        """``work(queue, *memory)`` on copies of the operands, then those of ``outputs`` are copied back; waits."""
+        capturing, thread.capturing = thread.capturing, None  # no capture takes commands on host memory: they run now
+        try:
+            copies, given = _Copies(queue), []
+            for number, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
+                if size is None or type(address) is not int:
+                    given.append(None if size is None else address)
+                elif number in outputs:
+                    given.append(copies.write(_bytes_at(address, size), self.keeps))
+                else:
+                    given.append(copies.read(_bytes_at(address, size)))
+            if copies.events:
+                cl.wait_for_events(copies.events)
+            copies.finish(work(queue, *given))
+        finally:
+            thread.capturing = capturing
+
+
+class CopyLaunches:
+    """The launches of an executable between copies. Safe from several threads."""
+
+    __slots__ = ("__weakref__", "_executable", "_place", "_run")
+    intraop = False
+
+    def __init__(self, executable: Executable, place: CopyPlace) -> None:
+        self._executable, self._place, self._run = executable, place, executable.bind(QueuePlace(place.context)).run
+
+    def run(self, queue: cl.CommandQueue, addresses: Sequence[Any]) -> bool:
+        """Run everything on copies of the operands, and wait; False as ``HostLaunches.run``."""
+        executable = self._executable
+        sizes = executable.operands
+        apart = [
+            address if type(address) is int else -(size or 1) for address, size in zip(addresses, sizes, strict=True)
+        ]  # packed weights are no bytes of the host's
+        if executable.overlaps(apart):
+            return False
+        run = self._run
+        self._place.enqueue(lambda queue, *memory: run(queue, memory), queue, addresses, sizes, executable.outputs)
+        return True
+
+    def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> None:
+        """The native call path takes addresses alone."""
+
+
+class _Copies:
+    """Buffers of one call, and the events after which they hold their values."""
+
+    def __init__(self, queue: cl.CommandQueue) -> None:
+        self.queue, self.events = queue, list[Any]()
+        self._on_host = _shares_memory(queue.device)
+        self._after: list[Callable[[Any], Any]] = []
+
+    def read(self, array: Any) -> cl.MemoryObject:
+        """A buffer with the values of bytes of the host's, to be read alone."""
+        if self._on_host:
+            flags = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
+            return cl.Buffer(self.queue.context, flags, hostbuf=array)
+        memory = runtime.allocate(self.queue, len(array))
+        self.events.append(cl.enqueue_copy(self.queue, memory, np.frombuffer(array, np.uint8), is_blocking=False))
+        return memory
+
+    def write(self, array: Any, keep: bool) -> cl.MemoryObject:
+        """A buffer whose values ``finish`` copies to bytes of the host's; with ``keep`` it holds their present ones."""
+        queue = self.queue
+        if self._on_host:
+            flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+            memory = cl.Buffer(queue.context, flags, hostbuf=array)
+
+            def mapped(event: Any) -> None:
+                # Mapping is what makes a USE_HOST_PTR buffer's values visible to the host.
+                view, _ = cl.enqueue_map_buffer(
+                    queue, memory, cl.map_flags.READ, 0, (len(array),), np.uint8, wait_for=[event]
+                )
+                view.base.release(queue)
+
+            self._after.append(mapped)
+            return memory
+        memory, whole = runtime.allocate(queue, len(array)), np.frombuffer(array, np.uint8)
+        if keep:
+            self.events.append(cl.enqueue_copy(queue, memory, whole, is_blocking=False))
+        self._after.append(lambda event: cl.enqueue_copy(queue, whole, memory, wait_for=[event]))
+        return memory
+
+    def finish(self, event: Any) -> None:
+        """Wait for the call's last command, and bring its result to the host."""
+        for step in self._after:
+            step(event)
+        if event is not None and not self._after:
+            event.wait()
+        self.queue.finish()
+
+
+def _shares_memory(device: cl.Device) -> bool:
+    """Whether a buffer may lie over the host's memory without a copy."""
+    return bool(runtime.device_info(device).type == "cpu")
+
+
+def _bytes_at(address: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
+    return (ctypes.c_ubyte * max(size, 1)).from_address(address)

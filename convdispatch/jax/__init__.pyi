@@ -1,0 +1,9 @@
+from ..calls.framework.enabled import Enabled as Enabled
+from .counting import counters as counters
+from .counting import reset_counters as reset_counters
+from .explaining import Explained as Explained
+from .explaining import Layer as Layer
+from .explaining import explain as explain
+from .primitive import conv_general_dilated as conv_general_dilated
+from .primitive import disable as disable
+from .primitive import enable as enable

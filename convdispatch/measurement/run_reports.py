@@ -1,0 +1,74 @@
+"""What the reports of the conformance kit and of the benchmark have in common: where a run was, and their files."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..api.device import DeviceInfo
+from ..api.errors import InvalidArgument
+from ..device import jsontext, plainfile
+from ..selection.records.record import device_key, now
+
+T = TypeVar("T")
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """The versions of those of these packages that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def environment(device: DeviceInfo, packages: Sequence[str] = ("convdispatch", "pyopencl", "numpy")) -> dict[str, Any]:
+    """What a run ran on, as JSON values: device, driver and versions; no name of a person or host."""
+    seen = asdict(device)
+    del seen["extensions"]
+    return {
+        "created": now()[:19] + "Z",
+        "device": seen | {"title": str(device), "key": device_key(device)},
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": versions(packages),
+    }
+
+
+def read_reports(
+    path: Path, from_json: Callable[[Any], T], from_lines: Callable[[list[str]], T] | None = None
+) -> list[T]:
+    """The report of a JSON file, or those of all kinds of device of a cluster; ``from_lines`` reads any other text.
+
+    Raises InvalidArgument, which names the file.
+    """
+    try:
+        text = plainfile.read_text(path)
+        values = None
+        try:
+            values = jsontext.loads(text)
+        except ValueError:
+            if from_lines is None:
+                raise
+        if values == []:
+            raise InvalidArgument("it holds no report")
+        if values is None and from_lines is not None:
+            return [from_lines(text.splitlines())]
+        return [from_json(each) for each in (values if isinstance(values, list) else [values])]
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"cannot read {path}: {error}") from error
+
+
+def only(reports: Sequence[T], path: Path) -> T:
+    """The one report of a file. Raises InvalidArgument."""
+    if len(reports) != 1:
+        raise InvalidArgument(f"{path} holds the reports of {len(reports)} kinds of device, where one was expected")
+    return reports[0]

@@ -1,0 +1,14 @@
+from .backend import Backend as Backend
+from .binding import IOBinding as IOBinding
+from .binding import OrtValue as OrtValue
+from .model import OnnxNet as OnnxNet
+from .model import load as load
+from .session import InferenceSession as InferenceSession
+from .session import ModelMetadata as ModelMetadata
+from .session import NodeArg as NodeArg
+from .session_options import ExecutionMode as ExecutionMode
+from .session_options import GraphOptimizationLevel as GraphOptimizationLevel
+from .session_options import RunOptions as RunOptions
+from .session_options import SessionOptions as SessionOptions
+from .session_options import get_available_providers as get_available_providers
+from .session_options import get_device as get_device

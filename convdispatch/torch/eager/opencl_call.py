@@ -1,0 +1,44 @@
+"""The call of an operator on the device "opencl": tensors' buffers as OpenCL's arrays, on the device's queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...api.problem import ConvProblem
+from ...calls.framework.host import refuse_dtype
+from ...calls.queue_call import QueueCall
+from ...tensor import Tensor
+from ..counting import solved
+from .opencl_tensors import empty_strided, queue, seen
+
+
+class OpenClTensors(QueueCall):
+    """A problem on the device's queue, for PyTorch's tensors; returns at once."""
+
+    def __init__(self, problem: ConvProblem, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """The call of an operator that writes a tensor of a shape. Raises Fallback."""
+        refuse_dtype(problem, queue().device)
+        super().__init__(problem.replace(constant_weights=False), queue(), Tensor, count=solved)
+        self.shape, self._torch_dtype = shape, dtype
+        self._stride = torch.empty(shape, device="meta").stride()
+
+    def __call__(
+        self,
+        x: Any,
+        w: Any,
+        y: Any,
+        bias: Any = None,
+        constant: Any = None,
+        residual: Any = None,
+        queue: Any = None,
+    ) -> torch.Tensor:
+        """Enqueue; the tensor that will be written."""
+        out = empty_strided(self.shape, self._stride, self._torch_dtype)
+        if self.empty:
+            return out.zero_()
+        operands = [None if each is None else seen(each.contiguous()) for each in (x, w, y, bias, residual)]
+        operands[self.written] = seen(out)
+        super().__call__(*operands[:4], None, operands[4], self.known)  # type: ignore[arg-type]
+        return out

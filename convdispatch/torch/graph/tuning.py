@@ -1,0 +1,40 @@
+"""``mode="max-autotune"``: the convolutions of a graph are measured before its first call, and the records decide."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+from ...api.errors import ConvDispatchError
+from ...api.problem import ConvProblem
+from ...calls.planner_pool import progress_line
+from ...device import runtime
+from ...measurement.find import find, why_find
+from ...selection import dispatch
+
+BUDGET_MS = 2000.0
+"""Milliseconds for the search of one problem, compilation included."""
+
+
+def is_tuned(mode: str | None) -> bool:
+    """Whether ``torch.compile``'s mode asks for measurements."""
+    return bool(mode) and "max-autotune" in str(mode)
+
+
+def tune(problems: Iterable[ConvProblem], device: Any) -> int:
+    """Measure each problem of which the records do not tell enough yet; how many there were.
+
+    A terminal shows how far it is. An interrupt ends it as any other work; what was measured until then is recorded,
+    and the next run begins there.
+    """
+    info = runtime.device_info(device)
+    unknown = [each for each in dict.fromkeys(problems) if each.mb and why_find(each, info, budget_ms=BUDGET_MS)]
+    done = [0]
+    with progress_line.shown("measuring", lambda: (done[0], len(unknown) - done[0])):
+        for problem in unknown:
+            with contextlib.suppress(ConvDispatchError):  # what cannot be measured is chosen as without this mode
+                find(problem, device, budget_ms=BUDGET_MS)
+                dispatch.forget(problem)
+            done[0] += 1
+    return len(unknown)

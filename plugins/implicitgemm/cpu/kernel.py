@@ -1,0 +1,160 @@
+"""What the CPU kernels of this folder share: macros, launches, packed weights, and the solvers around them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from convdispatch.api import (
+    DTYPES,
+    OPERANDS,
+    Areas,
+    ConvProblem,
+    DeviceInfo,
+    Launch,
+    Solver,
+    StepPlan,
+    build,
+    define,
+    epilogue_macros,
+    kernel_text,
+    rates,
+    storage_macros,
+)
+from convdispatch.api.cpu import PAGE, Balance, cdiv, transposed
+
+from .passes import Pass
+
+MOST_BANDS = 1024
+"""Bands that an image's rows are divided into at most; of more rows the largest heights are the same."""
+
+
+def unusable(problem: ConvProblem, device: DeviceInfo) -> str | None:
+    """Why no kernel here computes a problem without images, or of a dtype that the device lacks."""
+    return f"1 image or more, got {problem.mb}" if problem.mb < 1 else device.supports(problem.dtype)
+
+
+def band_heights(rows: int) -> list[int]:
+    """Rows of a band that divide ``rows`` evenly, the most first."""
+    return sorted({cdiv(rows, count) for count in range(1, min(rows, MOST_BANDS) + 1)}, reverse=True)
+
+
+def cheapest(rated: Iterable[tuple[Any, float, dict[str, Any]]], fallback: dict[str, Any]) -> list[dict[str, Any]]:
+    """The four cheapest configurations of different tiles, from (tile, cost, configuration)."""
+    found: dict[Any, tuple[float, dict[str, Any]]] = {}
+    for tile, cost, config in rated:
+        if tile not in found or cost < found[tile][0]:
+            found[tile] = cost, config
+    return [config for _, config in sorted(found.values(), key=lambda each: each[0])[:4]] or [fallback]
+
+
+class Kernel:
+    """One configuration of one pass: every size is known, nothing is compiled."""
+
+    workspace_size = 0
+
+    def __init__(self, problem: ConvProblem, config: Mapping[str, Any], p: Pass) -> None:
+        self.problem, self.config, self.p = problem, config, p
+        self.lanes = config["lanes"]
+        self.size = 8 if p.dtype == "float64" else 4
+        """Bytes of a sum."""
+        self.source, self.target = ("y", "x") if problem.direction == "bwd_data" else ("x", "y")
+        self.extras = [name for name in ("bias", "residual") if getattr(problem, name)]
+        self._program: Any = None
+
+    def macros(self, names: str = "XYTSD", **values: object) -> str:
+        """Element types, vector types and sizes of the pass as OpenCL text; ``names`` as for ``Pass.macros``."""
+        p, problem = self.p, self.problem
+        text = storage_macros(p.dtype) + ("" if problem.direction == "bwd_weights" else epilogue_macros(problem))
+        return text + self.vector_macros() + p.macros(names) + define(IMAGES=p.images, **values)
+
+    def vector_macros(self) -> str:
+        """Elements of a vector LANES, its type V, and that of integers of its size KEPT."""
+        integer = "long" if self.p.dtype == "float64" else "int"
+        kind = DTYPES[self.p.dtype].accumulator
+        return define(LANES=self.lanes, V=f"{kind}{self.lanes}", KEPT=f"{integer}{self.lanes}")
+
+    def rendered(self, files: Sequence[str], **values: Any) -> str:
+        """The text of kernel files, rendered with the same values."""
+        return "".join(kernel_text(__package__, file, transposed=transposed, **values) for file in files)
+
+    def text(self) -> str:
+        """The program's OpenCL text."""
+        raise NotImplementedError
+
+    def cost(self, balance: Balance, device: DeviceInfo) -> float:
+        """Operations of the peak in the predicted time."""
+        raise NotImplementedError
+
+    def seconds(self, device: DeviceInfo) -> float:
+        """The predicted time."""
+        known = rates(device)
+        return self.cost(Balance.of(known), device) / known.flops
+
+    def launch(self, context: Any, name: str, items: Sequence[int], arguments: Sequence[Any]) -> Launch:
+        """A launch of kernel ``name`` of this program over ``items`` work groups of one work item."""
+        if self._program is None:
+            self._program = build(context, self.text())
+        return Launch(self._program, name, (*items, 1, 1)[:3], (1, 1, 1), arguments, names=OPERANDS)
+
+
+class PackedKernel(Kernel):
+    """A kernel that reads weights from a packed form, which ``packer`` writes first."""
+
+    packed_size: int
+    """Bytes of the packed weights."""
+    slots_size: int
+    """Bytes of the workspace that the convolution itself needs."""
+
+    def packer(self, context: Any, offset: int) -> Launch:
+        """Packs w into the workspace, or into the packed buffer in its place, from byte ``offset`` on."""
+        raise NotImplementedError
+
+    def convolution(self, context: Any, weights: str, offset: int) -> Launch:
+        """The convolution; packed weights begin at byte ``offset`` of operand ``weights``."""
+        raise NotImplementedError
+
+
+class PackedSolver(Solver):
+    """A solver of packed kernels, one a pass: slots first in the workspace, then weights that are not constant."""
+
+    def kernels(self, problem: ConvProblem, config: Mapping[str, Any], device: Any) -> list[Any]:
+        """The passes' kernels; ``device`` has ``simd_width`` and ``compute_units``."""
+        raise NotImplementedError
+
+    def pack_key(self, problem: ConvProblem, config: Mapping[str, Any], kernels: list[Any]) -> str:
+        """Equal where packed weights are."""
+        return json.dumps([self.name, str(problem), dict(config)], sort_keys=True)
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """Slots, and packed weights unless they are constant."""
+        _, weights, slots = _areas(self.kernels(problem, config, device))
+        return slots if problem.constant_weights else slots + weights
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """Packing, then the passes."""
+        double = problem.dtype == "float64"
+        device = _Device(config["lanes"] * (2 if double else 1), context.devices[0].max_compute_units)
+        kernels = self.kernels(problem, config, device)
+        offsets, weights, slots = _areas(kernels)
+        operand, base = ("w", 0) if problem.constant_weights else ("workspace", slots)
+        packers = [kernel.packer(context, at + base) for kernel, at in zip(kernels, offsets, strict=True)]
+        steps = [kernel.convolution(context, operand, at + base) for kernel, at in zip(kernels, offsets, strict=True)]
+        if problem.constant_weights:
+            return StepPlan(slots, steps, weights, packers, self.pack_key(problem, config, kernels))
+        return StepPlan(slots + weights, [*packers, *steps])
+
+
+def _areas(kernels: list[Any]) -> tuple[list[int], int, int]:
+    """Byte offsets of each pass's packed weights, the bytes of all, and the bytes of the slots, which passes share."""
+    weights = Areas(PAGE)
+    offsets = [weights.add(kernel.packed_size) for kernel in kernels]
+    return offsets, weights.size, max(kernel.slots_size for kernel in kernels)
+
+
+class _Device:
+    """The two numbers of a DeviceInfo that tiles are chosen by, from a configuration and a context."""
+
+    def __init__(self, simd_width: int, compute_units: int) -> None:
+        self.simd_width, self.compute_units = simd_width, compute_units

@@ -1,0 +1,33 @@
+"""What all solvers of this plugin share: an object of each configuration knows workspace, time and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from convdispatch.api import OPERANDS, ConvProblem, DeviceInfo, Launch, Solver, StepPlan, build
+
+
+def launch(
+    context: Any, text: str, name: str, size: Sequence[int], local: Sequence[int], arguments: Sequence[Any]
+) -> Launch:
+    """A launch of kernel ``name`` of the program ``text``: operands' names and NumPy scalars are its arguments."""
+    return Launch(build(context, text), name, tuple(size), tuple(local), arguments, names=OPERANDS)
+
+
+class KernelSolver(Solver):
+    """A solver whose ``kernel(problem, config)`` has ``workspace_size``, ``seconds(device)`` and ``plan(context)``."""
+
+    kernel: Any
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
+        """The kernel's own."""
+        return self.kernel(problem, config).workspace_size
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """The kernel's own."""
+        return self.kernel(problem, config).seconds(device)
+
+    def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
+        """The kernel's own."""
+        return self.kernel(problem, config).plan(context)

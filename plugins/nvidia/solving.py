@@ -1,0 +1,73 @@
+"""What the solvers of this plugin share: limits of the problem, then what the device proves; costs at its pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Solver, phase_count
+
+from .configured import MAX_BYTES, Configured
+from .pace import memory, pace
+from .probe import refusal
+
+MIN_CHANNELS = 4
+"""Channels of a group, where there are several: fewer leave tensor cores idle."""
+
+
+class TileSolver(Solver):
+    """A solver whose configurations are tiles."""
+
+    def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """What ``limits`` says, then a device without the engine's instructions."""
+        return self.limits(problem, device) or refusal(device, self.engine_of(problem))
+
+    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
+        """The part of ``rejects`` for which the device is not probed."""
+        raise NotImplementedError
+
+    def engine_of(self, problem: ConvProblem) -> str:
+        """What the device must prove (``probe``)."""
+        raise NotImplementedError
+
+    def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Configured]:
+        """Tiles, the fastest by prediction first."""
+        raise NotImplementedError
+
+    def tiling(self, problem: ConvProblem, config: Mapping[str, Any]) -> Any:
+        """The numbers of a problem under a configuration, for ``cost`` and ``workspace``."""
+        raise NotImplementedError
+
+    def seconds(self, tiling: Any, units: int, copy: float) -> float:
+        """Predicted on ``units`` multiprocessors of an H200 that copy as many bytes a second."""
+        raise NotImplementedError
+
+    def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
+        """The tiles as configurations."""
+        for tile in self.tiles(problem, device):
+            yield tile.config()
+
+    def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
+        """Predicted, as fitted on an H200, in times of this device's pace."""
+        predicted = self.seconds(self.tiling(problem, config), device.compute_units, memory(device))
+        return float(predicted) * pace(device)
+
+
+def size_limits(problem: ConvProblem) -> str | None:
+    """Refusals of problems of too many phases or bytes, and of no image."""
+    if phase_count(problem) > MOST_PHASES:
+        return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
+    if problem.mb < 1:
+        return f"1 image or more, got {problem.mb}"
+    return f"at most {MAX_BYTES} bytes, got {problem.bytes}" if problem.bytes > MAX_BYTES else None
+
+
+def group_limits(problem: ConvProblem) -> str | None:
+    """Refusals of groups of few channels."""
+    least = min(problem.ic, problem.oc) // problem.g
+    return f"{MIN_CHANNELS} channels a group or more, got {least}" if problem.g > 1 and least < MIN_CHANNELS else None
+
+
+def kernel_words(problem: ConvProblem) -> str:
+    """The kernel's sizes, as in 3x3."""
+    return "x".join(str(getattr(problem, "k" + axis)) for axis in problem.axes)

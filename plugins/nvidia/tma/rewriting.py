@@ -1,0 +1,129 @@
+"""Operands that are written anew before the product, where the copy engine would gather them slowly or not at all.
+
+*Folded* pixels, for 1x1 kernels of few channels: neighbouring pixels as one pixel of more channels, their weights on
+the diagonal.
+
+    y[i M + m] = sum over (j, c) of (w[m, c] where i = j, else 0) x[j C + c],    i, j < pixels
+
+Channels last, pixels are contiguous, so x and y stay as they are. The copy engine gathers rows of 32 bytes an order
+slower than rows of 128, and gathered channels beyond the last cost it more than channels: 16 channels of four pixels
+are one whole row. Tensor cores multiply as many zeros, in time that memory takes anyhow.
+
+*Gathered* taps, for first layers: few channels, whose taps along w are channels of a source that is written first.
+
+    x'[row, p, kx C + c] = x[row, p sw - pw + kx, c]     w'[m, ky, kx C + c] = w[m, ky, kx, c]
+
+Then a kernel of kh x 1 taps over kw C channels computes the same sums: 21 of 24 numbers count in a row of a 7x7 kernel
+over three channels, where three of eight would.
+
+*Transposed* weights, for the data gradient in TF32, whose tensor cores take rows along the summed channels alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text
+
+SLICE_CHANNELS = 64
+"""16-bit channels of a slice of 128 bytes."""
+MAX_FOLDED_SOURCE = 384
+"""Source channels of folded pixels, at most: beyond, products with zeros take longer than what they spare."""
+MAX_FOLDED_TARGET = 1536
+"""Target channels of folded pixels, at most."""
+MIN_GATHERED = 8
+"""Channels below which the copy engine gathers none."""
+SEGMENT = 128
+"""Output pixels of a row that a work group of ``gather`` writes."""
+TRANSPOSE_SIDE = 32
+"""Side of the squares that a work group of ``transpose`` takes."""
+_TYPES = {2: "ushort", 4: "uint"}
+
+
+def folds(problem: ConvProblem) -> tuple[int, ...]:
+    """Pixels that may be taken as one: one, and the numbers of them whose channels fill slices."""
+    geometry = [getattr(problem, letter + axis) for axis in problem.axes for letter in "kspd"]
+    far = [getattr(problem, f"p{axis}_r") for axis in problem.axes]
+    plain = geometry == [1, 1, 0, 1] * len(problem.axes) and not any(far)
+    narrow = problem.itemsize == 2 and problem.layout == "nhwc" and problem.direction != "bwd_weights"
+    if not plain or problem.g > 1 or not narrow:
+        return (1,)
+    source, target = (problem.ic, problem.oc) if problem.direction == "fwd" else (problem.oc, problem.ic)
+    pixels = problem.mb * problem.id * problem.ih * problem.iw
+    if source % SLICE_CHANNELS == 0:
+        return (1,)
+    many = [n for n in (2, 4, 8) if source * n % SLICE_CHANNELS == 0 and pixels % n == 0]
+    return (1, *(n for n in many if source * n <= MAX_FOLDED_SOURCE and target * n <= MAX_FOLDED_TARGET))
+
+
+def folded(problem: ConvProblem, pixels: int) -> ConvProblem:
+    """The same tensors as a problem of fewer pixels and more channels, but for its weights."""
+    if pixels == 1:
+        return problem
+    width = problem.mb * problem.ih * problem.iw // pixels
+    return problem.replace(mb=1, ih=1, iw=width, ic=problem.ic * pixels, oc=problem.oc * pixels)
+
+
+def gathers(problem: ConvProblem) -> int:
+    """Channels of the written source, where taps along w may be channels, else 0.
+
+    Its rows are whole pieces of 64 bytes: with 32 in boxes of 64, the product of 3→64, 3×3 at 224×224 took 384 µs on an
+    H200, where packing and ``wgmma`` took 346 in all.
+    """
+    few = problem.ic < MIN_GATHERED and problem.g == 1 and problem.kw > 1 and problem.dw == 1
+    if not few or problem.direction != "fwd" or problem.layout != "nhwc" or problem.ndim > 2:
+        return 0
+    step = 64 // problem.itemsize
+    return -(-problem.kw * problem.ic // step) * step
+
+
+def gathered(problem: ConvProblem, channels: int) -> ConvProblem:
+    """The problem over a source of ``channels`` channels that is written first."""
+    return problem.replace(ic=channels, iw=problem.ow, kw=1, sw=1, pw=0, pw_r=0)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """That source, as ``packed.plan.Layout`` gives it an area."""
+
+    name: str
+    bytes: int
+
+
+def fold_launch(context: Any, problem: ConvProblem, pixels: int, offset: int) -> Launch:
+    """Writes the weights of ``folded(problem, pixels)`` behind ``offset`` bytes of the operand ``workspace``."""
+    text = define(PIXELS=pixels, OC=problem.oc, IC=problem.ic, TO_AT=f"{offset // 2}L")
+    items = -(-pixels * pixels * problem.oc * problem.ic // 8 // 256) * 256
+    return _launch(context, "fold.cl", text, ("fold", "w"), items)
+
+
+def gather_launch(context: Any, problem: ConvProblem, operand: str, channels: int, offset: int) -> Launch:
+    """Writes x or w of ``gathered(problem, channels)`` behind ``offset`` bytes of the operand ``workspace``."""
+    size = problem.itemsize
+    text = define(NUMBER=_TYPES[size], STEP=problem.sw, PAD=problem.pw, C=problem.ic, NUMBERS=problem.kw * problem.ic,
+                  WIDE=channels, LANES=16 // size)  # fmt: skip
+    at = f"{offset // size}L"
+    if operand == "x":
+        text += define(GATHER=1, ROW=problem.iw * problem.ic, P=problem.ow, X_AT=at)
+        groups = problem.mb * problem.ih * -(-problem.ow // SEGMENT)
+        return _launch(context, "gather.cl", text, ("gather", "x"), groups * 256)
+    rows = problem.oc * problem.kh
+    text += define(GATHER=0, ROWS=rows, W_AT=at)
+    return _launch(context, "gather.cl", text, ("widen", "w"), -(-rows * channels // 256) * 256)
+
+
+def transpose_launch(context: Any, problem: ConvProblem, offset: int) -> Launch:
+    """Writes float32 weights [oc][taps][ic/g] as [ic][taps][oc/g], behind ``offset`` bytes of ``workspace``."""
+    o, i = problem.oc // problem.g, problem.ic // problem.g
+    taps = math.prod(getattr(problem, "k" + axis) for axis in problem.axes)
+    text = define(G=problem.g, O=o, I=i, T=taps, TO_AT=f"{offset // 4}L")
+    groups = -(-o // TRANSPOSE_SIDE) * -(-i // TRANSPOSE_SIDE) * taps * problem.g
+    return _launch(context, "transpose.cl", text, ("transpose", "w"), groups * 256)
+
+
+def _launch(context: Any, file: str, macros: str, kernel: tuple[str, str], items: int) -> Launch:
+    """A launch of ``kernel``, (its name, the operand that it reads), that writes to the workspace."""
+    program = build(context, macros + kernel_text(__package__, file))
+    return Launch(program, kernel[0], (items,), (256,), [kernel[1], "workspace"], names=OPERANDS)

@@ -1,0 +1,71 @@
+"""From a problem and a tile size to what the kernels read: tensors, tiles, and the transforms along each axis.
+
+Forward, and the data gradient as the same over dy with the kernel flipped:
+
+    target[p] = sum over t of kernel[t] source[p + origin + t]
+
+so a tile of m x m targets starts at a multiple of m and reads alpha x alpha sources, alpha = m + r - 1. The weights'
+gradient sums over tiles of dy, each the "kernel" of a small convolution over x whose outputs are the taps:
+
+    dw[t] = sum over tiles, over q in the tile of dy[q] x[q + origin + t]
+
+All pairs are along (h, w); strides of tensors count elements.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from convdispatch.api import ConvProblem, TensorLayout
+
+from .transforms import Matrix, Transform, in_range, transform
+
+Pair = tuple[int, int]
+
+
+@dataclass(unsafe_hash=True)
+class TileGeometry:
+    """One problem in tiles of ``m`` along each axis on which the kernel has more than one tap."""
+
+    problem: ConvProblem
+    m: int
+
+    def __post_init__(self) -> None:
+        p, m = self.problem, self.m
+        self.weights = p.direction == "bwd_weights"
+        """Whether the weights' gradient is computed."""
+        self.nhwc, self.groups, self.images = p.layout == "nhwc", p.g, p.mb
+        flipped = p.direction == "bwd_data"
+        x = TensorLayout(p.ic, (p.ih, p.iw), self.nhwc)
+        self.y = y = TensorLayout(p.oc, (p.oh, p.ow), self.nhwc)
+        """The output."""
+        self.source, self.target = (y, x) if flipped else (x, y)
+        """The tensor that tiles are read from, and the one whose places they cover: written, or dy of the weights'
+        gradient."""
+        self.taps = p.kh, p.kw
+        self.tile = tuple(m if taps > 1 else 1 for taps in self.taps)
+        """Places of a tile."""
+        self.alpha = tuple(size + taps - 1 for size, taps in zip(self.tile, self.taps, strict=True))
+        """Elements of a transformed tile."""
+        self.points = math.prod(self.alpha)
+        """Products: elements of a transformed tile."""
+        pads = zip((p.ph, p.pw), self.taps, strict=True)
+        self.origin = tuple(pad - (taps - 1) if flipped else -pad for pad, taps in pads)
+        """Where the first tile reads."""
+        self.counts = tuple(-(-size // tile) for size, tile in zip(self.target.size, self.tile, strict=True))
+        """Tiles of an image along each axis."""
+        self.tiles = self.images * math.prod(self.counts)
+        """Tiles of all images."""
+
+    @functools.cached_property
+    def transforms(self) -> tuple[Transform, Transform]:
+        """F(m, r) along h and w; for the weights' gradient F(r, m), whose inverse runs once."""
+        if self.weights:
+            return in_range(*(transform(r, m, once="at") for m, r in zip(self.tile, self.taps, strict=True)))
+        return in_range(*(transform(m, r) for m, r in zip(self.tile, self.taps, strict=True)))
+
+    def matrices(self, name: str) -> tuple[Matrix, Matrix]:
+        """``bt``, ``g`` or ``at`` along h and w."""
+        return tuple(getattr(each, name) for each in self.transforms)

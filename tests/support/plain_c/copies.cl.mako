@@ -1,0 +1,50 @@
+## Hopper's copy engine in plain OpenCL C: all work items copy; the kernel's barriers stand for the engine's. Then what
+## ``exchange.cl`` does between lanes, through local memory.
+<%
+box, size = tiling.gathered, tiling.itemsize
+number, rounded = ("uint", "cvt_tf32_f32(as_float({}))") if tiling.format.tf32 else ("ushort", "{}")
+%>\
+inline void put_swizzled(local uchar *memory, int width, uint to, int row, int c, ${number} v) {
+  const int place = (row * width + c) * ${size};
+  *(local ${number} *)(memory + to + (place ^ (place >> 7 & (width == ${128 // size} ? 7 : 3)) << 4)) = ${rounded.format("v")};
+}
+// What the copy engine does with a map: ${box.pixels} places of ${box.channels} channels from (w, h, n) on.
+inline void copy_im2col(local uchar *memory, global const ${number} *tensor, uint to, int c, int w, int h, int n, int ow, int oh) {
+<% (cols, lines), (cs, ws, hs, ns) = box.places, box.sizes %>\
+  for (int i = get_local_id(0); i < ${box.pixels * box.channels}; i += get_local_size(0)) {
+    const int r = i / ${box.channels}, e = c + i % ${box.channels};
+    const int place = (w - (${box.lower[0]})) / ${box.step[0]} + ((h - (${box.lower[1]})) / ${box.step[1]} + n * ${lines}) * ${cols} + r;
+    const int x = place % ${cols} * ${box.step[0]} + (${box.lower[0]}) + ow, y = place / ${cols} % ${lines} * ${box.step[1]} + (${box.lower[1]}) + oh, image = place / ${cols * lines};
+    const int real = x >= 0 & x < ${ws} & y >= 0 & y < ${hs} & image < ${ns} & e < ${cs};
+    put_swizzled(memory, ${box.channels}, to, r, i % ${box.channels}, real ? tensor[((long)(image * ${hs} + y) * ${ws} + x) * ${cs} + e] : 0);
+  }
+}
+<% sizes, rows, wide = tiling.other.sizes, tiling.other.box[-1], tiling.other.box[0] %>\
+inline void copy_box(local uchar *memory, global const ${number} *tensor, uint to, int c0, int c1, int c2) {
+  for (int i = get_local_id(0); i < ${rows * wide}; i += get_local_size(0)) {
+    const int e = c0 + i % ${wide}, r = c2 + i / ${wide};
+    const int real = e < ${sizes[0]} & r < ${sizes[-1]};
+    put_swizzled(memory, ${wide}, to, i / ${wide}, i % ${wide}, real ? tensor[(long)r * ${sizes[0] * (sizes[1] if len(sizes) > 2 else 1)} + (long)c1 * ${sizes[0]} + e] : 0);
+  }
+}
+#define COPY_IM2COL(map, to, c, w, h, n, ow, oh, bar) copy_im2col(memory, (global const ${number} *)(map), to, c, w, h, n, ow, oh)
+#define COPY_BOX2(map, to, c0, c1, bar) copy_box(memory, (global const ${number} *)(map), to, c0, 0, c1)
+#define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box(memory, (global const ${number} *)(map), to, c0, c1, c2)
+inline void four(float *v, local float *quads, float a0, float a1, float b0, float b1) {
+  const int tid = get_local_id(0), lane = tid % 4;
+  local float *mine = quads + tid * 4;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  mine[0] = a0, mine[1] = a1, mine[2] = b0, mine[3] = b1;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int e = 0; e < 4; ++e) v[e] = quads[(tid - lane % 2 + e / 2) * 4 + lane % 2 * 2 + e % 2];
+}
+#define FOUR(v, ...) four(v, quads, __VA_ARGS__)
+inline void eight(float *v, local float *quads, float a0, float a1, float b0, float b1, float c0, float c1, float d0, float d1) {
+  const int tid = get_local_id(0), lane = tid % 4;
+  local float *mine = quads + tid * 8;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  mine[0] = a0, mine[1] = a1, mine[2] = b0, mine[3] = b1, mine[4] = c0, mine[5] = c1, mine[6] = d0, mine[7] = d1;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int e = 0; e < 8; ++e) v[e] = quads[(tid - lane + e / 2) * 8 + lane * 2 + e % 2];
+}
+#define EIGHT(v, ...) eight(v, quads, __VA_ARGS__)

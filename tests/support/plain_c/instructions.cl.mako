@@ -1,0 +1,159 @@
+## What kernels call of ``plugins/nvidia/ptx.cl.mako`` in plain OpenCL C, for devices without tensor cores; its arguments
+## are explained there. Of the group ``bulk`` nothing is here: kernels without the copy engine have another loop.
+##
+## One warp's lanes exchange what they hold through a scratch area of local memory, and tensor cores' sums are rounded
+## toward zero, as theirs are; those of integers are exact.
+<%
+integers = type in ("s8", "u8")
+each = {"tf32": 1, "s8": 4, "u8": 4}.get(type, 2)
+%>\
+% if integers:
+#define WIDE int
+#define TOWARD_ZERO(v) (v)
+#define SUM int
+% else:
+#define SUM float
+#ifdef cl_khr_fp64
+#define WIDE double
+#define TOWARD_ZERO(v) convert_float_rtz(v)
+#else
+#define WIDE float
+#define TOWARD_ZERO(v) (v)
+#endif
+% endif
+#define LOCAL_BASE(memory) 0u
+// A kernel has dozens of these calls: inlined, a compiler for CPUs took up to nine times as long over it.
+#define CALLED __attribute__((noinline))
+#define SCRATCH(items) local uint scratch[(items) / 32 * 192]
+
+// --- numbers: of a register, and of B's where those are others
+% if integers or type == "f16":
+inline float cvt_f32_f16(ushort h) { return vload_half(0, (const half *)&h); }
+inline ushort cvt_f16_f32(float v) {
+  ushort h;
+  vstore_half_rte(v, 0, (half *)&h);
+  return h;
+}
+% endif
+% if integers:
+inline WIDE value_of(uint u, int place) { return (${"uchar" if type == "u8" else "char"})(u >> 8 * place); }
+inline WIDE value_of_b(uint u, int place) { return (char)(u >> 8 * place); }
+inline float byte_over_2_23(uint word, int which) { return as_float(0x4b000000u | (word >> 8 * which & 255)); }
+inline int round_plus(float v, int z) { return max((int)rint(clamp(v, -1e6f, 1e6f)) + z, 0); }
+inline uint saturated_bytes(int a, int b, int c, int d) {
+  const uint4 v = convert_uint4(clamp((int4)(a, b, c, d), 0, 255));
+  return v.x | v.y << 8 | v.z << 16 | v.w << 24;
+}
+% elif type == "f16":
+inline WIDE value_of(uint u, int upper) { return cvt_f32_f16((ushort)(upper ? u >> 16 : u)); }
+% elif type == "bf16":
+#include <convdispatch/bfloat16.cl>
+inline uint cvt_bf16_f32(float v) { return convert_bfloat16_as_ushort(v); }
+inline uint cvt_bf16x2_f32(float v0, float v1) { return cvt_bf16_f32(v0) | cvt_bf16_f32(v1) << 16; }
+inline WIDE value_of(uint u, int upper) { return as_float(upper ? u & 0xffff0000u : u << 16); }
+% else:
+inline uint cvt_tf32_f32(float v) {
+  const uint u = as_uint(v);
+  return (u & 0x7f800000u) == 0x7f800000u ? (v != v ? 0x7fffffffu : u) : (u + 0x1000u) & 0xffffe000u;
+}
+inline WIDE value_of(uint u, int upper) { return as_float(u & 0xffffe000u); }
+% endif
+% if not integers:
+#define value_of_b value_of
+% endif
+% if "copies" in groups:
+
+// --- copies
+% for size in (4, 8, 16):
+CALLED void copy${size}(local uchar *memory, uint base, uint to, global const void *from, int exists) {
+  // A device refuses addresses that are not aligned; here they give NaN, in numbers of any size.
+  const int aligned = (ulong)from % ${size} == 0 && to % ${size} == 0;
+  for (int i = 0; i < ${size // 4}; ++i)
+    ((local uint *)(memory + to))[i] = !aligned ? 0xffffffffu : exists ? ((global const uint *)from)[i] : 0;
+}
+% endfor
+#define prefetch_line(at)
+#define copies_commit()
+#define COPIES_WAIT(left)
+% endif
+% if "mma" in groups:
+
+// --- tensor cores of Ampere
+// What ldmatrix gives, from where its lanes point: each lane gathers its own two numbers a register.
+CALLED void gather(uint *r, local uchar *memory, local uint *scratch, uint at, int transposed) {
+  const int lane = get_local_id(0) % 32;
+  local uint *rows = scratch + get_local_id(0) / 32 * 32;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  rows[lane] = at;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = 0; i < 4; ++i) {
+    const int r0 = lane / 4, c0 = lane % 4 * 2;
+    const ushort low = transposed ? ((local ushort *)(memory + rows[i * 8 + c0]))[r0] : ((local ushort *)(memory + rows[i * 8 + r0]))[c0];
+    const ushort high = transposed ? ((local ushort *)(memory + rows[i * 8 + c0 + 1]))[r0] : ((local ushort *)(memory + rows[i * 8 + r0]))[c0 + 1];
+    r[i] = low | (uint)high << 16;
+  }
+}
+CALLED void mma(SUM *c, local uint *scratch, const uint *a, const uint *b) {
+  const int lane = get_local_id(0) % 32;
+  local uint *mine = scratch + get_local_id(0) / 32 * 192;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = 0; i < 4; ++i) mine[lane * 6 + i] = a[i];
+  for (int i = 0; i < 2; ++i) mine[lane * 6 + 4 + i] = b[i];
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + (i & 2) * 4, column = lane % 4 * 2 + i % 2;
+    WIDE sum = c[i];
+    for (int k = 0; k < ${8 * each}; ++k) {
+      const int place = k / ${each} % 4, half_k = k / ${4 * each};
+      const uint of_a = mine[(row % 8 * 4 + place) * 6 + row / 8 + half_k * 2], of_b = mine[(column * 4 + place) * 6 + 4 + half_k];
+      sum += value_of(of_a, k % ${each}) * value_of_b(of_b, k % ${each});
+    }
+    c[i] = TOWARD_ZERO(sum);
+  }
+}
+#define LDMATRIX(r, at) gather(r, memory, scratch, at, 0)
+#define LDMATRIX_TRANS(r, at) gather(r, memory, scratch, at, 1)
+#define MMA(c, a, b) mma(c, scratch, a, b)
+% endif
+% if wgmma:
+
+// --- tensor cores of Hopper
+#define VISIBLE_TO_WGMMA()
+#define WGMMA_BEGIN()
+#define WGMMA_COMMIT()
+#define WGMMA_WAIT(left)
+#define wgmma_finish(c)
+inline ${{1: "uint", 2: "ushort", 4: "uchar"}[each]} element(local const uchar *memory, int row_bytes, uint at) {
+  at ^= (at >> 7 & (row_bytes == 128 ? 7 : 3)) << 4;  // the swizzle
+  return *(local const ${{1: "uint", 2: "ushort", 4: "uchar"}[each]} *)(memory + at);
+}
+// Where element (row or column x, k) of a matrix lies, with k along rows or, transposed, down them (numbers of two bytes).
+inline uint matrix_at(int transposed, int row_bytes, uint at, uint lbo, uint sbo, int x, int k) {
+  return transposed ? at + x / (row_bytes / 2) * lbo + x % (row_bytes / 2) * 2 + k % 8 * row_bytes + k / 8 * sbo : at + x / 8 * sbo + x % 8 * row_bytes + k * ${4 // each};
+}
+CALLED void wgmma(SUM *c, local const uchar *memory, uint a, uint b, uint lbo, uint sbo, uint b_lbo, uint b_sbo, int add) {
+  const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32 % 4;
+  for (int i = 0; i < ${wgmma.sums}; ++i) {
+    const int row = warp * 16 + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    WIDE sum = add ? c[i] : 0;
+    for (int k = 0; k < ${8 * each}; ++k)
+      sum += value_of(element(memory, ${wgmma.rows[0]}, matrix_at(${int(wgmma.a_transposed)}, ${wgmma.rows[0]}, a, lbo, sbo, row, k)), 0) * value_of_b(element(memory, ${wgmma.rows[1]}, matrix_at(${int(wgmma.b_transposed)}, ${wgmma.rows[1]}, b, b_lbo, b_sbo, column, k)), 0);
+    c[i] = TOWARD_ZERO(sum);
+  }
+}
+#define WGMMA(c, a, b, add) wgmma(c, memory, a, b, LBO, SBO, B_LBO, B_SBO, add)
+% endif
+% if "parts" in groups:
+
+// --- between warps of a work group, and between work groups
+#pragma OPENCL EXTENSION cl_khr_int64_base_atomics : enable
+#define warps_meet(items) barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+inline ulong word_exchange(global ulong *word, ulong expected, ulong next) {
+  mem_fence(CLK_GLOBAL_MEM_FENCE);
+  const ulong old = atom_cmpxchg((volatile global ulong *)word, expected, next);
+  mem_fence(CLK_GLOBAL_MEM_FENCE);
+  return old;
+}
+inline ulong word_load(global ulong *word) { return word_exchange(word, 0, 0); }
+inline float4 load_written(global const float4 *from) { return *from; }
+% endif
