@@ -54,8 +54,17 @@ def test_pytorch_does_what_is_compared(habit, change):
         assert fuzz._raised(world, 0)[1] is None
 
 
-@pytest.mark.parametrize("door", ["fused", *FULL])
-@pytest.mark.parametrize("habit", habits.HABITS)
+WRITING = [habit for habit in habits.HABITS if not habit.startswith(("reads ", "asks "))]
+
+
+@pytest.mark.parametrize(
+    ("habit", "door"),
+    [
+        *((habit, "fused") for habit in habits.HABITS),
+        *((habit, "backend") for habit in WRITING),
+        *(pytest.param(habit, door.values[0], marks=pytest.mark.full) for habit in habits.HABITS for door in FULL),
+    ],
+)
 def test_habits(habit, door):
     reads = habit if habit.startswith("reads ") else "an attribute"
     steps = (
