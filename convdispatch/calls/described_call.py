@@ -36,8 +36,10 @@ def described_call(request: Request, library: Library | None, devices: Sequence[
         return _own_call(request, lead)
     assert devices is not None
     number = devices[PLACES[request.direction][0]]
-    return _stream_call(request, library, lead, number, devices) if number is not None else _library_call(
-        request, library, lead, devices
+    return (
+        _stream_call(request, library, lead, number, devices)
+        if number is not None
+        else _library_call(request, library, lead, devices)
     )
 
 
@@ -122,7 +124,7 @@ def _problem(request: Request, dtype: str) -> ConvProblem:
 def _check_places(request: Request, lead: Any) -> None:
     """Raises InvalidArgument unless NumPy's or OpenCL's arrays are of one dtype, and all in host memory or none."""
     roles = request.roles
-    named = {name: array for name, array in zip((*roles, "bias", "residual"), request.arrays, strict=True)}
+    named = dict(zip((*roles, "bias", "residual"), request.arrays, strict=True))
     present = {name: array for name, array in named.items() if array is not None}
     for name, array in present.items():
         refuse_mask(name, getattr(array, "array", array))

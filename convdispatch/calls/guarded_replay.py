@@ -19,9 +19,7 @@ from ..selection.prepared import Constant
 from .call import raise_no_room
 
 
-def replay_on_queue(
-    call: Any, operands: Sequence[Any], options: tuple[Any, ...], shape: Any
-) -> Callable[..., Any]:
+def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
     """``again(direction, operands, options, shape)`` for the call that was just made with these; the result, or None.
 
     ``options`` and ``shape`` are the call's other arguments; it had no bias, residual and queue.
@@ -73,9 +71,7 @@ def replay_on_queue(
     return replay
 
 
-def replay_on_host(
-    call: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any
-) -> Callable[..., Any]:
+def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Callable[..., Any]:
     """The same for arrays in host memory; ``given`` are x, w, y, bias, residual and queue, of which it takes the others
     too. Holds no call."""
     direction, (first, second, written), ask = call.problem.direction, call.places, call.ask

@@ -6,15 +6,11 @@ copies (``device/places/copies``).
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.commands.host_memory import has_system_svm

@@ -312,5 +312,3 @@ def refuse_capture(problem: ConvProblem, stream: CudaStream) -> None:
                 f"{problem} is new here: a first call chooses, compiles and loads its programs, which a CUDA graph "
                 "cannot capture; make one call before the capture"
             )
-
-

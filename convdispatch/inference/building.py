@@ -63,8 +63,9 @@ def build(
     "nhwc", or "mixed", where a plan over the net turns some pictures) and ``queues`` (at most so many, for branches
     that do not depend on each other) are chosen by timing where they are None; with ``recall`` a choice on which two
     measurements agree is kept on disk, and the next process builds that form alone. With ``recall`` a large net with
-    nothing cached on a CPU runs in the form that is predicted fastest: the others are built in the background, then calls
-    with arrays run all in turns, and the fastest stays. ``policy(tier="full")``, or ``deterministic``, waits for all.
+    nothing cached on a CPU runs in the form that is predicted fastest: the others are built in the background, then
+    calls with arrays run all in turns, and the fastest stays. ``policy(tier="full")``, or ``deterministic``, waits for
+    all.
 
     ``for_`` says what forms are timed at: ``"latency"``, one call that is waited for, or ``"throughput"``, calls that
     follow each other. Its name is ``for``, which Python lets nobody write as a keyword: ``for_="throughput"`` and

@@ -260,9 +260,10 @@ class _Lowering:
                 continue
             for value in parts:
                 maker = value.node
-                if maker is not None and maker.name == "apply" and not maker.args and uses[value] == 1:
-                    if isinstance(maker.kwargs.get("expression"), str) and maker.kwargs.get("out") is None:
-                        self._formulas[maker] = join
+                if maker is None or maker.name != "apply" or maker.args or uses[value] != 1:
+                    continue
+                if isinstance(maker.kwargs.get("expression"), str) and maker.kwargs.get("out") is None:
+                    self._formulas[maker] = join
         self._filled = {*self._within, *self._within.values(), *self._formulas.values()}
         """Concatenations whose memory is there before they are computed."""
 

@@ -291,4 +291,3 @@ class Flatten(Module):
         if self.layout == "nhwc" and x.ndim == 4 and x.shape[1] * x.shape[2] != 1:
             x = x.transpose(0, 3, 1, 2)
         return functional.flatten(x)
-

@@ -13,8 +13,8 @@ from on_queues import bring, given, turns, values, warm  # noqa: F401 (fixtures 
 import convdispatch as cd
 from convdispatch import ConvProblem, Tensor
 from convdispatch.calls.arrays.operands import contiguous_strides
-from convdispatch.calls.queue_call import QueueCall
 from convdispatch.calls.call_cache import LAST
+from convdispatch.calls.queue_call import QueueCall
 
 
 def _other(array, **changes):

@@ -94,7 +94,9 @@ def test_what_was_measured_under_load_does_not_stay(net, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "value", [{}, {"layout": [], "queues": 1}, {"layout": None, "queues": 1e9}, {"sideways": 1}, {"queues": "1"}], ids=str
+    "value",
+    [{}, {"layout": [], "queues": 1}, {"layout": None, "queues": 1e9}, {"sideways": 1}, {"queues": "1"}],
+    ids=str,
 )
 def test_a_damaged_entry_is_none(queue, value):
     key = device_info(queue.device), "key"

@@ -152,9 +152,7 @@ PROBLEM = ConvProblem.parse(KEY)
 def asked(monkeypatch):
     """What solvers were asked, beside whether they serve the device."""
     found, ask = [], solver_query.ask
-    monkeypatch.setattr(
-        solver_query, "ask", lambda solver, what, *more: found.append(what) or ask(solver, what, *more)
-    )
+    monkeypatch.setattr(solver_query, "ask", lambda solver, what, *more: found.append(what) or ask(solver, what, *more))
     return found
 
 

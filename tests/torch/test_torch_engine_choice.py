@@ -96,6 +96,21 @@ def test_other_sizes_are_another_race(races):
 
 
 @with_compiler
+def test_layer_norms_between_convolutions_race_too(races):
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other, self.norm = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.other(self.norm(self.one(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+    torch.manual_seed(0)
+    run_and_check(Normed().eval(), torch.randn(1, 3, 12, 12))
+    assert races == [2]
+
+
+@with_compiler
 def test_a_noisy_verdict_is_judged_anew(races):
     races.noise, x = 1.0, torch.randn(2, 3, 12, 12)
     for expected in ([2], [2, 2], [2, 2]):  # two measurements that agree, then none

@@ -66,9 +66,7 @@ class StreamArrays:
                 found.append(self.library.pointer(each, stream)[0] or 1)
         return found if found[0] and found[1] and found[2] else None
 
-    def memory(
-        self, array: Any, stream: CudaStream, size: int, out: bool = False, of_bias: bool = False
-    ) -> CudaMemory:
+    def memory(self, array: Any, stream: CudaStream, size: int, out: bool = False, of_bias: bool = False) -> CudaMemory:
         """An array's memory, or that of a copy in the stream's order: contiguous, and aligned as vector loads ask."""
         library = self.library
         address, held = library.pointer(array, stream)

@@ -112,13 +112,15 @@ class HostQueue(OpenCLQueue):
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         if not isinstance(region, HostMemory):
-            return super().read(region, array, offset)
+            super().read(region, array, offset)
+            return
         self.queue.finish()
         array.reshape(-1).view(np.uint8)[:] = region.bytes(offset, array.nbytes)
 
     def write(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
         if not isinstance(region, HostMemory):
-            return super().write(region, array, offset)
+            super().write(region, array, offset)
+            return
         self.queue.finish()
         region.bytes(offset, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
 

@@ -84,7 +84,7 @@ _FORMULAS: dict[str, tuple[str, dict[str, float]]] = {
 
 
 @operator(*_FORMULAS)
-def _formula(call: Call) -> Tensor:
+def _formula(call: BoundNode) -> Tensor:
     text, attributes = _FORMULAS[call.node.op_type]
     return formula(call, text, x=call.tensor(0), **{name: call.get(name, value) for name, value in attributes.items()})
 

@@ -79,7 +79,7 @@ _OF_ONE = {"Neg": "-x", "Reciprocal": "1 / x", "Not": "not x", "IsNaN": "isnan(x
 
 
 @operator(*_OF_ONE)
-def _of_one(call: Call) -> Tensor:
+def _of_one(call: BoundNode) -> Tensor:
     dtype = np.dtype(bool) if call.node.op_type in ("Not", "IsNaN") else None
     return formula(call, _OF_ONE[call.node.op_type], dtype, x=call.tensor(0))
 
@@ -193,7 +193,6 @@ def _many(call: BoundNode) -> Any:
 
 @operator("Cast")
 def _cast(call: BoundNode) -> Tensor:
-    from ..types import dtype_of
 
     to = call.get("to")
     return _to(call, call.tensor(0), dtype_of(to, call))

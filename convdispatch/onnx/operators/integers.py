@@ -38,9 +38,7 @@ def _bytes(call: BoundNode, values: np.ndarray, zero: np.ndarray) -> list[np.nda
             parts.append(np.clip(rest, -128, 127).astype(np.int8))
             rest = rest - parts[-1]
     key = zero.tobytes()
-    return [
-        call.interpreter.derive(("bytes", i, key), values, lambda part=part: part) for i, part in enumerate(parts)
-    ]
+    return [call.interpreter.derive(("bytes", i, key), values, lambda part=part: part) for i, part in enumerate(parts)]
 
 
 def _summed(
@@ -56,8 +54,7 @@ def _summed(
     options["x_zero_point"] = zero
     if len(parts) == 1:
         w = call.upload(parts[0])
-        y = quantized.quantized_convolution(x, w, bias, quantization=quantization, **options)
-        return y  # type: ignore[no-any-return]
+        return quantized.quantized_convolution(x, w, bias, quantization=quantization, **options)
     sums = Quantization(x_zero_point=quantization.x_zero_point)
     y = None
     for part in reversed(parts):

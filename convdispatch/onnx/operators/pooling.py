@@ -47,7 +47,7 @@ def _pool(call: BoundNode) -> Any:
 
 
 @operator("GlobalAveragePool", "GlobalMaxPool")
-def _whole(call: Call) -> Tensor:
+def _whole(call: BoundNode) -> Tensor:
     x, operation = call.tensor(0), "mean" if call.node.op_type == "GlobalAveragePool" else "max"
     if operation == "mean" and x.ndim == 4:
         return functional.adaptive_avg_pool(x, 1)

@@ -43,6 +43,7 @@ sizes = Sizes()
 
 @dispatch.on_forget
 def _forget() -> None:
+    _cache.forget()
     _alive.clear()
     native.forget()
 

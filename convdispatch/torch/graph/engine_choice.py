@@ -29,6 +29,13 @@ RUNS = 4
 ENGINES = ("form", "inductor")
 
 
+def may_lose(graph: fx.GraphModule) -> bool:
+    """Whether a form of a graph may be slower than inductor's code: convolutions are not nearly all of the work, or
+    there are layer norms, which forms do not fuse with what surrounds them (ConvNeXt-Atto 0.89, share 1.00)."""
+    norms = any(str(node.target) == "aten.native_layer_norm.default" for node in graph.graph.nodes)
+    return norms or convolution_share(graph) < MIN_CONVOLUTION_SHARE
+
+
 def convolution_share(graph: fx.GraphModule) -> float:
     """The share of a graph's multiply-adds that its convolutions do; 1 where there are none at all."""
     from torch.utils.flop_counter import flop_registry

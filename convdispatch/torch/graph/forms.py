@@ -29,7 +29,7 @@ from ..settings import DEFAULT, math_of, policy_of, switches
 from . import inductor
 from .aten_net import AtenNet, Missing
 from .constants import Constants, WeightSets, packed_inputs
-from .engine_choice import MIN_CONVOLUTION_SHARE, Race, convolution_share
+from .engine_choice import Race, may_lose
 from .quantized import QUANTIZING
 from .specialised import forget_originals, specialised, without_fakes
 from .tuning import is_tuned, tune
@@ -198,11 +198,11 @@ class GraphForms:
 
     def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
         """The choice between a form and inductor; None where that is no question: inductor cannot be tried, results
-        must repeat from process to process, or convolutions are most of the work."""
+        must repeat from process to process, or a form is sure to win."""
         if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].deterministic:
             return None
         graph = self._specialised(inputs)
-        return Race(graph) if convolution_share(graph) < MIN_CONVOLUTION_SHARE else None
+        return Race(graph) if may_lose(graph) else None
 
     def _build_by_inductor(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], why: str) -> OperatorForm:
         """The graph by inductor: with our convolutions on a GPU and where that was asked for, else as a whole, for on

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
 from checking import make_operands
-from convdispatch_nvidia.direct.choice import formats
+from convdispatch_nvidia.direct.choice import FORMATS_OF_MATH
 from convdispatch_nvidia.direct.plan import DirectPlan
 from convdispatch_nvidia.direct.tiling import DirectTile, DirectTiling
 from convdispatch_nvidia.probe import refusal
@@ -215,7 +215,7 @@ def test_choices(full, direction):
             assert tiling.misfit is None, (problem, config)
             assert solver.workspace(problem, HOPPER, config) == tiling.partial_bytes
             assert solver.cost(problem, HOPPER, config) > 0
-        assert {config.get("format", "tf32x3") for config in configs} == set(formats(problem)), problem
+        assert {config.get("format", "tf32x3") for config in configs} == set(FORMATS_OF_MATH[problem.math]), problem
         assert math != "ieee" or not any(config.get("flush_every") for config in configs)
         long = math == "ieee" and DirectTiling(problem, DirectTile.of(configs[0])).k > 512
         assert all(config.get("compensated", False) == long for config in configs), problem
