@@ -11,7 +11,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..calls.arrays.accepted import refuse_mask
 from ..elementwise.codegen.elements import numpy_dtype
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 
 
 class Caller:

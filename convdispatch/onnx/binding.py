@@ -13,7 +13,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..elementwise.codegen.elements import numpy_dtype
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .arrays import is_torch, torch_to_numpy
 from .model import OnnxNet
 from .types import dtype_of

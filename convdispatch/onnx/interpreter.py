@@ -15,7 +15,7 @@ import numpy as np
 from ..api.errors import ConvDispatchError, InvalidArgument
 from ..api.fault_text import words
 from ..device.tracing import naming
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from . import constants, folding
 from .call import OPERATORS, BoundNode, NeedsValue, Operand, Unsupported, attribute_value, standard
 from .reading import onnx_package, to_array

@@ -13,7 +13,7 @@ from .. import inference, runtime
 from ..api.errors import InvalidArgument
 from ..device.programs.kernels import Programs
 from ..elementwise.codegen.elements import numpy_dtype
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from . import operators  # noqa: F401 (enters the operators)
 from .arrays import Caller
 from .call import NeedsValue

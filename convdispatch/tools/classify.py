@@ -21,6 +21,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..device import runtime
+from ..elementwise.tensor import Tensor
 from ..inference import InferenceNet
 from ..models.efficientnet import CLASSES, MEAN, SCALE, SIZE, EfficientNetLite0
 from ..models.imagenet import MOST_PIXELS, class_names, read_picture, sample_pictures
@@ -28,7 +29,6 @@ from ..nn import Module, observe
 from ..nn.functional import softmax
 from ..selection import dispatch
 from ..selection.text_table import Column, Table, columns
-from ..tensor import Tensor
 from .model_file import IMAGENET, scaled_picture
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...api.activations import ACTIVATIONS
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .elementwise import formula, scalar
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .geometry import AUTO_PADS, convolution_windows, same_pads
 from .integers import convolution_of_integers

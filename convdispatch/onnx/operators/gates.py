@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..call import BoundNode
 from ..constants import scalar
 

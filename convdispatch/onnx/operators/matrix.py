@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .elementwise import formula
 from .integers import product_of_integers

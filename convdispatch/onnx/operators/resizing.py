@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...elementwise import apply, sample
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..call import BoundNode, operator
 
 _COORDINATES = (

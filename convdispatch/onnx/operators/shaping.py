@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import apply, sample
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .elementwise import scalar
 
