@@ -131,8 +131,7 @@ def _cut(entrants: Sequence[_Entrant], factor: float) -> None:
     running = [entrant for entrant in entrants if entrant.ended is None and entrant.samples]
     intervals = {id(entrant): entrant.interval() for entrant in running}
     upper = min((high for _, high in filter(None, intervals.values())), default=math.inf)
-    # The rival's worst sample counts, of two samples at least, so that one too short time of a broken clock decides
-    # nothing.
+    # The rival's worst time counts, of two samples at least: one too short time of a broken clock decides nothing.
     worst = min((max(entrant.samples) for entrant in running if len(entrant.samples) > 1), default=math.inf)
     for entrant in running:
         interval = intervals[id(entrant)]

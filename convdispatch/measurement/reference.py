@@ -55,8 +55,7 @@ def _finished(
     where = None if at is None else np.unravel_index(at, problem.out_shape)
     channel = None if where is None else where[1 if problem.layout == "nchw" else -1]
 
-    # ``along`` shapes one number per channel to broadcast along the written tensor, or returns that of each sampled
-    # element.
+    # ``along`` shapes per-channel numbers to broadcast along the written tensor, or returns the sampled elements'.
     def along(numbers: np.ndarray) -> np.ndarray:
         return _bias(problem, numbers) if channel is None else numbers[channel]
 
@@ -205,8 +204,7 @@ def positions(problem: ConvProblem, count: int = 256, seed: int = 0) -> np.ndarr
     random = np.random.default_rng(seed)
     corners = np.array(list(itertools.product(*[sorted({0, extent - 1}) for extent in shape])), np.int64)
     anywhere = np.stack([random.integers(0, extent, count) for extent in shape], axis=1)
-    # One coordinate of each of these samples is moved to an end of its axis, because kernels most often fail at
-    # borders.
+    # One coordinate of each of these samples is moved to an end of its axis: kernels most often fail at borders.
     faces = anywhere[: count // 3].copy()
     axis = random.integers(0, len(shape), len(faces))
     faces[np.arange(len(faces)), axis] = random.integers(0, 2, len(faces)) * (np.array(shape)[axis] - 1)

@@ -32,8 +32,7 @@ def _serve() -> None:
         problem = ConvProblem.parse(request["problem"])
         for name, solver in plugins().solvers.items():
             if name not in request["without"]:
-                # A solver's exception is handled where a process asks the solver later; the trial is about crashes and
-                # hangs.
+                # The process that asks a solver later handles its exceptions; this trial is about crashes and hangs.
                 with contextlib.suppress(Exception):
                     _ask(name, solver, problem, device)
         answer({"done": True})

@@ -36,8 +36,7 @@ _under_way: dict[Any, Future[Prepared]] = {}
 
 def is_enabled(policy: Policy) -> bool:
     """Whether a call under a policy may compute by another plan meanwhile."""
-    # A call that a graph capture records waits for its chosen plan, because the recording would replay the general plan
-    # for good.
+    # A graph capture waits for the chosen plan, because the recording would replay the general plan for good.
     if policy.tier != "ready" or thread.capturing is not None:
         return False
     return not (policy.frozen or policy.deterministic or policy.solver)

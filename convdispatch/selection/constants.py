@@ -95,8 +95,7 @@ class Constant:
                         found = _pack(prepared, commands, queue, w, wait_for)
                     commands.flush()  # The commands are flushed, because other queues may wait for the packed weights.
                     self._packed[key], made = found, True
-        # Packed weights that a captured CUDA graph reads are never evicted: the graph may hold nothing but their
-        # address.
+        # On CUDA packed weights are never evicted: a captured graph may hold nothing but their address.
         if made and commands.kind != "cuda":
             # ``packed_for`` is called without the lock, because it may evict packed forms of these same weights.
             prepared.packed_for(self)

@@ -164,8 +164,7 @@ def choices(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Choices
     if found is not None:
         return Choices(problem, device, policy, found)
     ranked = Choices(problem, device, policy)
-    # A choice among the solvers that this process has not set aside is not stored, because the next process may have
-    # them all.
+    # A choice that excludes solvers which this process set aside is not stored: the next process may have them.
     if not is_any_set_aside(problem, device):
         first = ranked.first
         math = first.math or query(first.solver, problem, device).shown(first.config).math

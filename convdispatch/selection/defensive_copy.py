@@ -58,8 +58,7 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
     error: BaseException | None = None
     answer, process, forked = None, os.getpid(), forks.count()
     try:
-        # The call has a context of its own, because a plugin may enter a policy there and leave its exit to the garbage
-        # collector.
+        # The call has a context of its own, because a plugin may enter a policy there and never exit it.
         call = lambda: contextvars.copy_context().run(_answered, solver, method, handed, lent, left)  # noqa: E731
         # No time limit watches ``plan``, because it may compile for long.
         answer = call() if method == "plan" else answer_trial.watched(solver.name, call)

@@ -302,8 +302,7 @@ def run(
                     room = True
                     continue
                 lacking = full(queue.device, error) if out_of_memory(error) else error
-                # A recordable plan's commands allocate no memory of their own, so another plan would lack the memory
-                # too.
+                # A recordable plan's commands allocate no memory of their own: another plan would lack it too.
                 if begun or prepared.recordable:
                     raise lacking from error
             device, policy, name = runtime.device_info(queue.device), current_policy(), prepared.solver.name

@@ -187,8 +187,7 @@ def _entries(token: str, knobs: Knobs) -> list[Entry]:
     ):
         changes = {"direction": direction, "dtype": dtype, "layout": layout, "math": knobs.math, **dict(epilogue)}
         if out is not None and changes.get("activation") in ("relu", "relu6"):
-            # A quantized convolution applies relu and relu6 as bounds in its table of scales, so its problem has no
-            # activation.
+            # A quantized convolution's table of scales bounds y, as relu and relu6 do: its problem has no activation.
             del changes["activation"]
         if out is None and knobs.scaled:
             raise InvalidProblem(f"scales and zero points are for quantized data types such as u8:s8:u8, got {dtype}")

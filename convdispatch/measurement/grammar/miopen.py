@@ -117,8 +117,7 @@ def _problem(numbers: dict, words: dict, direction: str, base: dict) -> ConvProb
             out = (values["i" + axis] - 1) * values["s" + axis] + extent - 2 * values["p" + axis]
             values["i" + axis] = out + numbers["o" + axis]
         direction = {"fwd": "bwd_data", "bwd_data": "fwd"}.get(direction, direction)
-    # With -b 1 MIOpenDriver also times a bias gradient, which is a sum, not a convolution: only forward problems get a
-    # bias.
+    # With -b 1 MIOpenDriver also times a bias gradient (a sum, no convolution): only forward problems get a bias.
     forward = direction == ("bwd_data" if mode == "trans" else "fwd")
     return ConvProblem(direction=direction, **values, **base | {"bias": base["bias"] and forward})
 

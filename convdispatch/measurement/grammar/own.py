@@ -22,8 +22,7 @@ def read_line(line: str) -> list[Entry]:
     if line.startswith(HEADER):
         return []
     if line.startswith(TRACE):
-        # The text ends at a comma outside parentheses, because the parameters of an activation have commas of their
-        # own.
+        # The text ends at a comma outside parentheses, because an activation's parameters are separated by commas.
         text = _TRACED.match(line, len(TRACE))[0]
         return [Entry(text, ConvProblem.parse(text))]
     found = _LINE.fullmatch(line)

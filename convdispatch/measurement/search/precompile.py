@@ -103,8 +103,7 @@ def _serve() -> None:
         if text not in known:
             problem = ConvProblem.parse(text)
             found = candidates(problem, info, Policy(solver=setup.get("solver")))[0]
-            # A solver without a cost model calls a library: each process takes long to load it, and keeps nothing of
-            # that.
+            # A solver without a cost model calls a library, which each process takes long to load and cannot hand on.
             known[text] = problem, [entry for entry in found if entry.cost is not None]
         problem, entries = known[text]
         compiled = place < len(entries)

@@ -331,8 +331,7 @@ class Search:
     # --- benchmarking the fastest candidates in interleaved rounds ---------------------------------------------------
 
     def _interleave(self, entries: list[Entry]) -> None:
-        # Candidates are ranked by the low end of their screening interval: one disturbed sample must not exclude a
-        # candidate.
+        # Candidates are ranked by their screening interval's low end: one disturbed sample must not exclude any.
         ranked = sorted(entries, key=lambda entry: entry.timing.ci[0])
         for place, entry in enumerate(ranked):
             ratio = entry.timing.ci[0] / ranked[0].timing.ci[0]
@@ -354,8 +353,7 @@ class Search:
             try:
                 sample = harness.sampler(entry.prepared, entry.timing.median)
             except (MemoryError, cl.MemoryError):
-                # The candidate's workspace does not fit in memory beside the faster candidates'; it is reported with
-                # its screening time.
+                # The candidate's workspace does not fit beside the faster ones'; its screening time is reported.
                 continue
             rivals.append(Candidate(str(i), sample, max(1.0, entry.timing.median)))
         outcomes = interleaved(rivals, rounds=ROUNDS, budget_ms=self._benchmark_ms())

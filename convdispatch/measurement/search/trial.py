@@ -79,8 +79,7 @@ class Harness:
         one = sum(array.nbytes for array in self.host.values()) + self.output_bytes
         if one > self.memory_limit:
             raise MemoryError(f"the operands of {problem} take {one} bytes, the limit is {self.memory_limit}")
-        # There are enough copies of the operands that caches hold none, as long as half of the memory stays free for
-        # workspaces.
+        # There are enough copies of the operands that no cache holds them; half of the memory stays for workspaces.
         wanted = 1 + 2 * device.global_mem_cache_size // max(one, 1)
         # One more copy of the operands is for data of differing scales.
         copies = max(1, min(wanted, 8, self.memory_limit // (2 * one) - 1))

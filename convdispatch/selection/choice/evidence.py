@@ -67,8 +67,7 @@ def from_neighbours(
     if near is None:
         return None
     config = near.config if offers[near.solver].cost is None else _tuned(problem, near, configs, cost)
-    # A record's configuration may not exist for this problem: the most similar configuration that the solver offers
-    # runs.
+    # A record's configuration may not exist for this problem: the most similar one that the solver offers runs.
     config = _closest(config, configs(near.solver))
     return Evidence(near.solver, config, f"neighbour: {near}")
 

@@ -164,8 +164,7 @@ class Neighbours:
             try:
                 problem = ConvProblem.parse(text)
             except InvalidProblem:
-                # A record of another version of this package may describe a kind of problem that this version does not
-                # know.
+                # A record of another version of this package may have a kind of problem unknown to this one.
                 continue
             self._choices[problem] = sorted(choices, key=lambda record: (record.median_ms, record.choice))
             kinds.setdefault(_kind(problem), []).append(problem)

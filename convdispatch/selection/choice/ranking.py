@@ -76,8 +76,7 @@ def _placed(
             if not any(banned(solver) for solver in accepted.values()):
                 return found
         except Fault:
-            # A solver broke its contract at a later question and is set aside now, so the other solvers are ranked
-            # again.
+            # A solver broke its contract at a later question and is set aside: the others are ranked anew.
             continue
 
 

@@ -75,8 +75,7 @@ def convdispatch_enqueue(
     output.check(queue, where)
     if scratch is not None:
         scratch.check(queue, where)
-    # Unwritten elements are found by a NaN pattern, which one-byte dtypes do not have: each value of a byte is a valid
-    # number.
+    # A NaN pattern marks unwritten elements; one-byte dtypes have none, as each value of a byte is a valid number.
     if not problem.accumulate and problem.out_itemsize > 1:
         _check_written(queue, output.memory, size, where, problem.out_itemsize)
     for name, before in inputs.items():

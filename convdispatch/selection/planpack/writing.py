@@ -39,8 +39,7 @@ def write(path: str | Path, gathered: Gathered) -> int:
                 for place, (key, content) in enumerate(sorted(gathered.tables[table].items())):
                     member = f"{table}/{place}.bin"
                     manifest[table][key] = member
-                    # An entry without bytes only states that there are packed weights of a kind; the archive gets no
-                    # member for it.
+                    # An entry without bytes states that packed weights of a kind exist; it has no archive member.
                     if not len(content):
                         manifest[table][key] = ""
                         continue

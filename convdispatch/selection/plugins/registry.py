@@ -99,8 +99,7 @@ class Registry:
         return [
             f"{where}: {glob!r} names no loaded solver (convdispatch info lists them)"
             for glob, where in self.named
-            # Derived solvers (named ``solver+rewriting``) are not loaded, so only the part before the ``+`` is
-            # compared.
+            # Derived solvers (``solver+rewriting``) are not loaded, so the part before the ``+`` is compared.
             if not fnmatch.filter(names, glob.partition("+")[0])
         ]
 
