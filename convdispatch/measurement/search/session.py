@@ -186,9 +186,8 @@ class Search:
         self._must_run = self.options.every_solver and entry.result.default
         best = min((other.timing.median for other in entries if other.timing), default=None)
         predicted = self._predict(entry)
-        # A solver's first configuration is tried while any time is left, because other solvers' compile times say
-        # little about
-        # its own; a compilation that outlasts the budget is abandoned.
+        # A solver's first configuration is tried while any time is left: other solvers' compile times say little about
+        # that of its own, and a compilation that outlasts the budget is abandoned.
         compiling = 0.0 if entry.result.default else max(self._compile_ms[-5:], default=0)
         if not self._has_time((3 + LOOKS) * (predicted or 0) + compiling, best):
             entry.ends("not tried", "the budget ended first")
