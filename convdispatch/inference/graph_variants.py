@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..api.errors import InvalidArgument
 from ..api.problem import MATHS, ConvProblem
 from ..device import runtime
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .graph import Graph, is_planned
 from .layout_pruning import Ranked, with_mixed_layouts
 from .lower import problem_of

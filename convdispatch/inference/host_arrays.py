@@ -20,7 +20,7 @@ from ..device.executable import Executable
 from ..device.places import intraop
 from ..device.places.host import HostLaunches, HostPlace
 from ..device.programs.strided_copy import copy_bytes
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .graph import map_operands, operands
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from ..device.commands.recording import Recording, Slot
 from ..device.tracing import tracing
 from ..elementwise.apply import compute
 from ..elementwise.joining import concatenation_buffer
+from ..elementwise.tensor import Tensor
 from ..nn.convolution import dense
 from ..nn.quantized import moving_table
 from ..selection import dispatch
 from ..selection.prepared import Prepared
-from ..tensor import Tensor
 from .graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 from .passes.incremental_concat import incremental_concats
 from .weights import Weights

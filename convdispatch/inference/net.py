@@ -16,7 +16,7 @@ from ..calls.arrays.known_libraries import library_of
 from ..device import runtime
 from ..device.cuda.stream import CudaMemory, CudaStream
 from ..device.replay.program import Program
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .graph import map_operands
 from .host_arrays import OWN, HostNet, check_out
 from .lower import Lowered

@@ -16,7 +16,7 @@ from ..calls.arguments import check_bias, describe, transposed_shape
 from ..calls.quantized import quantized_problem
 from ..device.commands.recording import Recording, Slot
 from ..device.tracing import bound, source, tracing
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .graph import Graph, Node, Ref, Value, map_operands
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..device.background import Threads
+from ..elementwise.tensor import Tensor
 from ..selection.prepared import Prepared, constant
-from ..tensor import Tensor
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..elementwise.tensor import Tensor
 from ..nn import Conv2d, Linear, Module
 from ..nn.functional import fold_batch_norm, global_average_pool
-from ..tensor import Tensor
 from .checkpoint import read_checkpoint
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..elementwise.tensor import Tensor
 from ..nn import LRN, AvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Sequential, functional
-from ..tensor import Tensor
 
 _MODULES = (
     # Columns of _MODULES: name, input channels, output channels of 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, and of the

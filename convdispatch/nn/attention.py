@@ -15,7 +15,7 @@ from ..device import runtime
 from ..device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ..device.tracing import operation
 from ..elementwise import apply, reduce, zeros
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .convolution import dense
 from .losses import softmax
 from .matrix import matmul

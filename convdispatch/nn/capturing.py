@@ -16,7 +16,7 @@ from ..device import runtime
 from ..device.commands.recording import Recording, Slot
 from ..device.replay.program import Program
 from ..device.tracing import map_structure
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 
 _SHAPES = 4
 GRAPH_FROM = 16

@@ -13,10 +13,10 @@ from ..calls.arguments import per_axis, transposed_shape
 from ..calls.conv import conv, conv_backward_data, conv_backward_weights, conv_transpose
 from ..device.tracing import operation
 from ..elementwise import apply, concatenate, reduce, zeros
-from ..tape import Rectified, Tape, current_tape, paused
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .activations import activate
 from .autocasting import cast
+from .tape import Rectified, Tape, current_tape, paused
 
 
 @operation

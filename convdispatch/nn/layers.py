@@ -17,7 +17,7 @@ from ..calls.arguments import describe, per_axis
 from ..calls.conv import constant
 from ..device import runtime
 from ..elementwise import Generator, full
-from ..tensor import Parameter, Tensor
+from ..elementwise.tensor import Parameter, Tensor
 from . import functional
 from .convolution import picture_of
 from .modules import Module, tell

@@ -13,7 +13,7 @@ from ..calls.conv import conv
 from ..device.tracing import operation
 from ..elementwise import zeros
 from ..elementwise.codegen.strides import broadcast
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .convolution import dense
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..tensor import Parameter, Tensor
+from ..elementwise.tensor import Parameter, Tensor
 
 _observer: ContextVar[Callable[[Module, Tensor, Any], None] | None] = ContextVar("convdispatch_observer", default=None)
 

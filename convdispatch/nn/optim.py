@@ -16,7 +16,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..device import runtime
 from ..elementwise import apply, fill, full
-from ..tensor import Parameter, Tensor
+from ..elementwise.tensor import Parameter, Tensor
 from .loss_scaling import LossScaler
 
 

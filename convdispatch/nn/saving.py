@@ -27,7 +27,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..device import jsontext
 from ..elementwise.codegen.elements import numpy_dtype
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 
 _CODES = {
     "float64": "F64",

@@ -15,9 +15,9 @@ import numpy as np
 
 from ...device.runtime import device_info
 from ...device.tracing import bound
+from ...elementwise.tensor import Tensor
 from ...nn import functional
 from ...nn.convolution import picture_of
-from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value
 from .integer_formulas import merge_integers
 from .pointwise import merge

@@ -13,11 +13,11 @@ from ...api.policy import current_policy
 from ...device.rates import rates
 from ...device.runtime import device_info
 from ...elementwise import apply
+from ...elementwise.tensor import Tensor
 from ...nn.convolution import convolution
 from ...nn.quantized import dequantize, quantize
 from ...selection.decision_store import choices
 from ...selection.solver_query import predicted
-from ...tensor import Tensor
 from ..graph import Graph, Node, Value, is_planned
 from ..lower import problem_of
 from .integer_nodes import CONVOLUTION, give, insert

@@ -15,8 +15,8 @@ import numpy as np
 from ...device.tracing import operation
 from ...elementwise import apply
 from ...elementwise.interleaving import interleaved
+from ...elementwise.tensor import Tensor
 from ...nn.quantized import quantize_pixels
-from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 
 LAYOUTS = ("nchw", "nhwc")

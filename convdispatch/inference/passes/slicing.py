@@ -17,7 +17,7 @@ from typing import Any
 
 from ...api.device import DeviceInfo
 from ...elementwise import concatenate
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 from .layout import reorder
 

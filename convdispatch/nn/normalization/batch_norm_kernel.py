@@ -10,9 +10,9 @@ import numpy as np
 
 from ...device import runtime
 from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
-from ...tape import Tape
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..convolution import dense
+from ..tape import Tape
 
 if TYPE_CHECKING:
     import pyopencl as cl

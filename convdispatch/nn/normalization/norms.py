@@ -13,9 +13,9 @@ from ...device import runtime
 from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ...device.tracing import operation
 from ...elementwise import apply, reduce
-from ...tape import current_tape, paused
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..convolution import dense
+from ..tape import current_tape, paused
 from .batch_norm_kernel import normalise, takes
 
 if TYPE_CHECKING:

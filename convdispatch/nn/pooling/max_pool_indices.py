@@ -8,7 +8,7 @@ import numpy as np
 
 from ...device.tracing import operation
 from ...elementwise import apply
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from .pooling2d import pooled, windows_of
 
 _CUT = 1 << 30

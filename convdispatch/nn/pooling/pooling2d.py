@@ -14,9 +14,9 @@ from ...device.programs.kernels import Launch, build, config_macros, define, kee
 from ...device.size_limits import must_fit
 from ...device.tracing import operation
 from ...elementwise import apply, reduce
-from ...tape import Rectified, current_tape
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..convolution import dense
+from ..tape import Rectified, current_tape
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -14,7 +14,7 @@ from ...api.errors import InvalidArgument
 from ...calls.arguments import per_axis
 from ...device.tracing import operation
 from ...elementwise import apply
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..convolution import dense
 from .pooling2d import avg_pool, lp_pool, max_pool
 
