@@ -53,7 +53,7 @@ class Children:
         budget_s = (limits["budget_ms"] or DEFAULT_BUDGET_MS) / 1e3
         if self._compilers:
             with self._compiling:
-                # An idle device waits for the compilation of its next problem, which is then shorter.
+                # An idle device waits for its next problem's compilation, which then gets less time.
                 waits = not self._measuring.locked()
                 self._compile(problem, budget_s / len(self._compilers) if waits else budget_s)
 
