@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Model", "made"]
+__all__ = ["OF", "Net", "made"]
 
 ACTIVATIONS: list[Callable[[], nn.Module]] = [
     nn.ReLU, nn.SiLU, nn.GELU, nn.Hardswish, nn.Tanh, nn.Sigmoid, nn.ELU, nn.Mish, nn.ReLU6, nn.Softplus,
@@ -58,26 +58,49 @@ class Gate(nn.Module):
         return x * torch.sigmoid(self.layer(self.pool(x)))
 
 
-class Model(nn.Sequential):
-    """Layers one after the other; ``shape`` is its input's."""
+class Sized(nn.Module):
+    """A transposed layer that is told how large its result is."""
 
-    shape: tuple[int, ...]
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Odd sizes, as of an image that was halved."""
+        return self.layer(x, output_size=[2 * size - 1 for size in x.shape[2:]])
 
 
-class Plain(nn.Module):
-    """The same written out, with an argument that has a default."""
+class Net(nn.Module):
+    """Layers one after the other, with habits (``fuzz_habits``) after its first half and at its end."""
 
-    shape: tuple[int, ...]
+    factor = 1.0
 
-    def __init__(self, layers: list[nn.Module]) -> None:
+    def __init__(self, layers: list[nn.Module], ndim: int, channels: int, habits: list[Callable[..., Any]]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
+        self.extra = OF[ndim][0](channels, 2, 1)
+        self.register_buffer("table", torch.ones(3, *[1] * ndim))
+        self.habits = habits
+        self.gain, self.count = 1.0, 0
 
-    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    def _through(self, layers: Any, habits: Any, y: torch.Tensor, x: Any, other: Any) -> Any:
+        for layer in layers:
+            y = layer(y)
+        for habit in habits:
+            y = habit(self, y, x, other)
+        return y
+
+    def encode(self, x: torch.Tensor, other: Any = None) -> torch.Tensor:
+        """The first half."""
+        return self._through(self.layers[: len(self.layers) // 2], self.habits[1::2], x, x, other)
+
+    def decode(self, y: torch.Tensor, x: torch.Tensor, other: Any = None) -> Any:
+        """The second half."""
+        return self._through(self.layers[len(self.layers) // 2 :], self.habits[::2], y, x, other)
+
+    def forward(self, x: torch.Tensor, other: Any = None) -> Any:
         """As it says."""
-        for layer in self.layers:
-            x = layer(x)
-        return x * scale
+        return self.decode(self.encode(x, other), x, other)
 
 
 def _conv(rng: random.Random, ndim: int, channels: int) -> tuple[nn.Module, int]:
@@ -101,8 +124,10 @@ def _layer(rng: random.Random, ndim: int, channels: int) -> tuple[nn.Module, int
     kind = rng.random()
     if kind < 0.4:
         return _conv(rng, ndim, channels)
-    if kind < 0.5:
+    if kind < 0.46:
         return transposed(channels, 8, 2, stride=2, bias=rng.random() < 0.5), 8
+    if kind < 0.5:
+        return Sized(transposed(channels, 8, 3, stride=2, padding=1)), 8
     if kind < 0.6:
         return norm(channels), channels
     if kind < 0.75:
@@ -115,6 +140,22 @@ def _layer(rng: random.Random, ndim: int, channels: int) -> tuple[nn.Module, int
     if kind < 0.95:
         return Branches(conv(channels, 8, 1), conv(channels, 8, 3, padding=1)), 16
     return Gate(adaptive(1), conv(channels, channels, 1)), channels
+
+
+FEW: list[Callable[[], nn.Module]] = [
+    lambda: nn.Conv2d(8, 8, 3, padding=1),
+    lambda: nn.Conv2d(8, 8, 3, padding=1),
+    lambda: nn.Conv2d(8, 8, 1, bias=False),
+    lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8),
+    lambda: nn.ConvTranspose2d(8, 8, 2, stride=2),
+    lambda: Sized(nn.ConvTranspose2d(8, 8, 3, stride=2, padding=1)),
+    lambda: nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+    lambda: Residual(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8))),
+    lambda: nn.BatchNorm2d(8),
+    nn.ReLU,
+    nn.SiLU,
+]
+"""Layers of models with habits, whose kernels are compiled once for all seeds."""
 
 
 def _tie(rng: random.Random, layers: list[nn.Module]) -> None:
@@ -132,21 +173,23 @@ def _tie(rng: random.Random, layers: list[nn.Module]) -> None:
             layer.weight = nn.Parameter(wide[-layer.weight.numel() :].view(layer.weight.shape))  # type: ignore[arg-type]
 
 
-def _keeps_shape(layer: nn.Module, x: torch.Tensor) -> bool:
-    try:
-        return bool(layer(x).shape == x.shape)
-    except RuntimeError:  # its own input had another shape
-        return False
-
-
-def made(rng: random.Random) -> Any:
-    """A model of 3 to 8 layers that takes its own ``shape``."""
-    ndim = rng.choice([1, 2, 2, 2, 2, 2, 2, 3])
-    channels = rng.choice([3, 8, 16])
+def made(
+    rng: random.Random, habits: list[Callable[..., Any]], simple: bool = False
+) -> tuple[nn.Module, tuple[int, ...]]:
+    """A model and its input's shape: of 3 to 8 layers, with habits of 2 or 3 of few kinds, simple of one."""
+    Net.factor = 1.0
+    ndim, channels, wanted = (
+        (2, 8, rng.randint(2, 3))
+        if habits
+        else (rng.choice([1, 2, 2, 2, 2, 3]), rng.choice([3, 8, 16]), rng.randint(3, 8))
+    )
     shape = (rng.choice([1, 2]), channels, *[{1: 16, 2: rng.choice([8, 9]), 3: 5}[ndim]] * ndim)
-    x, layers, wanted = torch.randn(shape), [], rng.randint(3, 8)
+    x, layers, inputs = torch.randn(shape), [], channels
     while len(layers) < wanted:
-        layer, out = _conv(rng, ndim, channels) if not layers else _layer(rng, ndim, channels)
+        if habits:
+            layer, out = rng.choice(FEW)(), 8
+        else:
+            layer, out = _layer(rng, ndim, channels) if layers else _conv(rng, ndim, channels)
         try:
             with torch.no_grad():
                 y = layer.eval()(x)
@@ -156,14 +199,14 @@ def made(rng: random.Random) -> Any:
             continue
         x, channels = y, out
         layers.append(layer)
+    if simple:
+        layers = [OF[ndim][0](inputs, 8, 3, padding=1)]
     for layer in nn.ModuleList(layers).modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             nn.init.uniform_(layer.running_mean, -0.5, 0.5)
             nn.init.uniform_(layer.running_var, 0.5, 1.5)
     if rng.random() < 0.2:
         _tie(rng, layers)
-    if rng.random() < 0.1 and _keeps_shape(layers[-1], x):
-        layers.append(layers[-1])
-    model: Any = Model(*layers) if rng.random() < 0.7 else Plain(layers)
-    model.shape = shape
-    return model.train(rng.random() < 0.4)
+    if not habits and rng.random() < 0.7:
+        return nn.Sequential(*layers), shape
+    return Net(layers, ndim, inputs, habits), shape

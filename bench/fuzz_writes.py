@@ -1,4 +1,8 @@
-"""What ``fuzz_torch`` does to a model's weights, or to the model, between two calls."""
+"""What ``fuzz_torch`` does to a model between two calls: to its weights, to its parts, or to the whole model.
+
+A change takes a ``World``: ``world.model`` is the module, ``world.call`` what is called of it, ``world.replace`` puts
+another module in its place, ``world.value`` is a number, and ``world.arguments()`` makes inputs.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +14,41 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
+from torch.utils._pytree import tree_leaves
 
-__all__ = ["REMAKES", "WRITES"]
+from convdispatch.torch.graph.conversion import copied
+
+__all__ = ["CHANGES"]
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _each(write: Callable[[torch.Tensor], Any]) -> Callable[[Any], None]:
-    def run(program: Any) -> None:
-        for p in program.model.parameters():
+    def run(world: Any) -> None:
+        for p in world.model.parameters():
             write(p)
 
     return run
 
 
 def _learn(optimizer: Callable[[Any], torch.optim.Optimizer]) -> Callable[[Any], None]:
-    def run(program: Any) -> None:
-        steps = optimizer(program.model.parameters())
-        if any(p.requires_grad for p in program.model.parameters()):
-            program.model(program.data()).square().mean().backward()
-            nn.utils.clip_grad_norm_(program.model.parameters(), 1.0)
-            steps.step()
+    def run(world: Any) -> None:
+        steps = optimizer(world.model.parameters())
+        with torch.enable_grad():
+            results = tree_leaves(world.call(*world.arguments()))
+            loss = sum(y.float().square().mean() for y in results if isinstance(y, torch.Tensor) and y.requires_grad)
+            if isinstance(loss, torch.Tensor):
+                loss.backward()
+        nn.utils.clip_grad_norm_(world.model.parameters(), 1.0)
+        steps.step()
         steps.zero_grad()
 
     return run
 
 
-def _load(program: Any, assign: bool = False) -> None:
-    state = {n: v * 1.1 if v.is_floating_point() else v for n, v in program.model.state_dict().items()}
-    program.model.load_state_dict(state, assign=assign)
-    if assign and program.kind != "fused":  # layers that shared weights do no more
-        program.pristine.load_state_dict({n: v.clone() for n, v in state.items()}, assign=True)
+def _load(world: Any, assign: bool = False) -> None:
+    state = {n: v * 1.1 if v.is_floating_point() else v for n, v in world.model.state_dict().items()}
+    world.model.load_state_dict(state, assign=assign)
 
 
 def _new(p: torch.Tensor) -> None:
@@ -56,50 +66,50 @@ def _set(p: torch.Tensor) -> None:
     p.set_((p * 0.9).contiguous())  # type: ignore[call-overload]
 
 
-def _swap(program: Any) -> None:
-    for p in list(program.model.parameters()):
+def _swap(world: Any) -> None:
+    for p in list(world.model.parameters()):
         other = nn.Parameter(p.detach() * 0.9, requires_grad=p.requires_grad)
         try:
             torch.utils.swap_tensors(p, other)
         except RuntimeError as error:  # PyTorch's own, where a recorder's fake tensors refer to the parameter
-            if "weakref" not in str(error):
+            if "weakref" not in str(error) or world.door == "fused":
                 raise
             p.data = other.data
 
 
-def _mean(program: Any) -> None:
+def _mean(world: Any) -> None:
     """A mean of models, which writes all of them at once."""
-    own = [p.detach() for p in program.model.parameters()]
+    own = [p.detach() for p in world.model.parameters()]
     torch._foreach_lerp_(own, [torch.ones_like(p) * 0.01 for p in own], 0.1)
 
 
-def _vector(program: Any) -> None:
+def _average(world: Any) -> None:
+    """A moving average of models that takes the model's place."""
+    mean = torch.optim.swa_utils.AveragedModel(copied(world.model))
+    _each(lambda p: torch.no_grad()(p.mul_)(0.9))(world)
+    mean.update_parameters(world.model)
+    mean.update_parameters(world.model)
+    world.model.load_state_dict(mean.module.state_dict())
+
+
+def _vector(world: Any) -> None:
     with torch.no_grad():
-        parameters = [p for p in program.model.parameters() if p.is_contiguous()]  # of others PyTorch makes no vector
+        parameters = [p for p in world.model.parameters() if p.is_contiguous()]  # of others PyTorch makes no vector
         nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(parameters) * 0.95, parameters)
 
 
 def _moved(there: Callable[[nn.Module], nn.Module]) -> Callable[[Any], None]:
-    def run(program: Any) -> None:
-        there(program.model)
-        program.model.float()
+    def run(world: Any) -> None:
+        there(world.model)
+        world.model.float()
 
     return run
 
 
-def _pickled(model: nn.Module) -> Any:
-    if any(parametrize.is_parametrized(layer) for layer in model.modules()):
-        return model  # PyTorch refuses
-    return pickle.loads(pickle.dumps(model))
-
-
-def _replace(made: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """The model goes, and what was made of it stands in its memory, as likely as not."""
-
-    def run(program: Any) -> None:
-        program.model = made(program.model)
-
-    return run
+def _pickled(world: Any) -> None:
+    parametrized = any(parametrize.is_parametrized(layer) for layer in world.model.modules())
+    if not parametrized and type(world.model).__name__ == "Sequential":  # habits are functions without a name
+        world.replace(pickle.loads(pickle.dumps(world.model)))
 
 
 class Mask(nn.Module):
@@ -110,34 +120,54 @@ class Mask(nn.Module):
         return weight * (torch.arange(weight.shape[0], device=weight.device) % 2).view(-1, *[1] * (weight.ndim - 1))
 
 
-def _prune(program: Any) -> None:
+def _layers(world: Any) -> list[Any]:
+    """Convolutions with a weight of their own."""
+    found = [layer for layer in world.model.modules() if isinstance(layer, CONVOLUTIONS)]
+    return [each for each in found if "weight" in each._parameters and type(each.weight) is nn.Parameter]
+
+
+def _prune(world: Any) -> None:
     """The weights become a new parameter of the same name. (While a mask is kept PyTorch refuses copies.)"""
-    models = [program.model] if program.kind == "fused" else [program.model, program.pristine]
-    for layer in (layer for model in models for layer in model.modules()):
-        own = isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and "weight" in layer._parameters
-        if own and layer.weight.is_contiguous():  # PyTorch prunes no others
+    for layer in _layers(world):
+        if layer.weight.is_contiguous():  # PyTorch prunes no others
             prune.l1_unstructured(layer, "weight", 0.3)
             prune.remove(layer, "weight")
 
 
-def _pair(change: Callable[[nn.Module], Any]) -> Callable[[Any], None]:
-    """A layer gets another form of its weights, in the model and in its twin."""
+def _first(change: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """What changes one layer."""
 
-    def run(program: Any) -> None:
-        if program.kind == "fused":
-            return
-        for model in (program.model, program.pristine):
-            for layer in model.modules():
-                if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and type(layer.weight) is nn.Parameter:
-                    if "weight" in layer._parameters:
-                        change(layer)
-                    break
+    def run(world: Any) -> None:
+        for layer in _layers(world)[:1]:
+            change(layer)
 
     return run
 
 
-WRITES: dict[str, Callable[[Any], None]] = {
-    "nothing": lambda p: None,
+def _hooked(world: Any) -> None:
+    for layer in _layers(world)[-1:]:
+        world.handles.append(layer.register_forward_hook(lambda part, given, y, scale=world.value: y * scale))
+
+
+def _hooked_before(world: Any) -> None:
+    handle = world.model.register_forward_pre_hook(lambda part, given: (given[0] * 2, *given[1:]))
+    world.handles.append(handle)
+
+
+def _unhooked(world: Any) -> None:
+    while world.handles:
+        world.handles.pop().remove()
+
+
+def _another_layer(world: Any) -> None:
+    for name, layer in list(world.model.named_modules()):
+        if type(layer).__name__ == "ReLU":
+            world.model.set_submodule(name, nn.LeakyReLU(0.5))
+            return
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda w: None,
     ".data.mul_": _each(lambda p: p.data.mul_(1.3)),
     ".data.clamp_": _each(lambda p: p.data.clamp_(-0.2, 0.2)),
     ".data.sub_": _each(lambda p: p.data.sub_(0.01)),
@@ -146,30 +176,39 @@ WRITES: dict[str, Callable[[Any], None]] = {
     ".data =": _each(_new),
     "set_": _each(_set),
     "mul_": _each(lambda p: torch.no_grad()(p.mul_)(0.8)),
+    "row mul_": _each(lambda p: torch.no_grad()(p[0].mul_)(2.0)),
     "numpy": _each(lambda p: p.detach().numpy().__imul__(0.9)),
     "SGD": _learn(lambda p: torch.optim.SGD(p, lr=1e-3)),
-    "Adam": _learn(lambda p: torch.optim.Adam(p, lr=1e-3, foreach=True)),
-    "fused AdamW": _learn(lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)),
+    "Adam": _learn(lambda p: torch.optim.Adam(p, lr=1e-3, foreach=True, eps=1e-3)),
+    "fused AdamW": _learn(lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True, eps=1e-3)),
     "mean": _mean,
+    "average": _average,
     "vector": _vector,
     "load_state_dict": _load,
-    "assign": lambda p: _load(p, assign=True),
+    "assign": lambda w: _load(w, assign=True),
     "swap": _swap,
     "double and back": _moved(nn.Module.double),
     "bfloat16 and back": _moved(nn.Module.bfloat16),
-    "channels_last": lambda p: p.model.to(memory_format=torch.channels_last) if len(p.pristine.shape) == 4 else None,
-    "copy": _replace(copy.deepcopy),
-    "pickle": _replace(_pickled),
+    "double": lambda w: w.model.double(),
+    "half": lambda w: w.model.half(),
+    "float": lambda w: w.model.float(),
+    "channels_last": lambda w: w.model.to(memory_format=torch.channels_last) if len(w.shape) == 4 else None,
+    "copy": lambda w: w.replace(copied(w.model)),
+    "shallow copy": lambda w: w.replace(copy.copy(w.model)),
+    "pickle": _pickled,
+    "again": lambda w: w.again(),
     "prune": _prune,
-    "mask": _pair(lambda layer: parametrize.register_parametrization(layer, "weight", Mask())),
-    "weight_norm": _pair(parametrizations.weight_norm),
-    "freeze": lambda p: p.model.requires_grad_(False),
-    "unfreeze": lambda p: p.model.requires_grad_(True),
-    "train": lambda p: p.set_mode(True),
-    "eval": lambda p: p.set_mode(False),
-}
-REMAKES = {
-    ".data =", "set_", "assign", "swap", "double and back", "bfloat16 and back", "channels_last", "copy", "pickle",
-    "prune", "mask", "weight_norm", "freeze", "unfreeze",
+    "mask": _first(lambda layer: parametrize.register_parametrization(layer, "weight", Mask())),
+    "weight_norm": _first(parametrizations.weight_norm),
+    "spectral_norm": _first(parametrizations.spectral_norm),
+    "no bias": _first(lambda layer: setattr(layer, "bias", None)),
+    "a new bias": _first(lambda layer: setattr(layer, "bias", nn.Parameter(layer.weight.new_ones(layer.out_channels)))),
+    "another layer": _another_layer,
+    "hook": _hooked,
+    "hook before": _hooked_before,
+    "no hooks": _unhooked,
+    "freeze": lambda w: w.model.requires_grad_(False),
+    "unfreeze": lambda w: w.model.requires_grad_(True),
+    "train": lambda w: w.model.train(),
+    "eval": lambda w: w.model.eval(),
 }  # fmt: skip
-"""After these, recorders are made anew: they keep the tensors and the gradients that they saw."""

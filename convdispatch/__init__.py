@@ -11,7 +11,6 @@ thing goes into the lowest zone that has what it needs; CONTRIBUTING.md has a ta
 - ``calls``: ``conv`` and its relatives at work: arguments, arrays, the call cache.
 - ``cluster``: many devices on many machines, by Dask.
 - ``elementwise``: tensors, and kernels from formulas.
-- ``tape``: what was computed, in order, so that gradients can be computed backwards.
 - ``tensor``: Tensor and Parameter, under the name by which users import them.
 - ``runtime``: devices, queues and memory, as users call them.
 - ``conformance``: the conformance kit's public address for pytest.

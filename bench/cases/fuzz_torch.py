@@ -1,24 +1,29 @@
-"""A differential fuzzer: small PyTorch models under random transforms and writes, against eager PyTorch in float64.
+"""A differential fuzzer: random small PyTorch models, with habits, changed between calls, against eager PyTorch.
 
-Each seed makes a model of 3 to 8 layers and some steps. A step may write weights (in place, through ``.data``, by an
-optimizer or a state), then calls the model in one of ``WAYS`` (under ``enable()``, converted, fused, traced, compiled,
-transformed by torch.func, ...), plain or under autocast, with gradients or without. Results, gradients and running
-statistics are compared with those of a twin in float64 that has the same weights and nothing of this package.
+A seed makes a program: a model of 3 to 8 layers, up to three habits of its code (``fuzz_habits``: what it reads and
+writes beside its weights), and 2 to 5 steps. A step makes a change (``fuzz_writes``), then calls the model in one of
+``WAYS``. Each program runs through ``DOORS``: the model under ``enable()``, converted layer by layer, converted with
+``fuse=True``, and compiled by the back end. A model of eager PyTorch's goes beside it: results, gradients, buffers,
+what they share with the inputs, and what the code wrote must be the same. Without a compiler, so a seed takes a second.
 
-    python -m bench fuzz_torch --seconds 600   # goes on where the last run stopped; --seed 17 is one seed, step by step
+    python -m bench fuzz_torch --count 1000                # goes on where the last run stopped; Ctrl-C ends it
+    python -m bench fuzz_torch --seed 17 --door fused      # one seed, step by step; --shrink makes it small
 
-A process that dies costs the seed it was at. Failures print the line that runs them again.
+A child process runs ``BATCH`` seeds; one that dies or hangs is a finding of the seed that it was at. What PyTorch's
+own compiler gets wrong too is no finding, nor a difference that the model shows at weights of a relative error 1e-5.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
+import dataclasses
 import io
+import json
 import random
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -27,92 +32,78 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import BaseTorchFunctionMode
+from torch.utils._pytree import tree_flatten_with_path
+from torch.utils.checkpoint import checkpoint
 
 import convdispatch.torch as ct
 from bench import again
-from bench.fuzz_models import Model, made
-from bench.fuzz_writes import REMAKES, WRITES
-from convdispatch.torch import functional
+from bench import fuzz_habits as habits
+from bench.fuzz_models import made
+from bench.fuzz_writes import CHANGES
+from convdispatch.torch.compile.backend import Backend
+from convdispatch.torch.graph import inductor
+from convdispatch.torch.graph.conversion import copied
 
-LIMIT, GRADIENTS, NARROW = 3e-4, 3e-3, 6e-2
-"""Relative errors, in norm: of results, of gradients, of what autocast computes in bfloat16. What is stale, frozen or
-dropped is off by more; what is not is allowed ten times eager PyTorch's own error too."""
-WRONG = 0.3  # an error of eager PyTorch's own beyond which it says nothing of ours
-STATE = Path(__file__).parent / ".fuzz_torch"
-"""The seed that a run is at; one with ``--first N`` has ``.fuzz_torch-N``, so that several go side by side."""
-
-
-def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Relative, in norm; infinite for another shape."""
-    if got.shape != wanted.shape:
-        return float("inf")
-    got, wanted = got.detach().double(), wanted.detach().double()
-    if not torch.isfinite(wanted).all():
-        return 0.0 if torch.equal(torch.isfinite(got), torch.isfinite(wanted)) else float("inf")
-    norm = wanted.norm().item()
-    found = (got - wanted).norm().item()
-    # A gradient that vanishes is the rounding errors of what cancels.
-    return found if found != found else found / norm if norm > 1e-12 else float(found > 1e-4)
+LIMITS = {torch.float16: 2e-2, torch.bfloat16: 6e-2}
+"""Relative differences (norm) that are allowed of narrow types; 3e-4 of others. Gradients may have ten times that."""
+NOISE = 1e-5
+"""Relative error of the weights by which a program shows how far it carries errors; ten times that is allowed."""
+BATCH = 20
+HANGS_S = 600.0
+"""So long may one seed take behind one door, on a busy machine."""
+STATE = Path(__file__).parent / ".fuzz_torch.json"
+"""The next seed, what was found, how many seeds ran, and their seconds."""
 
 
-# --- ways to call a model: each takes the program and answers a callable, which later steps use again --------------
+# --- ways to call a model: each takes a world and returns a callable, which later steps use again -------------------
 
 
-def _saved(program: Program) -> Callable[..., Any]:
+def _saved(world: World) -> Callable[..., Any]:
     place = io.BytesIO()
-    torch.save(program.model, place)
+    torch.save(world.model, place)
     place.seek(0)
     return torch.load(place, weights_only=False)  # type: ignore[no-any-return]
 
 
-def _checkpointed(program: Program) -> Callable[..., Any]:
-    from torch.utils.checkpoint import checkpoint
-
-    return lambda x: checkpoint(program.model, x, use_reentrant=False)
-
-
-def _functional(program: Program) -> Callable[..., Any]:
-    model = program.model
-    return lambda x: torch.func.functional_call(model, dict(model.named_parameters()), (x,))
+def _methods(world: World) -> Callable[..., Any]:
+    encode, decode = world.compile(world.model.encode), world.compile(world.model.decode)
+    return lambda x, *more: decode(encode(x, *more), x, *more)
 
 
-def _others(program: Program) -> Callable[..., Any]:
+def _with_weights(world: World) -> Callable[..., Any]:
     """Weights that live for one call, the second ones in the memory of the first."""
 
-    def run(x: torch.Tensor) -> torch.Tensor:
+    def run(x: torch.Tensor) -> Any:
         found = 0.0
         for factor in (1.1, 0.9):
-            weights = {n: p * factor for n, p in program.model.named_parameters()}
-            found = found + torch.func.functional_call(program.model, weights, (x,))
+            weights = {n: p * factor for n, p in world.model.named_parameters()}
+            found = found + torch.func.functional_call(world.model, weights, (x,))
             del weights
         return found
 
     return run
 
 
-def _ensemble(program: Program) -> Callable[..., Any]:
+def _ensemble(world: World) -> Callable[..., Any]:
     """vmap over weights too."""
 
-    def run(x: torch.Tensor) -> torch.Tensor:
-        if len(dict(program.model.named_modules())) < len(dict(program.model.named_modules(remove_duplicate=False))):
-            raise RuntimeError("PyTorch leaves its batched tensors in a layer that is there twice")
-        weights = {n: torch.stack([p, 0.5 * p]) for n, p in program.model.named_parameters()}
-        return torch.func.vmap(lambda w: torch.func.functional_call(program.model, w, (x,)))(weights).sum(0)
+    def run(x: torch.Tensor) -> Any:
+        weights = {n: torch.stack([p, 0.5 * p]) for n, p in world.model.named_parameters()}
+        return torch.func.vmap(lambda w: torch.func.functional_call(world.model, w, (x,)))(weights).sum(0)
 
     return run
 
 
-def _thread(program: Program) -> Callable[..., Any]:
-    def run(x: torch.Tensor) -> torch.Tensor:
+def _thread(world: World) -> Callable[..., Any]:
+    def run(*given: Any) -> Any:
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
-        def call() -> torch.Tensor:
+        def call() -> Any:
             with torch.set_grad_enabled(modes[0]), torch.inference_mode(modes[1]):
-                return program.model(x)
+                return world.call(*given)
 
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(call).result()
@@ -120,281 +111,496 @@ def _thread(program: Program) -> Callable[..., Any]:
     return run
 
 
-WAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
-    "plain": lambda p: p.model,
-    "twice": lambda p: lambda x: 0.5 * (p.model(x) + p.model(x)),
-    "trace": lambda p: torch.jit.trace(p.model, p.data(), check_trace=False),
-    "script": lambda p: torch.jit.script(p.model),
-    "make_fx": lambda p: make_fx(p.model)(p.data()),
-    "export": lambda p: torch.export.export(p.model, (p.data(),)).module(),
-    "compile eager": lambda p: torch.compile(p.model, backend="eager"),
-    "compile aot_eager": lambda p: torch.compile(p.model, backend="aot_eager"),
-    "compile convdispatch": lambda p: torch.compile(p.model, backend="convdispatch"),
-    "checkpoint": _checkpointed,
-    "functional_call": _functional,
-    "functional_call, others": _others,
-    "ensemble": _ensemble,
-    "thread": _thread,
-    "vmap": lambda p: lambda x: torch.func.vmap(p.model)(torch.stack([x, 2 * x]))[0],
-    "jvp": lambda p: lambda x: torch.func.jvp(p.model, (x,), (x.flip(-1),))[1],
-    "grad": lambda p: lambda x: torch.func.grad(lambda v: p.model(v).square().sum())(x),
-    "double backward": lambda p: lambda x: _double_backward(p.model, x),
-    "saved": _saved,
-    "copied": lambda p: copy.deepcopy(p.model),
-}
-RECORDED = {"trace", "make_fx", "export", "script"}
-OWN = {"saved", "copied"}
-"""These have weights of their own: made anew at each step."""
-UNLIKE_INFERENCE = {
-    "vmap",
-    "ensemble",
-    "compile eager",
-    "compile aot_eager",
-    "compile convdispatch",
-    "functional_call",
-    "functional_call, others",
-}
-NO_GRADIENTS = {"grad", "double backward", "jvp"}
-"""Compared by what they answer."""
-OTHERWISE = NO_GRADIENTS | {"ensemble", "functional_call, others"}
-"""Their answer is not the model's own: the twin is called the same way."""
-EVAL_ONLY = {
-    "vmap",
-    "ensemble",
-    "functional_call, others",
-    "export",
-    "twice",
-    "checkpoint",
-    "jvp",
-    "grad",
-    "double backward",
-    "make_fx",
-    "trace",
-}
-"""In training a batch norm writes its statistics, once more or once less."""
-
-
-def _double_backward(model: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+def _double_backward(call: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        (first,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        (first,) = torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.square().sum(), x)
     return second
 
 
+USUAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "plain": lambda w: w.call,
+    "twice": lambda w: lambda *given: (w.call(*given), w.call(*given)),
+    "thread": _thread,
+    "checkpoint": lambda w: lambda *given: checkpoint(w.call, *given, use_reentrant=False),
+    "methods": _methods,
+    "one method": lambda w: w.compile(w.model.encode),
+    "copied": lambda w: copied(w.model),
+    "compile eager": lambda w: torch.compile(w.model, backend="eager"),
+}
+"""Of models with habits."""
+WAYS = USUAL | {
+    "trace": lambda w: torch.jit.trace(w.model, w.arguments()[0], check_trace=False),
+    "script": lambda w: torch.jit.script(w.model),
+    "make_fx": lambda w: make_fx(w.model)(w.arguments()[0]),
+    "export": lambda w: torch.export.export(w.model, w.arguments()[:1]).module(),
+    "compile aot_eager": lambda w: torch.compile(w.model, backend="aot_eager"),
+    "functional_call": lambda w: lambda x: torch.func.functional_call(w.model, dict(w.model.named_parameters()), (x,)),
+    "with weights": _with_weights,
+    "ensemble": _ensemble,
+    "vmap": lambda w: lambda x: torch.func.vmap(w.model)(torch.stack([x, 2 * x]))[0],
+    "jvp": lambda w: lambda x: torch.func.jvp(w.model, (x,), (x.flip(-1),))[1],
+    "grad": lambda w: lambda x: torch.func.grad(lambda v: w.model(v).square().sum())(x),
+    "double backward": lambda w: lambda x: _double_backward(w.call, x),
+    "saved": _saved,
+}
+ONE_INPUT = set(WAYS) - set(USUAL)
+
+
+# --- programs and worlds --------------------------------------------------------------------------------------------
+
+FORMS = ("plain", "plain", "channels last", "strided", "inside", "transposed", "expanded", "one channel")
+OTHERS = ("none", "none", "none", "same", "another", "view", "number", "integer", "scalar", "wide scalar", "bool")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A change and a call."""
+
+    change: str = "nothing"
+    state: str = ""
+    value: float = 1.0
+    way: str = "plain"
+    mode: str = "no_grad"
+    narrow: bool = False
+    size: int = 0
+    batch: int | None = None
+    form: str = "plain"
+    other: str = "none"
+
+
+@dataclasses.dataclass(frozen=True)
 class Program:
-    """A model and what was made of it; ``log`` says each step in words."""
+    """What a seed makes; without its steps, habits or layers it may fail the same way."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        torch.manual_seed(seed)
-        self.pristine: Model = made(self.random)
-        self.kind = self.random.choice(["model", "model", "converted", "fused"])
-        self.model: Any = copy.deepcopy(self.pristine)
-        self.log = [repr(self.model)]
-        if self.kind != "model":
-            self.model.eval()
-            self.model = ct.convert(self.model, fuse=self.kind == "fused")
-        self.training = self.model.training
-        self._made: dict[str, Any] = {}
+    seed: int
+    habits: tuple[str, ...]
+    steps: tuple[Step, ...]
+    training: bool
+    engine: str
+    dynamic: bool | None
+    simple: bool = False
 
-    def set_mode(self, training: bool) -> None:
-        """Training or evaluation; a fused model stays what it is."""
-        if self.kind != "fused" and training != self.training:
-            self.training = training
+    @classmethod
+    def of(cls, seed: int) -> Program:
+        """A seed's program."""
+        rng = random.Random(seed)
+        returning = [n for n in habits.HABITS if n.startswith("returns")]
+        others = [n for n in habits.HABITS if n not in returning]
+        chosen = tuple(rng.sample(others, rng.choice([0, 1, 1, 2, 3])))
+        if chosen and rng.random() < 0.25:  # the habit at place 0 comes last of all where there are one or two
+            chosen = (*chosen[:2], rng.choice(returning))
+        steps = tuple(_drawn_step(rng, chosen) for _ in range(rng.randint(2, 5)))
+        engine = rng.choice(["form", "operators", "operators"])
+        return cls(seed, chosen, steps, rng.random() < 0.3, engine, rng.choice([None, None, True, False]))
+
+
+def _drawn_step(rng: random.Random, chosen: tuple[str, ...]) -> Step:
+    reads = [name for name in chosen if name.startswith(("reads ", "refuses", "asserts"))]
+    return Step(
+        change=rng.choice(list(CHANGES)) if rng.random() < 0.7 else "nothing",
+        state=rng.choice(reads) if reads and rng.random() < 0.6 else "",
+        value=rng.choice([1.0, 2.0, 3.0]),
+        way="plain" if rng.random() < 0.5 else rng.choice(list(USUAL if chosen else WAYS)),
+        mode=rng.choice(["grad", "no_grad", "no_grad", "inference"]),
+        narrow=rng.random() < 0.1,
+        size=rng.choice([0, 0, 0, 1, 2, 4]),
+        batch=rng.choice([None, None, None, None, 0, 1, 3]),
+        form=rng.choice(FORMS),
+        other=rng.choice(OTHERS),
+    )
+
+
+def _door(name: str, program: Program) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """What makes the model that is called of a model, and what compiles one of its methods."""
+    backend = {"backend": "convdispatch", "compiler": "aot_eager"}.get(name)
+    if backend is not None:
+        options = {"options": {"engine": program.engine}} if name == "backend" else {}
+
+        def compile(called: Any) -> Any:
+            return torch.compile(called, backend=backend, dynamic=program.dynamic, **options)
+
+        return compile, compile
+    Backend.__init__.__defaults__ = (None, {"engine": program.engine})  # of what convert makes
+    convert = {"converted": ct.convert, "fused": lambda model: ct.convert(model, fuse=True)}.get(name, lambda m: m)
+    return convert, lambda called: called
+
+
+DOORS = ("enable", "converted", "fused", "backend")
+
+
+class World:
+    """A model behind a door, and what was made of it. Two worlds of a program differ by the door alone."""
+
+    def __init__(self, program: Program, door: str) -> None:
+        torch.manual_seed(program.seed)
+        rng = random.Random(program.seed)
+        self.door, self.program = door, program
+        self.model, self.shape = made(rng, [habits.HABITS[n] for n in program.habits], program.simple)
+        self.model.train(program.training and door != "fused")
+        self._make, self.compile = _door(door, program)
+        self.handles: list[Any] = []
+        self.step = Step()
+        if door == "noisy":
+            with torch.no_grad():
+                for p in self.model.parameters():
+                    p.mul_(1 + NOISE * torch.randn_like(p))
+        if door == "fused":
+            self.model = self._make(self.model)
+            self.model.train(program.training)
+        self.replace(self.model)
+
+    def replace(self, model: Any) -> None:
+        """Another model; what was made of the one before goes."""
+        self.model = model
+        self.call = model if self.door == "fused" else self._make(model)
+        self.made: dict[str, Callable[..., Any]] = {}
+
+    def again(self) -> None:
+        """Converted or compiled once more."""
+        training = self.model.training
+        if self.door == "fused":
+            self.replace(self._make(self.model.eval()))
             self.model.train(training)
-            self._made.clear()
+        elif self.door != "own":
+            self.call = self._make(self.model)
 
-    def data(self) -> torch.Tensor:
-        """An input."""
-        x = torch.randn(self.pristine.shape)
-        form = self.random.choice(["plain", "plain", "last", "steps", "wide", "turned", "expanded", "one channel"])
-        if form == "last" and x.ndim == 4:
-            return x.contiguous(memory_format=torch.channels_last)
-        if form == "steps":
-            return torch.randn(2 * x.shape[0], *x.shape[1:])[::2]
-        if form == "wide":
-            return torch.randn(*x.shape[:-1], x.shape[-1] + 3)[..., 1:-2]
-        if form == "expanded":
-            return torch.randn(1, *x.shape[1:]).expand(x.shape)
-        if form == "one channel":
-            return torch.randn(x.shape[0], 1, *x.shape[2:]).expand(x.shape)
-        return x.transpose(1, -1).contiguous().transpose(1, -1) if form == "turned" else x
+    @property
+    def value(self) -> float:
+        """The number of the step's change."""
+        return self.step.value
 
-    def twin(self, dtype: torch.dtype) -> nn.Module:
-        """The same model of PyTorch's alone, with the weights as they are."""
-        if self.kind == "fused":  # what was folded is its own reference, layer by layer in float64
-            found = copy.deepcopy(self.model).to(dtype)
-        else:
-            found = copy.deepcopy(self.pristine).to(dtype)
-            found.load_state_dict(self.model.state_dict())
-            for p, own in zip(found.parameters(), self.model.parameters(), strict=True):
-                p.requires_grad_(own.requires_grad)
-        return found.train(self.training)
+    def arguments(self) -> tuple[Any, ...]:
+        """The inputs of the step; the same in both worlds."""
+        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
+        step, shape = self.step, self.shape
+        batch = shape[0] if step.batch is None else step.batch
+        x = _picture(step.form, (batch, shape[1], *(size + step.size for size in shape[2:])), dtype)
+        other = {
+            "none": lambda: None,
+            "same": lambda: x,
+            "view": lambda: x[:],
+            "another": lambda: torch.randn_like(x),
+            "number": lambda: 2.5,
+            "integer": lambda: 3,
+            "scalar": lambda: torch.tensor(1.5),
+            "wide scalar": lambda: torch.tensor(1.5, dtype=torch.float64),
+            "bool": lambda: True,
+        }[step.other]()
+        return (x,) if other is None or isinstance(self.model, torch.nn.Sequential) else (x, other)
 
-    def step(self) -> str | None:
-        """What is wrong, or None."""
-        pick = self.random.choice
-        write, way = pick(list(WRITES)), pick(list(WAYS))
-        mode = pick(["grad", "no_grad", "inference"])
-        on, narrow = self.random.random() < 0.7, self.random.random() < 0.15
-        if write in REMAKES:
-            self._made.clear()
-        try:
-            with ct.enable() if self.random.random() < 0.5 else contextlib.nullcontext():
-                WRITES[write](self)
-        except Exception:
-            try:  # a batch norm in training takes no single value; a result that is overwritten has no gradient
-                self.twin(torch.float32)(self.data()).sum().backward()
-            except Exception:
-                return None
-            raise
-        if (way in EVAL_ONLY and self.training) or (way in NO_GRADIENTS and (mode != "grad" or narrow)):
-            way = "plain"
-        if mode == "inference" and way in RECORDED | UNLIKE_INFERENCE:
-            mode = "no_grad"
-        narrow = narrow and way in ("plain", "twice", "checkpoint", "functional_call", "copied")
-        self.log.append(f"{write}; {way} {mode}{', enable()' * on}{', autocast' * narrow}, training={self.training}")
-        x = self.data()
-        wide, own = self.twin(torch.float64), self.twin(torch.float32)
-        try:
-            with self._pytorchs_own() if self.kind == "fused" else contextlib.nullcontext():
-                called = WAYS[way](_As(self, wide)) if way in OTHERWISE else wide
-                expected = self._run(called, wide, x.double(), mode, False)
-                called = WAYS[way](_As(self, own)) if way in OTHERWISE else own
-                eager = self._run(called, own, x, mode, narrow)
-        except Exception:
-            return None  # what PyTorch does not do
-        if way not in self._made and not self._recorded(way, on):
-            return None
-        with ct.enable() if on else contextlib.nullcontext():
-            called = self._made[way]
-            got = self._run(called, called if way in OWN else self.model, x, mode, narrow)
-        if way in OWN:
-            del self._made[way]
-        for name, value in expected.items():
-            limit = LIMIT if name == "result" else GRADIENTS
-            limit = NARROW * (1 if name == "result" else 5) if narrow else limit
-            own = error(eager[name], value) if name in eager else 0.0
-            limit = max(limit, 10 * own)
-            found = error(got[name], value) if name in got else float("inf")
-            # PyTorch itself may be wrong, as in bfloat16's gradients of 3-D kernels on 2x2x2 places.
-            if own <= WRONG and not found <= limit:
-                return f"{name}: error {found:.3g}, allowed {limit:.3g}, eager {own:.3g}, {self.kind}"
-        return None
+    def run(self) -> dict[str, Any]:
+        """The step's change and call: the results by name, and what is to be compared beside."""
+        step = self.step
+        if step.state:
+            habits.set_state(self.model, step.state, step.value)
+        with self._on():
+            CHANGES[step.change](self)
+            if step.way not in self.made or step.way in ("copied", "saved"):
+                self.made[step.way] = WAYS[step.way](self)
+            return self._called(self.made[step.way])
 
-    @contextlib.contextmanager
-    def _pytorchs_own(self) -> Iterator[None]:
-        """The block's fused layers compute by PyTorch's kernels, layer by layer."""
-        before = functional.plain_operators
-        functional.plain_operators = lambda: True  # type: ignore[assignment]
-        try:
-            with BaseTorchFunctionMode():
-                yield
-        finally:
-            functional.plain_operators = before
+    def _on(self) -> Any:
+        return ct.enable() if self.door == "enable" else contextlib.nullcontext()
 
-    def _recorded(self, way: str, on: bool) -> bool:
-        """Make what a way calls; False where PyTorch cannot make it of its own model either."""
-        try:
-            with ct.enable() if on else contextlib.nullcontext():
-                self._made[way] = WAYS[way](self)
-        except Exception:
-            try:
-                WAYS[way](_As(self, self.twin(torch.float32)))
-            except Exception:
-                return False
-            raise
-        return True
-
-    def _run(self, called: Any, module: Any, x: torch.Tensor, mode: str, narrow: bool) -> dict[str, torch.Tensor]:
-        """The result; with gradients those of x and of the parameters; in training the statistics after it."""
+    def _called(self, call: Callable[..., Any]) -> dict[str, Any]:
+        step = self.step
         contexts = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
-        found = {}
-        with contexts[mode](), torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            x = x.detach().requires_grad_(mode == "grad")  # a copy would lose the view's strides
-            y = called(x)
-            found["result"] = y
-        if mode == "grad" and y.requires_grad:
-            own = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-            weights = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).reshape(y.shape).to(y.dtype)
-            grads = torch.autograd.grad((y * weights).sum(), [x, *(p for _, p in own)], allow_unused=True)
-            found |= {
-                f"gradient of {n}": g for n, g in zip(["x", *(n for n, _ in own)], grads, strict=True) if g is not None
-            }
-        if self.training:
-            found |= {n: b.clone() for n, b in module.named_buffers() if b.is_floating_point()}
-        return found
+        x, *more = self.arguments()
+        if step.mode == "grad":
+            kept, x = x, x.detach().requires_grad_()
+            more = [x if each is kept else each for each in more]
+        given = x.detach()
+        with contexts[step.mode](), torch.autocast("cpu", torch.bfloat16, enabled=step.narrow):
+            y = call(x) if step.way in ONE_INPUT else call(x, *more)
+        paths, structure = tree_flatten_with_path(y)
+        found: dict[str, Any] = {"structure": str(structure)}
+        for path, leaf in paths:
+            name = f"result{torch.utils._pytree.keystr(path)}"
+            found[name] = leaf
+            if isinstance(leaf, torch.Tensor):
+                shared = leaf.numel() and leaf.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+                found[f"{name}'s kind"] = (type(leaf).__name__, leaf.dtype, leaf.requires_grad, bool(shared), leaf is x)
+        if step.mode == "grad":
+            found |= self._gradients(x, [leaf for _, leaf in paths])
+        found["the input"] = given
+        found |= {f"buffer {n}": b.clone() for n, b in self.model.named_buffers()}
+        return found | {f"parameter {n}": p.detach().clone() for n, p in self.model.named_parameters()}
+
+    def _gradients(self, x: torch.Tensor, results: list[Any]) -> dict[str, Any]:
+        loss = 0.0
+        for y in results:
+            if isinstance(y, torch.Tensor) and y.requires_grad and y is not x:
+                loss = loss + (y.double().flatten() * torch.linspace(-1, 1, y.numel(), dtype=torch.float64)).sum()
+        wanted = {"x": x} | {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        if not isinstance(loss, torch.Tensor):
+            return {}
+        grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        return {f"gradient of {n}": g for n, g in zip(wanted, grads, strict=True) if g is not None}
 
 
-class _As:
-    """A program with another model."""
+def _picture(form: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(shape, dtype=dtype)
+    if form == "channels last" and x.ndim == 4:
+        return x.contiguous(memory_format=torch.channels_last)
+    if form == "strided":
+        return torch.randn(2 * shape[0], *shape[1:], dtype=dtype)[::2]
+    if form == "inside":
+        return torch.randn(*shape[:-1], shape[-1] + 3, dtype=dtype)[..., 1:-2]
+    if form == "expanded" and shape[0]:
+        return x[:1].expand(shape)
+    if form == "one channel":
+        return x[:, :1].expand(shape)
+    return x.transpose(1, -1).contiguous().transpose(1, -1) if form == "transposed" else x
 
-    def __init__(self, program: Program, model: Any) -> None:
-        self.model, self.pristine, self._dtype = model, program.pristine, next(model.parameters()).dtype
 
-    def data(self) -> torch.Tensor:
-        return torch.randn(self.pristine.shape, dtype=self._dtype)
+# --- comparison -----------------------------------------------------------------------------------------------------
 
 
-def run(seed: int, tell: bool = False) -> str | None:
-    """What is wrong with a seed, with its steps, or None."""
-    program = None
+def difference(got: Any, wanted: Any, least: float = 1e-6) -> float:
+    """Of tensors the difference (norm) relative to what is wanted, or to ``least`` where that is less; of others 0
+    where they are equal, else infinite."""
+    if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+        same = got == wanted or (isinstance(got, float) and abs(got - wanted) <= 1e-3 * abs(wanted) + 1e-6)
+        return 0.0 if type(got) is type(wanted) and same else float("inf")
+    if got.shape != wanted.shape:
+        return float("inf")
+    got, wanted = got.detach().double(), wanted.detach().double()
+    finite = torch.isfinite(wanted)
+    if not torch.equal(torch.isfinite(got), finite):
+        return float("inf")
+    return (got - wanted)[finite].norm().item() / max(wanted[finite].norm().item(), least)
+
+
+def _limit(name: str, value: Any, narrow: bool) -> float:
+    dtype = torch.bfloat16 if narrow else getattr(value, "dtype", None)
+    return LIMITS.get(dtype, 3e-4) * (10 if name.startswith(("gradient", "parameter")) else 1)
+
+
+@dataclasses.dataclass
+class Wrong:
+    """What differs: at which step, of what name, and by how much."""
+
+    step: int
+    name: str
+    error: float
+    words: str = ""
+
+    def __str__(self) -> str:
+        return self.words or f"step {self.step}, {self.name}: differs by {self.error:.3g}"
+
+
+def _raised(world: World, seed: int) -> tuple[dict[str, Any], BaseException | None]:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
     try:
-        program = Program(seed)
-        for _ in range(program.random.randint(2, 5)):
-            wrong = program.step()
-            if tell:
-                print(program.log[-1], "->", wrong or "right", flush=True)
-            if wrong is not None:
-                return "\n".join([*program.log, wrong])
-    except Exception:
-        return "\n".join([*(program.log if program else []), traceback.format_exc(limit=-6)])
+        return world.run(), None
+    except Exception as error:
+        return {}, error
+
+
+def compare(program: Program, door: str, tell: bool = False) -> list[Wrong]:
+    """All that is wrong with a program behind a door, up to the first step with something wrong."""
+    habits.reset()
+    own = World(program, "own")
+    if door == "fused":
+        own.model.requires_grad_(False)
+    ours = World(program, door)
+    for number, step in enumerate(program.steps):
+        own.step = ours.step = step
+        before = habits.shared()
+        wanted, failure = _raised(own, program.seed + number)
+        after = habits.shared()
+        habits.SHARED.update(before)
+        got, error = _raised(ours, program.seed + number)
+        found = _wrongs(number, step, (wanted, failure), (got, error))
+        if failure is None and not found:
+            found += [
+                Wrong(number, "caches", 1.0, f"a fake tensor: {each}") for each in habits.fake_tensors_in_caches()
+            ]
+            written = habits.shared()
+            if after["count"] != written["count"] or len(after["seen"]) != len(written["seen"]):
+                found.append(Wrong(number, "shared", 1.0, f"step {number} wrote {written}, not {after}"))
+        if tell:
+            said = "; ".join(map(str, found)) or (f"PyTorch: {failure}" if failure else "right")
+            print(f"{door}, {step} -> {said}", flush=True)
+        if found or (failure is not None and not isinstance(failure, habits.Refused)):
+            return found
+    return []
+
+
+def _wrongs(number: int, step: Step, wanted: Any, got: Any) -> list[Wrong]:
+    (results, failure), (ours, error) = wanted, got
+    if failure is not None:
+        refused = isinstance(failure, habits.Refused) or "nonzero value" in str(failure)
+        if refused and type(error) is not type(failure):
+            return [Wrong(number, "raises", 1.0, f"step {number} should raise {failure!r}, not {error!r}")]
+        return []  # what PyTorch does not do
+    if error is not None:
+        return [Wrong(number, "raises", 1.0, "".join(traceback.format_exception(error, limit=-8)))]
+    if results.keys() != ours.keys():
+        return [Wrong(number, "names", 1.0, f"step {number}: other names: {sorted(results.keys() ^ ours.keys())}")]
+    found = []
+    gradients = [y.double().norm().item() for name, y in results.items() if name.startswith("gradient")]
+    # A gradient that vanishes, as of a bias before a batch norm, is the rounding errors of what cancels.
+    least = max([1e-6, *(1e-2 * each for each in gradients)])
+    for name, value in results.items():
+        wrong = difference(ours[name], value, least if name.startswith("gradient") else 1e-6)
+        if not wrong <= _limit(name, value, step.narrow):
+            words = "" if isinstance(value, torch.Tensor) else f"step {number}, {name}: {ours[name]}, not {value}"
+            found.append(Wrong(number, name, wrong, words))
+    return found
+
+
+def run(program: Program, door: str, tell: bool = False) -> Wrong | None:
+    """What is wrong with a program behind a door and is ours."""
+    found = _isolated(program, door, tell)
+    if found and door in ("fused", "backend"):
+        theirs = {(each.step, each.name) for each in _isolated(program, "compiler")}
+        found = [each for each in found if (each.step, each.name) not in theirs]
+    if found and any(each.error != 1.0 for each in found):
+        noise = {(each.step, each.name): each.error for each in _isolated(program, "noisy")}
+        found = [each for each in found if each.error > 10 * noise.get((each.step, each.name), 0.0)]
+    return found[0] if found else None
+
+
+def _isolated(program: Program, door: str, tell: bool = False) -> list[Wrong]:
+    try:
+        return compare(program, door, tell)
     finally:
         ct.disable()
-        if program is not None and any("compile" in step for step in program.log):
-            torch.compiler.reset()
-    return None
+        torch.compiler.reset()
+
+
+def shrunk(program: Program, door: str) -> Program:
+    """A program with fewer steps, habits and layers, and plainer steps, that still goes wrong."""
+
+    def smaller(program: Program) -> Iterator[Program]:
+        yield dataclasses.replace(program, simple=True)
+        for place in range(len(program.steps)):
+            yield dataclasses.replace(program, steps=program.steps[:place] + program.steps[place + 1 :])
+        for place in range(len(program.habits)):
+            yield dataclasses.replace(program, habits=program.habits[:place] + program.habits[place + 1 :])
+        yield dataclasses.replace(program, training=False, engine="operators", dynamic=None)
+        for place, step in enumerate(program.steps):
+            for field in dataclasses.fields(Step):
+                plain = dataclasses.replace(step, **{field.name: field.default})
+                yield dataclasses.replace(program, steps=(*program.steps[:place], plain, *program.steps[place + 1 :]))
+
+    while True:
+        for candidate in smaller(program):
+            if candidate != program and candidate.steps and run(candidate, door) is not None:
+                program = candidate
+                break
+        else:
+            return program
+
+
+def described(program: Program) -> str:
+    """A program in few lines."""
+    steps = []
+    for step in program.steps:
+        fields = {f.name: getattr(step, f.name) for f in dataclasses.fields(Step)}
+        told = {name: value for name, value in fields.items() if value != Step.__dataclass_fields__[name].default}
+        steps.append("  " + ", ".join(f"{name} {value}" for name, value in told.items()) or "  plain")
+    head = f"habits: {', '.join(program.habits) or 'none'}; engine {program.engine}, dynamic {program.dynamic}"
+    return "\n".join([head + ", training" * program.training + ", one layer" * program.simple, *steps])
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+def child(first: int, last: int, doors: list[str]) -> None:
+    """Seeds in this process; a line of JSON before each, and one for what is wrong."""
+    for seed in range(first, last):
+        for door in doors:
+            print(json.dumps((seed, door, "")), flush=True)
+            program = Program.of(seed)
+            wrong = run(program, door)
+            if wrong is not None:
+                print(json.dumps((seed, door, f"{described(program)}\n{wrong}")), flush=True)
+
+
+def parent(given: argparse.Namespace) -> int:
+    """Batches of seeds, each in a child; how many findings there were."""
+    state = {"next": given.first or 0, "seeds": 0, "seconds": 0.0, "found": []}
+    if given.first is None and STATE.exists():
+        state = json.loads(STATE.read_text())
+    last = state["next"] + given.count
+    while state["next"] < last:
+        first, started, at = state["next"], time.monotonic() - state["seconds"], (state["next"], "")
+        for seed, door, wrong in _told_by_child(first, min(last, first + BATCH), given.door):
+            if seed > at[0] or wrong:
+                state |= {"next": seed, "seeds": state["seeds"] + seed - at[0], "seconds": time.monotonic() - started}
+            if wrong:
+                state["found"].append((seed, door, wrong))
+                print(f"--- python -m bench fuzz_torch --seed {seed} --door {door}\n{wrong}", flush=True)
+            at = seed, door
+            STATE.write_text(json.dumps(state))
+        rate = state["seconds"] / max(1, state["seeds"])
+        print(f"seed {state['next']} of {last}: {len(state['found'])} found, {rate:.2f} s a seed", flush=True)
+    return len(state["found"])
+
+
+def _told_by_child(first: int, last: int, doors: list[str]) -> Iterator[tuple[int, str, str]]:
+    """Seed and door where a child is, and what is wrong there; at the end the seed to go on with. A child that dies or
+    hangs is a finding."""
+    command = [*again("fuzz_torch"), "--child", "--first", str(first), "--count", str(last - first)]
+    process = subprocess.Popen([*command, *(f"--door={each}" for each in doors)], stdout=subprocess.PIPE, text=True)
+    seed, door, timer = first, "", None
+    try:
+        for line in process.stdout or ():
+            if timer is not None:
+                timer.cancel()
+            timer = threading.Timer(HANGS_S, process.kill)
+            timer.start()
+            with contextlib.suppress(ValueError, TypeError):  # what a model prints
+                seed, door, wrong = json.loads(line)
+                yield seed, door, wrong
+        if process.wait():
+            yield seed, door, f"its process ended with {process.returncode}"
+            last = seed + 1
+        yield last, "", ""
+    finally:
+        if timer is not None:
+            timer.cancel()
+        process.kill()
+        process.wait()
 
 
 def main() -> None:
-    """Seeds from ``--first``, or where the last run stopped, in a child that may die."""
+    """As the words above have it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="run this one only")
+    parser.add_argument("--shrink", action="store_true", help="with --seed: look for a smaller program that fails")
+    parser.add_argument("--door", action="append", choices=DOORS, help="default: all")
     parser.add_argument("--first", type=int, help="else where the last run stopped")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    given.door = given.door or list(DOORS)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if given.seed is not None:
-        wrong = run(given.seed, tell=True)
-        print(wrong or "right")
-        sys.exit(wrong is not None)
-    end, seed = time.monotonic() + given.seconds, given.first
-    state = given.child or STATE
-    if seed is None:
-        seed = int(state.read_text()) if state.exists() else 0
-    elif not given.child:
-        state = STATE.with_name(f"{STATE.name}-{seed}")
+    inductor.available = lambda device: False  # type: ignore[assignment]
     if given.child:
-        while time.monotonic() < end:
-            state.write_text(str(seed))
-            wrong = run(seed)
-            if wrong is not None:
-                print(f"--- python -m bench fuzz_torch --seed {seed}\n{wrong}", flush=True)
-            seed += 1
-            state.write_text(str(seed))
-        return
-    first = seed
-    while (left := end - time.monotonic()) > 0:
-        command = [*again("fuzz_torch"), "--child", str(state), "--first", str(seed), "--seconds", str(left)]
-        status = subprocess.run(command, check=False).returncode
-        seed = int(state.read_text())
-        if status:
-            print(f"--- python -m bench fuzz_torch --seed {seed}\nits process ended with {status}", flush=True)
-            seed += 1
-    print(f"seeds {first} to {seed - 1}")
+        return child(given.first, given.first + given.count, given.door)
+    if given.seed is None:
+        try:
+            sys.exit(parent(given) > 0)
+        except KeyboardInterrupt:
+            sys.exit(130)
+    wrong = None
+    for door in given.door:
+        program = Program.of(given.seed)
+        print(described(program))
+        wrong = run(program, door, tell=True)
+        if wrong is not None and given.shrink:
+            program = shrunk(program, door)
+            print(f"smaller:\n{described(program)}\n{run(program, door, tell=True)}")
+        print(f"{door}: {wrong or 'right'}")
+    sys.exit(wrong is not None)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ PAGE = 4096
 """Bytes between the areas of a workspace: streams that begin on a page do not share one."""
 LINE = 64
 """Bytes of a cache line."""
-# Linux gives a process the matrix registers' 8 KB of state a thread on request: arch_prctl(ARCH_REQ_XCOMP_PERM,
-# XTILEDATA), https://docs.kernel.org/arch/x86/xstate.html.
+# On Linux a process must request the state of the AMX tile registers, 8 KB per thread, by
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): https://docs.kernel.org/arch/x86/xstate.html.
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 _FITTED = DeviceRates(340e9, 28e9, 8.5e-6)
 """Rates of the two cores with AVX-512 on which the cost models of CPU solvers were fitted."""

@@ -184,7 +184,7 @@ def _phases(size: int, s: int, d: int, p: int, k: int, tap_step: int) -> list[tu
     result = []
     for first in range(min(s, size)):
         count = -(-(size - first) // s)
-        # The first t with (first + p - t d) % s == 0, by the inverse of d among the remainders of s.
+        # The first kernel tap t with (first + p - t * d) % s == 0, by the inverse of dilation d modulo stride s.
         shared = s // tap_step
         tap0 = (first + p) // shared * pow(d // shared, -1, tap_step) % tap_step
         if (first + p) % shared or tap0 >= k:

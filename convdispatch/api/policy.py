@@ -38,7 +38,7 @@ class Policy:
     """No compilation, timing, file access or allocation: raise Frozen instead."""
 
     def __post_init__(self) -> None:
-        # A policy is in the key of every warm call, so its hash is computed once.
+        # A Policy is part of the key of every warm call, so its hash is computed once.
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in self.__dataclass_fields__)))
 
     def __repr__(self) -> str:
@@ -100,7 +100,8 @@ def policy(
     try:
         yield chosen
     finally:
-        # A block that ends in another context than it began in was never in force there.
+        # ContextVar.reset raises ValueError where the block ends in another context than it began in: the policy was
+        # never in force there.
         with contextlib.suppress(ValueError):
             _current.reset(token)
 

@@ -159,7 +159,7 @@ class Quantization:
         words[Table.usual] = all(2.0**-40 < each < 2.0**40 for each in magnitudes)
         if self.dtype in INTEGERS and (low, high) == self.bounds(None):
             largest = floats[HEADER + channels :].max(initial=0)
-            if residual:  # of two numbers that were rounded to bytes
+            if residual:  # with a residual, y is the sum of two numbers that were each rounded to 8 bits
                 sides = floats[Table.sum_scale] + floats[Table.residual_scale]
                 largest = sides / floats[Table.y_scale] / 2**20 if words[Table.rounds] else np.inf
             words[Table.saturates] = largest < 1

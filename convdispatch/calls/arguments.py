@@ -66,7 +66,8 @@ class Request(NamedTuple):
             other.shape,
             shape,
             dtype,
-            beside is dtype or beside,  # no None: NumPy's float64 equals it
+            # True stands for an equal dtype; None could not, because NumPy's float64 dtype == None
+            beside is dtype or beside,
             options,
             kind,
             (Constant, type(other.array)) if type(other) is Constant else type(other),
@@ -159,7 +160,7 @@ def whole(name: str, value: Any, least: int) -> int:
 
 
 def _is_integer(value: Any) -> bool:
-    # An array has __index__ too, and refuses it unless it holds one integer.
+    # An array has __index__ too, which raises TypeError unless the array holds one integer.
     try:
         return not isinstance(value, bool) and getattr(value, "ndim", 0) == 0 and operator.index(value) is not None
     except TypeError:
@@ -189,7 +190,7 @@ def _padding(
             raise InvalidArgument(f"padding must be numbers, 'same' or 'valid', got {padding!r}")
         if any(step != 1 for step in strides):
             raise InvalidArgument(f"padding='same' keeps the size only with stride 1, got stride {strides}")
-        # As PyTorch: the odd one of an odd total goes to the far side.
+        # As in PyTorch, the odd element of an odd total padding goes to the far side.
         totals = [spread * (extent - 1) for spread, extent in zip(dilations, kernel, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]
     if _is_integer(padding):

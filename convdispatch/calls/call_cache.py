@@ -70,7 +70,7 @@ class CallCache:
 CACHE = CallCache(DIRECTIONS)
 CALLS, LAST = CACHE.calls, CACHE.last
 """A call that was made twice in a row is made ``again`` where its arguments are as before; see ``guarded_replay``."""
-if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they can be made
+if hasattr(os, "register_at_fork"):  # a forked child looks every call up again, and checks there whether it can be made
     os.register_at_fork(after_in_child=CACHE.forget_last)
 
 
@@ -80,7 +80,8 @@ def cached_call(direction: str, key: Any, second: Any) -> Any:
     try:
         if last is not None and last[0] == key:
             return last[1]
-    except ValueError:  # an array among the options: it has no hash either, which says what to do
+    except ValueError:
+        # Keys with an array among the options cannot be compared; hashing the key below raises the error to report.
         pass
     call = CALLS.get(key)
     if call is not None:

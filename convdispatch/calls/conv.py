@@ -66,7 +66,7 @@ def conv(
     operands = x, w, out
     options = (stride, padding, dilation, groups, activation, layout, math, accumulate)
     last = _LAST_FORWARD.get(id(w))
-    # As _call has it: a call of that would cost a tenth.
+    # These lines repeat the body of _call, because calling it would add a tenth to the time of a warm call.
     if last is not None and quantization is None and (again := last[1].again) is not None:
         if bias is residual is queue is None:
             done = again("fwd", operands, options, None)
@@ -192,7 +192,7 @@ def _looked_up(request: Request) -> Any:
         key = request.key(devices)
         last = LAST[direction].get(id(other), (None, None))[1]
         call = cached_call(direction, key, other)
-    except TypeError:  # a list among the options, or something that is no array
+    except TypeError:  # a list among the options cannot be hashed, or an operand is not an array
         changed, key = tuple(map(_hashable, options)), None
         if changed != options:
             return _looked_up(request._replace(options=changed))
@@ -200,7 +200,7 @@ def _looked_up(request: Request) -> Any:
         key = None
     if call is None:
         alike = brought(request.arrays, lead, written)
-        if alike is not None:  # some were of another kind than the leading operand
+        if alike is not None:  # some operands were of another kind than the leading operand, and have been converted
             x, w, y, bias, residual = alike
             result = _looked_up(request._replace(operands=(x, w, y), bias=bias, residual=residual))
             return result if operands[written] is None else operands[written]

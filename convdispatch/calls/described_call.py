@@ -197,7 +197,8 @@ def _check_quantized(request: Request, problem: ConvProblem, lead: Any) -> None:
         if array is not None and not isinstance(array, Constant) and isinstance(array, np.ndarray) != on_host:
             raise InvalidArgument(f"{name} must be where x is, NumPy's or on a device")
     assert request.quantization is not None
-    table_of(request.quantization, problem, request.bias, request.options[4])  # raises for what it cannot hold
+    # Only a check: table_of raises for numbers that the table of a quantized convolution cannot hold.
+    table_of(request.quantization, problem, request.bias, request.options[4])
 
 
 def _quantized_on_cuda(request: Request, library: Library, number: int) -> ConvProblem:

@@ -41,7 +41,7 @@ def explain(
                 f"explain takes a problem, such as 'mb1ic64ih56oc64kh3ph1', or arrays x and w as conv does; got "
                 f"{type(array).__name__} for {name}"
             )
-    dtype = str(problem.dtype).rpartition(".")[2]  # PyTorch says torch.float32
+    dtype = str(problem.dtype).rpartition(".")[2]  # PyTorch's dtypes print as torch.float32
     options = (stride, padding, dilation, groups, activation, layout, math, False)
     seen = described_problem(Request("fwd", (problem, w, None), options, bias, residual), dtype)
     queue = getattr(problem, "queue", None)

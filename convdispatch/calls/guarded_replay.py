@@ -38,13 +38,13 @@ def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...]
         try:
             if given_direction != direction or given_options != options or sizes != shape:
                 return None
-        except ValueError:  # an array among the options
+        except ValueError:  # options that contain an array cannot be compared
             return None
         if type(x) is not lead_kind or type(w) is not other_kind or type(out) is not out_kind:
             return None
-        if current_policy() not in policies:  # by identity first
+        if current_policy() not in policies:  # `in` compares by identity before it compares by value
             return None
-        # What the short way would look at, in one comparison, which takes the same objects for equal at once.
+        # All checks of the fast path as one comparison of tuples, which tests identity before equality.
         if at_once and facts == (
             x.dtype, w.dtype, out.dtype, x.shape, w.shape, out.shape, x.strides, w.strides, out.strides,
             x.queue, w.queue, out.queue, x.offset, w.offset, out.offset,
@@ -57,9 +57,9 @@ def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...]
                 wait_for = x.events + w.events + before if x.events or w.events else before
                 try:
                     event = launches.run(known, memory, wait_for or None)
-                except Exception:  # which the short way sees too, and knows what to do
+                except Exception:  # the fast path meets the same error, and handles it
                     return fast_path(x, w, out, None)
-                if len(before) == 1:  # a third of what a slice takes
+                if len(before) == 1:  # replacing one element takes a third of the time that assigning a slice takes
                     before[0] = event
                 else:
                     before[:] = (event,)
@@ -95,7 +95,7 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
         try:
             if given_direction != direction or given_options != options or sizes != shape:
                 return None
-        except ValueError:  # an array among the options
+        except ValueError:  # options that contain an array cannot be compared
             return None
         if (
             type(x) is not lead_kind
@@ -106,7 +106,7 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
             or x.dtype is not dtype
             or w.dtype is not beside
             or given_queue is not queue
-            or current_policy() not in policies  # by identity first
+            or current_policy() not in policies  # `in` compares by identity before it compares by value
             or runtime.forked
         ):
             return None

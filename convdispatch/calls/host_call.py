@@ -188,7 +188,7 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
         return promise.addresses[key]
 
     def run_packed(queue: Any, addresses: list[int], constant: Constant) -> Any:
-        packed = constant.addresses.get(key)  # held here: another thread may let go of it
+        packed = constant.addresses.get(key)  # this reference keeps the packed weights, which another thread may drop
         if packed is None:
             if not addresses[W]:
                 return False
@@ -211,7 +211,7 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
             place.enqueue(again, queue, addresses, sizes, (written,))
             return True
         except BaseException:
-            queue.finish()  # no command may use the host's memory any longer
+            queue.finish()  # after this no command uses the caller's host memory any longer
             raise
 
     return run_packed if call.packs else lambda queue, addresses, constant: launched(queue, addresses), recover

@@ -74,7 +74,7 @@ def table_of(
     values = values.numpy() if hasattr(values, "numpy") else values.get() if hasattr(values, "get") else values
     made = Constant(quantization.table(problem.oc, values, activation=activation, residual=problem.residual))
     if bias is None or isinstance(bias, Constant):
-        known[key] = made, bias  # the bias lives as long, so that its id stays its own
+        known[key] = made, bias  # the entry keeps the bias alive, so that no other object gets its id
     return made
 
 

@@ -124,8 +124,8 @@ class QueueCall(Call):
         if bias is not None:
             bias = brought.read(bias, self._bias_strides)
         if residual is not None:
-            # A residual that lies in the result is overwritten before it is read, unless the kernel that writes an
-            # element reads the residual's at the same place.
+            # A residual that shares memory with the result is overwritten before it is read, unless the kernel reads
+            # each element of the residual at the address at which it writes that element of the result.
             in_place = self.prepared.fuses_residual and residual.offset == out.offset
             shared = overlaps(out, residual) and not in_place
             residual = brought.read(residual, self._out_strides)
@@ -156,16 +156,17 @@ class QueueCall(Call):
         bias_strides = self._bias_strides
         shape, dtype, fuses_residual = self.out_shape, self.dtype, prepared.fuses_residual
         executable = prepared.executable(runtime.queue(self.device))
-        known = self.known  # the path holds no call, which holds it: one that nobody holds is gone at once
+        # The fast path holds `known` and not the call, so that no reference cycle delays the end of an unused call.
+        known = self.known
         on_buffers = not isinstance(known, Commands)
         launches: Any = executable.bind(QueuePlace(self.context)) if on_buffers else QueueEnqueue(executable)
-        # Who launches them without the look below has an operand for each of x, w, y and may launch again what failed.
+        # Callers of queue_launches skip the checks below: x, w and y are given, and a failed launch may be repeated.
         self.queue_launches = None if problem.bias or problem.residual or problem.accumulate else launches
         run = launches.run
 
         def beside(array: Any, strides: tuple[int, ...], queue: Any, before: Any) -> Any:
             """The memory of a bias or a residual; None where it is not plain."""
-            if type(array) is Constant:  # a quantized convolution's table
+            if type(array) is Constant:  # the bias of a quantized convolution is its table, a Constant
                 return array.on_device(queue)
             if array.queue is not queue or array.offset or array.strides != strides:
                 return None

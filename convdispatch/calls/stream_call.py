@@ -145,7 +145,7 @@ class StreamCall(Call):
         like = tuple(None if place == self.written else each for place, each in enumerate(given[:3]))
         try:
             return launcher.replay(program, self.problem.direction, options, shape, policy, policy.frozen, kind, like)
-        except RuntimeError:  # PyTorch's objects are other than the path takes them to be
+        except RuntimeError:  # PyTorch's objects are not as the native call path expects them
             return None
 
     def program(self, launcher: Any) -> Any:
@@ -171,7 +171,8 @@ class StreamCall(Call):
         if addresses is None:
             return None
         if constant is not None and self.packs:
-            addresses[W] = constant.addresses.get(self.packed_key, 1)  # 1 is no multiple of the alignment
+            # Address 1 marks weights that are not packed yet: it fails the alignment check.
+            addresses[W] = constant.addresses.get(self.packed_key, 1)
         first, second, third, fourth, fifth = addresses
         if (first | second | third | fourth | fifth) % ALIGNMENT:
             return None
@@ -199,7 +200,7 @@ class StreamCall(Call):
                 if self.why_host is None:
                     try:
                         self._run(operands, bias, constant, residual, stream)
-                    except Unlaunchable as error:  # of constant weights' packing, before anything else ran
+                    except Unlaunchable as error:  # packing of constant weights failed, before any other kernel ran
                         self._give_up(error)
                 if self.why_host is not None:
                     assert self._through_host is not None, "a framework's call is its own"
@@ -221,7 +222,7 @@ class StreamCall(Call):
             for place, array in enumerate(operands)
         ]
         size, out = self.sizes[written], given[written]
-        if type(bias) is Constant:  # a quantized convolution's table
+        if type(bias) is Constant:  # the bias of a quantized convolution is its table, a Constant
             bias = bias.on_device(stream)  # type: ignore[arg-type]
         elif bias is not None:
             bias = arrays.memory(bias, stream, self.sizes[BIAS], of_bias=True)

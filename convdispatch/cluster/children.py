@@ -39,7 +39,8 @@ class Children:
             thread.start()
 
     def _start_measurer(self) -> None:
-        with exclusive(self._silicon):  # the start measures the device's rates, once a machine
+        # Starting the process measures the device's rates, so it needs the device for itself.
+        with exclusive(self._silicon):
             self._measurer.start()
 
     def search(self, problem: str, limits: dict[str, Any], again: bool) -> dict[str, Any]:
@@ -52,7 +53,8 @@ class Children:
         budget_s = (limits["budget_ms"] or DEFAULT_BUDGET_MS) / 1e3
         if self._compilers:
             with self._compiling:
-                waits = not self._measuring.locked()  # an idle device: its search compiles what is not compiled yet
+                # An idle device waits for its next problem's compilation, which then gets less time.
+                waits = not self._measuring.locked()
                 self._compile(problem, budget_s / len(self._compilers) if waits else budget_s)
 
         def ask(without: dict[str, str]) -> dict[str, Any]:
@@ -71,7 +73,8 @@ class Children:
         places, until = itertools.count(), time.monotonic() + seconds
 
         def work(child: RestartingChild) -> None:
-            with contextlib.suppress(NotStarted):  # the search will fail to start too, and reports why
+            # Where no child process starts, the search will not start one either, and reports the reason.
+            with contextlib.suppress(NotStarted):
                 for place in itertools.takewhile(lambda place: place < MOST, places):
                     _, last = compile_one(child, problem, place)
                     if last or time.monotonic() > until:

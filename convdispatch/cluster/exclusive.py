@@ -14,7 +14,7 @@ from ..device.cache_home import temporary
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks: Dask's resources alone keep two tasks of a worker apart
+except ImportError:  # Windows has no ``fcntl`` file locks, so only Dask's resources keep two tasks of a worker apart.
     fcntl = None  # type: ignore[assignment]
 
 

@@ -107,7 +107,8 @@ class _ClusterSearch:
         every_search: list[Results] = []
         tasks = [
             self._task(problem, key)
-            for problem in problems  # every kind gets the first problem, then the second
+            # Every kind of device gets the first problem, then the second, and so on.
+            for problem in problems
             for key, kind in self._kinds.items()
             if self._again or not self._store or why_find(problem, kind.device, Policy(), here=False, **known_limits)
         ]
@@ -115,7 +116,8 @@ class _ClusterSearch:
         start(len(tasks), known, sum(len(kind.workers) for kind in self._kinds.values()))
         self._run.add(*tasks)
         for task, answer in self._run.answers():
-            with interrupts_deferred():  # so that each recorded search is also reported
+            # Interrupts are deferred, so that each search that is recorded is also reported.
+            with interrupts_deferred():
                 results = self._record_answer(task, answer)
                 if results is not None:
                     every_search.append(results)

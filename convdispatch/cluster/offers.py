@@ -76,12 +76,13 @@ def offers_of_this_machine(choices: Sequence[str] = (), compilers: int | None = 
     else:
         chosen = [d for d in runtime.devices() if runtime.device_info(d).vendor != "oclgrind" and not runtime.probe(d)]
     if not chosen:
-        runtime.default_device()  # raises NoDevice with what is wrong with each device
+        # ``default_device`` raises NoDevice, whose message says what is wrong with each device.
+        runtime.default_device()
         raise NoDevice("only a simulator works here, which is offered where --device names it")
     machine = machine or platform.node() or "localhost"
     gpus = sum(runtime.device_info(device).type != "cpu" for device in chosen)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    free = cores[gpus:]  # each GPU's measuring process has a core of its own
+    free = cores[gpus:]  # Each GPU's measuring process has a processor core of its own.
     offers = []
     for device in chosen:
         info = runtime.device_info(device)

@@ -20,7 +20,8 @@ def distributed() -> Any:
         raise ConvDispatchError(f"a cluster needs Dask: pip install 'convdispatch[cluster]' ({error})") from error
     for name in ("distributed", "distributed.core", "distributed.nanny", "distributed.scheduler", "distributed.worker"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # ``Run`` reports a scheduler that goes away
+    # Messages of the Dask client are suppressed, because ``Run`` itself reports a scheduler that goes away.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     return package
 
 

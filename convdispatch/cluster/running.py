@@ -114,13 +114,14 @@ class Run:
                     if flight is not None:
                         ended.append(flight)
                         self._pools[flight.task.kind].ended(flight.task)
-                self._submit()  # before the answers are fetched, which may take seconds
+                # New tasks are submitted before answers are fetched, which may take seconds.
+                self._submit()
                 yield from self._answers(ended)
         finally:
             futures = [flight.future for flight in self._flying.values()]
             self._flying.clear()
             if futures:
-                with contextlib.suppress(Exception):  # the scheduler may be gone
+                with contextlib.suppress(Exception):  # The Dask scheduler may be gone.
                     self._client.cancel(futures, force=True)
 
     def _just_ended(self) -> list[Any]:

@@ -43,9 +43,11 @@ def serve(
     ``ready`` is told the scheduler's address once all have registered. Ends by SIGINT, SIGTERM, or when all workers
     have ended. Raises ConvDispatchError where a port is taken or no scheduler answers.
     """
-    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")  # the workers' processes inherit the variable
+    # The workers' processes inherit the variable, which sets Dask's log level.
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
     package = distributed()
-    loop = asyncio.new_event_loop()  # asyncio.run would wait for threads in which Dask watches its processes
+    # ``asyncio.run`` is not used, because it would wait for the threads in which Dask watches its processes.
+    loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
         own = {"host": host, "port": port} if address is None else None
@@ -106,7 +108,7 @@ async def _ended(nanny: Any) -> None:
 def _nanny(package: Any, address: str, offer: Offer, security: Any) -> Any:
     scheduler = urlsplit(address).hostname or LOOPBACK
     local = scheduler in (LOOPBACK, "localhost", "::1")
-    # A worker listens on the interface by which it reaches the scheduler, not on all.
+    # A Dask worker listens on the network interface by which it reaches the scheduler, not on all interfaces.
     host = LOOPBACK if local else package.utils.get_ip(scheduler, urlsplit(address).port or 8786)
     return package.Nanny(
         address,

@@ -47,7 +47,7 @@ def verify_many(
     names, kinds = list(cases), sorted(run.kinds)
     unasked = {key: dict.fromkeys(names) for key in kinds}
     reports: dict[str, Report] = {}
-    # Every solver computes each case in turn, each within the limit.
+    # A case takes the time of all solvers in turn, each within the limit, so the child may be silent for 20 limits.
     target, silent_s = f"{__name__}:examine", START_S + 20 * limit
     tasks = []
     for part in (names[at : at + PART] for at in range(0, len(names), PART)):

@@ -131,7 +131,8 @@ def _wait() -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(130)  # as a shell counts an interrupt; nothing is taken down under a compiler's feet
+        # 130 is a shell's status for an interrupt; no exit handlers run, as a compiler may still be at work
+        os._exit(130)
 
 
 def _after_fork() -> None:

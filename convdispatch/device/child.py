@@ -26,7 +26,7 @@ from typing import IO, Any
 FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """The environment of a child in which NumPy computes nothing: NumPy starts as many threads as processors otherwise."""
 _MARK = b"\x02convdispatch "
-_PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+_PARENT_DEATH_SIGNAL = 1  # the option PR_SET_PDEATHSIG of prctl
 _END_S = 10.0
 """Seconds in which a killed process has ended; one that a driver holds longer is left behind."""
 _EXPENDABLE = 500
@@ -61,7 +61,7 @@ class Child:
         home = str(Path(__file__).parents[2])
         paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
         self._owner = os.getpid()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes the file)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module],
@@ -69,7 +69,8 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)},
-                start_new_session=background,  # the system hangs up on the group of a halted child that is left alone
+                # A group of its own: the system sends SIGHUP to an orphaned process group that has a halted member.
+                start_new_session=background,
             )
         except BaseException:
             self._errors.close()
@@ -141,7 +142,7 @@ class Child:
         A child that called ``ends_with_parent`` does not outlast its parent so.
         """
         self.halted = True
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the child process has already ended
             self._process.send_signal(signal.SIGSTOP)
 
     def close(self) -> None:
@@ -156,7 +157,7 @@ class Child:
 
 
 def _last_in_line(pid: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux has it
+    with contextlib.suppress(OSError, AttributeError):  # SCHED_IDLE exists on Linux only
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -185,13 +186,14 @@ def _messages(stream: IO[bytes]) -> Iterator[Answer]:
 
 
 def _listen(stream: IO[bytes], answers: queue.Queue[Answer | None]) -> None:
-    with stream, contextlib.suppress(ValueError):  # what was printed into a message: nothing more is understood
+    # Text that was printed into a message makes all that follows unreadable.
+    with stream, contextlib.suppress(ValueError):
         for message in _messages(stream):
             answers.put(message)
     answers.put(None)
 
 
-# --- in the child ----------------------------------------------------------------------------------------------------
+# --- functions that run in the child process -------------------------------------------------------------------------
 
 
 def questions(idle_s: float | None = None) -> Iterator[Answer]:
@@ -201,16 +203,16 @@ def questions(idle_s: float | None = None) -> Iterator[Answer]:
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_EXPENDABLE))
-    with contextlib.suppress(ValueError):  # not the main thread
+    with contextlib.suppress(ValueError):  # signal.signal raises outside the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     _answers()
     heard: queue.Queue[Answer] = queue.Queue()
 
     def listen() -> None:
-        # A reader of its own: the interpreter's end waits for whoever reads from its standard input.
+        # A duplicate of standard input: at exit the interpreter waits for a thread that reads from sys.stdin.
         for message in _messages(os.fdopen(os.dup(0), "rb")):
             heard.put(message)
-        os._exit(0)  # nobody reads on, and the main thread may be waiting for a kernel that never ends
+        os._exit(0)  # the parent has gone, and the main thread may be waiting for a kernel that never ends
 
     threading.Thread(target=listen, daemon=True).start()
     while True:

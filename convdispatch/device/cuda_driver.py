@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
-# What a CUDA stream calls when the work before is done: function(first, second) from the three words it is given. Code
-# of the machine's own, because a function in Python would wait for Python's lock and hold the stream up.
+# Machine code that a CUDA stream calls when its earlier work is done: it calls function(first, second), given by three
+# words at its argument. A function in Python would wait for the interpreter's lock and hold the stream up.
 _TRAMPOLINES = {
-    "x86_64": "488b07488b7710488b7f08ffe0",  # mov rax,[rdi]; mov rsi,[rdi+16]; mov rdi,[rdi+8]; jmp rax
-    "aarch64": "090040f9010840f9000440f920011fd6",  # ldr x9,[x0]; ldr x1,[x0,16]; ldr x0,[x0,8]; br x9
+    "x86_64": "488b07488b7710488b7f08ffe0",  # x86-64: mov rax,[rdi]; mov rsi,[rdi+16]; mov rdi,[rdi+8]; jmp rax
+    "aarch64": "090040f9010840f9000440f920011fd6",  # AArch64: ldr x9,[x0]; ldr x1,[x0,16]; ldr x0,[x0,8]; br x9
 }
 
 
@@ -157,7 +157,7 @@ def _driver() -> tuple[ctypes.CDLL | None, str | None]:
             function.restype, function.argtypes = c_int, arguments
     except AttributeError as error:
         return None, f"the CUDA driver is too old: {error}"
-    # Asked before every launch, and answered at once: Python's lock is kept meanwhile.
+    # cuCtxGetCurrent runs before every launch and returns at once, so it is called without releasing Python's lock.
     driver.cuCtxGetCurrent = ctypes.PyDLL(None, handle=driver._handle)["cuCtxGetCurrent"]
     status = driver.cuInit(0)
     return (driver, None) if status == 0 else (None, f"CUDA's driver finds no device: cuInit answers {status}")
@@ -184,7 +184,7 @@ def trampoline() -> int:
     protect.argtypes = (c_void_p, c_size_t, c_int)
     if protect(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
         raise CudaError("no executable memory for a call from CUDA's streams")
-    trampoline.page = page  # type: ignore[attr-defined]  # holds the memory as long as the address is known
+    trampoline.page = page  # type: ignore[attr-defined]  # keeps the executable page as long as its address is cached
     return address
 
 

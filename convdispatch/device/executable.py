@@ -136,7 +136,7 @@ class Executable:
 
 def note_launched(error: BaseException) -> None:
     """Mark what went wrong after a command was given: the output may have been written in part."""
-    with contextlib.suppress(AttributeError):  # an exception with slots
+    with contextlib.suppress(AttributeError):  # an exception class with __slots__ takes no further attributes
         error.launched = True  # type: ignore[attr-defined]
 
 

@@ -37,7 +37,7 @@ def _check(value: Any) -> None:
     for _ in range(DEPTH + 1):
         texts = [each for each in level if isinstance(each, str) and not each.isascii()]
         for text in texts:
-            text.encode()  # UnicodeEncodeError is a ValueError
+            text.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
         below: list[Any] = []
         for each in level:
             if isinstance(each, dict):

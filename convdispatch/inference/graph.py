@@ -10,7 +10,7 @@ import numpy as np
 
 from ..calls.arguments import transposed_shape
 from ..device.tracing import map_structure
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .weights import Background
 
 CONVOLUTIONS = ("convolution", "quantized_convolution", "transposed_convolution")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..api.errors import InvalidArgument
 from ..api.problem import MATHS, ConvProblem
 from ..device import runtime
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .graph import Graph, is_planned
 from .layout_pruning import Ranked, with_mixed_layouts
 from .lower import problem_of
@@ -30,7 +30,7 @@ def traced_and_fused(
     each = isinstance(dtype, list | tuple)
     wanted = dtype if each else dtype_of(dtype)
     traced = wanted if each else traced_in(net, wanted)
-    # A module in training would update its statistics and drop activations.
+    # A module in training mode would update its batch-norm statistics and apply dropout.
     training = getattr(net, "training", False)
     if training:
         net.eval()  # type: ignore[attr-defined]

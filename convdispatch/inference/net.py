@@ -16,7 +16,7 @@ from ..calls.arrays.known_libraries import library_of
 from ..device import runtime
 from ..device.cuda.stream import CudaMemory, CudaStream
 from ..device.replay.program import Program
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .graph import map_operands
 from .host_arrays import OWN, HostNet, check_out
 from .lower import Lowered
@@ -290,7 +290,8 @@ class InferenceNet:
         if other is not None:
             ready = [runtime.pending(other)]
         event = runtime.copy(queue, memory, given.base_data, inner.nbytes, source_offset=given.offset, wait_for=ready)
-        if other is not None:  # its later work may have the tensor's memory, should the tensor go
+        # The other queue must keep the tensor until it is copied: freed memory would serve that queue's later work.
+        if other is not None:
             queue.flush()
             runtime.hold(other, event)
 

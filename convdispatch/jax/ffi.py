@@ -190,7 +190,7 @@ def handler(compute: Callable[[Frame], None]) -> tuple[Any, Any]:
                 _keep_thread()
                 compute(Frame(frame))
             return None
-        except BaseException as error:  # nothing may be raised through XLA
+        except BaseException as error:  # no Python exception may pass through XLA's C++ frames
             code = _EXHAUSTED if isinstance(error, MemoryError) else _INTERNAL
             message = f"convdispatch: {type(error).__name__}: {error}".encode()
             given = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message, code)

@@ -28,7 +28,8 @@ def planned(platform: str, lhs: Any, rhs: Any, out: Any, math: str | None, param
     if lhs.dtype != rhs.dtype:
         raise Fallback(f"operands of one type only, got {lhs.dtype} and {rhs.dtype}")
     dtype = str(lhs.dtype)
-    if platform == "cpu" and dtype in _HALVES and str(out.dtype) == "float32":  # whose sums are float32 in any case
+    # On CPUs the sums of 16-bit floats are float32 in any case.
+    if platform == "cpu" and dtype in _HALVES and str(out.dtype) == "float32":
         dtype, params = "float32", params | {"preferred_element_type": None}
     return plan_of(lhs.shape, rhs.shape, out.shape, dtype, _math(platform, dtype, math, params), **params)
 
@@ -75,7 +76,7 @@ def _computed(plan: Plan, out: Any, params: dict[str, Any], lhs: Any, rhs: Any) 
         far = [size - cuts.get(axis, (0, 0))[1] for axis, size in enumerate(lhs.shape)]
         lhs = lax.slice(lhs, near, far)
     if plan.reverse_rhs:
-        rhs = lax.rev(rhs, tuple(rhs_spec[2:]))  # jax reversed them: XLA takes out both
+        rhs = lax.rev(rhs, tuple(rhs_spec[2:]))  # jax has reversed rhs already: XLA removes both reversals
     if plan.regroup > 1:
         rhs = _regrouped(rhs, rhs_spec[0], rhs_spec[1], plan.regroup)
     operands, orders = (lhs, rhs), plan.orders[:2]

@@ -112,4 +112,4 @@ def _set(settings: dict[str, Any] | None) -> None:
             if settings is not None:
                 rule = functools.partial(lower, platform, rule, settings["math"])
             mlir.register_lowering(jax_conv_p, rule, platform=platform)
-        jax.clear_caches()  # programs hold what they were lowered to
+        jax.clear_caches()  # programs in jax's caches contain the lowering rules that held when they were compiled

@@ -56,7 +56,8 @@ def _serve() -> None:
 
 
 def _searched(device: Any, problem: str, incumbent: str, deterministic: bool, budget_ms: float) -> dict[str, Any]:
-    from .search import Search  # imported here, because the parent imports this module and never searches
+    # ``search`` is imported here, because the parent process imports this module but never searches.
+    from .search import Search
 
     with policy(deterministic=deterministic):
         chosen = Policy(deterministic=deterministic)

@@ -51,7 +51,7 @@ def calibrate(device: cl.Device, steady: bool = False) -> DeviceRates:
         if steady and info.type == "gpu" and peak.single * SLICED < 1:
             most = f"{1 / peak.single:.2f} times as long as one run"
             raise Unsteady(f"the device had other work: {name} took {most}, time after time")
-    # What an OpenCL queue of NVIDIA's takes is its host's time, 5 to 8 us by the host, and most launches go to streams.
+    # An NVIDIA OpenCL queue's launch time is its host's (5 to 8 us), and most launches go to CUDA streams instead.
     launch = STREAM_LAUNCH if info.vendor == "nvidia" else _launch_seconds(device)
     found = DeviceRates(roof.flops.rate, roof.bandwidth.rate, launch, measured=True)
     keep(info, found)

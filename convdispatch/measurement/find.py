@@ -130,7 +130,8 @@ def _newcomers(
     plugins_known = {plugin(record.solver) for record in known}
     measured = {record.solver for record in known}
     limits = [limit for limit in (workspace_limit, policy.workspace_limit) if limit is not None]
-    policy = replace(policy, max_error=None, workspace_limit=min(limits, default=None))  # as a search has it
+    # A search, too, applies no error limit in advance and the smaller of both workspace limits.
+    policy = replace(policy, max_error=None, workspace_limit=min(limits, default=None))
     return [
         name
         for name, solver in contestants(problem, device).items()

@@ -52,7 +52,7 @@ def _marked(device: cl.Device) -> bool:
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
-    except OSError:  # the folder cannot be written, so rates could not be stored
+    except OSError:  # The user's folder cannot be written, so measured rates could not be stored.
         return False
     return True
 

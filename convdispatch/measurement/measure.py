@@ -122,7 +122,8 @@ def interleaved(
 def _run_once(entrant: _Entrant) -> None:
     try:
         entrant.samples.append(check_time(entrant.candidate.sample()))
-    except Exception as error:  # the candidate's own code: whatever it raises is its failure, not benchmarking's
+    except Exception as error:
+        # An error in the candidate's own code is a failure of the candidate, not of the benchmark.
         entrant.ended = ("failed", f"{type(error).__name__}: {error}")
 
 
@@ -130,7 +131,7 @@ def _cut(entrants: Sequence[_Entrant], factor: float) -> None:
     running = [entrant for entrant in entrants if entrant.ended is None and entrant.samples]
     intervals = {id(entrant): entrant.interval() for entrant in running}
     upper = min((high for _, high in filter(None, intervals.values())), default=math.inf)
-    # The rival's worst sample; two samples at least, so that one lucky run of a broken clock decides nothing.
+    # The rival's worst time counts, of two samples at least: one too short time of a broken clock decides nothing.
     worst = min((max(entrant.samples) for entrant in running if len(entrant.samples) > 1), default=math.inf)
     for entrant in running:
         interval = intervals[id(entrant)]

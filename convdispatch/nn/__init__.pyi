@@ -1,5 +1,4 @@
-from ..tape import Tape as Tape
-from ..tensor import Parameter as Parameter
+from ..elementwise.tensor import Parameter as Parameter
 from . import functional as functional
 from .autocasting import autocast as autocast
 from .capturing import Captured as Captured
@@ -25,3 +24,4 @@ from .optim import Adam as Adam
 from .optim import Optimizer as Optimizer
 from .saving import load_tensors as load_tensors
 from .saving import save_tensors as save_tensors
+from .tape import Tape as Tape

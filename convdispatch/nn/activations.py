@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..api.activations import formula_of
 from ..device.tracing import operation
 from ..elementwise import apply
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 
 
 @operation

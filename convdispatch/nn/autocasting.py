@@ -14,8 +14,8 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..elementwise import apply
 from ..elementwise.codegen.elements import numpy_dtype
-from ..tape import current_tape, paused
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
+from .tape import current_tape, paused
 
 _threads = threading.local()
 

@@ -16,7 +16,7 @@ from ..device import runtime
 from ..device.commands.recording import Recording, Slot
 from ..device.replay.program import Program
 from ..device.tracing import map_structure
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 
 _SHAPES = 4
 GRAPH_FROM = 16
@@ -96,7 +96,8 @@ class Captured:
         key = (given[0].queue, *((x.shape, x.dtype) for x in given))
         with self._lock:
             if key not in self._known:
-                results = self._function(*given)  # plans are made, gradients get their memory
+                # The first call, which is not recorded, makes plans and allocates gradients.
+                results = self._function(*given)
                 self._known[key] = None
                 if len(self._known) > _SHAPES:
                     self._known.popitem(last=False)

@@ -11,9 +11,9 @@ from ..api.errors import InvalidArgument
 from ..device.programs.kernels import Launch, build, keeps_programs, kernel_text
 from ..device.tracing import operation
 from ..elementwise import Generator
-from ..tape import current_tape
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .convolution import dense
+from .tape import current_tape
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..device.tracing import operation
 from ..elementwise import apply, concatenate, concatenation_buffer, mean, reduce
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .activations import activate
 from .attention import attention, is_attention_in_caches
 from .convolution import convolution, dense, linear, transposed_convolution

@@ -17,7 +17,7 @@ from ..calls.arguments import describe, per_axis
 from ..calls.conv import constant
 from ..device import runtime
 from ..elementwise import Generator, full
-from ..tensor import Parameter, Tensor
+from ..elementwise.tensor import Parameter, Tensor
 from . import functional
 from .convolution import picture_of
 from .modules import Module, tell
@@ -36,7 +36,7 @@ class _Weighted(Module):
     def _make(
         self, shape: tuple[int, ...], inputs: int, biases: int, queue: Any, rng: np.random.Generator | None
     ) -> None:
-        # Uniform within 1/sqrt(inputs of one output), as PyTorch's layers begin.
+        # Weights are initialised uniformly within 1 / sqrt(number of inputs per output), as in PyTorch's layers.
         rng, queue = rng or np.random.default_rng(), queue or runtime.queue()
         bound = 1 / math.sqrt(inputs)
 

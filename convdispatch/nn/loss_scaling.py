@@ -12,7 +12,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..elementwise import apply, full, reduce
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 
 MAX_SCALE = 2.0**24
 """The largest scale."""

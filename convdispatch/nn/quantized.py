@@ -15,7 +15,7 @@ from ..calls.conv import conv
 from ..device.tracing import operation
 from ..elementwise import apply, reduce
 from ..elementwise.interleaving import quantized_pixels
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .convolution import dense
 
 DEQUANTIZED = "({0} - {2!r}) * {1!r}"

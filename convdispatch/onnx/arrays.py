@@ -11,7 +11,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..calls.arrays.accepted import refuse_mask
 from ..elementwise.codegen.elements import numpy_dtype
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 
 
 class Caller:
@@ -49,7 +49,7 @@ class Caller:
             return array.astype(array.dtype.newbyteorder("="), copy=False)
         if isinstance(value, Tensor):
             return value
-        if hasattr(value, "base_data"):  # pyopencl's array
+        if hasattr(value, "base_data"):  # Only pyopencl's arrays have the attribute ``base_data``.
             return Tensor(value.base_data, tuple(value.shape), value.dtype, value.queue, value.strides, value.offset)
         if is_torch(value) and value.device.type == "cpu":
             return torch_to_numpy(value)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..elementwise.codegen.elements import numpy_dtype
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from .arrays import is_torch, torch_to_numpy
 from .model import OnnxNet
 from .types import dtype_of
@@ -135,7 +135,7 @@ class IOBinding:
         self._outputs: dict[str, tuple[str, OrtValue | None]] = {}
         self._results: list[OrtValue] = []
 
-    # --- inputs ------------------------------------------------------------------------------------------------------
+    # --- binding inputs ----------------------------------------------------------------------------------------------
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """An input in host memory: a NumPy array, a torch tensor, anything with DLPack."""
@@ -156,7 +156,7 @@ class IOBinding:
         """Bind no input."""
         self._inputs.clear()
 
-    # --- outputs -----------------------------------------------------------------------------------------------------
+    # --- binding outputs ---------------------------------------------------------------------------------------------
 
     def bind_output(
         self,
@@ -201,7 +201,7 @@ class IOBinding:
         """Wait until results are there."""
         _synchronise(value.array for value in self._results)
 
-    # --- a run -------------------------------------------------------------------------------------------------------
+    # --- running the model -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """See ``InferenceSession.run_with_iobinding``."""

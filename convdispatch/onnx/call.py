@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 
 Operand = Tensor | np.ndarray | None
 OPERATORS: dict[str, Callable[[BoundNode], Any]] = {}

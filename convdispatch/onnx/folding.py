@@ -44,7 +44,7 @@ def evaluate(node: Any, values: Mapping[str, np.ndarray], opsets: Mapping[str, i
             found = ReferenceEvaluator(model).run(None, dict(values))
     except MemoryError:
         raise
-    except Exception as error:  # of any kind: it was not written to refuse
+    except Exception as error:  # ONNX's reference evaluator raises exceptions of any type for what it cannot compute.
         raise Unfoldable(str(error)) from error
     if not all(isinstance(value, np.ndarray | np.generic) for value in found):
         raise Unfoldable("no tensors")
@@ -64,7 +64,7 @@ def _refuse_giants(model: Any, values: Mapping[str, np.ndarray], where: str) -> 
             probe.graph.initializer.append(numpy_helper.from_array(value, name))
     try:
         inferred = onnx.shape_inference.infer_shapes(probe, data_prop=True)
-    except Exception:  # what cannot be inferred cannot be large: its shape does not come from values
+    except Exception:  # A shape that cannot be inferred does not follow from values, so the result cannot be large.
         return
     for output in inferred.graph.output:
         kind = output.type.tensor_type

@@ -15,7 +15,7 @@ import numpy as np
 from ..api.errors import ConvDispatchError, InvalidArgument
 from ..api.fault_text import words
 from ..device.tracing import naming
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from . import constants, folding
 from .call import OPERATORS, BoundNode, NeedsValue, Operand, Unsupported, attribute_value, standard
 from .reading import onnx_package, to_array
@@ -95,7 +95,8 @@ class Interpreter:
         key = ("upload", id(value))
         if key not in memory:
             held = value.astype(value.dtype.newbyteorder("="), copy=False)
-            memory[key] = (Tensor.from_numpy(held, self.queue), value)  # the array is held: its id stays its own
+            # The array is cached with its copy, so that no other array gets its ``id``, which is the key.
+            memory[key] = (Tensor.from_numpy(held, self.queue), value)
         return memory[key][0]  # type: ignore[no-any-return]
 
     def derive(self, what: tuple[Any, ...], source: np.ndarray, make: Callable[[], np.ndarray]) -> np.ndarray:
@@ -129,7 +130,8 @@ class Interpreter:
             raise Unsupported(f"{call.name} has {len(node.output)} outputs, of which {len(results)} are here")
         if call.standard and results and isinstance(results[0], Tensor):
             self.made[id(results[0])] = node.op_type, call.operands, call.attributes
-            self._seen.append(results[0])  # held: its id stays its own
+            # The tensor stays referenced, so that no other tensor gets its ``id``.
+            self._seen.append(results[0])
         depends = frozenset().union(*call.sources)
         for name, value in zip(node.output, results, strict=False):
             if isinstance(value, Tensor) and value.nbytes > self._most:
@@ -171,7 +173,7 @@ class Interpreter:
             raise Unsupported(f"{call.name} has no operator here")
         return self._function(function, call)
 
-    # --- known on the host -------------------------------------------------------------------------------------------
+    # --- operators whose results are known on the host ---------------------------------------------------------------
 
     def _fold(self, call: BoundNode) -> Sequence[Operand]:
         node, scope, operands = call.node, call.scope, call.operands
@@ -180,7 +182,8 @@ class Interpreter:
         if lasting and key in self._memory:
             return self._memory[key][0]  # type: ignore[no-any-return]
         plain = constants.value_of(node) if node.op_type == "Constant" else None
-        if node.op_type == "DequantizeLinear":  # the reference has it from set 19 on alone
+        # ONNX's reference evaluator has this DequantizeLinear only from operator set 19 on.
+        if node.op_type == "DequantizeLinear":
             plain = constants.dequantized(operands, call.attributes)
         if plain is None:
             values = {name: value for name, value in zip(node.input, operands, strict=True) if name}
@@ -192,7 +195,7 @@ class Interpreter:
             self._lasting.update(id(value) for value in results)
         return results  # type: ignore[return-value]
 
-    # --- graphs within -----------------------------------------------------------------------------------------------
+    # --- subgraphs of control flow -----------------------------------------------------------------------------------
 
     def _branch(self, call: BoundNode) -> None:
         node, scope, condition = call.node, call.scope, call.operands[0]
@@ -242,7 +245,7 @@ def body_of(node: Any, opset: int, operands: Sequence[Operand] | None = None) ->
         text = schema.get_context_dependent_function_with_opset_version(
             max(versions, default=opset), node.SerializeToString(), types
         )
-    except Exception:  # where the types do not suit the builder
+    except Exception:  # The node's types do not suit the function builder of its operator schema.
         return None
     function = onnx.FunctionProto()
     function.ParseFromString(text)
@@ -322,12 +325,14 @@ def _has(node: Any, opset: int) -> bool:
     except onnx.defs.SchemaError:
         return False
     if not node.input and node.op_type not in _RANDOM:
-        return True  # a constant
+        return True  # A node without inputs is a constant.
     if node.op_type in ("ConstantOfShape", "Range", "EyeLike"):
-        return True  # of shapes that the interpreter knows
+        # The results of these operators have shapes that the interpreter knows.
+        return True
     body = schema.function_body if schema.has_function else body_of(node, opset) if not node.input else None
     if schema.has_context_dependent_function and body is None:
-        return True  # what it is made of depends on types, which the interpreter knows
+        # The operator's function body depends on types, which the interpreter knows.
+        return True
     return body is not None and all(_has(inner, opset) for inner in body.node)
 
 

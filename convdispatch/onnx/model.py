@@ -13,7 +13,7 @@ from .. import inference, runtime
 from ..api.errors import InvalidArgument
 from ..device.programs.kernels import Programs
 from ..elementwise.codegen.elements import numpy_dtype
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 from . import operators  # noqa: F401 (enters the operators)
 from .arrays import Caller
 from .call import NeedsValue
@@ -102,7 +102,7 @@ class OnnxNet:
         self._by_value: set[str] = set()
         self._lock = threading.RLock()
 
-    # --- what the file says ------------------------------------------------------------------------------------------
+    # --- inputs, outputs and constants of the file -------------------------------------------------------------------
 
     def _port(self, value: Any) -> Port:
         kind = value.type.tensor_type
@@ -120,7 +120,7 @@ class OnnxNet:
         dtype = self.computed(array.dtype) if supported(array.dtype) else array.dtype
         return array if dtype == array.dtype else array.astype(dtype)
 
-    # --- calls -------------------------------------------------------------------------------------------------------
+    # --- calling the model -------------------------------------------------------------------------------------------
 
     def __call__(self, *given: Any) -> Any:
         """The results; see the class. Raises InvalidArgument for arrays that do not fit the file's inputs."""
@@ -210,7 +210,7 @@ class OnnxNet:
         self._by_value |= request.names
         self._forms.drop()
 
-    # --- building ----------------------------------------------------------------------------------------------------
+    # --- building inference nets -------------------------------------------------------------------------------------
 
     def build(self, *shapes: Sequence[int]) -> inference.InferenceNet:
         """The inference form for inputs of ``shapes``, to look at: layers, solvers, memory.

@@ -63,7 +63,7 @@ def _bytes(path: Path) -> bytes:
                 f"{path} has {size} bytes, a model file at most {MOST_BYTES - 1}: save its weights apart"
             )
         return path.read_bytes()
-    except (OSError, ValueError) as error:  # a NUL in the path
+    except (OSError, ValueError) as error:  # A NUL character in the path raises ValueError.
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument(f"{str(path)[:200]!r} cannot be read: {getattr(error, 'strerror', error)}") from None
@@ -73,7 +73,7 @@ def _parse(data: bytes, name: str) -> Any:
     model = onnx_package().ModelProto()
     try:
         model.ParseFromString(data)
-    except Exception as error:  # protobuf's DecodeError, whose class differs between versions
+    except Exception as error:  # protobuf raises DecodeError, whose class differs between versions.
         raise InvalidArgument(f"{name} is no ONNX model: {error}") from None
     return model
 
@@ -166,7 +166,7 @@ def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: in
         raise InvalidArgument(f"{name}: {owner} lies in the file {location!r}: load the model by its path")
     try:
         path = (folder / location).resolve()
-    except (OSError, ValueError) as error:  # a NUL, or links in a circle
+    except (OSError, ValueError) as error:  # A NUL character, or symbolic links in a circle, raise an error.
         raise InvalidArgument(f"{name}: {owner} lies in {location[:80]!r}, which is no place: {error}") from None
     if not location or not path.is_relative_to(folder) or os.path.isabs(location):  # noqa: PTH117 (of a bare string)
         raise InvalidArgument(f"{name}: {owner} lies in {location!r}, outside the model's folder: refused")
@@ -177,7 +177,7 @@ def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: in
         raise InvalidArgument(f"{name}: {owner} has an offset or length that is no number") from None
     try:
         size = path.stat().st_size if path.is_file() else -1
-    except OSError as error:  # too long a name
+    except OSError as error:  # A file name that is too long raises OSError.
         raise InvalidArgument(f"{name}: {owner} lies in {location[:80]!r}, which is no place: {error}") from None
     if size < 0:
         raise InvalidArgument(f"{name}: {owner} lies in {location!r}, which is no file")

@@ -61,10 +61,12 @@ class InferenceSession:
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         **_: Any,
     ) -> None:
-        if isinstance(sess_options, list | tuple):  # InferenceSession(model, providers)
+        # The call is InferenceSession(model, providers), without session options.
+        if isinstance(sess_options, list | tuple):
             sess_options, providers = None, sess_options
         self._options = sess_options or SessionOptions()
-        if isinstance(self._options, SessionOptions):  # onnxruntime's own are taken too
+        # onnxruntime's own SessionOptions are accepted too, but have no ``warn``.
+        if isinstance(self._options, SessionOptions):
             self._options.warn()
         self._source = path_or_bytes
         self._load(providers, provider_options)
@@ -75,7 +77,7 @@ class InferenceSession:
         """The net behind the session: forms, layers, times."""
         self._async = Threads(1, "convdispatch-onnx")
 
-    # --- what the file says ------------------------------------------------------------------------------------------
+    # --- what the model file says ------------------------------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
         """What ``run`` is fed."""
@@ -102,7 +104,7 @@ class InferenceSession:
             proto.model_version, {each.key: each.value for each in proto.metadata_props},
         )  # fmt: skip
 
-    # --- where it runs -----------------------------------------------------------------------------------------------
+    # --- execution providers -----------------------------------------------------------------------------------------
 
     def get_providers(self) -> list[str]:
         """The provider that runs everything."""
@@ -128,7 +130,7 @@ class InferenceSession:
     def enable_fallback(self) -> None:
         """Nothing to do: no other engine ever takes over."""
 
-    # --- calls -------------------------------------------------------------------------------------------------------
+    # --- running the model -------------------------------------------------------------------------------------------
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None

@@ -23,7 +23,7 @@ def dtype_of(kind: Any, call: Any = None) -> np.dtype:
     """NumPy's dtype of one of ONNX's numbers or names for a type. Raises Unsupported for one that kernels lack."""
     import onnx
 
-    if isinstance(kind, str):  # operator sets before 6
+    if isinstance(kind, str):  # Before operator set 6 types are given by name.
         kind = onnx.TensorProto.DataType.Value(kind)
     try:
         name = onnx.TensorProto.DataType.Name(kind)

@@ -20,7 +20,8 @@ from .visible_problem import visible_problem
 def _serve() -> None:
     """Ask each solver of the one plugin that loads here everything about a problem, and say where this is; then the
     next."""
-    answer_trial.LIMIT_S = None  # this is the trial
+    # This process is itself the trial child, so that it starts no trial children of its own.
+    answer_trial.LIMIT_S = None
     warnings.simplefilter("ignore")
     asked = questions(answer_trial.IDLE_S)
     next(asked)
@@ -31,7 +32,8 @@ def _serve() -> None:
         problem = ConvProblem.parse(request["problem"])
         for name, solver in plugins().solvers.items():
             if name not in request["without"]:
-                with contextlib.suppress(Exception):  # what it raises is contained where it is asked, too
+                # The process that asks a solver later handles its exceptions; this trial is about crashes and hangs.
+                with contextlib.suppress(Exception):
                     _ask(name, solver, problem, device)
         answer({"done": True})
 

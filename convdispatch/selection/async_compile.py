@@ -36,7 +36,8 @@ _under_way: dict[Any, Future[Prepared]] = {}
 
 def is_enabled(policy: Policy) -> bool:
     """Whether a call under a policy may compute by another plan meanwhile."""
-    if policy.tier != "ready" or thread.capturing is not None:  # a recording would keep the general plan
+    # A graph capture waits for the chosen plan, because the recording would replay the general plan for good.
+    if policy.tier != "ready" or thread.capturing is not None:
         return False
     return not (policy.frozen or policy.deterministic or policy.solver)
 
@@ -74,7 +75,7 @@ def _meanwhile(context: cl.Context, problem: ConvProblem) -> Prepared:
 def _make(compiling: Future[Prepared], key: Any, make: Callable[[], Prepared], arrived: Callable[[], Any]) -> None:
     try:
         made = make()
-    except BaseException as error:  # raised in the call that asks for the plan next
+    except BaseException as error:  # The next call that asks for the plan raises the error of this background thread.
         compiling.set_exception(error)
     else:
         compiling.set_result(made)

@@ -93,12 +93,12 @@ class Constant:
                 if found is None:
                     with layer(str(prepared.problem)), phase("packing"):
                         found = _pack(prepared, commands, queue, w, wait_for)
-                    commands.flush()  # flushed, because other queues may wait for the packing
+                    commands.flush()  # The commands are flushed, because other queues may wait for the packed weights.
                     self._packed[key], made = found, True
-        if made and commands.kind != "cuda":  # a captured CUDA graph may hold nothing but the address
-            prepared.packed_for(
-                self
-            )  # called without the lock, because it may evict packed forms of these same weights
+        # On CUDA packed weights are never evicted: a captured graph may hold nothing but their address.
+        if made and commands.kind != "cuda":
+            # ``packed_for`` is called without the lock, because it may evict packed forms of these same weights.
+            prepared.packed_for(self)
         memory, event = found
         if event is not None and commands.complete(event):
             if key in self._packed:
@@ -133,7 +133,7 @@ def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) 
             event = pack(queue, w, memory, wait_for)
         else:
             event = commands.call(pack, (w, memory), "pack", wait_for)
-        if isinstance(commands, HostQueue):  # scratch memory of a host queue lives until the queue is finished
+        if isinstance(commands, HostQueue):  # Scratch memory of a host queue lives until the queue is finished.
             commands.finish(event)
         return memory, event
 
@@ -142,9 +142,10 @@ def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) 
 
 def _gathered(form: str, prepared: Any, commands: Commands, w: Any, wait_for: Any, made: Callable[[], Any]) -> Any:
     """What ``made`` returns; the packed form goes into the pack if packing takes longer than reading it would."""
-    made()[1].wait()  # not timed: the first packing loads its kernels
+    made()[1].wait()  # The first packing is not timed, because it loads its kernels.
     packed_s = read_s = math.inf
-    for _ in range(3):  # the least of three, so that other work on the machine does not decide what a pack holds
+    # The least of three times counts, so that other work on the machine does not decide what a plan pack holds.
+    for _ in range(3):
         start = time.perf_counter()
         memory, event = made()
         event.wait()

@@ -64,7 +64,8 @@ class DecisionStore:
         for table, key, value in lines:
             self.tables.setdefault(table, {})[key] = value
         live = [[table, key, value] for table, values in self.tables.items() for key, value in values.items()]
-        if path is not None and len(lines) > 2 * len(live) + 64:  # most lines were replaced by later ones
+        # The file is rewritten when later lines have replaced most of its lines.
+        if path is not None and len(lines) > 2 * len(live) + 64:
             with contextlib.suppress(OSError):
                 publish(path, "".join(json.dumps(line) + "\n" for line in live))
 
@@ -132,14 +133,15 @@ def forget() -> None:
 def _circumstances(device: DeviceInfo, variables: list[tuple[str, str]]) -> str:
     """A name for all that a decision follows from."""
     home, loaded = __name__.partition(".")[0], plugins()
-    # A CPU's compute units are those that this process may use.
+    # A CPU's number of compute units is that of the processors that this process may use.
     known = {**dataclasses.asdict(device), "extensions": sorted(device.extensions)}
     parts = [json.dumps([known, artifact_store.compiler_variables(), loaded.fingerprints], sort_keys=True)]
     parts += [template_cache.stamp(f"{home}.{zone}") for zone in SOURCES]
     modules = [loaded.manager.get_plugin(name) for name in sorted(loaded.own)]
     parts += [template_cache.stamp(module.__name__) for module in modules if module is not None]
     files = [registry_path(), packaged_path(), rates.place(device), settings.LOCK.value()]
-    for source in sorted({*perfdb().folders.values(), user_folder()}):  # records are added and removed, never changed
+    # Files of records are added and removed, but never changed.
+    for source in sorted({*perfdb().folders.values(), user_folder()}):
         with contextlib.suppress(OSError):
             files += sorted(Path(entry) for entry in os.scandir(source))
     for each in files:
@@ -150,7 +152,7 @@ def _circumstances(device: DeviceInfo, variables: list[tuple[str, str]]) -> str:
     return artifact_store.key_of(*parts)
 
 
-# --- the table of solvers --------------------------------------------------------------------------------------------
+# --- the table of decisions about solvers ----------------------------------------------------------------------------
 
 
 def choices(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Choices:
@@ -162,7 +164,8 @@ def choices(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Choices
     if found is not None:
         return Choices(problem, device, policy, found)
     ranked = Choices(problem, device, policy)
-    if not is_any_set_aside(problem, device):  # else it is the best of those that this process has left
+    # A choice that excludes solvers which this process set aside is not stored: the next process may have them.
+    if not is_any_set_aside(problem, device):
         first = ranked.first
         math = first.math or query(first.solver, problem, device).shown(first.config).math
         remember(problem, device, policy, (first.solver.name, first.config, first.source, math))

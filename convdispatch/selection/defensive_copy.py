@@ -46,23 +46,22 @@ def ask(solver: Solver, method: str, *arguments: Any) -> Any:
     that it was loaded with; it is named and set aside then.
     """
     loaded = plugins().loaded_as.get(id(solver))
-    if (loaded is not None and loaded.own) or "chain" in vars(
-        solver
-    ):  # a derived solver asks its plugin's solver through this function
+    # Solvers of this package are trusted, and a derived solver asks its plugin's solver through this function.
+    if (loaded is not None and loaded.own) or "chain" in vars(solver):
         return getattr(solver, method)(*arguments)
     own = [each if isinstance(each, _VALUES) else None for each in arguments]
-    was = [
-        vars(each).copy() if each is not None else {} for each in own
-    ]  # another thread may add derived numbers meanwhile
+    # The attributes are copied, because another thread may add cached attributes to the same value meanwhile.
+    was = [vars(each).copy() if each is not None else {} for each in own]
     handed = [copied(each) for each in arguments]
     policy = current_policy()
     lent, left = copied(policy), list[Policy]()
     error: BaseException | None = None
     answer, process, forked = None, os.getpid(), forks.count()
     try:
-        # In a context of its own: a policy that a plugin enters there and leaves to the collector ends nobody else's.
+        # The call has a context of its own, because a plugin may enter a policy there and never exit it.
         call = lambda: contextvars.copy_context().run(_answered, solver, method, handed, lent, left)  # noqa: E731
-        answer = call() if method == "plan" else answer_trial.watched(solver.name, call)  # a plan may compile for long
+        # No time limit watches ``plan``, because it may compile for long.
+        answer = call() if method == "plan" else answer_trial.watched(solver.name, call)
     except (KeyboardInterrupt, Frozen):
         raise
     except BaseException as raised:
@@ -87,9 +86,8 @@ def _answered(solver: Solver, method: str, handed: list[Any], lent: Policy, left
     try:
         answer = getattr(solver, method)(*handed)
         if method == "configs" and hasattr(answer, "__iter__") and not isinstance(answer, list | tuple | str | Mapping):
-            return list(
-                itertools.islice(answer, MOST_CONFIGS + 1)
-            )  # because an iterator of configurations may never end
+            # The number of configurations is bounded, because a plugin's iterator may never end.
+            return list(itertools.islice(answer, MOST_CONFIGS + 1))
         return answer
     finally:
         left.append(current_policy())
@@ -99,7 +97,7 @@ def copied(value: Any) -> Any:
     """A value's own copy where it is a problem, a device, a policy or a configuration; anything else itself."""
     if isinstance(value, _VALUES):
         made = object.__new__(type(value))
-        vars(made).update(vars(value))  # numbers that were derived from it are copied too
+        vars(made).update(vars(value))  # Attributes that were derived and cached are copied too.
         return made
     if isinstance(value, Mapping):
         return {key: _copied_value(each) for key, each in value.items()}
@@ -122,7 +120,7 @@ def changed(handed: Any, values: Mapping[str, Any]) -> str:
             return ""
         names = [name for name, value in values.items() if name not in theirs or theirs[name] is not value]
         diffs = [f"{name} from {values[name]!r} to {reprlib.repr(theirs.get(name))}" for name in names[:2]]
-    except Exception:  # the plugin put in values whose comparison or repr raises
+    except Exception:  # The plugin put in values whose comparison or ``repr`` raises.
         diffs = []
     return f"{_KINDS.get(type(handed), 'kind of what')} that it was handed" + (f", {', '.join(diffs)}" if diffs else "")
 
@@ -133,9 +131,10 @@ def _new_traits(solver: Solver, loaded: LoadedAs | None) -> str:
     try:
         if traits_of(solver) == loaded.traits:
             return ""
-    except Exception:  # the plugin put in values whose comparison raises
+    except Exception:  # The plugin set attributes whose comparison raises.
         pass
-    with contextlib.suppress(Exception):  # restored, because a changed name would pass for another solver's
+    # The solver's attributes are restored, because a changed name would pass for another solver's.
+    with contextlib.suppress(Exception):
         vars(solver).update(zip(TRAITS, loaded.traits, strict=True))
     return "name, fuses or another attribute of its own solver"
 

@@ -131,7 +131,7 @@ def prepare_all(
             then(problem, prepared)
 
     if not policy.frozen:
-        plugins()  # plugins load once, before threads ask for them
+        plugins()  # Plugins are loaded once here, before several threads ask for them.
         run_side_by_side([functools.partial(one, problem) for problem in dict.fromkeys(problems)])
     return found
 
@@ -168,7 +168,7 @@ def _planned_first(
             if policy.frozen:
                 raise
             _lacked(problem, device, candidate.solver.name, 0, policy, error)
-        except ArgumentsChanged as error:  # the warning has named the plugin already
+        except ArgumentsChanged as error:  # The warning of the changed argument has named the plugin already.
             forbid_fallback(problem, candidate.solver.name, str(error), policy, error)
         except Exception as error:
             quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
@@ -273,7 +273,8 @@ def run(
     while True:
         before: int | None = None
         try:
-            handed_over = failed is not None  # a fast path ran the plan's executable itself
+            # A failure that is passed in comes from a fast path, which ran the plan's executable itself.
+            handed_over = failed is not None
             if failed is not None:
                 error, failed = failed, None
                 raise error
@@ -289,20 +290,20 @@ def run(
             break
         except (Frozen, KeyboardInterrupt):
             raise
-        except BaseException as error:  # SystemExit too: a plugin must not end its caller's process
+        except BaseException as error:  # BaseException includes SystemExit: a plugin must not end its caller's process.
             wrote = {"x": x, "w": w, "y": y}[problem.written]
             commands = int(getattr(error, "launched", False)) if before is None else thread.given - before
             begun = (before is not None or handed_over) and prepared.begun(commands, wrote, residual)
             lacking: MemoryLimit | None = error if isinstance(error, NoWorkspace) else None
-            full_up = handed_over and isinstance(error, MemoryLimit)  # the memory that lacks may be a workspace's
+            # The memory that a fast path lacks may be that of the plan's workspace.
+            full_up = handed_over and isinstance(error, MemoryLimit)
             if lacking is None and (out_of_memory(error) or (full_up and not room)):
                 if not (room or begun) and make_room(queue.device):
                     room = True
                     continue
                 lacking = full(queue.device, error) if out_of_memory(error) else error
-                if (
-                    begun or prepared.recordable
-                ):  # a recordable plan's commands take no memory of their own, so another plan would lack it too
+                # A recordable plan's commands allocate no memory of their own: another plan would lack it too.
+                if begun or prepared.recordable:
                     raise lacking from error
             device, policy, name = runtime.device_info(queue.device), current_policy(), prepared.solver.name
             if lacking is not None:
@@ -320,10 +321,11 @@ def run(
                     f"other solver can start from there, so what the result holds is undefined; {words(error)}"
                 ) from error
             if out_of_order(real := getattr(queue, "queue", queue)):
+                # Commands that the failed plan enqueued may still run, so the next plan waits for them.
                 wait_for = [
                     *(wait_for or ()),
                     runtime.pending(real),
-                ]  # commands that the failed plan enqueued still run
+                ]
             prepared = prepare(problem, prepared.context, policy)
     return event
 

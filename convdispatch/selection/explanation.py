@@ -41,7 +41,8 @@ def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
         try:
             verdicts = (*_accepted(ranked, problem, info), *_refused(problem, info))
             break
-        except Fault:  # set aside by this question: the others' order is another
+        except Fault:
+            # A solver broke its contract at this question and was set aside, so the other solvers are ranked again.
             continue
     first = ranked[0] if ranked else None
     why = "; ".join([sentence(verdicts, first.rule if first else ""), *_undecided(problem, info)])

@@ -63,7 +63,8 @@ class _Innermost:
         residual: Any,
     ) -> Any:
         """Run the plan."""
-        seen = getattr(plan, "_made_for", problem)  # whatever a layer did to its copy
+        # The plan gets the problem it was made for, whatever a layer did to its copy of the problem.
+        seen = getattr(plan, "_made_for", problem)
         return enqueue_plan(seen, plan, queue, (x, w, y, bias, residual), workspace, wait_for)
 
 
@@ -126,7 +127,7 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
         else:
             _switch_off(None, f"they answered {type(event).__name__} where the plan's event was expected")
     same = watched.operands and all(one is other for one, other in zip(watched.operands, operands, strict=True))
-    if same:  # it was run on the caller's memory, and need not run again
+    if same:  # The layers ran the plan on the caller's own memory, so it need not run again.
         return watched.outcome
     given = (*operands, rest.get("bias"), rest.get("residual"))
     return enqueue_plan(problem, plan, queue, given, rest.get("workspace"), rest.get("wait_for"))
@@ -148,7 +149,7 @@ def _switch_off(layer: str | None, why: str) -> None:
     loaded = plugins()
     names = [layer] if layer else list(loaded.layers)
     for name in names:
-        if name in loaded.layers:  # another thread may have been faster
+        if name in loaded.layers:  # Another thread may have removed the layer already.
             loaded.layers.remove(name)
             loaded.manager.unregister(name=f"layer {name}")
     warnings.warn(

@@ -138,7 +138,7 @@ class Prepared:
             outputs, slots = [OUTPUTS[self.problem.direction]], self._slots()
             owner, found = weakref.ref(self), None
 
-            # The executable holds the plan weakly: whoever holds the plan also holds the executable.
+            # The executable has only a weak reference to the plan, because the plan references its executable.
             def enqueue(queue: Any, *operands: Any, wait_for: Any = None) -> Any:
                 return owner()._enqueue_checked(queue, operands, wait_for)  # type: ignore[union-attr]
 
@@ -147,7 +147,7 @@ class Prepared:
                     found = Executable.of(self.recorded(queue, slots), slots, outputs, enqueue)
                 except KeyboardInterrupt:
                     raise
-                except BaseException:  # SystemExit too: a plugin must not end its caller's process
+                except BaseException:  # BaseException includes SystemExit: a plugin must not end its caller's process.
                     found = None
             if found is None:
                 found = Executable(None, slots, outputs, enqueue)
@@ -261,6 +261,6 @@ class _Epilogue:
         if self.accumulates:
             given[self._written] = runtime.allocate(queue, self._bytes)
         event = prepared._enqueue_plan(queue, given, scratch, wait_for)
-        if not hasattr(event, "wait"):  # checked here, because the epilogue waits for this event
+        if not hasattr(event, "wait"):  # The plan's event is checked here, because the epilogue waits for it.
             raise no_event(prepared, event)
         return self._launch(queue, (out, given[self._written], bias, residual), [event])

@@ -89,7 +89,7 @@ def _cut(i: int, k: int, o: int, s: int, d: int, p: int) -> Cut | None:
     s, d, p = _closer(meetings, (i, taps, outputs), (s, d, p)) or (s, d, p)
     near = max(0, p)
     first_i = near - p
-    # The input's end is left out where no tap reaches it, so that there are just as many outputs.
+    # The end of the input that no tap reaches is left out, so that the reduced problem has just as many outputs.
     far = (outputs - 1) * s + (taps - 1) * d + 1 - near - (i - first_i)
     return Cut(i - first_i + min(0, far), taps, outputs, first_i, first_k, first_o, s, d, near, max(0, far))
 

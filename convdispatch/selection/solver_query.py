@@ -129,7 +129,7 @@ class SolverAnswers:
             self._texts = frozenset(map(canonical, self.configs))
         try:
             return canonical(config) in self._texts
-        except (TypeError, ValueError, RecursionError):  # no JSON values
+        except (TypeError, ValueError, RecursionError):  # The configuration holds values that JSON does not have.
             return False
 
     def cost(self, config: Mapping[str, Any]) -> float | None:
@@ -165,7 +165,7 @@ class SolverAnswers:
             return check(ask(self.solver, method, *arguments))
         except (KeyboardInterrupt, Frozen):
             raise
-        except ArgumentsChanged as error:  # the warning has named the plugin already
+        except ArgumentsChanged as error:  # The warning of the changed argument has named the plugin already.
             self.fault, self.configs = str(error), ()
             raise Fault(str(error)) from None
         except answer_trial.Hang as hang:
@@ -202,7 +202,8 @@ def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAns
     """The solver's answers for what it is shown of ``problem``, from the cache or asked now. A solver's fault is not
     raised."""
     seen = visible_problem(solver, problem)
-    chain = vars(solver).get("chain", ())  # a derived solver is a new object at each call
+    # A derived solver is a new object at each call, so it is identified by its root solver and its chain of rewritings.
+    chain = vars(solver).get("chain", ())
     key = (id(solver.root) if chain else id(solver), chain), seen, device  # type: ignore[attr-defined]
     with _lock:
         found = _answers.get(key)
@@ -254,7 +255,7 @@ def serves(solver: Solver, device: DeviceInfo) -> bool:
         return _reason(ask(solver, "serves", device)) is None
     except (KeyboardInterrupt, Frozen):
         raise
-    except BaseException:  # ``query`` meets the same fault, and reports it
+    except BaseException:  # ``query`` meets the same error when it asks the solver, and reports it.
         return False
 
 
@@ -274,7 +275,7 @@ def predicted(
         return _cost(ask(solver, "cost", seen, device, config))
     except (KeyboardInterrupt, Frozen):
         raise
-    except BaseException:  # a configuration that is none for this problem: there is no prediction
+    except BaseException:  # The configuration is invalid for this problem, so there is no prediction.
         return None
 
 
@@ -327,7 +328,7 @@ def checked_plan(solver: Solver, plan: Any) -> Any:
     return plan
 
 
-# --- what each method may answer -------------------------------------------------------------------------------------
+# --- checks of what each method of a solver may return ---------------------------------------------------------------
 
 
 class _Wrong(Exception):

@@ -21,6 +21,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..device import runtime
+from ..elementwise.tensor import Tensor
 from ..inference import InferenceNet
 from ..models.efficientnet import CLASSES, MEAN, SCALE, SIZE, EfficientNetLite0
 from ..models.imagenet import MOST_PIXELS, class_names, read_picture, sample_pictures
@@ -28,7 +29,6 @@ from ..nn import Module, observe
 from ..nn.functional import softmax
 from ..selection import dispatch
 from ..selection.text_table import Column, Table, columns
-from ..tensor import Tensor
 from .model_file import IMAGENET, scaled_picture
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ def _with_efficientnet(
     files: Sequence[Any], device: Any, report: Callable[[str], None], options: Options
 ) -> ClassifyReport:
     inputs = [_input(read_picture(file, SIZE, most_pixels=options.most_pixels), options.layout) for file in files]
-    class_names()  # raises for an extra that is not installed, before anything is computed
+    # ``class_names`` raises an error for an optional package that is not installed, before anything is computed.
+    class_names()
     queue = runtime.queue(runtime.find_device(device))
     where = runtime.device_info(queue.device)
     report("reading the weights")
@@ -199,7 +200,8 @@ def _probabilities(result: Any, model: Any) -> np.ndarray:
     values = np.ravel(first[:1]).astype(np.float64)
     if values.size not in (CLASSES, CLASSES + 1):
         raise InvalidArgument(f"{model} answers {values.size} numbers a picture, expected ImageNet's {CLASSES} classes")
-    if values.min() < 0 or abs(values.sum() - 1) > 1e-2:  # the result is logits
+    # The network returned logits, which are converted to probabilities here.
+    if values.min() < 0 or abs(values.sum() - 1) > 1e-2:
         values = np.exp(values - values.max())
         values /= values.sum()
     return values[-CLASSES:]
@@ -254,13 +256,13 @@ def _medians(works: Sequence[Callable[[], object]], queue: cl.CommandQueue, runs
 
     repeats = []
     for work in works:
-        sample(work, 1)  # compiles and warms up
+        sample(work, 1)  # The first run compiles the kernels and warms up the device.
         repeats.append(max(1, min(100, round(_SAMPLE_MS / max(sample(work, 2), 1e-3)))))
     rounds = [[sample(work, repeat) for work, repeat in zip(works, repeats, strict=True)] for _ in range(runs)]
     return [statistics.median(samples) for samples in zip(*rounds, strict=True)]
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+# --- tables for the terminal -----------------------------------------------------------------------------------------
 
 
 def picture_table(picture: Picture) -> Table:

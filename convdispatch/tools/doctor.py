@@ -67,7 +67,8 @@ def examine(*, probe: bool = True, again: bool = False) -> Report:
     compilers abort on failure, and a plugin may crash, exit or hang. ``again`` forgets what was seen of them before.
     """
     environment, faults = settings.texts(), settings.faults()
-    with settings.changed(dict.fromkeys(faults)):  # what cannot be read is reported, and its default examined
+    # Variables that cannot be read are reported, and replaced by their defaults while everything else is examined.
+    with settings.changed(dict.fromkeys(faults)):
         report = _examined(probe, again)
     report.environment, report.advice = environment, [*faults.values(), *report.advice]
     report.unreadable = [name for name in faults if name in settings.SETTINGS]
@@ -78,7 +79,7 @@ def _examined(probe: bool, again: bool) -> Report:
     if again:
         vendor_trial.forget()
     if try_each(again):
-        plugins.cache_clear()  # ``_plugins`` loads them again, without warnings
+        plugins.cache_clear()  # Clearing the cache makes ``_plugins`` load the plugins again, without warnings.
     vendors = [asdict(vendor) for vendor in icd.vendors()]
     devices = [_device(number, device, probe) for number, device in enumerate(runtime.devices())]
     default, default_problem = _default()
@@ -198,7 +199,7 @@ def _plugins() -> list[Any]:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report has the same texts, with what to do
+        warnings.simplefilter("ignore")  # The report contains the same texts as the warnings, with advice.
         loaded = plugins()
         return [_with_unavailable_reason(loaded, entry) for entry in loaded.report]
 

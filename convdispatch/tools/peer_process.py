@@ -85,7 +85,7 @@ def _serve() -> None:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         feeds = {each.name: feeds[each.name] for each in session.get_inputs()}
         np.savez(Path(arrays).parent / _RESULTS, *session.run(None, feeds), allow_pickle=False)
-    except Exception as error:  # onnxruntime's exception types are not public
+    except Exception as error:  # onnxruntime raises exception types that it does not export.
         answer({"failed": f"onnxruntime cannot run {path} so: {str(error).splitlines()[0]}"})
         return
     answer({})

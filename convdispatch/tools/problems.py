@@ -60,7 +60,7 @@ def _is_file(name: Path | str) -> bool:
     """Whether a file has the name, which may be any text."""
     try:
         return Path(name).is_file()
-    except (OSError, ValueError):  # the text is longer than a file's name may be, or has a NUL
+    except (OSError, ValueError):  # The text is longer than a file name may be, or contains a NUL character.
         return False
 
 

@@ -87,7 +87,7 @@ class Progress:
         left = self.remaining_s
         if left is None:
             return "what remains is not known yet"
-        # Rounded to whole seconds: a step that ends within the second is not late.
+        # The remaining time is rounded to whole seconds: a step that ends within the second is not late.
         overdue = self.done < self.total and round(left) == 0 and self._clock() - self._last >= 1
         return "it takes longer than expected" if overdue else f"about {duration(left)} left"
 

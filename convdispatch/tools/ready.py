@@ -94,7 +94,8 @@ def _held(what: str, device: Any, batch: int | None) -> Any:
         return build(net, (batch or 1, net.CHANNELS, net.SIZE, net.SIZE), queue=commands, recall=True)
     if Path(what).is_file():
         decisions = lockfile.read(what)
-        lockfile.agree(decisions)  # the decisions hold for the whole process, which belongs to this command
+        # The decisions hold for the whole process, because the process runs only this command.
+        lockfile.agree(decisions)
         return [dispatch.prepare(ConvProblem.parse(text), context(device)) for text in decisions]
     from .problems import read_entries
 

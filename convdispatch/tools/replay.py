@@ -93,7 +93,7 @@ def replay(
             try:
                 run = _runner(ConvProblem.parse(text), queue)
                 with settings.changed({settings.TRACE.name: os.devnull}):
-                    run()  # the first call compiles, loads and warms up
+                    run()  # The first call compiles the kernels, loads the plugins and warms up the device.
                 for _ in range(min(count, most)):
                     run()
             except (ConvDispatchError, MemoryError, cl.Error) as error:

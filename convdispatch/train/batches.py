@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..device.programs.kernels import Launch, build, config_macros, kernel_text
-from ..tensor import Tensor
+from ..elementwise.tensor import Tensor
 
 if TYPE_CHECKING:
     import pyopencl as cl

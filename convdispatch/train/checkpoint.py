@@ -48,7 +48,8 @@ def restore(path: Path, run: Run) -> None:
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InvalidArgument(f"checkpoint {path} is damaged: {error}") from None
     wanted = asdict(run.settings)
-    settings.setdefault("precision", "float32")  # a checkpoint of before there was a choice
+    # Checkpoints from before the setting `precision` existed are of float32 runs.
+    settings.setdefault("precision", "float32")
     other = [
         f"{name} {settings.get(name)}" for name in wanted if name != "epochs" and settings.get(name) != wanted[name]
     ]

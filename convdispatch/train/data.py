@@ -21,7 +21,7 @@ FASHION_FOLDERS = (Path("/usr/share/datasets/fashion-mnist"),)
 """Where Debian's package dataset-fashion-mnist puts its files."""
 _INSTALL = "install Debian's dataset-fashion-mnist, or name the folder that holds its four files"
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-_TEST_SHARE = 5  # of a folder's pictures one in so many is for testing
+_TEST_SHARE = 5  # one in so many pictures of a folder is a test picture
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _digits() -> Pictures:
     bunch = load_digits()
     images = bunch.images.astype(np.uint8)[:, None]
     labels = bunch.target.astype(np.int32)
-    # Neighbours are by one writer: the test images are the last ones, by writers of their own.
+    # Neighbouring digits are by one writer: the test images are the last ones, which other writers wrote.
     cut = len(images) * 4 // 5
     names = tuple(str(name) for name in bunch.target_names)
     return Pictures("digits", images[:cut], labels[:cut], images[cut:], labels[cut:], names, largest=16)
@@ -120,7 +120,7 @@ def _idx(folder: Path, name: str, axes: int, most: int) -> np.ndarray:
             sizes = tuple(int.from_bytes(head[4 + 4 * a : 8 + 4 * a], "big") for a in range(axes))
             sound = head[:4] == bytes((0, 0, 8, axes)) and len(head) == 4 + 4 * axes
             size = math.prod(sizes)
-            if sound and size > most:  # of a packed file a few bytes can be any number
+            if sound and size > most:  # a compressed file of a few bytes can state any size
                 raise InvalidArgument(f"{path} states {size} bytes, at most {most} are read")
             data = _read_whole(file, size) if sound else b""
             if not sound or len(data) != size or file.read(1):

@@ -24,7 +24,7 @@ from .data import Pictures, load
 from .run import Run, Settings
 
 _TELL_SECONDS = 0.25
-_AHEAD = 64  # steps that may wait on the queue
+_AHEAD = 64  # training steps that may wait on the device's queue
 Progress = Callable[[int, int, float], None]
 """``progress(steps done, all steps, present loss)``."""
 

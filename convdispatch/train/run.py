@@ -9,9 +9,9 @@ import numpy as np
 
 from ..api.errors import InvalidArgument
 from ..elementwise import apply, full
+from ..elementwise.tensor import Tensor
 from ..nn import SGD, Adam, LossScaler, Module, Optimizer, Tape, autocast, capture
 from ..nn.functional import cross_entropy
-from ..tensor import Tensor
 from .batches import Batches
 from .data import Pictures
 from .net import small_net

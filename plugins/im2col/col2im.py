@@ -41,14 +41,14 @@ from .cost import COLUMN, CONVERTED, RUN
 from .window import PatchWindow, runs
 
 TILE_ELEMENTS = 256
-"""Elements of x that a CPU work item sums at once."""
+"""Elements of x whose columns one CPU work item sums together."""
 MAX_STEP = 64
-"""Phases of a row that a work item sums in vectors."""
+"""Largest stride along w for which a work item sums the phases of a row of x in vectors."""
 FEW_CHANNELS, FEW_FACTOR = 4, 8.0
 """Source channels of a group up to which columns take so many times their predicted time: 7 to 50 over five layers of
 one or two channels and strides of 3 to 8, whose columns take as long to multiply as to copy."""
 FRONT_ELEMENTS = 32
-"""Elements before and behind the columns: a vector at a row's end reads beyond it."""
+"""Elements of padding before and after the columns: a vector at a row's end reads beyond the row."""
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
@@ -66,12 +66,13 @@ def flipped_pays(problem: ConvProblem) -> bool:
     or summed."""
     flipped, plain = PatchWindow.of(problem, flipped=True), PatchWindow.of(problem)
     lowered, columns = flipped.k * flipped.pixels, plain.k * plain.pixels
-    # A lowered element costs some 8 multiply-adds to write, a column's element some 16 to write, read and add.
+    # Writing a lowered element takes about as long as 8 multiply-adds; writing, reading and adding an element of the
+    # columns about as long as 16.
     return lowered * (max(flipped.group_targets, 6) + 8) <= columns * (max(plain.group_targets, 6) + 16)
 
 
 class Col2im:
-    """One configuration: pieces, products and workspace, nothing compiled."""
+    """The data gradient by columns under one configuration: pieces, products and workspace; nothing is compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.gemm = problem, config["gemm"]
@@ -79,7 +80,8 @@ class Col2im:
         self.window = window = PatchWindow.of(problem)
         self.rows = self.cpu and (window.nhwc or window.step[2] <= MAX_STEP)
         self.widened = problem.dtype in NARROW
-        most = max(1, config["cap"] // (window.volume * window.pixels * window.accumulator_size))  # channels of columns
+        # Source channels whose columns fit the workspace cap, for one image
+        most = max(1, config["cap"] // (window.volume * window.pixels * window.accumulator_size))
         images = max(1, most // window.channels)
         groups = window.groups if images > 1 else max(1, most // window.group_channels)
         channels = window.group_channels if groups > 1 else max(1, most)
@@ -122,7 +124,7 @@ class Col2im:
         return self.areas()[-1]
 
     def cost(self, balance: Balance) -> float:
-        """Operations of the peak, on a CPU."""
+        """Return the predicted time on a CPU, in operations at the device's peak rate."""
         window, sizes, launch = self.window, self.sizes(), LAUNCH * balance.launch
         total = sum(times * gemm_cost(self.spec(*size), self.gemm, balance) for size, times in sizes.items())
         columns = window.k * window.groups * window.images * window.pixels
@@ -136,7 +138,7 @@ class Col2im:
         return total + moved + launch * sum(sizes.values())
 
     def plan(self, context: Any) -> StepPlan:
-        """The columns of each piece, then their sums into x."""
+        """Compile the launches: for each piece the product that computes its columns, then their sums into x."""
         window, problem = self.window, self.problem
         scratch, wide_y, wide_w, workspace_size = self.areas()
         gradient, gradient_offset, weights, weights_offset = "y", 0, "w", 0

@@ -1,4 +1,4 @@
-"""Conversion between 16-bit elements and float32, for what is summed over several products."""
+"""Conversion between 16-bit elements and float32, for tensors that are summed over several products."""
 
 from __future__ import annotations
 

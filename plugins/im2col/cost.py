@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 LOWERED = 101.0, 85.0
-"""An element of the lowered matrix, NCHW and NHWC: read, placed and written."""
+"""Operations at peak rate per element of the lowered matrix that is read and written, in NCHW and in NHWC."""
 CACHED = 6 << 20
 """Bytes of weights that caches hold between calls."""
 PACKED_FAR = 120.0, 240.0
-"""A weight that is packed along its rows and across them, of more weights than CACHED bytes: 100 to 200 of the former
-over nine layers of 9 to 38 MB, the more the longer their rows."""
+"""Operations at peak rate per packed weight, along its rows and across them, if the weights exceed CACHED bytes:
+100 to 200 of the former over nine layers of 9 to 38 MB, the more the longer their rows."""
 PACKED_WIDE = 90.0, 140.0
-"""A weight that is packed in panels of whole vectors, of fewer and of more weights than CACHED bytes: 60 to 130 on an
-Intel Xeon, 12 layers of 128 to 2048 channels and 4 to 49 pixels; 115 to 225 over ten layers of 9 to 85 MB."""
+"""Operations at peak rate per weight packed in panels of whole vectors, below and above CACHED bytes of weights:
+60 to 130 over 12 layers of 128 to 2048 channels and 4 to 49 pixels, 115 to 225 over ten layers of 9 to 85 MB (Xeon)."""
 COLUMN = 32.0, 75.0
-"""An element of columns that is read and added, NCHW and NHWC; or of x, where x has more elements."""
+"""Operations at peak rate per element of the columns (or of x, if it has more) that is summed, in NCHW and in NHWC."""
 RUN = 1000.0
-"""A run of NHWC columns of one tap, place and group, however short: some 16 cycles of its loops."""
+"""Operations at peak rate per run of NHWC columns of one tap, pixel and group, even a short one: 16 loop cycles."""
 CONVERTED = 45.0
-"""An element that is converted between 16 bits and float32: 0.11 to 0.16 ms a million on two cores of a Xeon."""
+"""Operations at peak rate per element that is converted between 16 bits and float32: 0.11 to 0.16 ms per
+million on two cores of a Xeon."""
 FOLLOWS = 3e6
-"""What a product's launch takes less when it follows another one."""
+"""Operations at peak rate that a product's launch saves when it follows another launch directly."""
 HEAVY = 3 << 19
-"""Bytes of weights that come from memory again for each image."""
+"""Bytes of weights from which on each image reads the weights from memory again."""
 OTHER = 1.07
-"""Measured over predicted time of several images as one matrix, or separate, where the other form is expected to be
-faster."""
+"""Measured over predicted time of the form (images as one matrix, or separate) that is expected to be slower."""

@@ -29,25 +29,27 @@ from convdispatch.api.cpu import Balance
 from .window import PatchWindow
 
 MAX_TAPS = 64
-"""Taps, which are unrolled."""
+"""Most taps of a kernel: the loop over taps is unrolled."""
 MAX_TARGETS = 8
-"""Output channels a group."""
+"""Most output channels per group."""
 MAX_PLANE_BYTES = 1 << 26
-"""Bytes of one padded plane."""
+"""Most bytes of one padded plane of the source, which one work item copies."""
 
-# The cost model counts operations of the peak.
-OPERATION_OPS = 3.0  # an operation of the direct sum, NCHW
-LAUNCH_OPS = 4.8e6  # the launch, NCHW
-FILLED_OPS = (12.0, 31.0)  # an element that is copied into its plane: forward, and for the weights' gradient
-STRIDED_OPS = 42.0  # the same where a stride deals columns out
-ADDED_OPS = 700.0  # an element of dw, whose vector is added lane by lane
-NHWC_OPERATION_OPS = 4.3  # an operation of the direct sum, NHWC
-NHWC_LAUNCH_OPS = 7.5e6  # the launch, NHWC
-NHWC_READ_OPS = 17.0  # an element of the source, NHWC
+# The constants of the cost model are in operations at the device's peak multiply-add rate.
+OPERATION_OPS = 3.0  # operations at peak rate per operation of the direct sum, in NCHW
+LAUNCH_OPS = 4.8e6  # operations at peak rate in the time of the one kernel launch, in NCHW
+# Operations at peak rate per element copied into its padded plane: forward, and in the weights' gradient
+FILLED_OPS = (12.0, 31.0)
+# Operations at peak rate per element copied into its padded plane, where a stride separates the columns by phase
+STRIDED_OPS = 42.0
+ADDED_OPS = 700.0  # operations at peak rate per element of dw: the lanes of its vector of sums are added one by one
+NHWC_OPERATION_OPS = 4.3  # operations at peak rate per operation of the direct sum, in NHWC
+NHWC_LAUNCH_OPS = 7.5e6  # operations at peak rate in the time of the one kernel launch, in NHWC
+NHWC_READ_OPS = 17.0  # operations at peak rate per element of the source that is read, in NHWC
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
-    """One configuration a cap; none where the problem is not of this kind."""
+    """Yield one configuration per workspace cap; none if the problem is not depthwise or exceeds a limit above."""
     flipped = problem.direction == "bwd_data"
     window = PatchWindow.of(problem, flipped)
     if window.groups == 1 or window.group_channels > 1 or window.volume > MAX_TAPS:
@@ -70,7 +72,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
 
 
 class Depthwise:
-    """One configuration, nothing compiled."""
+    """The depthwise method under one configuration: sizes, text and launches; nothing is compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
@@ -78,7 +80,8 @@ class Depthwise:
         self.lanes = 8 if window.dtype == "float64" else 16
         self.gradient = problem.direction == "bwd_weights"
         self.packs = config["cpu"] and window.nhwc and not self.gradient
-        # A padded NCHW plane: ``reach`` has the taps' offsets from its first element, ``zero`` is that element in x.
+        # Of a padded NCHW plane, ``reach`` has the taps' offsets from the plane's first element, and ``zero`` is the
+        # position of that element in x.
         low = [min(0, (taps - 1) * spread) for taps, spread in zip(window.taps, window.spread, strict=True)]
         self.zero = [base - pad for base, pad in zip(low, window.pad, strict=True)]
         self.reach = [
@@ -93,7 +96,7 @@ class Depthwise:
 
     @property
     def packed_size(self) -> int:
-        """Bytes of the weights as [tap][channel]."""
+        """Bytes of the weights packed as [tap][channel]."""
         return self.window.volume * up(self.window.channels, self.lanes) * self.window.accumulator_size
 
     @property
@@ -107,7 +110,7 @@ class Depthwise:
         return plane * self.window.accumulator_size * self.config["items"]
 
     def cost(self, balance: Balance) -> float:
-        """Operations of the peak, on a CPU: one launch, the padded planes, and vectors with empty lanes at row ends."""
+        """Return operations at peak rate on a CPU: one launch, padded planes, vectors with empty lanes at row ends."""
         window = self.window
         source = window.images * window.channels * math.prod(window.source)
         if window.nhwc:
@@ -118,7 +121,7 @@ class Depthwise:
         return LAUNCH_OPS * balance.launch + filled + work
 
     def plan(self, context: Any) -> StepPlan:
-        """The packing of NHWC weights, and one launch."""
+        """Compile the packing of NHWC weights and the one launch of the convolution."""
         program, window, problem = build(context, self.text()), self.window, self.problem
         if self.gradient:
             items = -(-window.channels // self.lanes) if window.nhwc else self.config["items"]
@@ -154,7 +157,7 @@ class Depthwise:
         return Launch(program, "pack", size, None, ["w", "workspace", np.int64(0)], names=OPERANDS)
 
     def text(self) -> str:
-        """The program."""
+        """Return the OpenCL text of the program."""
         window, problem = self.window, self.problem
         text = window.macros() + epilogue_macros(problem)
         text += define(ACCSIZE=window.accumulator_size, IMAGES=window.images, M=window.group_targets)
@@ -181,7 +184,7 @@ class Depthwise:
         return text + kernel_text(__package__, "depthwise_nchw.cl.mako", bias=problem.bias, **values)
 
     def _inside(self) -> tuple[int, int]:
-        """Places of a row, from and to, whose every tap reads inside the source's row."""
+        """Return the range of output columns whose every tap reads inside the source's row."""
         step, zero, width = self.window.step[2], self.zero[2], self.window.source[2]
         low = max(0, -(zero // step))
         last = (width - 1 - zero - max(self.reach[2])) // step
@@ -189,5 +192,5 @@ class Depthwise:
 
 
 def up(value: int, unit: int) -> int:
-    """The least multiple of ``unit`` that is no less."""
+    """Round ``value`` up to a multiple of ``unit``."""
     return -(-value // unit) * unit

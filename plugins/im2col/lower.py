@@ -19,7 +19,7 @@ from .cost import LOWERED
 from .window import PatchWindow, Runs
 
 BLOCK_PLACES = 256
-"""Places of a block, except in panels."""
+"""Window positions that one CPU work item lowers, except in the form ``panel``."""
 ITEM_ELEMENTS = 32768
 """Elements that a CPU work item should write."""
 
@@ -31,11 +31,11 @@ class Lowering:
     window: PatchWindow
     form: str
     width: int = 0
-    """Places of a panel."""
+    """Window positions in one panel."""
     most: int = 0
     """Places of the largest chunk, which ``columns`` are laid out for."""
     narrow_stored: bool = False
-    """Keep 16-bit elements; a panel never does."""
+    """Whether the lowered matrix stores 16-bit elements as they are; a panel never does."""
 
     @property
     def itemsize(self) -> int:
@@ -58,7 +58,7 @@ class Lowering:
         return self.ld * (window.k if self.form == "columns" else count) * window.groups * self.itemsize
 
     def cost(self, chunks: Runs, balance: Balance) -> float:
-        """Operations of the peak of all elements and launches, on a CPU."""
+        """Return the predicted time of all elements and launches on a CPU, in operations at peak rate."""
         window = self.window
         elements = window.k * window.groups * window.images * window.pixels
         return LOWERED[window.nhwc] * elements + GEMM_LAUNCH * balance.launch * chunks.count
@@ -68,11 +68,11 @@ class Lowering:
         """The lowered matrix ``[k, place]``, batched by group."""
         if self.form == "rows":
             return Matrix(Axis(1), Axis(self.ld * self.window.groups), Axis(self.ld))
-        # Only the batch axis of a packed operand counts, and there only that no two groups share memory.
+        # Of a packed operand the product reads only the batch axis, and only to see that no two groups share memory.
         return Matrix(Axis(self.ld), Axis(1), Axis(max(1, self.window.k * self.ld)))
 
     def text(self, cpu: bool) -> str:
-        """The kernel's program."""
+        """Return the OpenCL text of the lowering kernel."""
         window = self.window
         text = window.macros(self.narrow_stored)
         if not cpu:
@@ -88,7 +88,7 @@ class Lowering:
         return text + kernel_text(__package__, "lower_nhwc.cl" if window.nhwc else "lower_nchw.cl")
 
     def launches(self, context: Any, cpu: bool, source: str, chunks: Runs) -> list[Launch]:
-        """One launch a chunk, from operand ``source`` to the start of the workspace."""
+        """Return one launch per chunk, which lowers operand ``source`` to the start of the workspace."""
         program, window = build(context, self.text(cpu)), self.window
         result = []
         for start, count in chunks:
@@ -114,5 +114,5 @@ class Lowering:
 
     @property
     def _channels(self) -> int:
-        """NCHW channels of a CPU work item."""
+        """Channels that one CPU work item lowers in NCHW."""
         return max(1, min(self.window.group_channels, ITEM_ELEMENTS // (self._block * self.window.volume)))

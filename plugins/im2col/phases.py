@@ -28,7 +28,7 @@ from convdispatch.api.cpu import Balance
 from .depthwise import MAX_PLANE_BYTES, MAX_TAPS, up
 
 PAIR_OPS, SINGLE_OPS = 3.0, 35.0
-"""Operations of the peak in the time of an element of x, written in pairs (stride 2) or one by one."""
+"""Operations at peak rate per element of x that is written: in pairs (stride 2), and one by one."""
 
 
 class Row(NamedTuple):
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
-    """One configuration a cap; none where the problem is not of this kind."""
+    """Yield one configuration per workspace cap; none if the problem is not a strided depthwise data gradient."""
     if device.type != "cpu" or problem.layout != "nchw" or not problem.depthwise or problem.direction != "bwd_data":
         return
     taps = problem.kd * problem.kh * problem.kw
@@ -54,7 +54,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
 
 
 class DepthwisePhases:
-    """One configuration, nothing compiled."""
+    """The strided depthwise data gradient under one configuration: sizes, text and launch; nothing is compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
@@ -84,7 +84,7 @@ class DepthwisePhases:
         return 4.8e6 * balance.launch + 12.0 * read + 3.0 * work + each * written
 
     def plan(self, context: Any) -> StepPlan:
-        """One launch."""
+        """Compile the one launch that computes all phases."""
         extras = [part for part in ("bias", "residual") if getattr(self.problem, part)]
         operands = ["y", "w", "x", *extras, "workspace"]
         size = (self.config["items"], 1, 1)
@@ -92,7 +92,7 @@ class DepthwisePhases:
         return StepPlan(self.workspace_size, [launch])
 
     def text(self) -> str:
-        """The program."""
+        """Return the OpenCL text of the program."""
         problem, geometry = self.problem, self.geometry
         text = storage_macros(problem.dtype) + epilogue_macros(problem)
         kind = DTYPES[problem.dtype].accumulator

@@ -51,7 +51,8 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
     method, balance = "flipped" if flipped else "lower", Balance.of(rates(device))
     seen = []
     for form in forms:
-        known: dict[GemmSpec, list[dict[str, Any]]] = {}  # chunks of a small picture are alike under many caps
+        # Configurations by product specification: the chunks of a small image are equal under many workspace caps.
+        known: dict[GemmSpec, list[dict[str, Any]]] = {}
         for cap in caps:
             kind = {"kind": "cpu" if device.type == "cpu" else "gpu"}
             draft = WindowProduct(problem, {"method": method, "form": form, "cap": cap, "gemm": kind})
@@ -81,18 +82,18 @@ def _forms(window: PatchWindow, device: DeviceInfo) -> list[str]:
         return ["rows" if window.nhwc else "columns"]
     if not window.nhwc or window.dtype not in ("float32", "float64"):
         return ["panel"]
-    # Rows are for a product whose vectors run along the target's channels; few channels do not fill one.
+    # The form ``rows`` suits products whose vectors run along the target's channels; few channels do not fill a vector.
     return ["rows", "panel"] if window.group_targets >= 12 else ["panel", "rows"]
 
 
 class WindowProduct:
-    """One configuration: chunks, product and workspace, nothing compiled."""
+    """The convolution as products over lowered chunks, under one configuration; nothing is compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.config = problem, config
         self.flipped = config["method"] == "flipped"
         self.window = window = PatchWindow.of(problem, self.flipped)
-        self.gemm = config["gemm"]  # only its kind while it is to be chosen
+        self.gemm = config["gemm"]  # Until the product's configuration is chosen, ``gemm`` has only the key ``kind``.
         self.cpu = self.gemm["kind"] == "cpu"
         form = config["form"]
         self.in_place, self.batched = form in ("flat", "batched"), form == "batched"
@@ -147,7 +148,8 @@ class WindowProduct:
             b = window.tensor(window.channels)
             b = _over_images(b, window, window.channels) if self.batched else b
         else:
-            # Before the product's configuration is chosen, a stand-in for the lowering has the form.
+            # Before the product's configuration is chosen, a lowering with panels of width 1 stands in for the real
+            # one.
             lowering = getattr(self, "lowering", None) or Lowering(window, self.config["form"], 1, count)
             b = lowering.matrix
         epilogue, panels = Epilogue.of(problem, bias), self.config["form"] == "panel"
@@ -179,7 +181,7 @@ class WindowProduct:
         return self.areas()[-1]
 
     def cost(self, balance: Balance) -> float:
-        """Operations of the peak, on a CPU."""
+        """Return the predicted time on a CPU, in operations at the device's peak rate."""
         window, sizes = self.window, self.chunks.sizes
         total = sum(times * gemm_cost(self.spec(count), self.gemm, balance) for count, times in sizes.items())
         if self.in_place and window.images > 1 and not window.nhwc and self.batched == _folds(window):
@@ -191,7 +193,7 @@ class WindowProduct:
         return total
 
     def plan(self, context: Any) -> StepPlan:
-        """Each chunk is lowered and multiplied."""
+        """Compile the launches: each chunk of the source is lowered, then multiplied."""
         window, (scratch, packed, workspace_size) = self.window, self.areas()
         source, target = ("y", "x") if self.flipped else ("x", "y")
         products = {count: GemmPlan(context, self.spec(count), self.gemm) for count in self.chunks.sizes}

@@ -15,15 +15,15 @@ from .convert import NARROW
 CPU_CHUNK_BYTES = (8 << 20, 2 << 20, 1 << 19, 1 << 16)
 """Bytes of a lowered chunk, the default first: a chunk is multiplied while it is in a CPU's cache."""
 GPU_CHUNK_BYTES = (1 << 30, 256 << 20, 32 << 20, 1 << 20)
-"""The same on GPUs, where launches take long and the matrix is streamed."""
+"""Bytes of a lowered chunk on GPUs, the default first: launches take long, and the lowered matrix is streamed."""
 MIN_ITEMS, MIN_LOCAL_BYTES = 64, 9216
-"""Work items of a group and local memory of the smallest tile of a GPU's product, of float64."""
+"""Work items of a work group and bytes of local memory that the smallest float64 tile of a GPU's product needs."""
 MAX_PLACES = 1 << 31
 """Places of an image stay below this: they are a side of a matrix product."""
 NARROW_FACTOR = 1.25
 """Measured over predicted time of 16-bit elements, which are widened: 34 drawn problems on two Xeons."""
 SUSTAINED = 0.92
-"""Share of a GPU's multiply-add rate, which the product's shares are shares of."""
+"""Share of a GPU's multiply-add peak that long products sustain; the product's own efficiency multiplies it."""
 _METHODS = {
     "lower": product.WindowProduct,
     "flipped": product.WindowProduct,

@@ -36,7 +36,7 @@ from .lower import Lowering
 from .window import PatchWindow, runs
 
 _LONGEST_SIDE = 1 << 31
-"""Places of one product stay below this; more are summed chunk after chunk."""
+"""Pixels (over all images) that one product sums stay below this; more are summed chunk after chunk."""
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
@@ -59,7 +59,7 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
 
 
 class WeightsProduct:
-    """One configuration: chunks, products and workspace, nothing compiled."""
+    """The weights' gradient as products over lowered chunks, under one configuration; nothing is compiled."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem, self.gemm = problem, config["gemm"]
@@ -67,16 +67,18 @@ class WeightsProduct:
         self.window = window = PatchWindow.of(problem)
         total = window.images * window.pixels
         self.in_place = window.in_place and total < _LONGEST_SIDE
-        # A product reads several NCHW images as one axis only when it packs them; else there is one product an image.
+        # A product reads several NCHW images as one axis only if it packs them; otherwise there is one product per
+        # image.
         several = self.in_place and window.images > 1 and not window.nhwc
-        self.joined = several and problem.dtype not in NARROW  # 16-bit results are rounded by one product, once
+        # One product rounds a 16-bit result once, so 16-bit problems compute all images in one product.
+        self.joined = several and problem.dtype not in NARROW
         self.chunks = runs(total, window.pixels if config.get("apart") else total)
         self.lowering = None
         if not self.in_place:
             self.chunks = window.chunks(max(1, config["cap"] // (window.k * window.groups * window.accumulator_size)))
             form = "rows" if window.nhwc else "columns"
             self.lowering = Lowering(window, form, most=self.chunks.largest)
-        # One product rounds once by itself; several are summed in float32 first.
+        # A single product rounds its 16-bit result once; the results of several chunks are summed in float32 first.
         self.widened = problem.dtype in NARROW and not self.in_place
 
     def packs_lowered(self, gemm: Mapping[str, Any]) -> bool:
@@ -141,7 +143,7 @@ class WeightsProduct:
         return self.areas()[-1]
 
     def cost(self, balance: Balance) -> float:
-        """Operations of the peak, on a CPU."""
+        """Return the predicted time on a CPU, in operations at the device's peak rate."""
         launch = LAUNCH * balance.launch
         total = sum(times * gemm_cost(spec, self.gemm_for(spec), balance) for spec, times in self._specs().items())
         if self.lowering is not None:
@@ -155,7 +157,7 @@ class WeightsProduct:
         return FOLLOWS * balance.launch * (self.chunks.count - 1) if self.in_place else 0.0
 
     def plan(self, context: Any) -> StepPlan:
-        """Each chunk is lowered and multiplied, the products are added."""
+        """Compile the launches: each chunk is lowered and multiplied, and the products are added."""
         window, problem = self.window, self.problem
         scratch, wide_y, wide_w, workspace_size = self.areas()
         gradient, gradient_offset, result, result_offset = "y", 0, "w", 0

@@ -29,14 +29,14 @@ class Runs:
     size: int
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """(start, count) of each."""
+        """Yield (start, count) of each run."""
         for stretch in range(self.repeats):
             for at in range(0, self.total, self.size):
                 yield stretch * self.total + at, min(self.size, self.total - at)
 
     @property
     def count(self) -> int:
-        """How many runs."""
+        """Number of runs."""
         return self.repeats * -(-self.total // self.size)
 
     @property
@@ -57,7 +57,7 @@ class PatchWindow:
 
     images: int
     channels: int
-    """Of the source."""
+    """Channels of the source, over all groups."""
     targets: int
     """Channels of the tensor on the other side of the product."""
     groups: int
@@ -73,13 +73,13 @@ class PatchWindow:
 
     def __post_init__(self) -> None:
         self.group_channels, self.group_targets = self.channels // self.groups, self.targets // self.groups
-        """Channels a group of the source and of the other tensor."""
+        """Channels per group of the source, and of the tensor on the other side of the product."""
         self.volume, self.pixels = math.prod(self.taps), math.prod(self.places)
-        """Taps, and positions of the window in an image."""
+        """Taps of the kernel, and positions of the window in one image."""
         self.k = self.group_channels * self.volume
         """Rows of the lowered matrix: channels of a group times taps."""
         self.accumulator_size = 8 if self.dtype == "float64" else 4
-        """Bytes of a sum."""
+        """Bytes of one accumulator."""
 
     @classmethod
     def of(cls, problem: ConvProblem, flipped: bool = False) -> PatchWindow:

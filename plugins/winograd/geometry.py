@@ -46,14 +46,14 @@ class TileGeometry:
         gradient."""
         self.taps = p.kh, p.kw
         self.tile = tuple(m if taps > 1 else 1 for taps in self.taps)
-        """Places of a tile."""
+        """Target elements of a tile along each axis."""
         self.alpha = tuple(size + taps - 1 for size, taps in zip(self.tile, self.taps, strict=True))
-        """Elements of a transformed tile."""
+        """Elements of a transformed tile along each axis."""
         self.points = math.prod(self.alpha)
-        """Products: elements of a transformed tile."""
+        """Number of matrix products: one for each element of a transformed tile."""
         pads = zip((p.ph, p.pw), self.taps, strict=True)
         self.origin = tuple(pad - (taps - 1) if flipped else -pad for pad, taps in pads)
-        """Where the first tile reads."""
+        """Position in the source of the first element that the first tile reads; below 0 in the padding."""
         self.counts = tuple(-(-size // tile) for size, tile in zip(self.target.size, self.tile, strict=True))
         """Tiles of an image along each axis."""
         self.tiles = self.images * math.prod(self.counts)

@@ -123,7 +123,8 @@ class _Writer:
                     continue
                 outside = _outside(even), _outside(odd)
                 if len(even) > 1 and all(abs(factor) != 1 for factor in outside):
-                    outside = Fraction(1), outside[1]  # once inside, not once for each form
+                    # The factor is applied within the shared sum: once, not once for each of the two forms.
+                    outside = Fraction(1), outside[1]
                 shared, factor = self._scaled(even, outside[0])
                 scaled = self._scaled(odd, outside[1])
                 for k, sign in ((i, 1), (j, -1)):
@@ -146,7 +147,7 @@ class _Writer:
         return self._held[key]
 
     def assign(self, output: str, form: Form, declare: bool) -> None:
-        """One output."""
+        """Append the statement that assigns one output."""
         what = f"const {self.type} {output}" if declare else output
         self.lines.append(f"{self.indent}{what} = {self._expression(form)};\n")
 
@@ -160,7 +161,7 @@ class _Writer:
             text = name
         elif factor == -1:
             text = f"-{name}"
-            if rest and rest[0][1] > 0:  # a - b, not -b + a
+            if rest and rest[0][1] > 0:  # print a - b instead of -b + a
                 second, times = rest.pop(0)
                 text = f"{literal(times, self.dtype)} * {second} - {name}"
                 self.operations += 1

@@ -18,9 +18,9 @@ from fractions import Fraction
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
-# Positive halves of the pairs of opposite points, by their number; opposite points share half of their arithmetic.
-# The best of a search through small fractions by the float32 error of F(m, 3), those preferred whose squares float32
-# holds exactly. 0 goes with them where the count of points is odd.
+# Interpolation points come in pairs of opposite numbers, which share half of their arithmetic. These are the positive
+# halves by the number of pairs, from a search through small fractions for the least float32 error of F(m, 3); fractions
+# whose squares float32 holds exactly were preferred. The point 0 is added for an odd number of points.
 _PAIRS = {
     2: ("1",),
     3: ("1",),
@@ -49,7 +49,7 @@ class Transform:
 
     @property
     def alpha(self) -> int:
-        """Multiplications, and elements of a tile of the input."""
+        """Number of multiplications of F(m, r), which is also the number of elements of a tile of the input."""
         return self.m + self.r - 1
 
 
@@ -83,8 +83,9 @@ def transform(m: int, r: int, points: tuple[Fraction, ...] | None = None, once: 
     finite = default_points(alpha - 1) if points is None else tuple(Fraction(p) for p in points)
     if len(finite) != alpha - 1 or len(set(finite)) != alpha - 1:
         raise ValueError(f"F({m}, {r}) takes {alpha - 1} different finite points, got {[str(p) for p in finite]}")
-    # Row j of BT: the coefficients of prod over i != j of (t - p_i), monic; the row of infinity: of all of them.
-    # Dividing by N_j = prod over i != j of (p_j - p_i) makes it row j of the inverse transposed Vandermonde matrix.
+    # Row j of BT has the coefficients of the monic polynomial prod over i != j of (t - p_i), the row of infinity those
+    # of the product over all i. Divided by N_j = prod over i != j of (p_j - p_i), it is row j of the inverse transposed
+    # Vandermonde matrix.
     bt = [_monic([p for i, p in enumerate(finite) if i != j], alpha) for j in range(alpha - 1)]
     bt.append(_monic(finite, alpha))
     norms = [math.prod((p - q for q in finite if q != p), start=Fraction(1)) for p in finite] + [Fraction(1)]

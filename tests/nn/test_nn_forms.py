@@ -19,7 +19,7 @@ from convdispatch.elementwise.codegen import reduction_kernel
 from convdispatch.nn import Parameter, Tape, functional
 from convdispatch.nn.normalization import norms
 from convdispatch.nn.pooling import pooling2d
-from convdispatch.tape import Rectified
+from convdispatch.nn.tape import Rectified
 from convdispatch.tensor import Tensor
 
 ORDER = {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1)}

@@ -71,7 +71,7 @@ def test_the_command_prints_every_program():
         main, ["kernel", "mb1ic64ih14oc64kh1", "--solver", "nvidia.direct", "--described", "h200"]
     )
     assert done.exit_code == 0, done.output
-    assert done.output.startswith("// nvidia.direct {")
+    assert done.stdout.startswith("// nvidia.direct {"), "a redirected file gets the text"
     assert "program 1 of 1" in done.output
     assert "void direct(" in done.output
     assert all(info.compute_units > 1 for info in DESCRIBED.values())

@@ -73,7 +73,7 @@ class Activation:
 
 _LINE = "(v) * (T)({0}) + (T)({1})"
 _HARD_SIGMOID = f"({_LINE} < (T)(0) ? (T)(0) : {_LINE} > (T)(1) ? (T)(1) : {_LINE})"
-_SOFTPLUS = "where(x > 36, x, log1p(exp(x)))"  # from there on the same number, in float64 too
+_SOFTPLUS = "where(x > 36, x, log1p(exp(x)))"  # log1p(exp(x)) rounds to x for x above 36, in float64 too
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(

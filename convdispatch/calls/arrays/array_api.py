@@ -110,7 +110,7 @@ class Exchange(Library):
         namespace = like.__array_namespace__()
         try:
             return namespace.from_dlpack(array)
-        except Exception:  # a dtype or an alignment that it does not take: its own copy
+        except Exception:  # from_dlpack refuses some dtypes and alignments; asarray then makes a copy
             return namespace.asarray(array)
 
     def adopted(self, array: Any, like: Any) -> Any:

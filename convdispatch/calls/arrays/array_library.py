@@ -31,7 +31,7 @@ class Library:
             return None
         try:
             return self.device(array)
-        except AttributeError:  # a constant, or what is no array
+        except AttributeError:  # `array` is a Constant, or no array at all
             try:
                 return self.device(getattr(array, "array", None))
             except AttributeError:

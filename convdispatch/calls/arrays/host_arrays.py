@@ -62,7 +62,7 @@ class NumPyArrays:
             made = empty(device, shape, dtype, size)
             return made, address(made)
 
-        # Functions, not methods: a warm call has no time for their attributes.
+        # output_address and allocate are closures, because reading a method's attributes is too slow for a warm call.
         self.output_address: Any = output_address
         self.allocate: Any = allocate
 
@@ -93,7 +93,7 @@ class LibraryArrays(NumPyArrays):
         shape, name, their_dtype, at = self.shape, self.dtype.name, self._their_dtype, self.input_address
 
         def output_address(array: Any) -> int:
-            if their_dtype is None:  # a quantized call, whose result is of another dtype than its operands
+            if their_dtype is None:  # a quantized call: the dtype of its result is not that of its operands
                 fits = library.dtype(array) == name
             else:
                 fits = array.dtype == their_dtype

@@ -94,7 +94,8 @@ def host_address(queue: cl.CommandQueue, buffer: cl.MemoryObject, size: int) -> 
     flags = cl.map_flags.READ | cl.map_flags.WRITE
     view, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, (max(size, 1),), np.uint8)
     address = view.ctypes.data
-    view.base.release(queue)  # mapping makes the values visible; a CPU device's buffer does not move afterwards
+    # Mapping makes the values visible to the host; a CPU device's buffer does not move when it is unmapped.
+    view.base.release(queue)
     queue.finish()
     return address
 
@@ -108,7 +109,7 @@ def _span(tensor: Strided) -> int:
 def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
     """(kind of device, its number, address of the first element); the values are there, for ``stream``."""
     if isinstance(tensor.queue, CudaStream):
-        if stream != -1:  # None and 1 are the default stream, -1 asks for no order
+        if stream != -1:  # DLPack's streams None and 1 are the default stream; -1 asks for no synchronization
             tensor.queue.before(0 if stream in (None, 1) else int(stream))
         return CUDA, tensor.queue.place.number, address_of(tensor.base_data) + tensor.offset
     host = host_address(tensor.queue, tensor.base_data, min(_span(tensor), tensor.base_data.size))
@@ -335,7 +336,7 @@ def _delete(place: int) -> None:
     """The consumer is done with an export."""
     with _lock:
         held = _exports.pop(place, None)
-    del held  # outside of the lock: it may give memory back to a pool
+    del held  # released outside of the lock, because this may give memory back to a pool
 
 
 @_Deleter
@@ -345,7 +346,7 @@ def _forget(capsule: int) -> None:
         _delete(_python_pointer(capsule, _NAME))
 
 
-# Prototypes of their own: those of ctypes.pythonapi's attributes are shared by all users in the process.
+# Function prototypes of this module's own: those of ctypes.pythonapi's attributes are shared by the whole process.
 _new_capsule = ctypes.PYFUNCTYPE(py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", _python))
 _capsule_pointer = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(("PyCapsule_GetPointer", _python))
 _rename_capsule = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(("PyCapsule_SetName", _python))

@@ -123,13 +123,13 @@ class Torch(Library):
     def host_address(self, array: Any) -> int:
         try:
             return array.data_ptr() if array.is_contiguous() and not array.is_neg() else 0
-        except AttributeError:  # NumPy's constant weights
+        except AttributeError:  # constant weights may be a NumPy array, which has no data_ptr()
             return 0
 
     def host(self, array: Any) -> np.ndarray:
         if array.requires_grad:
             array = array.detach()
-        if array.dtype is self.torch.bfloat16:  # NumPy has it by ml_dtypes alone
+        if array.dtype is self.torch.bfloat16:  # NumPy has bfloat16 only through the package ml_dtypes
             import ml_dtypes
 
             return array.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)

@@ -101,7 +101,7 @@ class Operands:
         before = list(getattr(array, "events", ()))
         if own is not self.queue and own is not None and own != self.queue:
             if commands_of(self.queue).replayed:
-                own.finish()  # a replay has no events of other queues to wait for
+                own.finish()  # a recording that is replayed cannot wait for events of other queues
             else:
                 if commands_of(self.queue).kind == "cuda":
                     runtime.hold(self.queue, own)
@@ -143,7 +143,7 @@ def host_memory(array: np.ndarray) -> HostMemory:
     """An array's memory as kernels take it."""
     try:
         return HostMemory(array)
-    except (ValueError, TypeError):  # read-only, or of a dtype that buffers have no letter for
+    except (ValueError, TypeError):  # the array is read-only, or the buffer protocol has no letter for its dtype
         return HostMemory.at(array.__array_interface__["data"][0], array.nbytes, array)
 
 
@@ -157,7 +157,7 @@ def address(array: Any) -> int:
             return 0
     except AttributeError:
         return 0
-    except (ValueError, TypeError):  # of a dtype that buffers have no letter for
+    except (ValueError, TypeError):  # the buffer protocol has no letter for the array's dtype
         pass
     return array.__array_interface__["data"][0]
 

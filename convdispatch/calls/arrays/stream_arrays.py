@@ -60,7 +60,7 @@ class StreamArrays:
         for each in (bias, residual):
             if each is None:
                 found.append(0)
-            elif type(each) is Constant:  # a quantized convolution's table
+            elif type(each) is Constant:  # the bias of a quantized convolution is its table, a Constant
                 found.append(each.on_device(stream).address)  # type: ignore[arg-type, attr-defined]
             else:
                 found.append(self.library.pointer(each, stream)[0] or 1)

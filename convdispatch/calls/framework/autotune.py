@@ -138,7 +138,7 @@ def calls_elsewhere(count: Callable[[], Any]) -> None:
     _count = count
 
 
-# --- the thread ------------------------------------------------------------------------------------------------------
+# --- the background thread that measures -----------------------------------------------------------------------------
 
 
 def _work() -> None:

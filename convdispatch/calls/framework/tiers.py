@@ -161,7 +161,8 @@ class Pending:
         self._allowance: Any = _allowance
         self.answer: Future[None] = Future()
         fixed = fixed_by_pack(problem, pool.device, runtime.device_info(pool.device), policy) is not None
-        if fixed and (not on_cuda or machine_code.carried()):  # a pack says all
+        # A plan pack holds all that the call needs, so no child process plans it.
+        if fixed and (not on_cuda or machine_code.carried()):
             self.answer.set_result(None)
         else:
             self.answer = pool.ask(problem, policy, _seconds(problem))
@@ -290,7 +291,7 @@ def pending() -> int:
 def drain() -> None:
     """Wait until every pending problem is planned, load them, and pack the weights that they promised."""
     for each in list(_pending.values()):
-        with contextlib.suppress(Exception):  # the call that asks next says so
+        with contextlib.suppress(Exception):  # what loading raises here, the next call of the problem raises too
             each.resolved(wait=True)
             each.pack()
 

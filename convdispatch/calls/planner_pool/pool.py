@@ -81,7 +81,8 @@ class PlannerPool:
         ``seconds``: about the time that waits on it. The Future raises NoHelp where no child planned it.
         """
         task = _Task((-seconds, next(self._places)), problem, policy)
-        if decision_store.remembers(problem, self._info, policy):  # its texts and binaries are on disk since then
+        # Where the decision is stored, so are the program texts and binaries.
+        if decision_store.remembers(problem, self._info, policy):
             task.answer.set_result(None)
             return task.answer
         with self._changed:
@@ -140,7 +141,7 @@ class PlannerPool:
         """Records, rules or plugins changed: children forget too; texts and binaries stay true."""
         self._epoch += 1
 
-    # --- one thread a child -----------------------------------------------------------------------------------------
+    # --- one thread for each child process --------------------------------------------------------------------------
 
     def _work(self) -> None:
         child = None
@@ -153,7 +154,8 @@ class PlannerPool:
             while (task := self._next()) is not None:
                 try:
                     self._plan(child, task)
-                except (OSError, EOFError, ValueError, KeyError) as error:  # the child is gone or talks nonsense
+                except (OSError, EOFError, ValueError, KeyError) as error:
+                    # The child process has ended, or its answer is malformed.
                     self._give_back(task, error)
                     return
         finally:
@@ -183,7 +185,7 @@ class PlannerPool:
         epoch = self._epoch
         said = child.plan(task.problem, task.policy, epoch, self._for_cuda)
         why = said.get("failed")
-        if why is None and epoch != self._epoch:  # chosen by what does not hold any more
+        if why is None and epoch != self._epoch:  # records, rules or plugins changed while the child was planning
             with self._changed:
                 self._under_way -= 1
                 heapq.heappush(self._tasks, task)

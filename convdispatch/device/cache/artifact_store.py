@@ -78,7 +78,7 @@ def _fixed(device: cl.Device) -> dict[str, str]:
         "OpenCL version": device.version,
         "driver": device.driver_version,
         "platform": f"{platform.name} {platform.version}",
-        # The same name may stand for another processor: of a folder that machines share, say.
+        # Devices of one name may have different processors, for example where machines share a cache folder.
         "vector width": str(device.native_vector_width_float),
         "extensions": hashlib.sha256(device.extensions.encode()).hexdigest()[:16],
     }

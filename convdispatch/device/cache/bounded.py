@@ -144,7 +144,7 @@ class Budget:
         roots = [each for each in self._entries if not each.parents and each.new >= new]
         used = {each: each.cache.used(each.value) for each in roots}
         for entry in sorted((each for each in roots if used[each]), key=lambda each: used[each]):
-            entry.turn = next(self.turns)  # a fast path used it, which does not ask the cache
+            entry.turn = next(self.turns)  # a fast path used the entry without asking the cache
         for entry in sorted(roots, key=lambda each: each.turn):
             if (self.new_nbytes if new else self.nbytes) <= down_to:
                 return

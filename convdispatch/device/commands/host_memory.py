@@ -169,7 +169,7 @@ class HostQueue(OpenCLQueue):
 
     def finish(self, event: cl.Event) -> None:
         """Wait for the call's last command; its values are in the host's memory then."""
-        for buffer, region in self._mapped:  # mapping is what makes a USE_HOST_PTR buffer's values the host's
+        for buffer, region in self._mapped:  # mapping a USE_HOST_PTR buffer makes its values visible to the host
             view, event = cl.enqueue_map_buffer(
                 self.queue, buffer, cl.map_flags.READ, 0, (region.size,), np.uint8, wait_for=[event], is_blocking=False
             )

@@ -48,8 +48,8 @@ class Kernel:
         self.dtypes = [None if dtype is None else np.dtype(dtype) for dtype in dtypes]
         self._bound: Any = None
         if name not in program.get_info(_kernel_names()).split(";"):
-            self.make()  # raises the driver's own words
-        self.lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
+            self.make()  # raises with the driver's message, as the program has no such kernel
+        self.lock = threading.Lock()  # a cl.Kernel stores its arguments: setting them and launching must not interleave
         self.streams: Any = None
         """What launches it on CUDA's streams, once it has been asked for."""
 

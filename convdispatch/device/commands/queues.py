@@ -57,7 +57,7 @@ class OpenCLQueue(Commands):
                 own.set_arg(place, number(given.value))
             return enqueue(commands.queue, own, *sizes, wait_for=wait_for)
 
-        return run  # holds the arguments: a kernel does not keep their memory alive
+        return run  # the closure keeps the arguments' memory alive, which a cl.Kernel does not
 
     def copy(
         self,

@@ -55,13 +55,16 @@ class Bridge:
 
         self.queue, self.cuda = queue, pool.cuda
         self.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        self._written: Any = None  # the event of the flag's last number, on an out-of-order queue
+        self._written: Any = None  # the event of the last write to the flag, on an out-of-order queue
         self._lock = threading.RLock()
-        self._own: OrderedDict[int, Any] = OrderedDict()  # events this bridge gave out; holding them keeps ids apart
-        self._follows = False  # whether the work in flight waits for this bridge's own events only
-        self._called: Any = None  # the user event of the last call
-        self._put_off: tuple[Any, Any, int] | None = None  # user event, words and pieces of work of a call to be made
-        complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus  # of the loader that pyopencl is linked with
+        # Events that this bridge returned; holding them keeps their handles unique.
+        self._own: OrderedDict[int, Any] = OrderedDict()
+        self._follows = False  # whether the work in flight waits for no other events than this bridge's own
+        self._called: Any = None  # the user event that the last host call on the stream completes
+        # A postponed host call: its user event, its argument words, and the pieces of work that share it.
+        self._put_off: tuple[Any, Any, int] | None = None
+        # clSetUserEventStatus of the OpenCL loader that pyopencl is linked with
+        complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus
         self._complete = ctypes.cast(complete, c_void_p).value
         self._streams, self._pool = pool.take(), pool
         self.stream = self._streams.stream
@@ -98,9 +101,10 @@ class Bridge:
         import pyopencl as cl
 
         streams, waits = self._streams, list(wait_for or ())
-        streams.count = (streams.count + 1) & 0xFFFFFFFF  # CUDA compares in a circle
+        streams.count = (streams.count + 1) & 0xFFFFFFFF  # cuStreamWaitValue32 compares modulo 2**32
         if self._written is not None:
-            waits.append(self._written)  # else a later number might let earlier work begin
+            # The flag's writes stay in order: a later, higher number would let earlier work begin too soon.
+            waits.append(self._written)
         number = np.uint32(streams.count)
         written = cl.enqueue_fill_buffer(self.queue, streams.memory, number, streams.offset, 4, wait_for=waits or None)
         if not self.in_order:
@@ -122,7 +126,8 @@ class Bridge:
         else:
             self._call(finished, words)
         stand = cl.enqueue_barrier if self.in_order else cl.enqueue_marker
-        event = stand(self.queue, wait_for=[finished])  # a command: what lets go of memory sees that it is in use
+        # A command on the queue shows code that frees memory that the memory is in use.
+        event = stand(self.queue, wait_for=[finished])
         self._own[event.int_ptr] = (event, finished, words)
         if len(self._own) > _REMEMBERED:
             self._forget()
@@ -132,7 +137,8 @@ class Bridge:
         import pyopencl as cl
 
         finished = cl.UserEvent(self.queue.context)
-        return finished, (c_uint64 * 3)(self._complete, finished.int_ptr, 0), 0  # status 0 is CL_COMPLETE
+        # The third word, 0, is the status CL_COMPLETE.
+        return finished, (c_uint64 * 3)(self._complete, finished.int_ptr, 0), 0
 
     def _call(self, finished: cl.UserEvent, words: Any) -> None:
         """Complete ``finished`` when the stream's work so far is done."""
@@ -162,7 +168,7 @@ class Bridge:
             finished, words, _ = self._put_off
             try:
                 self._call(finished, words)
-            except ConvDispatchError:  # the device has gone: nobody shall wait for it
+            except ConvDispatchError:  # the device is lost: the user event fails, so that nothing waits for it for ever
                 self._put_off = None
                 finished.set_status(_FAILED)
 
@@ -218,7 +224,8 @@ def _look_after() -> None:
             bridges = list(_watched)
         pause = min(1.5 * pause, _SELDOM)
         for bridge in bridges:
-            bridge.catch_up()  # without the lock, which is taken inside a bridge's own
+            # Called without the lock _to_watch, which other threads take while they hold a bridge's own lock.
+            bridge.catch_up()
             with _to_watch:
                 if not bridge.behind:
                     _watched.discard(bridge)

@@ -31,7 +31,7 @@ def attempt(address: str) -> None:
         opencl_buffer(context(device), shared)
     except CudaError:
         os._exit(REFUSED)
-    os._exit(0)  # drivers' ends may crash, which is not what was asked
+    os._exit(0)  # end without exit handlers: drivers may crash in theirs, which is not what this process tries
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def machine_code(cuda: Cuda, text: str) -> bytes | None:
     place = folder()
     path = None if place is None else place / f"{key[:40]}.cubin"
     if path is None and not artifact_store.gathers():
-        return None  # the driver's own cache serves
+        return None  # without a folder of ours, the CUDA driver's own cache has to do
     found = None if path is None else read_file(path, _FORM)
     if found is None:
         with phase("assemble"):

@@ -286,7 +286,7 @@ class Function:
         """Hold what the PTX says beside what the launch will give."""
         sizes = [parameter.size for parameter in parameters]
         given = [8 if dtype is None else dtype.itemsize for dtype in kernel.dtypes]
-        # Where no type is named stands memory, or a NumPy number that has its own.
+        # A kernel parameter without a dtype is memory, or a NumPy scalar that has a dtype of its own.
         fits = len(sizes) == len(given) and all(
             size == wanted or (dtype is None and size in _UNSIGNED)
             for size, wanted, dtype in zip(sizes, given, kernel.dtypes, strict=True)
@@ -314,7 +314,7 @@ class Function:
         ``early`` lets it be placed before the kernel before has ended, for which it waits itself.
         """
         self.numbers(arguments)
-        with self._lock:  # the driver copies the arguments before it returns
+        with self._lock:  # guards the argument buffer, which the driver copies before it returns
             self.pack.pack_into(self._room, 0, *arguments)
             config = self._config
             config.stream, config.count = stream, self.overlaps if early else 0

@@ -34,7 +34,7 @@ _LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}
 """CUDA's errors of a kernel that ran before the call that answers them; the context is lost with each."""
 _NO_TIMING = 2
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
-BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA reads it once a process too
+BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA also reads CUDA_LAUNCH_BLOCKING only once per process
 _lock = threading.Lock()
 
 
@@ -85,7 +85,7 @@ class PoolPlace(NamedTuple):
 
 def place_of(number: int) -> CudaPlace:
     """CUDA's device of a number. Raises NoDevice where NVIDIA's OpenCL has no such device."""
-    with _lock:  # threads that ask while it is made wait
+    with _lock:  # while one thread makes the CudaPlace, others wait for it
         return _place_of(number)
 
 
@@ -139,7 +139,7 @@ class CudaStream(Commands):
     def __repr__(self) -> str:
         return f"CudaStream({self.handle:#x} on CUDA's device {self.place.number})"
 
-    # --- commands ----------------------------------------------------------------------------------------------------
+    # --- commands (see the class Commands) ---------------------------------------------------------------------------
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> CudaStream:
         """See Commands. Raises Unlaunchable where the program or its arguments are nothing for CUDA."""
@@ -149,7 +149,7 @@ class CudaStream(Commands):
             one = given[at]
             if type(one) is CudaMemory:
                 given[at] = one.address
-            elif not isinstance(one, np.generic):  # a number of its own type
+            elif not isinstance(one, np.generic):  # a NumPy scalar is passed as it is, with its own dtype
                 given[at] = address_of(one)
         self.launch_function(function, given)
         return self
@@ -175,7 +175,7 @@ class CudaStream(Commands):
         target_offset: int = 0,
         wait_for: Any = None,
     ) -> CudaStream:
-        self.early = False  # a kernel after what is no kernel waits for its end
+        self.early = False  # a kernel launched after a copy must wait for the copy's end
         to, of = address_of(target) + target_offset, address_of(source) + source_offset
         self._call("cuMemcpyAsync", to, of, size, self._stream)
         return self
@@ -189,7 +189,7 @@ class CudaStream(Commands):
             value, name = int.from_bytes(raw, sys.byteorder), f"cuMemsetD{8 * len(raw)}Async"
             self._call(name, at, value, size // len(raw), self._stream)
             return self
-        for word in range(0, len(raw), 4):  # every second word, then the others
+        for word in range(0, len(raw), 4):  # each fill writes one 32-bit word of every repetition of the number
             value = int.from_bytes(raw[word : word + 4], sys.byteorder)
             self._call("cuMemsetD2D32Async", at + word, len(raw), value, 1, size // len(raw), self._stream)
         return self
@@ -285,7 +285,7 @@ class CudaStream(Commands):
         self._call("cuStreamIsCapturing", self._stream, byref(found))
         return found.value != 0
 
-    # --- faults -----------------------------------------------------------------------------------------
+    # --- the current context, and faults ----------------------------------------------------------------
 
     def current(self) -> Any:
         """A context manager: the device's context is this thread's meanwhile."""

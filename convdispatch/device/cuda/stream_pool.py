@@ -30,7 +30,7 @@ class Streams:
         self.stream = cuda.make("cuStreamCreate", _NON_BLOCKING)
         self.aside = cuda.make("cuStreamCreate", _NON_BLOCKING)
         self.done = cuda.make("cuEventCreate", _NO_TIMING)
-        self.held: Any = None  # what calls that are still to be made use, after the bridge has gone
+        self.held: Any = None  # keeps alive what host calls still to come will use, after the bridge has gone
 
     def idle(self) -> bool:
         """Whether all its work is done, and so all that it waited for."""

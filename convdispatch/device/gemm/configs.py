@@ -12,7 +12,7 @@ from .layout import direct
 from .spec import GemmSpec
 
 B_PASS_BYTES = 512 * 1024
-"""Bytes of B that one pass over the rows may keep in a core's second-level cache."""
+"""Bytes of B that one pass over the rows of A may occupy in a core's second-level cache."""
 LOCAL_B_BYTES = 128 * 1024
 """Bytes of local memory for a block of B that a work item packs itself."""
 LOCAL_A_BYTES = 32 * 1024
@@ -22,10 +22,12 @@ ITEM_FLOPS = 1_000_000
 SPLIT_FLOPS = 1_000_000
 """Operations below which adding the parts of a split sum costs more than other cores save."""
 TALL_ROWS = 128
-"""Rows of C of a work item of a long sum."""
+"""Rows of C that one work item computes when the sum over k is long (much longer than C's sides)."""
 PARTS_BYTES = 4 << 20
-"""Bytes of all parts of a long sum."""
-_GPU_TILES = (  # bm, bn, bk, tm, tn, ln, stages, percent of the multiply-add peak at 4096 cubed on one H200
+"""Most bytes of the partial results of a long sum over k that is split among work items."""
+# One row per work-group tile: (bm, bn, bk, tm, tn, ln, stages, percent of an H200's peak reached by a 4096-cubed
+# product)
+_GPU_TILES = (
     (64, 128, 16, 8, 8, 8, 2, 70),
     (128, 128, 8, 8, 8, 8, 2, 69),
     (64, 64, 16, 8, 8, 8, 2, 67),
@@ -43,17 +45,17 @@ _GPU_TILES = (  # bm, bn, bk, tm, tn, ln, stages, percent of the multiply-add pe
 
 
 def configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-    """Configurations of ``spec`` for ``device``, the default first; JSON values."""
+    """Yield the configurations of ``spec`` for ``device`` as dicts of JSON values, the default first."""
     return cpu_configs(spec, device) if device.type == "cpu" else gpu_configs(spec, device)
 
 
 def _swap(spec: GemmSpec) -> bool:
-    """Whether the transposed product writes C along its neighbours."""
+    """Whether only the transposed product writes contiguous elements of C: C has stride 1 along rows, not columns."""
     c = spec.simplified.c
     return c.row.stride == 1 and spec.m > 1 and not (c.col.stride == 1 and spec.n > 1)
 
 
-# --- CPU -----------------------------------------------------------------------------------------------------------
+# --- configurations for CPUs ----------------------------------------------------------------------------------------
 
 
 def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
@@ -72,7 +74,7 @@ def cpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
         for cost, mr, nv in _tiles(inner.m, inner.n, inner.k, lanes, registers, inner.c.col.stride != 1)
     ]
     choices.sort()
-    # Also the transposed product: these counts leave out scattered sums and packing.
+    # The candidates include the transposed product, because these cycle counts leave out scattered sums and packing.
     other = [choice for choice in choices[6:] if choice[1] != choices[0][1]][:2]
     for cost, swap, mr, nv in choices[:6] + (other if len({choice[1] for choice in choices[:6]}) < 2 else []):
         if cost > 1.6 * choices[0][0]:
@@ -92,7 +94,7 @@ def _tiles(m: int, n: int, k: int, lanes: int, registers: int, scatter: bool) ->
         whole_n, rest_n = divmod(n, nv * lanes)
         wide = [(vectors, count) for vectors, count in ((nv, whole_n), (cdiv(rest_n, lanes), 1)) if vectors and count]
         for mr in heights:
-            # Several vectors with more sums than three quarters of the registers spill.
+            # Register tiles of several vectors spill when their sums take more than three quarters of the registers.
             if mr > m or mr * nv + nv + 1 > registers or (nv > 1 and mr * nv > registers * 3 // 4):
                 continue
             whole_m, rest_m = divmod(m, mr)
@@ -100,14 +102,14 @@ def _tiles(m: int, n: int, k: int, lanes: int, registers: int, scatter: bool) ->
             for rows, count_m in ((mr, whole_m), (rest_m, 1)) if rest_m else ((mr, whole_m),):
                 for vectors, count_n in wide:
                     total += count_m * count_n * (_step(rows, vectors) * k + rows * vectors * store + 20)
-            # Many rows of A are at many addresses that share a cache set, or need packing.
+            # Tall tiles cost more: many rows of A are at many addresses that share a cache set, or A needs packing.
             found.append((total * (1.06 if mr > 8 else 1.0 + 0.002 * abs(mr - 6)), mr, nv))
     return found
 
 
 @functools.cache
 def _step(rows: int, vectors: int) -> float:
-    """Cycles of a step of k in a tile."""
+    """Cycles that a register tile of ``rows`` by ``vectors`` takes for one step of k."""
     sums = rows * vectors
     return max(sums, (rows + vectors) * 0.7, 4 * sums / (sums * _unroll(rows, vectors)))
 
@@ -134,9 +136,10 @@ def _cpu_blocks(
     split = cdiv(spec.k, ks)
     kc = B_PASS_BYTES // (nr * spec.accumulator_size) // 16 * 16
     if narrow and split == 1:
-        kc = spec.k  # C cannot hold partial sums
+        kc = spec.k  # 16-bit C cannot hold partial sums, so one pass covers all of k.
     kc = min(kc, spec.k if split == 1 else ks)
-    kc = cdiv(spec.k if split == 1 else ks, cdiv(spec.k if split == 1 else ks, kc))  # equal passes
+    # All passes over k have about equal length.
+    kc = cdiv(spec.k if split == 1 else ks, cdiv(spec.k if split == 1 else ks, kc))
     mt = max(1, min(tiles, cdiv(tiles, cdiv(want, panels * spec.batch * split))))
     flops = 2 * min(spec.m, mt * mr) * min(nr, spec.n) * min(spec.k, ks)
     wide = max(1, min(panels, ITEM_FLOPS // flops, panels * spec.batch * split * cdiv(tiles, mt) // want))
@@ -145,7 +148,7 @@ def _cpu_blocks(
         deep = max(1, min(spec.batch, ITEM_FLOPS // (flops * panels), spec.batch * split * cdiv(tiles, mt) // want))
     config = {"kind": "cpu", "swap": swap, "lanes": lanes, "mr": mr, "nv": nv, "ku": _unroll(min(mr, spec.m), nv)}
     config |= {"kc": kc, "mt": mt, "np": wide, "bt": deep, "split": split, "ks": ks}
-    # Packing pays when an element is read often: B once a tile of rows, A once a panel of columns.
+    # Packing pays when an element is read often: an element of B once per tile of rows, of A once per panel of columns.
     pack_a = not spec.a_packed and not (direct_a and (panels <= 2 or (spec.a.col.stride == 1 and mr <= 8)))
     pack_b = not spec.b_packed and not (direct_b and tiles <= 24)
     depth = spec.k if split == 1 else ks
@@ -159,7 +162,8 @@ def _cpu_blocks(
     local_kc = local_kc and cdiv(depth, cdiv(depth, local_kc))
     if direct_a and direct_b and not (spec.a_packed or spec.b_packed) and (long := _long_sum(spec, mr, nr, want)):
         yield {**config, **long, "pack_a": False, "pack_b": False}
-    if pack_b and local_kc and tiles <= 24:  # a packing pass would cost more than what it feeds
+    # With few tiles of rows, a separate packing pass over B would cost more than the product that reads it.
+    if pack_b and local_kc and tiles <= 24:
         yield {**config, "pack_a": pack_a, "pack_b": "local", "kc": local_kc}
     yield {**config, "pack_a": pack_a, "pack_b": pack_b}
     if pack_a == "local":
@@ -192,7 +196,7 @@ def _long_sum(spec: GemmSpec, mr: int, nr: int, want: int) -> dict[str, int] | N
     return {"kc": kc, "mt": mt, "np": cdiv(spec.n, nr), "bt": 1, "split": cdiv(spec.k, ks), "ks": ks}
 
 
-# --- GPU -----------------------------------------------------------------------------------------------------------
+# --- configurations for GPUs ----------------------------------------------------------------------------------------
 
 
 def gpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""What a product costs a CPU, in operations of the direct sum at the device's peak.
+"""Predicts the time of a matrix product on a CPU, in operations at the device's peak multiply-add rate.
 
-The numbers are least squares of logarithms over 700 products of 45 layers (1x1, all directions, weights constant and
+The constants are least squares of logarithms over 700 products of 45 layers (1x1, all directions, weights constant and
 not, one image and four) on two cores with AVX-512, each with up to sixteen of its choices.
 """
 
@@ -16,36 +16,52 @@ from .layout import distinct, far_rows
 from .spec import GemmSpec
 
 LAUNCH = 3e6
-"""A launch, on the cores that costs were fitted on."""
+"""Operations at peak rate in the time of one kernel launch, on the cores that the costs were fitted on."""
 PACKED = 50.0, 160.0
-"""An element of A that is packed, along its columns and across them."""
+"""Operations at peak rate per packed element of A: packed along A's columns, and across them."""
 
-TRANSPOSED_OPS = 25.0  # an element of A that is packed in squares that are transposed in registers
-RUN_REST_OPS = 6000.0  # the rest of a run along columns that fills no square
-PANEL_OPS = 25.0, 55.0  # an element of B that is packed, along its rows and across them
-LOCAL_OPS = 14.0, 75.0  # the same by the work item that needs it
-BROKEN_OPS = 160.0  # an element of B in a panel across the end of a run of columns, packed one by one
-WIDENED_OPS = 4.0  # an element of A that a tile widens for itself
-MEMORY_OPS = 200.0  # more of a packed element that goes to memory and back, of HELD_BYTES or more
+TRANSPOSED_OPS = 25.0  # operations at peak rate per packed element of A, where squares are transposed in registers
+# Operations at peak rate for the end of a contiguous run of A's columns, which fills no square to transpose
+RUN_REST_OPS = 6000.0
+PANEL_OPS = 25.0, 55.0  # operations at peak rate per packed element of B: packed along its rows, and across them
+# Operations at peak rate per element of B that a work item packs into local memory: along B's rows, and across them
+LOCAL_OPS = 14.0, 75.0
+# Operations at peak rate per element of B that is packed alone, because its panel crosses the end of a run of columns
+BROKEN_OPS = 160.0
+WIDENED_OPS = 4.0  # operations at peak rate per 16-bit element of A that a tile widens itself
+# Additional operations at peak rate per packed element, if the packed operand has HELD_BYTES or more
+MEMORY_OPS = 200.0
 HELD_BYTES = 7 << 20
-MULTIPLY_OPS = 0.93  # an operation of the tiles, edges counted as whole tiles
-TILE_OPS = 40.0  # a tile's beginning and end
-READ_OPS = 30.0  # an element of A or B
-WRITTEN_OPS = 5.0  # an element of C
-SCATTERED_OPS = 90.0  # an element of C whose columns are not contiguous
-CROWDED_C_OPS = 1500.0  # the same where more of C's lines share a cache set than it has ways
-PARTIAL_OPS = 20.0  # an element of C that a part of a sum leaves and another kernel adds
-FAR_OPS = 20.0  # an element of A that a panel of B reads from memory again; rows in place read whole lines for a tile
-PREFETCHED_OPS = 2.0  # the same of rows in place whose lines are prefetched
-CROWDED_OPS = 8.0  # an element in place that is read again: B's rows whole pages apart, A's columns on many pages
-CROWDED_A_OPS = 18.0  # an element of A in contiguous rows whose columns share few sets of the first-level cache
-REREAD_B_OPS = 0.35  # an element of B that a row of tiles reads again from beyond the first-level cache
-UNALIGNED_OPS = 0.7  # an element of B in place, in vectors across cache lines: NumPy aligns large arrays to 16 bytes
-CACHED_BYTES = 1 << 20  # bytes that are read again from a second-level cache
-L1_BYTES = 32 * 1024  # bytes of a first-level cache
-L1_WAYS = 12  # ways of a set of the first-level cache
-L1_LINES = 10  # lines of a set that stay there between two uses
-TLB_PAGES = 64  # pages whose addresses are cached
+# Operations at peak rate per operation of the register tiles, where tiles at the edges count as whole ones
+MULTIPLY_OPS = 0.93
+TILE_OPS = 40.0  # operations at peak rate to begin and end one register tile
+READ_OPS = 30.0  # operations at peak rate per element of A or B that is read
+WRITTEN_OPS = 5.0  # operations at peak rate per element of C that is written
+SCATTERED_OPS = 90.0  # operations at peak rate per element of C that is written to columns that are not contiguous
+# Operations at peak rate per scattered element of C, if more of C's cache lines share a set than it has ways
+CROWDED_C_OPS = 1500.0
+# Operations at peak rate per element of C that one part of a split sum writes and the reduction kernel adds
+PARTIAL_OPS = 20.0
+# Operations at peak rate per element of A that another panel of B reads from memory again; if A is read in place with
+# contiguous columns, per element of the whole cache lines that a tile reads
+FAR_OPS = 20.0
+# Operations at peak rate per element of A that is read again, if A's rows are read in place and prefetched
+PREFETCHED_OPS = 2.0
+# Operations at peak rate per element that is read in place again, if B's rows are whole pages apart or A's columns are
+# on many pages
+CROWDED_OPS = 8.0
+# Operations at peak rate per element of A in contiguous rows whose columns share few sets of the first-level cache
+CROWDED_A_OPS = 18.0
+# Operations at peak rate per element of B that each row of tiles reads again from beyond the first-level cache
+REREAD_B_OPS = 0.35
+# Operations at peak rate per element of B in place whose vectors cross cache lines (NumPy aligns large arrays to 16
+# bytes)
+UNALIGNED_OPS = 0.7
+CACHED_BYTES = 1 << 20  # bytes of an operand that the second-level cache holds until it is read again
+L1_BYTES = 32 * 1024  # bytes of the first-level data cache
+L1_WAYS = 12  # ways (cache lines per set) of the first-level data cache
+L1_LINES = 10  # cache lines of one set of the first-level cache that stay cached between two uses
+TLB_PAGES = 64  # pages whose addresses the first-level TLB caches
 PAGE_BYTES, LINE_BYTES = 4096, 64
 
 
@@ -62,8 +78,8 @@ def _operations(m: int, n: int, k: int, mr: int, nv: int, lanes: int) -> float:
     for rows, count_m in ((mr, tall), (rest_m, 1)):
         for vectors, count_n in ((nv, wide), (cdiv(rest_n, lanes), 1)):
             if rows and vectors:
-                # A step of k: the multiply-adds, the loads, or the four cycles, each of two multiply-adds, that a sum
-                # takes before the next may be added to it; just eight sums take a ninth longer.
+                # One step of k takes the longest of three: the multiply-adds, the loads, or the four-cycle latency of
+                # an addition (two multiply-adds a cycle); with exactly eight sums it takes a ninth longer.
                 total += count_m * count_n * max(rows * vectors, 0.7 * (rows + vectors), 9 / unrolled)
     return 2.0 * lanes * total * k
 
@@ -107,7 +123,7 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any], balance: Balance = FIT
     launch, away = LAUNCH * balance.launch, MEMORY_OPS * balance.memory
     spec = _swapped(spec, gemm["swap"])
     mr, nv, lanes, split = gemm["mr"], gemm["nv"], gemm["lanes"], gemm["split"]
-    # Batches that share an operand pack it once; each reads it.
+    # Batches that share an operand pack it once, but each batch reads it.
     a, b = (count * spec.k * distinct(x.batch, spec.batch)[0] for count, x in ((spec.m, spec.a), (spec.n, spec.b)))
     every_a, every_b, c = (count * spec.batch for count in (spec.m * spec.k, spec.k * spec.n, spec.m * spec.n))
     size, wide = spec.accumulator_size, nv * lanes
@@ -126,16 +142,17 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any], balance: Balance = FIT
         lines = in_place and spec.a.row.stride == 1 and spec.a.col.stride * size >= LINE_BYTES
         once = FAR_OPS * (max(1.0, LINE_BYTES / (mr * size)) if lines else 1.0)
         each = PREFETCHED_OPS if far_rows(spec, not in_place, nv) else once
-        # A work item whose rows stay in the second-level cache from one panel to the next reads them once.
+        # A work item reads its rows of A once, if they stay in the second-level cache from one panel of B to the next.
         near = gemm["mt"] * mr * min(gemm["kc"], spec.k) * size <= CACHED_BYTES // 2
         cost += each * (every_a * (cdiv(panels, gemm["np"]) if near else panels) - a)
     if spec.k * (wide if split == 1 else spec.n) * size > CACHED_BYTES:
         cost += FAR_OPS * (every_b * sweeps - b)
     if spec.c.col.stride == 1 and c * size > CACHED_BYTES:
-        # Lines that two panels share are brought and written twice.
+        # Cache lines of C that two panels share are read and written twice.
         cost += FAR_OPS * c * (LINE_BYTES - math.gcd(wide * size, LINE_BYTES)) / (wide * size)
     if spec.c.col.stride > 1:
-        # A row of a tile is written to as many lines, which share few cache sets where columns are pages apart.
+        # With strided columns, each element of a tile's row of C is in another cache line, and the lines share few
+        # cache sets if columns are pages apart.
         apart = wide * math.gcd(spec.c.col.stride * size, PAGE_BYTES) > L1_WAYS * PAGE_BYTES
         cost += (CROWDED_C_OPS if apart else SCATTERED_OPS) * c * (passes if split == 1 else 1)
     if gemm["pack_a"] == "local" and not spec.a_packed:
@@ -146,7 +163,7 @@ def product_cost(spec: GemmSpec, gemm: Mapping[str, Any], balance: Balance = FIT
     if gemm["pack_b"] and not spec.b_packed:
         across, run = spec.b.col.stride > 1, spec.b.col.inner
         each = BROKEN_OPS * min(1, (wide - math.gcd(run, wide)) / run) if run and not across else 0
-        if gemm["pack_b"] == "local":  # every item of a panel's rows packs it again
+        if gemm["pack_b"] == "local":  # Every work item of a panel's rows packs the panel of B again.
             cost += (LOCAL_OPS[across] + each) * every_b * sweeps
         else:
             cost += (PANEL_OPS[across] + each) * b + launch + (away * b if b * size > HELD_BYTES else 0.0)

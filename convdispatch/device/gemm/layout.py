@@ -22,7 +22,7 @@ from .spec import Axis, GemmSpec
 L2_BYTES = 1 << 20
 """Bytes that a second-level cache holds."""
 SHORT_ROW_BYTES = 256
-"""Bytes of a short row."""
+"""Bytes of a row of A below which a tile of one vector does not prefetch the row."""
 FAR_ELEMENTS, PANEL_ELEMENTS = 1 << 16, 1 << 13
 """Elements of a batch's packed operand from which on its lines are prefetched, and of B's panel, which a first-level
 cache holds if it is smaller. 1x1 layers of as many weights took 0.81 to 0.98 of the time, smaller ones 0.96 to 1.04; a
@@ -35,14 +35,14 @@ class PackedLayout:
     """Sizes and index formula of one operand's packed form; elements are float, or double for float64."""
 
     width: int
-    """Neighbouring i a panel."""
+    """Neighbouring indices i (rows of A or columns of B) in one panel."""
     panels: int
-    """Panels a batch."""
+    """Panels of the operand in one batch."""
     k: int
     batches: int
-    """Distinct operands: batches that share memory count once."""
+    """Number of distinct operand matrices: batches that share memory (batch stride 0) count once."""
     batch: Axis
-    """From the product's batch index to the distinct operand's."""
+    """Maps the product's batch index to the index of the distinct operand matrix."""
     itemsize: int
 
     @property
@@ -68,7 +68,7 @@ class PackedLayout:
 
 
 def packed_layout(spec: GemmSpec, config: Mapping[str, Any], operand: str) -> PackedLayout:
-    """How operand ``"a"`` or ``"b"`` of ``spec`` looks when packed for ``config``."""
+    """Return the layout of operand ``"a"`` or ``"b"`` of ``spec`` when it is packed for ``config``."""
     size = spec.m if operand == "a" else spec.n
     rows = (operand == "a") != bool(config.get("swap"))
     if config["kind"] == "cpu":
@@ -89,7 +89,7 @@ def direct(spec: GemmSpec, letter: str, lanes: int) -> bool:
 
 
 def distinct(axis: Axis, batch: int) -> tuple[int, Axis]:
-    """How many different operands a batch axis reaches, and the map from batch index to them."""
+    """Return the number of distinct operand matrices along a batch axis, and the map from batch index to matrix."""
     if axis.plain:
         return (batch, Axis(1)) if axis.stride else (1, Axis(0))
     outer = -(-batch // axis.inner)
@@ -100,7 +100,7 @@ def distinct(axis: Axis, batch: int) -> tuple[int, Axis]:
     return (outer, Axis(0, inner=axis.inner, outer=1)) if axis.outer else (1, Axis(0))
 
 
-# --- prefetched lines: operands beyond second-level caches come late where a processor sees no streams ---------------
+# --- prefetching: an operand larger than the second-level cache arrives late if the processor detects no stream -----
 
 
 def far_rows(spec: GemmSpec, packed: bool, vectors: int) -> bool:

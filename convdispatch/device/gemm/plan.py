@@ -19,7 +19,7 @@ from .spec import GemmSpec
 if TYPE_CHECKING:
     import pyopencl as cl
 
-_ALIGN = 128  # bytes between the areas of the workspace
+_ALIGN = 128  # bytes to which the start of each area of the workspace is aligned
 
 
 class GemmPlan:
@@ -37,7 +37,7 @@ class GemmPlan:
         self.spec, self.config = spec, dict(config)
         self._context = context
         swap = bool(config.get("swap"))
-        # From here on the product is C = A B with the operands in the order that the kernel takes.
+        # From here on the product is C = A B with the operands in the order in which the kernel takes them.
         inner = (spec.swapped if swap else spec).simplified
         self._order = "ba" if swap else "ab"
         self._layouts = {letter: packed_layout(spec, config, letter) for letter in "ab"}
@@ -101,7 +101,7 @@ class GemmPlan:
         residual_offset: int = 0,
         workspace_offset: int = 0,
     ) -> cl.Event:
-        """Enqueue the product; the event of its last command. Never waits, never allocates.
+        """Enqueue the product and return the event of its last command. Never waits, never allocates.
 
         Offsets are in elements of their buffer, ``workspace_offset`` in bytes, a multiple of 128. ``c`` must not
         overlap ``a`` or ``b``; ``residual`` may be ``c``'s very elements.
@@ -150,7 +150,7 @@ class GemmPlan:
 
 
 def workspace_size(spec: GemmSpec, config: Mapping[str, Any]) -> int:
-    """Bytes of workspace that ``GemmPlan(context, spec, config)`` needs, without compiling it."""
+    """Return the bytes of workspace that ``GemmPlan(context, spec, config)`` needs, without compiling it."""
     return _workspace_areas(spec, config)[1]
 
 
@@ -162,7 +162,8 @@ def _workspace_areas(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[dict[st
         packs = {x: config["pack_" + x] or not direct(inner, x, config["lanes"]) for x in "ab"}
         packs = {x: packs[x] and config["pack_" + x] != "local" for x in "ab"}
     areas, size = {}, 0
-    for theirs, ours in zip("ab", "ba" if config.get("swap") else "ab", strict=True):  # kernel's, caller's operand
+    # The first letter names the kernel's operand, the second the caller's
+    for theirs, ours in zip("ab", "ba" if config.get("swap") else "ab", strict=True):
         if packs[theirs] and not getattr(inner, theirs + "_packed"):
             areas[ours] = size
             size += -(-packed_layout(spec, config, ours).size // _ALIGN) * _ALIGN
@@ -173,7 +174,7 @@ def _workspace_areas(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[dict[st
 
 
 class _Kernel:
-    """One kernel whose arguments are (memory, element offset) pairs, and perhaps numbers that stay."""
+    """One kernel whose arguments are (memory, element offset) pairs, optionally followed by constant numbers."""
 
     def __init__(
         self,

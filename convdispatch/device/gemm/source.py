@@ -1,4 +1,4 @@
-"""From a specification and a configuration to OpenCL text: literal sizes, index macros, and the kernel files."""
+"""Generates a product's OpenCL text from its specification and configuration: sizes, index macros, kernel files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .layout import far_columns, far_packed, far_rows, far_steps, packed_layout
 from .spec import Axis, GemmSpec
 
 ITEM_ELEMENTS = 1 << 14
-"""Elements that a work item should pack, so that it is worth starting."""
+"""Least elements that one work item of a packing kernel should pack, so that it is worth starting."""
 GROUP_ELEMENTS = 64
-"""Neighbours of a row that a work item packs together where panels are narrow: shared cache lines are read once."""
+"""Neighbouring elements of a row that one work item packs if panels are narrow: shared cache lines are read once."""
 
 
 def _split_k(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[int, int]:
-    """Parts of the sum and k's of one part; the last part may be shorter, none is empty."""
+    """Return the number of parts of the sum over k and the length of a part; the last may be shorter, none is empty."""
     return config["split"], config["ks"] if config["split"] > 1 else spec.k
 
 
@@ -37,7 +37,7 @@ def _epilogue(
     ends a row the lanes from ``tail[0]`` to before ``tail[1]``."""
     split, ks = _split_k(spec, config)
     text = _types(spec, lanes) + activation_macro(spec.epilogue.activation)
-    # ACCUMULATE is 0: the flag ADD says when C's old values are added.
+    # The macro ACCUMULATE is 0 here: the kernel argument FLAGS (ADD) says whether C's old values are added.
     text += define(BIAS=int(spec.epilogue.bias is not None), RESIDUAL=int(spec.epilogue.residual), ACCUMULATE=0)
     text += define(M=spec.m, N=spec.n, K=spec.k, BATCH=spec.batch, SPLIT=split, KS=ks)
     text += define(FLAGS="ADD" if spec.epilogue.accumulate and not partial else 0)
@@ -130,7 +130,7 @@ def _cpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
 
 
 class _Operand:
-    """How a work group fetches slices of one operand, for the template."""
+    """How a GPU work group loads K-slices of one operand: the values that the kernel's template reads."""
 
     def __init__(self, spec: GemmSpec, config: Mapping[str, Any], letter: str) -> None:
         matrix = getattr(spec, letter)
@@ -151,17 +151,19 @@ class _Operand:
         self.vec = 4 if spec.alignment % 4 == 0 and self._quads(spec, config, matrix, i, k) else 1
         self.stored = "ACC" if self.packed else "REAL"
         items = (config["bm"] // config["tm"]) * (config["bn"] // config["tn"])
-        self.run = (config["bk"] if self.k_unit else self.tile) // self.vec  # places along a slice's fast axis
-        self.total = self.tile * config["bk"] // self.vec  # places of a slice
-        self.slots = -(-self.total // items)  # places that one work item fetches
+        # Vector loads along the contiguous axis of a K-slice
+        self.run = (config["bk"] if self.k_unit else self.tile) // self.vec
+        self.total = self.tile * config["bk"] // self.vec  # vector loads of the whole K-slice
+        self.slots = -(-self.total // items)  # vector loads of the K-slice that one work item makes
         self._items = items
         assert self.slots == 1 or self.run % items == 0 or items % self.run == 0, "a slice must divide among the items"
-        # A slot's address is a literal step from the first one's unless its i is clamped or on a split axis.
+        # The address of each load is the first load's address plus a literal, unless its index i is clamped or on a
+        # split axis.
         moves = any(self.place(s)[1] for s in range(self.slots))
         self.offsets = not self.packed and moves and (self.ragged or not i.plain)
 
     def place(self, slot: int) -> tuple[int, int]:
-        """(k, i) of a slot in the slice, relative to the item's first slot."""
+        """Return (k, i) of a work item's load number ``slot`` in the K-slice, relative to its first load."""
         if self._items >= self.run:
             fast, slow = 0, slot * (self._items // self.run)
         else:
@@ -191,15 +193,15 @@ def _gpu_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
 
 
 class Packing(NamedTuple):
-    """How an operand is packed."""
+    """The kernel that packs one operand: its program, its launch size and its numeric arguments."""
 
     text: str
-    """The program."""
+    """OpenCL text of the packing program."""
     sizes: tuple[int, int, int]
-    """Work items."""
+    """Work items of the packing kernel's launch along each axis."""
     local: tuple[int, int, int] | None
     numbers: tuple[Any, ...]
-    """Sizes that follow the kernel's other arguments, where this costs nothing: so a net's many operands share a
+    """Sizes that are passed as kernel arguments where that costs nothing, so that a network's many operands share one
     program."""
 
 
@@ -209,7 +211,7 @@ def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:
     matrix, layout = getattr(spec, letter), packed_layout(spec, config, letter)
     i, k = (matrix.row, matrix.col) if letter == "a" else (matrix.col, matrix.row)
     lanes = config.get("lanes", 4)
-    axis = layout.batch  # the first batch that uses distinct operand z
+    axis = layout.batch  # The macro Z maps the index z of a distinct operand to the first batch that uses it.
     first = f"((z) * {axis.inner})" if not axis.plain and axis.outer else "(z)"
     narrow = 0 if config["kind"] == "gpu" else _narrow(spec, i, layout.width, lanes)
     group = max(1, GROUP_ELEMENTS // layout.width) if narrow else 1
@@ -218,7 +220,8 @@ def packing(spec: GemmSpec, config: Mapping[str, Any], letter: str) -> Packing:
     text += f"#define X_BATCH(z) {matrix.batch.text('z')}\n#define X_K(k) {k.text('k')}\n#define Z(z) {first}\n"
     size, numbers = spec.m if letter == "a" else spec.n, ()
     k_unit = k.stride == 1 and i.stride != 1
-    if k_unit and k.plain and i.plain and config["kind"] == "cpu":  # reads run along k: no loop depends on I_STEP
+    # Reads run along k, so no loop depends on I_STEP, and the sizes can be kernel arguments.
+    if k_unit and k.plain and i.plain and config["kind"] == "cpu":
         text += "#define SIZES , int I, int K, int PANELS, long I_STEP\n#define X_I(i) ((long)(i) * I_STEP)\n"
         numbers = (np.int32(size), np.int32(spec.k), np.int32(layout.panels), np.int64(i.stride))
     else:

@@ -1,4 +1,4 @@
-"""The specification of a matrix product: operands in memory by element strides, and what follows the sum."""
+"""The specification of a matrix product: the operands' sizes and strides, and the epilogue after the sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Axis:
-    """Where index i of an axis lives: ``(i % inner) * stride + (i // inner) * outer`` elements from its start.
+    """The address of index i of an axis: ``(i % inner) * stride + (i // inner) * outer`` elements from its start.
 
     ``inner`` None is the plain axis, ``i * stride``. The split form walks two axes of a tensor as one: NCHW's columns
     (image, pixel) are ``Axis(1, inner=pixels, outer=channels * pixels)``, a batch over (image, group) is
@@ -73,7 +73,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What follows the sum: ``C = activation(A B + bias + residual)``; ``accumulate`` adds C's old values.
+    """The operations after the sum: ``C = activation(A B + bias + residual)``; ``accumulate`` adds C's old values.
 
     ``bias`` is ``"m"`` (one value a row of C) or ``"n"`` (one a column); batch z uses the values from
     ``bias_batch_stride`` (elements a batch, or an Axis) on. ``residual`` is addressed as C is.

@@ -94,7 +94,8 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
 def taker(queue: cl.CommandQueue, size: int) -> Callable[[], cl.MemoryObject]:
     """``allocate(queue, size)``, for many times: the queue's pool is looked up once."""
     pool = _pools.get(queue) or _make_pool(queue)
-    size, give, owner = size or 1, pool.allocate, _callers.get(queue)  # who holds a queue's owner keeps its pool
+    # A reference to the queue's owner keeps the queue's pool.
+    size, give, owner = size or 1, pool.allocate, _callers.get(queue)
 
     def take(_held: Any = owner) -> cl.MemoryObject:
         if size > _LARGE or _limits or current_policy().frozen:
@@ -169,7 +170,7 @@ def out_of_memory(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, CudaError):
         return "OUT_OF_MEMORY" in text
-    # pyopencl counts a launch that asks for too many registers among these.
+    # Pyopencl also raises MemoryError for a launch that needs more registers than the device has.
     return isinstance(error, cl.MemoryError) and not ("OUT_OF_RESOURCES" in text and "NDRange" in text)
 
 
@@ -177,7 +178,8 @@ def make_room(device: cl.Device) -> bool:
     """Give back what waits for its next use; False in ``no_wait``, where a thread must not wait, and when frozen."""
     if no_wait.depth or current_policy().frozen:
         return False
-    with contextlib.suppress(Exception):  # what could not be given back is said by the allocation that fails
+    # If nothing could be given back, the allocation that follows fails and says so.
+    with contextlib.suppress(Exception):
         release_memory(device)
     return True
 
@@ -236,7 +238,7 @@ def _counted(callers: dict[Any, Any]) -> list[tuple[Any, int]]:
 
 def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
     """Allocate, and give back at once what the policy or the limit does not allow."""
-    # What a plan pack brings up takes memory; it may, as long as it compiles nothing.
+    # Loading from a plan pack allocates memory, which frozen() allows, because nothing is compiled.
     frozen, limit = current_policy().frozen and not artifact_store.in_force(queue.device), _limits.get(queue.device)
     if frozen and type(pool) is _NoPool:
         forbid_when_frozen(f"allocate {size} bytes: an out-of-order queue has no pool")
@@ -244,7 +246,8 @@ def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: An
     memory = _take(pool, queue, size, **options)
     if pool.managed_bytes <= held:
         return memory
-    # A bridge in use may have put off a call that this out-of-order queue waits for, and makes it only afterwards.
+    # An out-of-order queue may wait for a call that a bridge in use has postponed until after this allocation, so
+    # waiting for that queue here would never end.
     stuck = pool if no_wait.depth and out_of_order(queue) else None
     if frozen:
         del memory
@@ -255,7 +258,7 @@ def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: An
         return memory
     for other in [other for where, other in _all() if where.device == queue.device]:
         if other is not stuck:
-            other.free_held()  # never the new block: it is in use
+            other.free_held()  # free_held() cannot free the new block, which is in use
     found = memory_statistics(queue.device)
     if found.held_bytes <= limit:
         return memory
@@ -307,9 +310,10 @@ def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObje
     if not isinstance(memory, cl.MemoryObjectHolder):
         return memory.get_sub_region(offset, size)
     whole = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-    start = offset if whole is None else offset + memory.get_info(cl.mem_info.OFFSET)  # there are no parts of parts
+    # OpenCL has no sub-buffers of sub-buffers, so the offset counts from the whole buffer
+    start = offset if whole is None else offset + memory.get_info(cl.mem_info.OFFSET)
     part = cl.Buffer.from_int_ptr((whole or memory).int_ptr).get_sub_region(start, size)
-    part._held = memory  # else a pool would give the block to the next
+    part._held = memory  # keeps the block in use, or the pool would give it to the next caller
     return part
 
 
@@ -376,7 +380,7 @@ def _arena(context: cl.Context, device: cl.Device) -> Arena | None:
                 try:
                     found = Arena(context, cuda)
                     found.block(SMALLEST)
-                except CudaError:  # a driver or a container that exports no memory: OpenCL's own serves
+                except CudaError:  # a driver or a container that exports no memory: OpenCL's own memory is used
                     found = None
             _arenas[context] = found
         return _arenas[context]

@@ -60,7 +60,8 @@ def opencl_buffer(context: cl.Context, shared: Shared) -> cl.Buffer:
     """OpenCL's buffer of memory that CUDA made. Raises CudaError."""
     import pyopencl as cl
 
-    create = ctypes.CDLL(cl._cl.__file__).clCreateBufferWithProperties  # pyopencl does not wrap it
+    # Pyopencl does not wrap clCreateBufferWithProperties.
+    create = ctypes.CDLL(cl._cl.__file__).clCreateBufferWithProperties
     create.restype, error = ctypes.c_void_p, ctypes.c_int()
     create.argtypes = (*(ctypes.c_void_p,) * 2, ctypes.c_uint64, ctypes.c_size_t, *(ctypes.c_void_p,) * 2)
     properties = (ctypes.c_uint64 * 3)(_EXTERNAL_FD, shared.fd, 0)
@@ -107,7 +108,7 @@ def _large_are_safe(device: cl.Device) -> bool:
         cached.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(_ANSWERS[status])
         draft.replace(cached)
-    except OSError:  # a home that cannot be written: the next process tries again
+    except OSError:  # the cache folder cannot be written, so the next process tries the import again
         pass
     return status == 0
 
@@ -131,7 +132,7 @@ def _tried(device: cl.Device) -> tuple[int | None, str]:
         try:
             status = child.wait(_SECONDS)
         except subprocess.TimeoutExpired:
-            child.kill()  # one that a driver holds is left behind
+            child.kill()  # a child process that hangs in the driver does not end, and is left behind
             return None, f"no answer within {_SECONDS} s"
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines()

@@ -30,7 +30,7 @@ class HostPool:
     """Blocks of one device's host memory; safe from several threads. Has what ``memory`` counts of every pool."""
 
     def __init__(self) -> None:
-        # Reentrant: a collection of garbage inside may end a lease.
+        # The lock is reentrant, because a garbage collection inside a locked block may end a lease.
         self._lock = threading.RLock()
         self._free: OrderedDict[int, mmap.mmap] = OrderedDict()
         """By the order of coming back."""

@@ -39,7 +39,7 @@ def out_of_order(queue: cl.CommandQueue) -> bool:
     """Whether order on a queue is what events say, and nothing else."""
     import pyopencl as cl
 
-    real = getattr(queue, "queue", queue)  # what stands for one may be given
+    real = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
     return bool(real.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
@@ -128,7 +128,8 @@ class Arena:
             shared, parent = self._slab
             start, self._used = self._used, self._used + size
             memory = parent.get_sub_region(start, size)
-            _addresses[memory.int_ptr] = shared.address + start  # before the block is made, which looks there
+            # Stored before the _Block is made, which looks the address up.
+            _addresses[memory.int_ptr] = shared.address + start
             return _Block(memory, parent, start, size, None, whole=False)
 
     def shares(self, size: int) -> bool:
@@ -182,7 +183,7 @@ class SharedPool:
         self._buffer = cl.Buffer.from_int_ptr
         self._free: dict[int, list[_Block]] = defaultdict(list)
         self._disorderly = out_of_order(queue)
-        self._lock = threading.RLock()  # a lease may end inside a call, when garbage is collected
+        self._lock = threading.RLock()  # reentrant, because a garbage collection inside a locked block may end a lease
         self.managed_bytes = self._blocks = 0
 
     @property
@@ -210,12 +211,12 @@ class SharedPool:
             else:
                 block = _popped(waiting)
         if block is None:
-            self._arena.shares(size)  # may wait for a child process, the first time: not with the lock
+            self._arena.shares(size)  # outside of the lock, because the first call may wait for a child process
             with self._lock:
                 block = self._arena.block(size)
                 self.managed_bytes += size
                 self._blocks += 1
-        memory = self._buffer(block.handle, True)  # retained
+        memory = self._buffer(block.handle, True)  # True: the new object retains the OpenCL buffer
         memory._lease = _Lease(block, self.take_back if pooled else self.give_up)
         return memory
 
@@ -234,7 +235,7 @@ class SharedPool:
         import pyopencl as cl
 
         with self._lock:
-            # Below: failed, but done.
+            # A status below COMPLETE says that the command failed, but is done.
             if waiting and waiting[0].after.command_execution_status <= cl.command_execution_status.COMPLETE:
                 return waiting.pop(0)
         return None
@@ -242,7 +243,8 @@ class SharedPool:
     def take_back(self, block: _Block) -> None:
         """The host has let go of the block."""
         if self._disorderly:
-            block.after = self._marker(self._queue)  # of all commands so far: on such a queue any may still run
+            # An event of all commands so far: on an out-of-order queue any of them may still use the block.
+            block.after = self._marker(self._queue)
         self._free[block.size].append(block)
 
     def free_held(self) -> None:
@@ -255,7 +257,7 @@ class SharedPool:
             self.managed_bytes -= sum(block.size for block in blocks)
             self._blocks -= len(blocks)
         if blocks:
-            self._queue.finish()  # without the lock: who enqueues meanwhile may want a block
+            self._queue.finish()  # outside of the lock, because a thread that enqueues meanwhile may need a block
         self._arena.free(blocks)
 
 

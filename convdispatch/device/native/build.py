@@ -56,7 +56,7 @@ def command(target: Path) -> list[str]:
     torch = _torch()
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
     flags.append(f'-DSOURCES="{sources()}"')
-    # The libraries that are loaded already serve it: their folder is no part of the module.
+    # The module has no rpath to PyTorch's libraries: it uses those that PyTorch has already loaded.
     libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-ldl"]
     includes = [f"-I{torch / 'include'}", f"-I{headers}"]
     return [compiler, *flags, *includes, str(_HERE / "launcher.cpp"), "-o", str(target), *libraries]
@@ -69,7 +69,7 @@ def build(folder: Path = _HERE) -> Path:
     done = subprocess.run(command(aside), capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unbuildable(f"the compiler failed:\n{done.stderr}")
-    aside.replace(target)  # at once: another process may load it just now
+    aside.replace(target)  # an atomic rename, because another process may be loading the module
     return target
 
 

@@ -35,9 +35,9 @@ def _loaded() -> tuple[Any, str | None]:
         if error.name == f"{__package__}._launcher" or "No module named" in str(error):
             return None, "it is not built: python -m convdispatch.device.native.build says why, or builds it"
         return None, f"it does not load: {str(error).splitlines()[0]}"
-    from .build import sources  # PyTorch has imported what it imports
+    from .build import sources  # a late import costs little: PyTorch has imported the modules that it needs
 
-    if module.__doc__ != sources():  # as a checkout that moved on keeps it
+    if module.__doc__ != sources():  # the module was built from other sources, as in a checkout that was updated since
         return None, "it is built from other sources: python -m convdispatch.device.native.build builds it anew"
     return module, None
 
@@ -85,7 +85,8 @@ def _handles(torch: Any) -> tuple[Any, Any]:
     capsule = handles.unsafe_alloc_void_ptr_from_tensor(probe)
     held = probe._use_count()
     handles.alloc_tensor_by_stealing_from_void_ptr(capsule)
-    if probe._use_count() != held:  # its name says so, and one day it may be true
+    # `stealing` in the function's name says that it takes over the handle, which a later PyTorch may do
+    if probe._use_count() != held:
         raise RuntimeError("this PyTorch takes handles over where it left them before")
     handles.alloc_tensors_by_stealing_from_void_ptrs([capsule])
     return handles.alloc_tensor_by_stealing_from_void_ptr, handles.unsafe_alloc_void_ptr_from_tensor

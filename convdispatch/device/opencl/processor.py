@@ -59,7 +59,8 @@ def quota(groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> floa
         if names and "cpu" not in names.split(","):
             continue
         inner = root / path.strip("/")
-        for folder in (inner, *inner.parents):  # inside a container the own group's path may not be seen
+        # A container may not see the path of its process's own control group, only those above.
+        for folder in (inner, *inner.parents):
             if folder == root.parent:
                 break
             limit = _limit(folder)

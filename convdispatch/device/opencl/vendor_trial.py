@@ -64,7 +64,7 @@ def _try(library: str) -> str:
         child = subprocess.run(command, capture_output=True, timeout=LOAD_S)
     except subprocess.TimeoutExpired:
         return f"it hangs as it loads: no answer within {LOAD_S:g} s"
-    except OSError:  # no process can be started: nothing is known
+    except OSError:  # no child process can be started, so nothing is known about the library
         return ""
     if child.returncode < 0:
         return f"it crashes as it loads ({signal.Signals(-child.returncode).name})"

@@ -50,7 +50,8 @@ class CopyPlace(NamedTuple):
         outputs: Sequence[int] = (),
     ) -> None:
         """``work(queue, *memory)`` on copies of the operands, then those of ``outputs`` are copied back; waits."""
-        capturing, thread.capturing = thread.capturing, None  # no capture takes commands on host memory: they run now
+        # Commands on host memory cannot be captured, so they run at once.
+        capturing, thread.capturing = thread.capturing, None
         try:
             copies, given = _Copies(queue), []
             for number, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
@@ -80,9 +81,10 @@ class CopyLaunches:
         """Run everything on copies of the operands, and wait; False as ``HostLaunches.run``."""
         executable = self._executable
         sizes = executable.operands
+        # Packed weights are not host memory: their address is a negative number, which overlaps with no operand.
         apart = [
             address if type(address) is int else -(size or 1) for address, size in zip(addresses, sizes, strict=True)
-        ]  # packed weights are no bytes of the host's
+        ]
         if executable.overlaps(apart):
             return False
         run = self._run

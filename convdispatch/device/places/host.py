@@ -146,7 +146,7 @@ class HostLaunches:
         if own.addresses != addresses:
             if executable.overlaps(addresses):
                 return False
-            if own.intraop is None:  # which sets them itself
+            if own.intraop is None:  # IntraOpLaunches sets the kernels' arguments itself
                 self._point(own, addresses)
             own.addresses = addresses
         if own.queue is not queue:
@@ -205,7 +205,7 @@ class HostLaunches:
     def _point(self, own: _Own, addresses: list[int]) -> None:
         """Set the arguments that are not as this thread's last call left them."""
         before = own.addresses or [None] * len(addresses)
-        own.addresses = []  # until all are set
+        own.addresses = []  # no addresses count as set until all arguments are
         for kernel, index, operand, offset in own.memory:
             if addresses[operand] != before[operand]:
                 kernel.set_arg(index, _at(addresses[operand] + offset))

@@ -92,7 +92,7 @@ def lend_queues(device: cl.Device) -> None:
     native = loading.module()
     if not native.has_idle(context, count):
         made = [runtime.new_serial_queue(device) for _ in range(count)]
-        _lent.extend(made)  # for good: who runs by them is not known here
+        _lent.extend(made)  # the queues live for ever, because it is not known here which calls use them
         native.lend(context, struct.pack(f"{count}P", *(queue.int_ptr for queue in made)))
 
 

@@ -53,8 +53,9 @@ class QueueLaunches:
 
     def __init__(self, executable: Executable) -> None:
         self._scratch, self._absent = executable.scratch_sizes, (None,) * len(executable.operands)
-        self._held = executable  # a kernel does not keep the memory alive that a plan gives it
-        self._lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
+        self._held = executable  # keeps alive the memory that the plan gives its kernels, which a cl.Kernel does not
+        # A cl.Kernel stores its arguments: setting them and launching must not interleave.
+        self._lock = threading.Lock()
         self._launches = [
             (
                 with_numbers(kernel, arguments),

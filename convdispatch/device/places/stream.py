@@ -58,16 +58,16 @@ class StreamLaunches:
             launches.append((function.handle.value, extents, function.overlaps, packed, addresses))
         try:
             return launcher.program(name, self._context, launches, self._offsets, self._size, sizes, strides)
-        except ValueError:  # longer arguments than it has room for
+        except ValueError:  # the arguments are longer than the launcher's space for them
             return None
 
     def run(self, stream: CudaStream, addresses: list[int]) -> None:
         """Launch everything on ``addresses`` of the operands; scratch memory comes from the stream."""
         if self._size:
-            begin, _owner = stream.scratch(self._size)  # lives until the launches are given
+            begin, _owner = stream.scratch(self._size)  # _owner keeps the scratch memory until all kernels are launched
             addresses += [begin + offset for offset in self._offsets]
         handle, early = stream.handle, stream.early
-        with self._lock:  # the driver copies arguments before it returns
+        with self._lock:  # guards the argument buffers, which the driver copies before it returns
             for launch, name in self._launches:
                 status = launch(handle, addresses, early)
                 if status:

@@ -204,7 +204,7 @@ def read_file(path: Path, form: bytes) -> bytes | None:
     if content[:head] != form or hashlib.sha256(found).digest() != content[head : head + 32]:
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # used now
+        os.utime(path)  # the file's time is that of its last use, by which _sweep chooses
     return found
 
 
@@ -226,7 +226,7 @@ def write_file(path: Path, form: bytes, content: bytes) -> None:
 
 def _sweep(where: Path) -> None:
     files = []
-    with os.scandir(where) as entries:  # tens of thousands, for which paths would be most of the work
+    with os.scandir(where) as entries:  # Path objects of tens of thousands of files would take most of the time
         for entry in entries:
             with contextlib.suppress(OSError):
                 found = entry.stat()

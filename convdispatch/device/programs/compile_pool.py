@@ -119,7 +119,8 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
         while True:
             with lock:
                 task = next(left, None)
-            if task is None or pool.ended or background.ended():  # an interrupt ends the block before its tasks
+            # After an interrupt the block ends before its tasks are done.
+            if task is None or pool.ended or background.ended():
                 return
             with contextlib.suppress(Exception), locked(turn):
                 task()
@@ -247,7 +248,7 @@ class _Pool:
                     continue
                 child.close()
                 try:
-                    self.put(request)  # for another compiler
+                    self.put(request)  # another compiler process takes the request
                 except RuntimeError as ended:
                     request.answer.set_exception(ended)
                 return

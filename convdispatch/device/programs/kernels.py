@@ -125,7 +125,8 @@ def _included(text: str, name: str) -> str:
         after = text.count("\n", 0, found.start()) + 2
         return f'{_included(_read(_HEADER, found[1]), f"convdispatch/{found[1]}")}#line {after} "{name}"'
 
-    if "#include <convdispatch/" in text:  # most have none, and to look at each line's begin takes time
+    # Most texts have no such #include, and searching the start of each line is slow.
+    if "#include <convdispatch/" in text:
         text = _INCLUDE.sub(header, text)
     return f'#line 1 "{name}"\n{text}'
 
@@ -212,9 +213,10 @@ def forget() -> None:
 def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[cl.Program, int]:
     import pyopencl as cl
 
-    from .binary_cache import compiled  # keeps binaries itself: pyopencl's cache waits for locks that the dead left
+    # compiled() caches binaries itself: pyopencl's cache waits for locks that dead processes left
+    from .binary_cache import compiled
 
-    # Oclgrind's compiler says that there is cl_khr_fp16, its device does not list it, and computes with it wrongly.
+    # Oclgrind's compiler defines cl_khr_fp16; its device does not list the extension, and computes with it wrongly.
     simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
     on_cpu = isinstance(text, str) and all(device_info(device).type == "cpu" for device in context.devices)
     options = (*options, "-Ucl_khr_fp16") if simulated else options
@@ -374,7 +376,8 @@ class Launch:
                 scalar if place is None else operands[place]
                 for place, scalar in zip(self._places, self._scalars, strict=True)
             ]
-        if thread.capturing is None and not isinstance(queue, Commands):  # a queue of OpenCL's: as OpenCLQueue.launch
+        # `queue` is an OpenCL queue: launch as OpenCLQueue.launch does
+        if thread.capturing is None and not isinstance(queue, Commands):
             kernel = self.kernel
             bound = kernel._bound or kernel.bound
             with kernel.lock:

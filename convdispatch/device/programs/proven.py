@@ -31,7 +31,7 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
 
     ``package`` is the plugin's, whose sources decide. What ``prove`` raises is passed on, and it is asked again then.
     """
-    if thread.texts is not None:  # texts are only rendered, perhaps for a device that is not there
+    if thread.texts is not None:  # program texts are only being rendered, perhaps for a device that is not there
         return None
     place = package, what, device
     if place not in _known or artifact_store.gathers():

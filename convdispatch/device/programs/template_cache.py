@@ -35,7 +35,7 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
-        self.fast = True  # equal values give equal bytes, whichever objects they share
+        self.fast = True  # pickle without a memo: equal values give equal bytes, whichever objects they share
         self.modules: set[str] = set()
 
     def reducer_override(self, value: Any) -> Any:
@@ -45,7 +45,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if not _lasting(value):
             return _stand_in, (kind, _fields(value))
-        found = _pickled.get(id(value))  # a plan's texts are given the same objects
+        found = _pickled.get(id(value))  # the texts of one plan are rendered with the same objects
         if found is None or found[0] is not value:
             content, modules = _pickle(_fields(value))
             if len(_pickled) >= _MOST:
@@ -95,7 +95,8 @@ class Subject:
 
     def __init__(self, package: str, template: str, values: Mapping[str, Any]) -> None:
         self._content: bytes | None = None
-        with contextlib.suppress(Exception):  # a local function, a device's object, a cycle: it cannot be told
+        # A local function, a device's object or a cycle cannot be pickled: such a text has no key.
+        with contextlib.suppress(Exception):
             content, modules = _pickle(dict(values))
             self._content = f"{len(template)}:{template}".encode() + content
             self._homes = sorted({_home(module) for module in {package, __name__, *modules}})
@@ -126,7 +127,8 @@ def _home(module: str) -> str:
 @functools.lru_cache(maxsize=64)
 def stamp(home: str) -> str:
     """The sources of a package, as they were last written."""
-    known = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116 (hundreds of files)
+    # os.stat, because Path.stat is slow for the hundreds of files of a package.
+    known = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116
     text = ";".join(f"{name} {one.st_mtime_ns} {one.st_size}" for name, one in known)
     return f"{home} {_version(home)} {hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -155,7 +157,7 @@ def _sources(home: str) -> list[tuple[str, str]]:
     for folder in folders:
         for place, _, files in os.walk(folder):
             relative = os.path.relpath(place, folder)
-            found += [(f"{relative}/{n}", os.path.join(place, n)) for n in files if n.endswith(_SOURCES)]  # noqa: PTH118
+            found += [(f"{relative}/{n}", os.path.join(place, n)) for n in files if n.endswith(_SOURCES)]  # noqa:PTH118
     return sorted(found)
 
 

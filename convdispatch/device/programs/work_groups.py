@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..commands.interface import Kernel
 
 _AXES = frozenset(range(3))
-# Each begins with letters, not with \b: so Python looks for those first, which takes a tenth of the time.
+# Each pattern begins with letters, not with \b, so that Python searches for the letters first: a tenth of the time.
 _ASKS = re.compile(
     r"get_(?:num_groups|global_size|global_offset|global_linear_id|group_linear_id)\b"
     r"\s*(?:\(\s*([0-2])\s*\))?"

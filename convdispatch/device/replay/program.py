@@ -80,7 +80,7 @@ class Program:
                 return whole
             start += 0 if root.persistent else self.arena.offsets[root]
             key = (root if root.persistent else None, start, slot.size)
-            if key not in self._parts:  # kept: a kernel does not keep its arguments' memory alive
+            if key not in self._parts:  # cached here, because a cl.Kernel does not keep its arguments' memory alive
                 self._parts[key] = sub_region(whole, start, slot.size)
             return self._parts[key]
 
@@ -137,7 +137,7 @@ class Program:
                 self.no_graph = "the device is not CUDA's"
                 return None
             try:
-                self.queue.finish()  # constants that are packed on it
+                self.queue.finish()  # wait for constant weights that are being packed on the queue
                 self._replay = Replay(self._recording.commands, self.schedule, self.memory, place_of(cuda.number))
             except ConvDispatchError as error:
                 self.no_graph = str(error)

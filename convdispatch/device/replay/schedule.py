@@ -55,7 +55,7 @@ class Schedule:
         if not queue_of or len(set(queue_of.values())) == 1:
             return cls.single(commands)
         final = max(queue_of)
-        if queue_of[final] != 0:  # names of queues are free: the final one's becomes the first
+        if queue_of[final] != 0:  # the numbers of queues are arbitrary: the last step's queue becomes number 0
             swap = {0: queue_of[final], queue_of[final]: 0}
             queue_of = {key: swap.get(queue, queue) for key, queue in queue_of.items()}
             last_on = {swap.get(queue, queue): key for queue, key in last_on.items()}

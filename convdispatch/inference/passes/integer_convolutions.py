@@ -13,11 +13,11 @@ from ...api.policy import current_policy
 from ...device.rates import rates
 from ...device.runtime import device_info
 from ...elementwise import apply
+from ...elementwise.tensor import Tensor
 from ...nn.convolution import convolution
 from ...nn.quantized import dequantize, quantize
 from ...selection.decision_store import choices
 from ...selection.solver_query import predicted
-from ...tensor import Tensor
 from ..graph import Graph, Node, Value, is_planned
 from ..lower import problem_of
 from .integer_nodes import CONVOLUTION, give, insert
@@ -43,7 +43,8 @@ def _is_slower(node: Node) -> bool:
     whole = replace(problem_of(node), residual=False)
     numbers = replace(whole, dtype="float32", out_dtype=None)
     known, elements = rates(device), math.prod(whole.x_shape) + math.prod(whole.y_shape)
-    around = 2 * known.launch + 8 * elements / known.bandwidth  # to numbers, and to integers again
+    # Converting to float32 and back to integers costs two launches and the traffic of both tensors.
+    around = 2 * known.launch + 8 * elements / known.bandwidth
     times = [min(_seconds(replace(each, layout=layout), device) for layout in LAYOUTS) for each in (whole, numbers)]
     return times[0] > times[1] + around
 

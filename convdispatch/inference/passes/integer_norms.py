@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...elementwise.tensor import Tensor
 from ...nn.normalization.table_norm import table_norm
-from ...tensor import Tensor
 from ..graph import Graph, Node, Ref, Value
 from .integer_nodes import ACTIVATIONS, DEQUANTIZE, QUANTIZE, cpu_queue, form_of, give, maker_of
 

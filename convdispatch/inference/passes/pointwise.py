@@ -16,7 +16,7 @@ import numpy as np
 from ...api.activations import formula_of
 from ...elementwise import apply
 from ...elementwise.codegen.expression import parse
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..graph import Graph, Node, Ref
 
 _MOST_OPERANDS = 12

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...api.errors import InvalidArgument
 from ...elementwise.codegen.elements import numpy_dtype
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..graph import Graph, Ref, map_operands
 
 _HALVES = ("float16", "bfloat16")

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...api.device import DeviceInfo
 from ...elementwise import concatenate
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 from .layout import reorder
 
@@ -63,7 +63,8 @@ def _slicable(graph: Graph, batch: int) -> Sequence[Node]:
         if node.name == reorder.__name__:
             alike = alike and node.kwargs["axes"][0] == 0
         others = [x for x in operands((node.args, node.kwargs)) if isinstance(x, Tensor)]
-        if node.name in ("apply", "add"):  # constants that broadcast along the batch
+        # Constants may broadcast along the batch axis, but must not differ along it.
+        if node.name in ("apply", "add"):
             alike = alike and all(len(x.shape) < 4 or x.shape[0] == 1 for x in others)
         if not images or not alike or len(results) != 1 or not isinstance(node.result, Ref):
             return graph.nodes[:place]

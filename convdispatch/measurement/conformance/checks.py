@@ -73,7 +73,7 @@ class Examination:
         self.plan = self._plan()
         self.size: int = self.plan.workspace_size
 
-    # --- the order of the checks -----------------------------------------------------------------------------------
+    # --- all checks, in their order ----------------------------------------------------------------------------------
 
     def run(self, long: bool) -> None:
         """All checks, or all but LONG. Raises Fault at the first that fails."""
@@ -84,7 +84,8 @@ class Examination:
         again = self._once(integer, FINITE)
         self._right(again, integer, "stale", lambda: ("stale", "with other numbers in the memory before: "))
         self._same(first, again, "stale", "when workspace and output held something else before")
-        if not self.problem.quantized and self.problem.activation is None:  # which may cut NaN
+        # An activation may cut a NaN to a number, so plans with one are not checked for lost NaNs.
+        if not self.problem.quantized and self.problem.activation is None:
             odd = self._data("nonfinite", 1)
             self._lost(self._once(odd, FINITE), odd)
         moved = self._once(real, NAN, shift=max(128, self.queue.device.mem_base_addr_align // 8))
@@ -99,7 +100,7 @@ class Examination:
             self._keys(real)
             self.passed = [name for name in CHECKS if name != _OWN]
 
-    # --- one run ---------------------------------------------------------------------------------------------------
+    # --- one run of a plan over its operands -------------------------------------------------------------------------
 
     def _plan(self) -> Any:
         try:
@@ -195,7 +196,7 @@ class Examination:
             return "reuse", "a new plan is right, this one on its second data is not: "
         return None
 
-    # --- the long checks -------------------------------------------------------------------------------------------
+    # --- checks that only some cases run, because they take long -----------------------------------------------------
 
     def _order(self, data: Data) -> None:
         """Enqueue behind copies that wait for a user event: the call must return, and the work must wait."""

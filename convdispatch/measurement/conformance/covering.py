@@ -147,7 +147,8 @@ class _Maker:
             items = self.items[name].copy()
             shuffle(items)
             chosen, most = items[0], -1
-            for item in items if greedy else ():  # the first of the best
+            # Of several values that cover as many pairs the first one is taken.
+            for item in items if greedy else ():
                 gain = (beside[item] & held).bit_count() + (_WANTED if item in wanted else 0)
                 if gain > most:
                     chosen, most = item, gain

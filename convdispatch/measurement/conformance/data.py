@@ -46,7 +46,7 @@ def data_for(problem: ConvProblem, kind: str, seed: int) -> Data:
         expected = _compute(problem, operands)
     else:
         operands, expected = _integers(problem, seed)
-    # Of large sums a saturated result tells nothing; and of an error beside a sum of zero, most of its own.
+    # A saturating activation hides errors of large sums, so operands are scaled until the sums deviate by about 1.
     if problem.activation is not None and ACTIVATIONS[parse_activation(problem.activation)[0]].saturates:
         deviation = float(_compute(problem.replace(activation=None), operands).std())
         scale = 2.0 ** -round(math.log2(max(deviation, 1.0)))

@@ -84,7 +84,8 @@ def _problems(outcomes: Iterable[Outcome]) -> Iterable[ConvProblem]:
     for outcome in outcomes:
         try:
             yield ConvProblem.parse(outcome.problem)
-        except InvalidProblem:  # a report of a version that knew other problems
+        except InvalidProblem:
+            # A report of another version of this package may name a kind of problem that this version does not know.
             continue
 
 

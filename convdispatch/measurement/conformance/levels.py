@@ -51,7 +51,7 @@ def _generated(level: str) -> list[Case]:
     for block in blocks():
         for name, row in block.named() if block.level == level else ():
             problem = problem_of(row)
-            assert problem is not None  # only possible rows are in an array
+            assert problem is not None  # A covering array holds only rows that are possible problems.
             made.append(Case(name, problem, level))
     return made
 

@@ -24,5 +24,6 @@ def pytest_addoption(parser: Any) -> None:
         "--conformance-derived": {"action": "store_true", "help": "also the solvers derived from the plugin's"},
     }
     for name, settings in options.items():
-        with contextlib.suppress(ValueError):  # another pytest plugin has the name: its users must not suffer
+        # Another pytest plugin may have an option of this name, whose users must not get an error.
+        with contextlib.suppress(ValueError):
             group.addoption(name, **settings)

@@ -106,7 +106,7 @@ class Kit:
         except Fault as fault:
             outcome.status, outcome.check, outcome.reason = "failed", fault.check, fault.message
             self._hangs[outcome.solver] += isinstance(fault.__cause__, Hang)
-        except Exception as error:  # the driver's or the plugin's, outside of what a check expects
+        except Exception as error:  # The driver or the plugin raised an error that no check expects.
             outcome.status, outcome.check = "failed", "plan"
             outcome.reason = f"{words(error)}"
         outcome.seconds = round(time.perf_counter() - began, 4)

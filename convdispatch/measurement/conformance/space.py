@@ -93,7 +93,7 @@ def _strata(form: str) -> list[Row]:
     }
     wide = many.get(form, [{}])
     skewed = {name: value for name, value in (_square(3) | wide[0]).items() if not name.startswith("skew")}
-    dilated = _square(3) | wide[0] | {"dh": 2, "dw": 3}  # each axis another
+    dilated = _square(3) | wide[0] | {"dh": 2, "dw": 3}  # The axes have different dilations.
     found = [_square(3, **more) for more in wide] + [_square(3, 2), _square(5, **wide[-1]), skewed, dilated, _BARE]
     return found + ([_square(1)] if form in many else [])
 
@@ -171,7 +171,7 @@ def blocks() -> tuple[Block, ...]:
         ]
         if form != "multiplier":
             fused = both | {"direction": _DIRECTIONS, "epilogue": _EPILOGUES}
-            # Kernels of 1x1 and 3x3 have epilogues of their own.
+            # Plugins have kernels of their own for 1x1 and 3x3 filters, with epilogues of their own.
             corners = [_square(kernel) for kernel in ((3,) if form == "depthwise" else (1, 3))]
             adding = [
                 {**corner, "epilogue": one, "direction": direction}
@@ -187,7 +187,7 @@ def blocks() -> tuple[Block, ...]:
                 for direction in _DIRECTIONS[:2]
             ]
             made.append(_block(f"{form}_2d.epilogue", "full", form, 2, adding, **fused))
-        # Quantized: forward, in every rank; corners in both layouts.
+        # Quantized cases are forward convolutions of every rank; those of the strata exist in both layouts.
         int8 = [{**stratum, "layout": "nhwc"} for stratum in strata]
         made.append(_block(f"{form}_2d.int8", "full", form, 2, int8, **_QUANTIZED))
         if form in ("dense", "grouped"):

@@ -71,7 +71,7 @@ def verify(
     info = runtime.device_info(chosen)
     made.plugin["text"] = next((current(name, info).kernel_hash for name in entry.solvers), "")
     settings = {"plugin": plugin, "solver": solver, "derived": derived}
-    Kit(**settings, device=chosen)  # an unknown solver is said before anything runs
+    Kit(**settings, device=chosen)  # Kit raises an error for an unknown solver before any case runs.
 
     def heard(done: Case, outcomes: list[Outcome]) -> bool:
         made.outcomes += outcomes

@@ -50,7 +50,7 @@ def run(
     except NotStarted as error:
         if len(waiting) == len(cases):
             raise ConvDispatchError(f"no process could be started to verify in: {error}") from None
-        for case in todo:  # which no child was left for
+        for case in todo:  # For the remaining cases no child process was left.
             waiting.discard(case.name)
             report(case, [_ended(case, "", f"no process was left to run it: {error}")])
     finally:
@@ -81,7 +81,8 @@ def _run(child: RestartingChild, case: Case, timeout_s: float, hangs: Counter[st
             if running:
                 hangs[running] += words != str(died)
                 found.append(_ended(case, running, words))
-            elif len(found) == known:  # it died at the question itself, and would again
+            # The child died at the question itself, before any solver ran, and a new child would die there too.
+            elif len(found) == known:
                 return [*found, _ended(case, "", words)]
 
 

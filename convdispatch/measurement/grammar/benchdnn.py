@@ -22,7 +22,7 @@ from .limits import Dialect, number
 
 _LETTERS = frozenset({"g", "mb", "ic", "oc", *(a + b for a in "iokspd" for b in "dhw")})
 _DIRECTIONS = {
-    # direction and bias; a bias's own gradient (BWD_WB) is a sum and no convolution
+    # Each value is (direction, has a bias); benchdnn's bias gradient (BWD_WB) is a sum, not a convolution.
     "FWD_B": ("fwd", True),
     "FWD_D": ("fwd", False),
     "FWD_I": ("fwd", False),
@@ -84,7 +84,8 @@ def _dtypes(value: str) -> tuple[tuple[str, str | None], ...]:
         if word.replace(":", "") in QUANTIZED_TEXTS:
             answers.append(QUANTIZED_TEXTS[word.replace(":", "")])
             continue
-        thrice = re.fullmatch(r"(b?f[0-9][0-9])\1\1", word)  # as the older --cfg writes it
+        # The older option --cfg writes one data type three times, such as f32f32f32.
+        thrice = re.fullmatch(r"(b?f[0-9][0-9])\1\1", word)
         each = {thrice[1]} if thrice else set(word.split(":"))
         if len(each) > 1 or not each <= _TYPES.keys():
             raise InvalidProblem(
@@ -186,7 +187,8 @@ def _entries(token: str, knobs: Knobs) -> list[Entry]:
     ):
         changes = {"direction": direction, "dtype": dtype, "layout": layout, "math": knobs.math, **dict(epilogue)}
         if out is not None and changes.get("activation") in ("relu", "relu6"):
-            del changes["activation"]  # a bound of the table
+            # A quantized convolution's table of scales bounds y, as relu and relu6 do: its problem has no activation.
+            del changes["activation"]
         if out is None and knobs.scaled:
             raise InvalidProblem(f"scales and zero points are for quantized data types such as u8:s8:u8, got {dtype}")
         changes["out_dtype"] = out

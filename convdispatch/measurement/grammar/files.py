@@ -14,7 +14,7 @@ from . import benchdnn, deepbench, miopen, onnx_node, own
 __all__ = ["Entry", "detect", "read_file", "read_line"]
 
 _OWN = re.compile(r"(fwd|bwd_data|bwd_weights|f32|f64|f16|bf16|nchw|nhwc|float32|ieee|tf32|fast)_|[^+]*\+|\S*_r[0-9]")
-# Underscores, names, options, output sizes and dense dilations: what only benchdnn's text has.
+# Only benchdnn's text has underscores, names, options, output sizes and dilations counted from 0.
 _BENCHDNN = re.compile(
     r'(\S*benchdnn\s+)?--|\S*([0-9]_|_[a-z]|n"|o[dhw][0-9]|d[dhw]0(?![0-9]))|[a-z0-9]*[0-9]n[A-Za-z:]'
 )
@@ -25,7 +25,8 @@ _LONGEST = 10_000
 
 def _kind(text: str) -> str:
     text = text.strip()
-    if len(text) > _LONGEST or text.startswith((own.TRACE, own.HEADER)):  # which its reader refuses, or reads
+    # This project's own reader refuses a line that is too long, and reads the lines of a trace file.
+    if len(text) > _LONGEST or text.startswith((own.TRACE, own.HEADER)):
         return "convdispatch"
     if "=>" in text and "{" in text:
         return "onnx"
@@ -82,7 +83,7 @@ def _read_text(path: Path, dialect: str | None, knobs: benchdnn.Knobs, within: t
         raise InvalidProblem(f"{path} includes itself")
     try:
         lines = [_uncomment(line) if len(line) <= _LONGEST else line for line in plainfile.read_text(path).splitlines()]
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
+    except (OSError, ValueError) as error:  # Text that is not UTF-8, or a NUL character in the path, raises ValueError.
         raise InvalidProblem(f"cannot read {path}: {error}") from error
 
     def include(name: str, current: benchdnn.Knobs) -> list[Entry]:

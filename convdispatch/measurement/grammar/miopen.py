@@ -17,8 +17,9 @@ from .limits import Dialect
 
 COMMAND = re.compile(r"(?:\S*MIOpenDriver\s+|^\s*(?=conv\w*\s+-))(conv\w*)(?=\s|$)")
 _TYPES = {"conv": "float32", "convfp32": "float32", "convfp16": "float16", "convbfp16": "bfloat16"}
-_OPTIONS = {  # the geometry's 19 first
-    # field: (short, long, the driver's default)
+# The first 19 options are the geometry of the convolution.
+_OPTIONS = {
+    # Each field of ConvProblem has a short option, a long option and the driver's default.
     "mb": ("n", "batchsize", 100),
     "ic": ("c", "in_channels", 3),
     "id": ("!", "in_d", 32),
@@ -46,7 +47,7 @@ _OPTIONS = {  # the geometry's 19 first
     "ow": ("X", "trans_output_pad_w", 0),
 }
 _WORDS = {"mode": "m", "pad_mode": "z", "in_layout": "I", "out_layout": "O", "fil_layout": "f"}
-# How to run and check, not what: they change nothing about the problem.
+# These options of MIOpenDriver say how to run and check a problem, and change nothing about it.
 _IGNORED = "i iter V verify C verification_cache t time w wall s search P printconv o dump_output S solution d in_data"
 _IGNORED += " e weights a in_bias D dout_data G gpubuffer_check r pad_val"
 _NAMES = {name: field for field, (short, long, _) in _OPTIONS.items() for name in ("-" + short, "--" + long)}
@@ -116,7 +117,7 @@ def _problem(numbers: dict, words: dict, direction: str, base: dict) -> ConvProb
             out = (values["i" + axis] - 1) * values["s" + axis] + extent - 2 * values["p" + axis]
             values["i" + axis] = out + numbers["o" + axis]
         direction = {"fwd": "bwd_data", "bwd_data": "fwd"}.get(direction, direction)
-    # With -b 1 the driver also times a bias's own gradient, which is a sum and no convolution.
+    # With -b 1 MIOpenDriver also times a bias gradient (a sum, no convolution): only forward problems get a bias.
     forward = direction == ("bwd_data" if mode == "trans" else "fwd")
     return ConvProblem(direction=direction, **values, **base | {"bias": base["bias"] and forward})
 

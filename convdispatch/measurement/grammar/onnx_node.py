@@ -137,7 +137,8 @@ def read_line(line: str) -> list[Entry]:
         return _entries(_onnx().parser.parse_graph(line))
     except InvalidProblem:
         raise
-    except Exception as error:  # ParseError, and what a graph that is none makes of the parser or of its nodes
+    except Exception as error:
+        # ONNX's parser raises ParseError; other text that is no graph makes the parser or its nodes raise other errors.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InvalidProblem(f"ONNX cannot read {line[:200]!r}: {reason}") from None
 
@@ -150,7 +151,8 @@ def read_model(path: Path) -> list[Entry]:
         return _entries(onnx.shape_inference.infer_shapes(model).graph)
     except InvalidProblem as error:
         raise InvalidProblem(f"{path}: {error}") from None
-    except Exception as error:  # protobuf's DecodeError and onnx's own, which differ between versions
+    except Exception as error:
+        # ``onnx.load`` raises protobuf's DecodeError or onnx's own errors, which differ between versions.
         raise InvalidProblem(f"{path} is no ONNX model: {error}") from error
 
 
@@ -172,7 +174,7 @@ def write(problem: ConvProblem, name: str = "") -> str:
     attributes = {"kernel_shape": along("k"), "strides": along("s"), "dilations": along("d")}
     attributes["pads"] = along("p") + along("p", "_r")
     if not forward:
-        # What the sum of strides leaves over of the written tensor.
+        # ``output_padding`` is the number of output elements at the end that the strided filter does not reach.
         left = [
             getattr(problem, "i" + a)
             + getattr(problem, "p" + a)

@@ -10,9 +10,9 @@ from ..shapes import Entry
 from .limits import number
 
 TRACE = "convdispatch,1,"
+"""The beginning of each line that the trace layer writes."""
 HEADER = "convdispatch,version,"
-"""How a trace file's first line begins, which names the columns."""
-"""How the trace layer's lines begin."""
+"""The beginning of a trace file's first line, which names the columns."""
 _LINE = re.compile(r"(?P<problem>\S+)(?:\s+(?P<name>.*?))?(?:\s*\*\s*(?P<count>[0-9]+))?")
 _TRACED = re.compile(r"(?:\([^()]*\)|[^,()])*")
 
@@ -22,7 +22,8 @@ def read_line(line: str) -> list[Entry]:
     if line.startswith(HEADER):
         return []
     if line.startswith(TRACE):
-        text = _TRACED.match(line, len(TRACE))[0]  # an activation's numbers have commas of their own
+        # The text ends at a comma outside parentheses, because an activation's parameters are separated by commas.
+        text = _TRACED.match(line, len(TRACE))[0]
         return [Entry(text, ConvProblem.parse(text))]
     found = _LINE.fullmatch(line)
     if found is None:

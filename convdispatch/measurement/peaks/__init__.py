@@ -83,7 +83,8 @@ def _best(variants: Iterator[Variant]) -> Peak | None:
         try:
             variant.run()
             once = timed(variant.run)()
-        except Exception:  # a variant too many for a compiler or a register file: the others stand
+        except Exception:
+            # A compiler or a device's register file may not take a variant; the ceilings come from the other variants.
             continue
         repeat = max(1, round(LEAST_MS / once))
         rivals[variant.how] = Candidate(variant.how, _per_unit(variant, repeat), repeat * once)

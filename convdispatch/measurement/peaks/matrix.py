@@ -44,7 +44,8 @@ def launcher(
     """A function that runs ``kernel`` over ``items`` once and waits; keeps ``memory`` alive as long as itself."""
     import pyopencl as cl
 
-    def run(_held: tuple[cl.Buffer, ...] = memory) -> None:  # a kernel's arguments do not keep their memory alive
+    # ``run`` holds the buffers, because an OpenCL kernel's arguments do not keep their memory alive.
+    def run(_held: tuple[cl.Buffer, ...] = memory) -> None:
         cl.enqueue_nd_range_kernel(queue, kernel, (items,), local)
         queue.finish()
 
@@ -64,7 +65,7 @@ def matrix_variants(queue: cl.CommandQueue, info: DeviceInfo, dtype: str) -> Ite
         text = kernel_text(__package__, "matrix.cl.mako", kind=kind, k=k, ones=ones, chains=chains, steps=STEPS)
         try:
             kernel = build(queue.context, text).matrix
-        except Exception:  # the compiler does not know the instruction
+        except Exception:  # The device's compiler does not know the matrix instruction.
             return
         kernel.set_args(out)
         run = launcher(queue, kernel, items, (min(256, info.max_work_group_size),), out)

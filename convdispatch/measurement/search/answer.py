@@ -20,7 +20,7 @@ from .probing import LOST
 def judge(entries: list[Entry], refused: list[Result]) -> Results:
     """The winner by verdict, then the rest in the order of what became of them."""
     every = {entry.name: entry for entry in entries if entry.result.status == "measured"}
-    # Benchmarking decides; screening times only where nobody was benchmarked.
+    # The winner is among the benchmarked candidates; screening times decide only where no candidate was benchmarked.
     named = {name: entry for name, entry in every.items() if entry.benchmarked} or every
     decision = verdict(
         {name: entry.timing for name, entry in named.items()},

@@ -86,7 +86,8 @@ def candidates(
     ``incumbent`` is the choice that runs without a search; None for what runs under the policy.
     """
     incumbent = _incumbent(problem, device, policy) if incumbent is None else incumbent
-    policy = replace(policy, max_error=None, workspace_limit=None)  # the search judges both limits by what it measures
+    # The search itself judges the error and the workspace by what it measures.
+    policy = replace(policy, max_error=None, workspace_limit=None)
     entries, refused = [], []
     for name, solver in ranking.contestants(problem, device).items():
         answer = ranking.refusal(solver, problem, device, policy)

@@ -109,7 +109,8 @@ class _Draw:
         problem, tensor = self.problem, name if name in "xwy" else self.problem.written
         last = problem.layout == "nhwc"
         rank = problem.ndim + 2
-        if tensor == "w" and letter == "ic":  # a filter of group k has input channels k ic/g and on
+        # The filters of group k read the input channels from k * ic/g on.
+        if tensor == "w" and letter == "ic":
             rows = factors.reshape(problem.g, -1).repeat(problem.oc // problem.g, axis=0)
             places = (0, rank - 1) if last else (0, 1)
             return np.expand_dims(rows, tuple(axis for axis in range(rank) if axis not in places))
@@ -126,7 +127,7 @@ class _Draw:
         factors = 10.0 ** self._even(letter, -down, 0)
         self._scale(name, letter, factors)
         if letter == "mb" and self.problem.direction == "bwd_weights":
-            return  # a weights' gradient sums over images, so no plane is scaled
+            return  # The gradient of the weights sums over images, so scaling an image scales no plane.
         for extra in ("residual", "initial"):
             self._scale(extra, letter, factors)
         if "bias" in self.made and letter != "mb":
@@ -218,7 +219,7 @@ def plane_positions(problem: ConvProblem, planes: int = 16, each: int = 16, seed
     pixels = int(np.prod(shape)) // (outer * channels)
     random = np.random.default_rng(seed)
     rows = np.concatenate([[0, outer * channels - 1], random.integers(0, outer * channels, planes - 2)])
-    spread = -(-each // pixels)  # the number of neighbouring planes that have enough elements together
+    spread = -(-each // pixels)  # So many neighbouring planes together have enough elements.
     plane = (rows[:, None] + random.integers(0, spread, (planes, each)) * (1 - 2 * (rows[:, None] > 0))) % (
         outer * channels
     )

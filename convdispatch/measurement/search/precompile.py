@@ -55,7 +55,8 @@ def precompile(
         return made
 
     setup = {"device": device, "solver": solver}
-    with contextlib.suppress(NotStarted):  # the search will not start either, and says why
+    # Where no child process starts, the search will not start one either, and reports the reason.
+    with contextlib.suppress(NotStarted):
         for _, made in farm(todo, jobs, lambda: compiler(setup), work, until):
             compiled += made
             say(f"compiling ahead, {compiled} candidates", 0)
@@ -76,7 +77,7 @@ def compile_one(child: RestartingChild, problem: str, place: int) -> tuple[bool,
         said = child.answer({"problem": problem, "place": place}, COMPILE_S)
     except NotStarted:
         raise
-    except Died:  # the next candidate in a new process
+    except Died:  # The candidate ended the child process; the next candidate is compiled in a new one.
         return False, False
     return said["compiled"], said["last"]
 
@@ -102,14 +103,14 @@ def _serve() -> None:
         if text not in known:
             problem = ConvProblem.parse(text)
             found = candidates(problem, info, Policy(solver=setup.get("solver")))[0]
-            # Who predicts nothing calls a library: loading it in each process takes long, and nothing of it would stay.
+            # A solver without a cost model calls a library, which each process takes long to load and cannot hand on.
             known[text] = problem, [entry for entry in found if entry.cost is not None]
         problem, entries = known[text]
         compiled = place < len(entries)
         if compiled:
             try:
                 dispatch.make(entries[place].solver, entries[place].config, problem, context)
-            except Exception:  # the search will meet it, and say so
+            except Exception:  # The search will meet the same error, and report it.
                 compiled = False
         answer({"compiled": compiled, "last": place + 1 >= len(entries)})
 

@@ -58,7 +58,8 @@ def _serve() -> None:
     answer({"status": "ready", "reason": ""})
     for request in lines:
         answer(_try(problem, device, request, harness))
-        if runtime.probe.__wrapped__(device):  # whatever follows would fail here: the next has a process of its own
+        # A lost device would fail every later candidate, so the process ends; the next candidate gets a new one.
+        if runtime.probe.__wrapped__(device):
             return
 
 
@@ -79,7 +80,7 @@ def _try(problem: Any, device: Any, candidate: dict[str, Any], harness: list[Any
         harness[0].verify(prepared)
     except WrongResult as error:
         return {"status": "wrong", "reason": str(error)}
-    except Exception as error:  # said to the parent, which decides
+    except Exception as error:  # The parent process gets the error, and decides what it means for the candidate.
         return {"status": "failed", "reason": words(error)}
     return {"status": "right", "reason": ""}
 

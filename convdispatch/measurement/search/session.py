@@ -109,7 +109,7 @@ class Search:
         self._ms_per_cost: float | None = None
         self._harnesses: dict[ConvProblem, Harness] = {}
 
-    # --- the whole -------------------------------------------------------------------------------------------------
+    # --- the search as a whole ---------------------------------------------------------------------------------------
 
     def run(self) -> Results:
         """Screen, benchmark, judge. Never raises for a candidate's sake."""
@@ -150,7 +150,8 @@ class Search:
                 for solver, how in answer_trial.trial(plugin, self.problem, self.info).items():
                     found[solver] = f"find: failed: {how}"
                     dispatch.quarantine(self.problem, self.info, solver, found[solver])
-        self.start += time.perf_counter() - began  # the time of children does not count against the budget
+        # The time of child processes does not count against the search's budget.
+        self.start += time.perf_counter() - began
         self._patience_ms += (time.perf_counter() - began) * 1e3
         return found
 
@@ -173,7 +174,7 @@ class Search:
         found = [record_of(result, results, self.options.workspace_limit, self.options.budget_ms) for result in timed]
         return [replace(record, contest="" if place else self._contest) for place, record in enumerate(found)]
 
-    # --- one candidate -----------------------------------------------------------------------------------------------
+    # --- trying one candidate ----------------------------------------------------------------------------------------
 
     def _try(self, entry: Entry, entries: list[Entry]) -> None:
         if self._lost:
@@ -185,8 +186,8 @@ class Search:
         self._must_run = self.options.every_solver and entry.result.default
         best = min((other.timing.median for other in entries if other.timing), default=None)
         predicted = self._predict(entry)
-        # A solver's first configuration is begun while any time is left: others' compilations say little of its own,
-        # and one that outlasts the budget is left behind.
+        # A solver's first configuration is tried while any time is left: other solvers' compile times say little about
+        # that of its own, and a compilation that outlasts the budget is abandoned.
         compiling = 0.0 if entry.result.default else max(self._compile_ms[-5:], default=0)
         if not self._has_time((3 + LOOKS) * (predicted or 0) + compiling, best):
             entry.ends("not tried", "the budget ended first")
@@ -206,9 +207,8 @@ class Search:
             entry.ends("refused", f"memory: {error}")
         except BadTiming as error:
             entry.ends("failed", str(error))
-        except (
-            Exception
-        ) as error:  # a plugin's or compiler's failure goes into the candidate's result, and the search goes on
+        # A plugin's or a compiler's error goes into the candidate's result, and the search goes on.
+        except Exception as error:
             entry.breaks("failed", words(error))
             if runtime.probe.__wrapped__(self.device):
                 self._lost = entry.solver.name
@@ -228,7 +228,7 @@ class Search:
             )
             return
         harness = self._harness(self.problem)
-        # While nothing is measured, one run more is enough to ask for: some answer is better than none.
+        # While no candidate has a time, the budget need only allow one more run: a poor result is better than none.
         checked = harness.verify(prepared, lambda run_ms: self._has_time((1 + LOOKS if best else 1) * run_ms, best))
         entry.result.error, entry.result.deterministic = checked.error, checked.deterministic
         entry.result.errors = {"normal": checked.normal, "scaled": checked.scaled}
@@ -287,7 +287,8 @@ class Search:
         if small is None or ranking.refusal(entry.solver, small, self.info, self.policy):
             return False
         if not query(entry.solver, small, self.info).offers(entry.config):
-            return False  # the configuration is not offered for the smaller problem, so nothing can be learnt there
+            # The configuration is not offered for the smaller problem, so running that tells nothing about it.
+            return False
         prepared = dispatch.make(entry.solver, entry.config, small, self.queue.context)
         estimate = self._harness(small).verify(prepared).run_ms * self.problem.flops / small.flops
         if best is not None and estimate > SUSPECT * best:
@@ -317,7 +318,8 @@ class Search:
             RUN_S if self.options.budget_ms is None else min(RUN_S, max(LEAST_TRIAL_S, 2e-3 * self.options.budget_ms))
         )
         status, reason = self._prober.ask(name, entry.config, timeout_s=limit)
-        self.start += time.perf_counter() - began  # the time of children does not count against the budget
+        # The time of child processes does not count against the search's budget.
+        self.start += time.perf_counter() - began
         self._patience_ms += (time.perf_counter() - began) * 1e3
         if status != "right":
             entry.breaks(status, reason)
@@ -325,10 +327,10 @@ class Search:
             self._killers[name] = reason
         return status == "right"
 
-    # --- benchmarking -------------------------------------------------------------------------------------------------
+    # --- benchmarking the fastest candidates in interleaved rounds ---------------------------------------------------
 
     def _interleave(self, entries: list[Entry]) -> None:
-        # By the best of the few samples: one that was disturbed must not cost a candidate benchmarking.
+        # Candidates are ranked by their screening interval's low end: one disturbed sample must not exclude any.
         ranked = sorted(entries, key=lambda entry: entry.timing.ci[0])
         for place, entry in enumerate(ranked):
             ratio = entry.timing.ci[0] / ranked[0].timing.ci[0]
@@ -346,10 +348,11 @@ class Search:
         rivals = []
         for i, entry in enumerate(final):
             if i > 1 and rounds_ms[i] > left:
-                break  # a candidate that is left out is reported with its screening time
+                break  # A candidate that is not benchmarked is reported with its screening time.
             try:
                 sample = harness.sampler(entry.prepared, entry.timing.median)
-            except (MemoryError, cl.MemoryError):  # beside the faster ones; its screening time stands
+            except (MemoryError, cl.MemoryError):
+                # The candidate's workspace does not fit beside the faster ones'; its screening time is reported.
                 continue
             rivals.append(Candidate(str(i), sample, max(1.0, entry.timing.median)))
         outcomes = interleaved(rivals, rounds=ROUNDS, budget_ms=self._benchmark_ms())
@@ -363,11 +366,11 @@ class Search:
             if outcome.timing is not None and outcome.timing.count >= entry.timing.count:
                 entry.timing, entry.benchmarked = outcome.timing, outcome.timing.count >= LEAST_SAMPLES and not alone
             entry.say()
-            # Without time to benchmark, or on a machine too busy for it, the screening time is what there is.
+            # Without time to benchmark, or on a machine too busy for it, the candidate's screening time is its result.
             status = {"not tried": "measured", "unsteady": "measured"}.get(outcome.status, outcome.status)
             entry.ends(status, outcome.reason if status == "cut" else "")
 
-    # --- time and memory ---------------------------------------------------------------------------------------------
+    # --- time and memory of the search -------------------------------------------------------------------------------
 
     def _spent_ms(self) -> float:
         return (time.perf_counter() - self.start) * 1e3

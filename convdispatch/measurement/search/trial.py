@@ -79,11 +79,10 @@ class Harness:
         one = sum(array.nbytes for array in self.host.values()) + self.output_bytes
         if one > self.memory_limit:
             raise MemoryError(f"the operands of {problem} take {one} bytes, the limit is {self.memory_limit}")
-        # Enough copies that none is found in a cache, as long as half of the memory stays free for workspaces.
+        # There are enough copies of the operands that no cache holds them; half of the memory stays for workspaces.
         wanted = 1 + 2 * device.global_mem_cache_size // max(one, 1)
-        copies = max(
-            1, min(wanted, 8, self.memory_limit // (2 * one) - 1)
-        )  # one more copy of the operands holds scaled data
+        # One more copy of the operands is for data of differing scales.
+        copies = max(1, min(wanted, 8, self.memory_limit // (2 * one) - 1))
         self.memory = _Ledger(self.memory_limit)
         self._operands: list[dict[str, _Held]] = []
         self._sets = [self._new_set() for _ in range(copies)]
@@ -96,7 +95,7 @@ class Harness:
         self._scaled: Scaled | None = None
         self._scaled_set: dict[str, Any] = {}
 
-    # --- verifying -------------------------------------------------------------------------------------------------
+    # --- verifying a plan's result -----------------------------------------------------------------------------------
 
     def verify(self, prepared: Prepared, has_time: Callable[[float], bool] = lambda run_ms: True) -> Checked:
         """Run a plan and compare. ``has_time`` is asked after each run, with its milliseconds, whether to go on.
@@ -155,7 +154,7 @@ class Harness:
         self, prepared: Prepared, problem: ConvProblem, whole: bool, output: _Guarded, scratch: Any, normal: float
     ) -> float:
         """The error on scaled data. Raises WrongResult beyond what the problem allows."""
-        if problem.quantized:  # quantized data are integers, which lose no digits
+        if problem.quantized:  # Quantized data are integers, which lose no digits at any scale.
             return 0.0
         data = self.scaled
         with self._scaled_operands(data.host) as operands:
@@ -207,13 +206,14 @@ class Harness:
 
         for name, before in self._sums.items():
             if not (packed and name == "w") and self._checksum(name) != before:
-                cl.enqueue_copy(self.queue, self._sets[0][name], self.host[name])  # restored for the next candidate
+                # The altered input is restored for the next candidate.
+                cl.enqueue_copy(self.queue, self._sets[0][name], self.host[name])
                 raise WrongResult(f"it altered its input {name}")
 
     def _checksum(self, name: str) -> tuple[int, int]:
         return self._scan.checksum(self._sets[0][name], self.host[name].nbytes // self.problem.out_itemsize)
 
-    # --- timing ----------------------------------------------------------------------------------------------------
+    # --- timing a plan -----------------------------------------------------------------------------------------------
 
     def sampler(self, prepared: Prepared, expected_ms: float, least_ms: float = 1.0) -> Callable[[], float]:
         """A sample function for ``measure``: milliseconds a run, of as many runs as fill ``least_ms``, then a wait.
@@ -243,7 +243,7 @@ class Harness:
         sample = timed(work)
         return lambda: sample() / repeat
 
-    # --- running ---------------------------------------------------------------------------------------------------
+    # --- enqueuing a plan --------------------------------------------------------------------------------------------
 
     def _enqueue(
         self, prepared: Prepared, problem: ConvProblem, whole: bool, given: Mapping[str, Any], out: Any, scratch: Any
@@ -272,7 +272,8 @@ class Harness:
     def _clear(self, output: Any) -> None:
         import pyopencl as cl
 
-        zero = np.zeros(1, np.uint8)  # zero, so that a plan that adds to the output reads a finite number
+        # The output is cleared to zeros, so that a plan that adds to the output reads finite numbers.
+        zero = np.zeros(1, np.uint8)
         cl.enqueue_fill_buffer(self.queue, output, zero, 0, max(self.output_bytes, 1))
 
 
@@ -292,7 +293,8 @@ class _Held:
     """
 
     def __init__(self, harness: Harness, size: int, content: np.ndarray | None = None) -> None:
-        self.size, self._ledger = 0, harness.memory  # 0 until the memory is there, should the next lines raise
+        # The size stays 0 until the memory is allocated, so that ``__del__`` is right if the allocation raises.
+        self.size, self._ledger = 0, harness.memory
         size, ledger = max(size, 1), harness.memory
         if ledger.held + size > ledger.limit:
             raise MemoryError(f"it needs {size} bytes more, {ledger.limit - ledger.held} are left")

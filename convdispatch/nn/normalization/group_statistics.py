@@ -9,7 +9,7 @@ from typing import Any
 from ...api.errors import InvalidArgument
 from ...device.tracing import operation
 from ...elementwise import apply, reduce
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..convolution import dense
 from .row_norm import row_norm
 

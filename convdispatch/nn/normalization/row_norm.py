@@ -10,9 +10,9 @@ import numpy as np
 from ...api.dtypes import storage_macros
 from ...device import runtime
 from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
-from ...tape import current_tape
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..convolution import dense
+from ..tape import current_tape
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -42,7 +42,8 @@ def row_norm(
     info = runtime.device_info(x.queue.device)
     if rows < info.compute_units and x.size > _FEW:
         return None
-    read = [x if t is None else dense(t) for t in given]  # what is not there is not read either
+    # x takes the argument of a missing scale or shift, which the kernel does not read.
+    read = [x if t is None else dense(t) for t in given]
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     flags = scale is not None, shift is not None
     launch = _row_norm(x.context, x.dtype.name, width, rows, each, channels * each // width, *flags, float(epsilon))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...device.programs.kernels import Launch, build, config_macros, keeps_programs, kernel_text
 from ...device.tracing import operation
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..convolution import dense
 
 if TYPE_CHECKING:

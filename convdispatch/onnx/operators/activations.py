@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...api.activations import ACTIVATIONS
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .elementwise import formula, scalar
 
@@ -105,7 +105,7 @@ def _softmax(call: BoundNode) -> Tensor:
         return x
     if call.opset >= 13:
         return function(x, call.axis(-1))
-    # Before 13 the axes from this one on are one.
+    # Before operator set 13, Softmax treats all axes from ``axis`` on as one.
     axis = call.axis(1)
     if axis == x.ndim - 1 or (axis < x.ndim and all(size == 1 for size in x.shape[axis + 1 :])):
         return function(x, axis)

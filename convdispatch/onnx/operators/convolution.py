@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .geometry import AUTO_PADS, convolution_windows, same_pads
 from .integers import convolution_of_integers
@@ -26,10 +26,11 @@ def _convolution(call: BoundNode) -> Tensor:
     x, crop = call.tensor(0), any(p < 0 for pair in pads for p in pair)
     _, inner, around = call.interpreter.zero_pads.get(id(x), (None, None, {}))
     if inner is not None and not crop and not any(any(around.get(axis, ())) for axis in (0, 1)):
-        x = inner  # the convolution pads by itself; what only others read of the zeros is made for them
+        # The convolution applies the padding itself; the padded tensor is computed only if other nodes read it.
+        x = inner
         more = [around.get(axis + 2, (0, 0)) for axis in range(len(sizes))]
         pads = [(near + n, far + f) for (near, far), (n, f) in zip(pads, more, strict=True)]
-    if crop:  # a negative pad leaves out what lies at the edge
+    if crop:  # A negative pad crops the edge of the input.
         x = x[(slice(None), slice(None), *(slice(max(0, -n), s - max(0, -f)) for s, (n, f) in zip(sizes, pads)))]
         pads = [(max(0, near), max(0, far)) for near, far in pads]
     options = windows.options(call) | {"padding": tuple(pads), "math": _math(call)}
@@ -56,7 +57,7 @@ def _transposed(call: BoundNode) -> Tensor:
         pads = [same_pads(total, mode) for total in totals]
         extra = [e + max(0, -total) for e, total in zip(extra, totals, strict=True)]
     x, options = call.tensor(0), windows.options(call) | {"math": _math(call)}
-    # An output padding that the convolution's rounding cannot absorb, or a negative pad, is zeros at the far side.
+    # A negative pad, and output padding beyond the convolution's rounding, become zeros around the result.
     after: list[tuple[int, int]] = []
     for axis in range(ndim):
         near, far = pads[axis]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import apply
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from ..constants import scalar
 from ..types import dtype_of
@@ -39,11 +39,12 @@ def pair(call: BoundNode) -> dict[str, Any]:
     for place, name in enumerate("xy"):
         value = call.raw(place)
         number = scalar(value) if len(value.shape) <= rank and isinstance(call.raw(1 - place), Tensor) else None
-        # A number takes the other's rank, and a shape of more axes would be lost.
+        # A scalar takes the other operand's rank, so a scalar of more axes must stay an array.
         if number is not None and len(value.shape) <= len(call.shape(1 - place)):
             operands[name] = number
         elif isinstance(value, np.ndarray) and call.opset >= 7 and 0 < len(value.shape) < rank:
-            wide = (1,) * (rank - len(value.shape)) + value.shape  # as many axes as pictures have, for either layout
+            # A constant gets as many axes as the tensors have, so that it broadcasts in either layout.
+            wide = (1,) * (rank - len(value.shape)) + value.shape
             operands[name] = call.upload(
                 call.interpreter.derive(("wide", rank), value, functools.partial(value.reshape, wide))
             )
@@ -62,7 +63,8 @@ def formula(call: BoundNode, text: str, dtype: Any = None, **operands: Any) -> T
     dtypes = {value.dtype for value in operands.values() if isinstance(value, Tensor)}
     if dtype is None:
         dtype = next(value.dtype for value in operands.values() if isinstance(value, Tensor))
-        if len(dtypes) == 1 and dtype.kind == "f":  # what it is in any case: a sum that says so would not be fused
+        # The dtype is left out where it is the operands' own, because a sum with a dtype would not be fused.
+        if len(dtypes) == 1 and dtype.kind == "f":
             return apply(text, **operands)  # type: ignore[no-any-return]
     return apply(text, dtype=dtype, **operands)  # type: ignore[no-any-return]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..call import BoundNode
 from ..constants import scalar
 
@@ -17,10 +17,11 @@ _NEAR = 1e-6
 
 def gate(call: BoundNode) -> tuple[Tensor, str] | None:
     """The x of a ``Mul`` or ``Div`` that ends such a product, and the activation's name; None for any other node."""
-    if call.opset < 7:  # operands are placed by an attribute
+    if call.opset < 7:  # Before operator set 7 an attribute says along which axis operands broadcast.
         return None
     first, second = call.raw(0), call.raw(1)
-    shape = np.broadcast_shapes(first.shape, second.shape)  # a number may have more axes than x
+    # A scalar may have more axes than x; then the result's shape differs from that of x.
+    shape = np.broadcast_shapes(first.shape, second.shape)
     for x, factor in ((first, second), (second, first)) if call.node.op_type == "Mul" else ():
         name = _gated(call, factor, x)
         if name is not None and x.shape == shape:

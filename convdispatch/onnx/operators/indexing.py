@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import apply, sample, take, take_along_axis
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .elementwise import formula
 
@@ -25,7 +25,8 @@ def _gather(call: BoundNode) -> Tensor:
     if indices.ndim == 0:
         return x[(*[slice(None)] * axis, int(places[0]))]
     steps = np.unique(np.diff(places))
-    if len(places) and len(steps) <= 1 and (not len(steps) or steps[0] > 0):  # a slice: nothing moves
+    # Evenly spaced indices are a slice, which is a view and copies nothing.
+    if len(places) and len(steps) <= 1 and (not len(steps) or steps[0] > 0):
         step = int(steps[0]) if len(steps) else 1
         y = x[(*[slice(None)] * axis, slice(int(places[0]), int(places[-1]) + 1, step))]
     else:

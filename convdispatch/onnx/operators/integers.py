@@ -14,8 +14,8 @@ import numpy as np
 
 from ...api.quantization import Quantization
 from ...elementwise import apply
+from ...elementwise.tensor import Tensor
 from ...nn import functional, quantized
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .elementwise import scalar
 from .geometry import convolution_windows

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .elementwise import formula
 from .integers import product_of_integers
@@ -32,7 +32,7 @@ def _gemm(call: BoundNode) -> Tensor:
             return of_integers
     if call.get("transA", 0):
         a = functional.contiguous(a.transpose(1, 0))
-    if a.ndim != 2:  # old nets leave the flattening to Gemm
+    if a.ndim != 2:  # Older models leave it to Gemm to flatten its operand.
         a = functional.view(a, (a.shape[0], -1))
     c = call.raw(2) if call.has(2) and beta != 0 else None
     if isinstance(b, np.ndarray) and b.dtype.kind == "f" and a.size and b.size:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import apply, reduce
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .elementwise import formula
 
@@ -61,7 +61,8 @@ def _instance(call: BoundNode) -> Tensor:
 def _group(call: BoundNode) -> Tensor:
     x, groups = call.tensor(0), call.get("num_groups")
     scale, shift = _channels(call, x, 1), _channels(call, x, 2)
-    if call.opset < 21 and scale.size == groups != x.shape[1]:  # then one value a group
+    # Before operator set 21 GroupNormalization may have one scale and one shift per group instead of per channel.
+    if call.opset < 21 and scale.size == groups != x.shape[1]:
         each = x.shape[1] // groups
         scale, shift = (
             functional.view(functional.contiguous(functional.view(v, (groups, 1)).expand(groups, each)), (x.shape[1],))
@@ -115,7 +116,7 @@ def _neighbours(call: BoundNode) -> Tensor:
     options = (float(call.get("alpha", 1e-4)), float(call.get("beta", 0.75)), float(call.get("bias", 1.0)))
     if size % 2:
         return functional.local_response_norm(x, size, *options)
-    # Of an even number of neighbours ONNX takes one more after a channel, the operation one more before it.
+    # For an even size, ONNX's window has one more channel after the centre, local_response_norm's one more before it.
     flipped = functional.contiguous(x[:, ::-1])
     return functional.local_response_norm(flipped, size, *options)[:, ::-1]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import apply, reduce
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .geometry import windows_of
 
@@ -28,7 +28,7 @@ def _pool(call: BoundNode) -> Any:
         options["p"] = call.get("p", 2)
     narrow = x.dtype.kind in "iu"
     as_they_are = kind == "max" and len(kernel) == 2 and x.dtype.itemsize == 1 and not any(call.node.output[1:])
-    if narrow and not as_they_are:  # eight bits are exact in float32
+    if narrow and not as_they_are:  # Integers of at most 16 bits are exact in float32.
         if x.dtype.itemsize > 2:
             raise call.refuse(f"pools {x.dtype.name}, which is not here")
         dtype, x = x.dtype, x.astype(np.float32)

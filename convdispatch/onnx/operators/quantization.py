@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...elementwise import apply
+from ...elementwise.tensor import Tensor
 from ...nn import functional, quantized
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from ..types import dtype_of
 from .elementwise import formula, scalar

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .elementwise import QUOTIENT, formula, pair
 from .gates import gate, with_number

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import apply, argmax, reduce, topk
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..call import BoundNode, operator
 
 _SIMPLE = {

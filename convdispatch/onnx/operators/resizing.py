@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...elementwise import apply, sample
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..call import BoundNode, operator
 
 _COORDINATES = (
@@ -117,7 +117,7 @@ def _coordinates(how: str, size: int, n: int, scale: float, region: tuple[float,
         return n / 2 * (1 - adjustment) + (at + 0.5) / scale - 0.5
     if how == "pytorch_half_pixel":
         return (at + 0.5) / scale - 0.5 if size > 1 else np.zeros(size)
-    exact = scale * n  # what the size was before it became a whole number
+    exact = scale * n  # The exact size is the output size before it was rounded to a whole number.
     if how == "align_corners":
         return at * (n - 1) / (exact - 1) if exact != 1 else np.zeros(size)
     if how == "tf_half_pixel_for_nn":

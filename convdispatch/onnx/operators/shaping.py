@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import apply, sample
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from ..call import BoundNode, operator
 from .elementwise import scalar
 
@@ -112,7 +112,7 @@ def _slice(call: BoundNode) -> Tensor:
         axis = axis + x.ndim if axis < 0 else axis
         if step == 0 or not 0 <= axis < x.ndim:
             raise call.refuse(f"slices axis {axis} of shape {x.shape} in steps of {step}")
-        # Ends below everything, as exporters write "to the beginning" going backward.
+        # Exporters write "to the beginning" of a backward slice as an end far below 0.
         low = None if step < 0 and end < -x.shape[axis] else end
         keys[axis] = slice(start, low, step)
     return x[tuple(keys)]

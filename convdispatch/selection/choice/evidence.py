@@ -67,7 +67,7 @@ def from_neighbours(
     if near is None:
         return None
     config = near.config if offers[near.solver].cost is None else _tuned(problem, near, configs, cost)
-    # A record's configuration may not exist for this problem: the most similar one that is offered runs.
+    # A record's configuration may not exist for this problem: the most similar one that the solver offers runs.
     config = _closest(config, configs(near.solver))
     return Evidence(near.solver, config, f"neighbour: {near}")
 
@@ -78,7 +78,7 @@ def _tuned(problem: ConvProblem, near: Neighbour, configs: Configs, cost: Cost) 
     A configuration's time there, over what is predicted for it there, multiplies what is predicted for its like here.
     """
     if not near.tried or near.tried[-1].median_ms <= near.tried[0].median_ms * (1 + MARGIN):
-        return near.config  # the configurations' times are too close to matter
+        return near.config  # The measured times of the configurations differ too little to matter.
     measured, fastest = ConvProblem.parse(near.problem), near.tried[0]
     alike = _closest(near.config, [record.config for record in near.tried])
     own = next(record for record in near.tried if record.config == alike)
@@ -160,7 +160,8 @@ def _closest(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> Map
         found = _leaves(choice)
         return sum(_apart(wanted.get(key), found.get(key)) for key in wanted.keys() | found.keys())
 
-    return min(offered, key=apart)  # of equally similar ones the first, which is the more promising
+    # Of equally similar configurations ``min`` returns the first, which the solver offers as the more promising one.
+    return min(offered, key=apart)
 
 
 def _leaves(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -174,7 +175,7 @@ def _apart(one: Any, other: Any) -> float:
     """0 for equal values, 1 for words that differ, less for numbers within a factor of 16."""
     if all(type(value) in (int, float) and value > 0 for value in (one, other)):
         return min(1.0, abs(math.log2(one / other)) / 4)
-    return float(type(one) is not type(other) or one != other)  # True does not count as 1
+    return float(type(one) is not type(other) or one != other)  # The type is compared too, because True == 1 in Python.
 
 
 def _offered(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> bool:

@@ -42,7 +42,8 @@ def read(path: str | Path) -> dict[str, Decision]:
         raise InvalidPolicy(f"the lock file {path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise InvalidPolicy(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-    except ValueError as error:  # not UTF-8, nested too deep, or too long a number
+    except ValueError as error:
+        # A lock file that is not UTF-8, is nested too deep or has too long a number raises ValueError.
         raise InvalidPolicy(f"the lock file {path} cannot be read: {error}") from error
     if not isinstance(values, dict) or values.get("schema") != SCHEMA or not isinstance(values.get("problems"), dict):
         raise InvalidPolicy(f"{path} is no lock file of schema {SCHEMA}: write it with convdispatch find --lock")
@@ -68,7 +69,7 @@ def write(path: str | Path, decisions: Mapping[str, Decision]) -> None:
     )
     try:
         publish(Path(path), f'{{"schema": {SCHEMA}, "problems": {{\n{lines}\n}}}}\n')
-    except (OSError, ValueError) as error:  # a path with a NUL raises ValueError
+    except (OSError, ValueError) as error:  # A path that contains a NUL character raises ValueError.
         raise InvalidArgument(f"the lock file {path} cannot be written: {error}") from None
 
 

@@ -163,7 +163,8 @@ class Neighbours:
         for text, choices in sorted(by_text.items()):
             try:
                 problem = ConvProblem.parse(text)
-            except InvalidProblem:  # written by a version that knew more kinds of problem
+            except InvalidProblem:
+                # A record of another version of this package may have a kind of problem unknown to this one.
                 continue
             self._choices[problem] = sorted(choices, key=lambda record: (record.median_ms, record.choice))
             kinds.setdefault(_kind(problem), []).append(problem)
@@ -198,9 +199,8 @@ class Neighbours:
         None where none is near enough, or where they say nothing of the best one.
         """
         others = ((gap, other) for gap, other in self._queried(problem, offers) if other != problem)
-        near = list(
-            itertools.islice(others, MOST)
-        )  # the problem's own records were examined before, and are not usable
+        # The problem's own records are left out: they were examined before, and are not usable.
+        near = list(itertools.islice(others, MOST))
         if not near or near[0][0] > FAR:
             return None
         found = self._unpredicted(problem, near[0], offers, first) or self._corrected(near, offers, first)
@@ -218,7 +218,7 @@ class Neighbours:
             self._regret = self._leave_one_out()
         return self._regret
 
-    # --- the rule ----------------------------------------------------------------------------------------------------
+    # --- how a solver is chosen by its neighbours --------------------------------------------------------------------
 
     def _unpredicted(
         self,
@@ -249,7 +249,8 @@ class Neighbours:
         self, near: Sequence[tuple[float, ConvProblem]], offers: Mapping[str, Offer], first: str | None
     ) -> Neighbour | None:
         if first is not None and not offers[first].cost:
-            return None  # the first one predicts nothing, so nothing says how the others compare with it
+            # The registry's first solver predicts no time, so nothing says how other solvers compare with it.
+            return None
         sums, level = self._sums(near)
         promised = {}
         for solver, offer in offers.items():
@@ -309,7 +310,7 @@ class Neighbours:
         crowd = self._crowds.get(_kind(problem))
         return crowd.nearest_first(problem) if crowd else iter(())
 
-    # --- what it has cost --------------------------------------------------------------------------------------------
+    # --- what choosing by neighbours has cost: the leave-one-out regret ----------------------------------------------
 
     def _leave_one_out(self) -> Regret:
         ratios: dict[str, float] = {}

@@ -75,7 +75,8 @@ def _placed(
             found = _Ranking(problem, device, policy, accepted, reasons).candidates()
             if not any(banned(solver) for solver in accepted.values()):
                 return found
-        except Fault:  # a later question showed it: the solver is set aside now, and the others are ranked
+        except Fault:
+            # A solver broke its contract at a later question and is set aside: the others are ranked anew.
             continue
 
 
@@ -121,7 +122,8 @@ def _foremost(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candi
     known = [record.solver for record in records]
     if _may_derived_be_first(problem, device, asked, placed, known):
         return None
-    if first.source.startswith("measured "):  # slower records behind its own bear on nothing
+    # A measured solver was put first; records that are slower than its own do not affect the choice.
+    if first.source.startswith("measured "):
         last = max(place for place, name in enumerate(known) if name == first.solver.name)
         ahead = [*records[:last], *(one for one in records[last:] if one.median_ms < records[last].median_ms)]
         return None if any(loaded.provider(one.solver) in silent for one in ahead) else first
@@ -129,9 +131,8 @@ def _foremost(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candi
         return None
     least = min(place for _, place in placed)
     order = preferred(problem, device)
-    if any(
-        one.means_derived() for one in order if one.place <= least[0]
-    ):  # it may name what is derived from one of them
+    # A rule for derived solvers may name one that is derived from a solver of ``own``.
+    if any(one.means_derived() for one in order if one.place <= least[0]):
         return None
     names = [name for plugin in silent for name in own[plugin]]
     return first if all(_place(order, name, None)[0] > least for name in names) else None
@@ -215,7 +216,8 @@ def set_aside_here(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> 
     if reason:
         return "refused", reason
     failed = quarantined(problem, device, solver.name)
-    return ("quarantined", failed) if failed else None  # it may be one that does not come back
+    # A quarantined solver may crash or hang again, so it must not run here.
+    return ("quarantined", failed) if failed else None
 
 
 class _Ranking:
@@ -267,7 +269,8 @@ class _Ranking:
         predictions = {}
         for candidate, place in placed:
             name, cost = candidate.solver.name, offers[candidate.solver.name].cost
-            if name in configs:  # what it predicts for what was measured
+            # A measured solver's prediction is for the configuration that was measured.
+            if name in configs:
                 cost = query(candidate.solver, self.problem, self.device).cost(configs[name])
             predicted = None if cost is None else 1e3 * cost * near.get(name, 1.0)
             predictions[name] = Prediction(name, place, predicted, candidate.rule != "")

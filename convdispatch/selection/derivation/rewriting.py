@@ -79,7 +79,7 @@ def rotated(problem: ConvProblem) -> Rewritten | str:
         spread |= s > 1 and o > 1
     copies = spread or any(min(pair) < 0 for pair in ends.values())
     for axis, (near, far) in ends.items():
-        # A copy that is made anyway takes what one side's padding has more than the other's.
+        # A copy that is made anyway also adds the part of the padding by which one side exceeds the other.
         common = max(0, min(near, far))
         low, high = (near - common, far - common) if copies else (0, 0)
         s, o = getattr(problem, "s" + axis), getattr(problem, "o" + axis)
@@ -213,9 +213,8 @@ def reduced(problem: ConvProblem) -> Rewritten | str:
         into, source = (whole, part) if written else (part, whole)
         axes = {each: _plain(each, into, source) for each in "ncdhw"}
         for axis, cut in cuts.items():
-            first = (
-                getattr(cut, "first_" + letter) if cut.meets or not written else into[axis][0]
-            )  # the whole result is zeros where nothing meets
+            # Where no tap meets the input, the whole result is zeros.
+            first = getattr(cut, "first_" + letter) if cut.meets or not written else into[axis][0]
             axes[axis] = dataclasses.replace(axes[axis], before=first if written else -first)
         copies[name] = Copy(name, name, _six([axes.pop("n"), *_ordered(problem, axes)]))
     back = copies.pop(problem.written, None)
@@ -240,7 +239,7 @@ def grouped(problem: ConvProblem) -> Rewritten | str:
         into, source = (part, whole) if outer else (whole, part)
         letters = {a: CopyAxis(part[a][0], into[a][1], source[a][1], part[a][0]) for a in "ncdhw"}
         axes = _six([letters.pop("n"), *_ordered(problem, letters)])
-        # A part's weights are rows of w, a part's channels stand beside each other in x and y.
+        # A group's weights are consecutive rows of w; a group's channels are neighbours within the channels of x and y.
         step = whole["n"][1] * part["n"][0] if name == "w" else whole["c"][1] * part["c"][0]
         copies[name] = Copy(name, name, axes, source_part=step if outer else 0, target_part=0 if outer else step)
     back = copies.pop(problem.written)
@@ -264,7 +263,7 @@ def _valid(rewrite: Callable[[ConvProblem], Rewritten | str]) -> Callable[[ConvP
     def tried(problem: ConvProblem) -> Rewritten | str:
         try:
             return rewrite(problem)
-        except InvalidProblem as error:  # a rewriting of an extreme geometry may be no valid problem
+        except InvalidProblem as error:  # A rewriting of a problem with an extreme geometry may be no valid problem.
             return str(error)
 
     return tried

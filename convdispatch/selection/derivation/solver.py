@@ -75,7 +75,7 @@ class Derived(Solver):
             raise ValueError(f"{self.name} refuses {problem}: {found}")
         return found
 
-    # --- Solver ----------------------------------------------------------------------------------------------------
+    # --- the methods of a solver -------------------------------------------------------------------------------------
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Why the rewriting does not apply, or why the solver refuses what it gives."""
@@ -151,7 +151,8 @@ def may_beat(seconds: float, problem: ConvProblem, device: DeviceInfo, own: Mapp
 
 def _gaps(problem: ConvProblem, device: DeviceInfo, own: Mapping[str, Mapping[str, Solver]]) -> Iterator[list[Solver]]:
     """For each plugin all of whose solvers refuse a problem, those that others may be derived from."""
-    if problem.mb < 1 or problem.quantized:  # a solver of these takes any geometry
+    # The solvers for empty batches and for quantized problems take any geometry, so nothing is derived for them.
+    if problem.mb < 1 or problem.quantized:
         return
     for solvers in own.values():
         queried = [solver for name, solver in solvers.items() if not quarantined(problem, device, name)]
@@ -168,7 +169,7 @@ def _shortest(root: Solver, problem: ConvProblem, device: DeviceInfo) -> Derived
     for chain, inner, _, _ in _chains(_bare(problem)):
         answer = query(root, inner, device)
         if answer.fault is not None:
-            return None  # which was said; each further chain would say it again
+            return None  # A warning of the solver's fault was given; each further chain of rewritings would repeat it.
         if answer.accepts:
             made = Derived(root, chain)
             if query(made, problem, device).accepts:

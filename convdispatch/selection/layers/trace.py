@@ -32,7 +32,8 @@ def convdispatch_enqueue(queue: Any, problem: Any, solver: Any, plan: Any) -> Ge
         outcome = solver.name
         spent = (time.perf_counter_ns() - start) / 1000
         if settings.TRACE_WAIT.value():
-            with contextlib.suppress(Exception):  # the caller's own wait meets it too, and it is not this layer's fault
+            # A failed wait is not this layer's fault, and the caller's own wait raises the same error.
+            with contextlib.suppress(Exception):
                 event.wait()
                 done = f",{(time.perf_counter_ns() - start) / 1000:.1f}"
         return event

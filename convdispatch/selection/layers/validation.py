@@ -55,7 +55,7 @@ def convdispatch_enqueue(
                 f"{name} has {operands[name].size} bytes, {problem} needs {least} ({solver.name} was not run)"
             )
     if wait_for:
-        cl.wait_for_events(list(wait_for))  # what is copied below must be there
+        cl.wait_for_events(list(wait_for))  # The operands' contents must be complete before they are copied below.
     size = math.prod(problem.out_shape) * problem.out_itemsize
     output = _Guarded(queue, size, "output")
     scratch = _Guarded(queue, plan.workspace_size, "workspace") if plan.workspace_size else None
@@ -75,18 +75,21 @@ def convdispatch_enqueue(
     output.check(queue, where)
     if scratch is not None:
         scratch.check(queue, where)
-    if not problem.accumulate and problem.out_itemsize > 1:  # each value of a byte means something
+    # A NaN pattern marks unwritten elements; one-byte dtypes have none, as each value of a byte is a valid number.
+    if not problem.accumulate and problem.out_itemsize > 1:
         _check_written(queue, output.memory, size, where, problem.out_itemsize)
     for name, before in inputs.items():
         if not np.array_equal(before, _snapshot(queue, operands[name])):
-            cl.enqueue_copy(queue, operands[name], before).wait()  # the caller's, and the next solver's
+            # The altered input is restored, because the caller and the next solver read it.
+            cl.enqueue_copy(queue, operands[name], before).wait()
             raise ValidationFailed(f"{where} changed its input {name}")
     if _first_time(problem, solver):
         held = inputs | {name: _snapshot(queue, memory) for name, memory in extras.items()}
         held |= {} if initial is None else {"initial": initial}
         if packed:
             held["w"] = None if weights is None else _snapshot(queue, weights)
-        if held.get("w", held) is not None:  # weights of which only the packed form is known cannot be compared
+        # The result cannot be compared with the reference where only the packed form of the weights is known.
+        if held.get("w", held) is not None:
             _compare(problem, _snapshot(queue, output.memory), held, where)
     return cl.enqueue_copy(queue, operands[problem.written], output.memory, byte_count=size)
 
@@ -154,7 +157,8 @@ class _Guarded:
 def _snapshot(queue: Any, memory: Any) -> np.ndarray:
     import pyopencl as cl
 
-    if not isinstance(memory, cl.MemoryObject):  # the host's own
+    # Memory that is no OpenCL object belongs to the host and is copied directly.
+    if not isinstance(memory, cl.MemoryObject):
         return memory.bytes(0, memory.size).copy()
     held = np.empty(memory.size, np.uint8)
     cl.enqueue_copy(queue, held, memory)

@@ -122,7 +122,8 @@ def _sources(plugin: str, device: cl.Device) -> str:
 
 
 def _misfit(pack: str, why: str) -> None:
-    if pack and pack not in _said:  # a collection without a name is this process's own: what changed since is no news
+    # A collection without a name was gathered by this process, so nobody needs a warning that it no longer fits.
+    if pack and pack not in _said:
         _said.add(pack)
         words = f"the plan pack {pack} does not fit: {why}; what does not fit is chosen and compiled anew"
         warnings.warn(words, ConvDispatchWarning, stacklevel=6)

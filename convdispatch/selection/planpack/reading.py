@@ -161,7 +161,8 @@ def read(path: str | Path, fits: Callable[[dict[str, str]], bool] = lambda _: Tr
         raise
     except ConvDispatchError as error:
         why = str(error)
-    except Exception as error:  # zipfile has many ways to say it: BadZipFile, struct.error, NotImplementedError, ...
+    except Exception as error:
+        # ``zipfile`` raises BadZipFile, struct.error, NotImplementedError and others for a damaged archive.
         why = f"{error or type(error).__name__}"
     raise InvalidArgument(f"{path} is no plan pack that can be read: {' '.join(why.split())}")
 

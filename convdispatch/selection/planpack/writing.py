@@ -39,7 +39,8 @@ def write(path: str | Path, gathered: Gathered) -> int:
                 for place, (key, content) in enumerate(sorted(gathered.tables[table].items())):
                     member = f"{table}/{place}.bin"
                     manifest[table][key] = member
-                    if not len(content):  # says that there are packed forms of a kind
+                    # An entry without bytes states that packed weights of a kind exist; it has no archive member.
+                    if not len(content):
                         manifest[table][key] = ""
                         continue
                     out.writestr(zipfile.ZipInfo(member), memoryview(content).cast("B"), zipfile.ZIP_STORED)

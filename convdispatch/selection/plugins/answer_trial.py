@@ -146,7 +146,8 @@ def _ended_by(plugin: str, problem: ConvProblem, device: DeviceInfo, found: dict
     names = {name for name, owner in plugins().plugin_of.items() if owner == plugin}
     for _ in range(MOST):
         at, how = _try(plugin, problem, device, found)
-        if not at:  # it answered everything; or the child did not even load it, which the loader judges
+        # The solvers answered everything, or the child did not even load the plugin, which the loader reports.
+        if not at:
             return found
         solver, _, method = at.partition(" ")
         found[solver] = f"its {method}() {how}, in a child process"
@@ -169,13 +170,14 @@ def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collect
                     child.close()
                 child = _Child(plugin, version)
             at, how = child.try_out(question)
-        except OSError:  # no child can be started, so nothing is learnt
+        except OSError:  # The operating system starts no child process, so nothing is learnt of the solvers.
             return "", ""
         if not how:
             _children[plugin] = child
             return "", ""
         child.close()
-        if at or fresh:  # otherwise the idle child ended just as it was asked: a new one is started
+        # An idle child that ends without a reply ended just as it was asked, by its idle limit: a new child is started.
+        if at or fresh:
             return at, how
     return "", ""
 

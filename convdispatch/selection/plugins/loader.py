@@ -135,7 +135,8 @@ def plugins() -> Plugins:
     for entry in loaded.report:
         if entry.status in ("failed", "duplicate"):
             warnings.warn(f"plugin {entry.name} was set aside: {entry.reason}", ConvDispatchWarning, stacklevel=2)
-    with contextlib.suppress(InvalidPolicy):  # a broken registry is raised where a problem is dispatched
+    # An invalid registry raises its error where a problem is dispatched, not here.
+    with contextlib.suppress(InvalidPolicy):
         for sentence in registry().unmatched(loaded.solvers):
             warnings.warn(sentence, ConvDispatchWarning, stacklevel=2)
     return loaded
@@ -148,7 +149,8 @@ def reload() -> Plugins:
 
 
 def _entry_points(group: str) -> Iterator[_Found]:
-    known: dict[int, tuple[str, str]] = {}  # a distribution parses its metadata anew for its name and for its version
+    # A distribution parses its metadata again for its name and again for its version, so both are cached.
+    known: dict[int, tuple[str, str]] = {}
     for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda e: (e.name, e.value)):
         name, version = "?", ""
         if entry.dist is not None:
@@ -178,7 +180,7 @@ def _dropins() -> Iterator[_Found]:
 
 def _places(module: str) -> list[Path]:
     try:
-        spec = importlib.util.find_spec(module)  # finding a top-level name imports nothing
+        spec = importlib.util.find_spec(module)  # ``find_spec`` of a top-level module name imports nothing.
     except (ImportError, ValueError):
         return []
     folders = list(spec.submodule_search_locations or ()) if spec else []
@@ -217,7 +219,8 @@ def load_alone(name: str) -> None:
     process = os.getpid()
     for found in _candidates():
         if found.name == name:
-            with contextlib.suppress(BaseException):  # the loader contains an exception; the trial is about crashes
+            # The loader itself handles a plugin's exceptions; this trial import is about crashes.
+            with contextlib.suppress(BaseException):
                 module = found.load()
                 getattr(module, "convdispatch_solvers", list)()
                 getattr(module, "unavailable", str)()
@@ -252,7 +255,7 @@ def _shut_out(name: str) -> str | None:
     try:
         rules = registry()
     except InvalidPolicy:
-        return None  # a broken registry is the caller's error, raised where a problem is dispatched
+        return None  # An invalid registry is the caller's error, which is raised where a problem is dispatched.
     return f"blocked by {rules.source}" if name in rules.block else None
 
 

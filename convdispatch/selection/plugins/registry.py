@@ -99,9 +99,8 @@ class Registry:
         return [
             f"{where}: {glob!r} names no loaded solver (convdispatch info lists them)"
             for glob, where in self.named
-            if not fnmatch.filter(
-                names, glob.partition("+")[0]
-            )  # derived solvers are not loaded, so the part before + is compared
+            # Derived solvers (``solver+rewriting``) are not loaded, so the part before the ``+`` is compared.
+            if not fnmatch.filter(names, glob.partition("+")[0])
         ]
 
     def preference(self, problem: ConvProblem, device: DeviceInfo) -> tuple[tuple[str, ...], str | None]:
@@ -143,9 +142,9 @@ def packaged_path() -> Path | None:
     """The packaged file: the checkout's or the installed one."""
     beside = Path(__file__).resolve().parents[3]
     for candidate in (
-        beside / FILE_NAME,  # a checkout: editable installs skip data files
+        beside / FILE_NAME,  # In a checkout the registry is at the root, because editable installs skip data files.
         Path(sys.prefix) / "etc" / "convdispatch" / FILE_NAME,
-        beside / "etc" / "convdispatch" / FILE_NAME,  # pip install --target
+        beside / "etc" / "convdispatch" / FILE_NAME,  # This is the folder that ``pip install --target`` writes.
     ):
         if candidate.is_file():
             return candidate
@@ -168,7 +167,7 @@ def read_text(path: str | Path) -> str:
     """A registry file's text. Raises InvalidPolicy, which names the line of what is no UTF-8."""
     try:
         data = plainfile.read_bytes(path, MOST_BYTES)
-    except (OSError, ValueError) as error:  # a path with a NUL raises ValueError
+    except (OSError, ValueError) as error:  # A path that contains a NUL character raises ValueError.
         raise InvalidPolicy(f"the registry {path} cannot be read: {getattr(error, 'strerror', error)}") from error
     try:
         return data.decode("utf-8")
@@ -198,7 +197,8 @@ def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -
         raise InvalidPolicy(f"{source}:{line}: a character that YAML does not allow: {error.reason}") from error
     except RecursionError:
         raise InvalidPolicy(f"{source}:1: lists or mappings stand too deep in each other") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # for instance an escape that is no character
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # An escape sequence that is no character, for instance, raises ValueError.
         raise InvalidPolicy(f"{source}:1: not YAML: {error}") from error
     if root is None:
         return Registry(source)
@@ -334,7 +334,7 @@ class _Parser:
         for item in nodes:
             if not isinstance(item, yaml.ScalarNode):
                 raise self.fail(item, f"{key} takes a value, a list of values or a comparison such as '>=32'")
-            if len(item.value) > _LONGEST:  # YAML reads base-60 numbers in time quadratic in their length
+            if len(item.value) > _LONGEST:  # PyYAML reads base-60 numbers in a time that is quadratic in their length.
                 raise self.fail(item, f"{key}: a value of {len(item.value)} characters, at most {_LONGEST} are read")
             try:
                 value = self.construct(item)

@@ -64,7 +64,7 @@ def _read(file: Path) -> dict[str, Any]:
             raise ValueError("no table")
     except OSError:
         values = {}
-    except ValueError as error:  # a damaged file loses its content, and fails no call
+    except ValueError as error:  # A damaged file is renamed and its content is lost, but no call fails.
         _set_aside(file, str(error))
         values = {}
     found = {kind: values[kind] if isinstance(values.get(kind), like) else like() for kind, like in _KINDS.items()}
@@ -101,7 +101,7 @@ def _change(kind: str, key: str, value: Any) -> None:
     """Set one entry, or remove it for None; other processes' entries stay."""
     with _lock:
         values = _read(_file())
-        for each in _KINDS:  # entries that could not be written stay known in this process
+        for each in _KINDS:  # Entries that could not be written to the file remain known in this process.
             values[each] = {**_held()[each], **values[each]}
         values[kind].pop(key, None)
         if value is not None:
@@ -142,7 +142,7 @@ def fingerprint(version: str, places: Iterable[Path]) -> str:
     return f"{version} {digest.hexdigest()[:16]}".strip()
 
 
-# --- imports ---------------------------------------------------------------------------------------------------------
+# --- how importing plugins ended -------------------------------------------------------------------------------------
 
 
 def import_fault(plugin: str, version: str) -> str | None:
@@ -174,7 +174,7 @@ def try_import(plugin: str, version: str) -> str | None:
         )
     except subprocess.TimeoutExpired:
         how = f"it hangs as it is imported: not done within {IMPORT_S:g} s"
-    except OSError:  # no process can be started, so nothing is learnt of the plugin
+    except OSError:  # The operating system starts no process, so nothing is learnt of the plugin.
         return None
     else:
         if b"\x02survived" in child.stdout:
@@ -197,7 +197,8 @@ def importing(plugin: str, version: str) -> Iterator[None]:
         note.touch()
     try:
         yield
-    except KeyboardInterrupt:  # the user may have interrupted it because it hung: the marker stays
+    # The user may have interrupted the import because it hung, so the marker file stays.
+    except KeyboardInterrupt:
         raise
     except BaseException:
         with contextlib.suppress(OSError):
@@ -214,7 +215,8 @@ def _tag(plugin: str, version: str) -> str:
 def _left(plugin: str, version: str) -> list[Path]:
     """The marker files of processes that have ended, and of this one."""
     found = []
-    with contextlib.suppress(OSError, ValueError, OverflowError):  # a file whose name holds no process is no marker
+    # A file whose name holds no process id is no marker file.
+    with contextlib.suppress(OSError, ValueError, OverflowError):
         for note in _file().parent.glob(f"importing-{_tag(plugin, version)}-*"):
             if not _alive(int(note.name.rpartition("-")[2])):
                 found.append(note)
@@ -233,7 +235,7 @@ def _alive(process: int) -> bool:
     return True
 
 
-# --- solvers ---------------------------------------------------------------------------------------------------------
+# --- how asking solvers ended ----------------------------------------------------------------------------------------
 
 
 def note(problem: ConvProblem, device: DeviceInfo, solver: str, version: str, what: str) -> None:

@@ -28,7 +28,7 @@ def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
     records = sorted((r for key in keys for r in db.all(key)), key=lambda r: (r.device, r.choice))
     try:
         publish(Path(path), file_text(records))
-    except (OSError, ValueError) as error:  # a path with a NUL raises ValueError
+    except (OSError, ValueError) as error:  # A path that contains a NUL character raises ValueError.
         raise InvalidArgument(f"cannot write {path}: {error}") from None
     return len(records)
 
@@ -40,7 +40,7 @@ def import_pack(db: PerfDB, path: Path | str) -> int:
     """
     try:
         records, faults = read_records("", plainfile.read_text(path))
-    except (OSError, ValueError) as error:  # Damaged and NewerSchema are ValueErrors
+    except (OSError, ValueError) as error:  # ``read_records`` raises Damaged and NewerSchema, which are ValueErrors.
         raise InvalidArgument(f"cannot import {path}: {error}") from error
     bad = {problem: fault for problem in {record.problem for record in records} if (fault := _no_problem(problem))}
     faults += [f"record {place}: {bad[each.problem]}" for place, each in enumerate(records, 1) if each.problem in bad]
@@ -127,7 +127,7 @@ def prune(db: PerfDB, device: str | None = None) -> int:
         doomed += [path for path in folder.glob(".*.tmp") if time.time() - path.stat().st_mtime > _ABANDONED]
         doomed += sorted((folder / "damaged").glob("*.json"))
         for path in doomed:
-            with contextlib.suppress(OSError):  # gone already, or not ours to delete
+            with contextlib.suppress(OSError):  # The file may be deleted already, or belong to another user.
                 path.unlink()
                 removed += 1
         db.refresh(key)

@@ -60,12 +60,13 @@ def record_packs() -> dict[str, Path]:
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
             top, *below = entry.module.split(".")
-            spec = importlib.util.find_spec(top)  # of a module within a package it would import the package
+            # Only the top-level package is looked up, because ``find_spec`` of a submodule would import its package.
+            spec = importlib.util.find_spec(top)
             places = spec.submodule_search_locations if spec else None
             folder = Path(next(iter(places or ())), *below, "records")
             if not folder.is_dir():
                 raise FileNotFoundError(f"{folder} is no folder")
-        except Exception as error:  # a fault of one pack must not cost the others
+        except Exception as error:  # An error of one tuning pack must not keep the others from being used.
             warnings.warn(f"tuning pack {entry.name} is set aside: {error!r}", ConvDispatchWarning, stacklevel=2)
         else:
             found[entry.name] = folder
@@ -103,7 +104,8 @@ class PerfDB:
         if not self.folders:
             raise InvalidArgument("PerfDB needs a folder at least, the first of which is written")
         self._lock = threading.RLock()
-        self._known: dict[str, dict[str, list[Record]]] = {}  # by device key and problem
+        # The records that are known, by device key and then by the problem's text.
+        self._known: dict[str, dict[str, list[Record]]] = {}
         self._said: set[Path] = set()
         self._scoped: dict[tuple[Hashable, str], list[Record]] = {}
         self._in_memory: set[str] = set()
@@ -120,7 +122,7 @@ class PerfDB:
         """Where a device's records are written. Raises InvalidArgument for a text that is no device's key."""
         return self.folder / _key(device)
 
-    # --- look-up -----------------------------------------------------------------------------------------------------
+    # --- looking records up ------------------------------------------------------------------------------------------
 
     def lookup(self, problem: ConvProblem | str, device: DeviceInfo | str, scope: Hashable = None) -> list[Record]:
         """What is known of a problem on a device: the user's records before shipped ones, each fastest first, but what
@@ -159,7 +161,7 @@ class PerfDB:
         """Whether a lookup may return records that no file holds."""
         return _key(device) in self._in_memory or (scope, _key(device)) in self._scoped
 
-    # --- writing -----------------------------------------------------------------------------------------------------
+    # --- writing records ---------------------------------------------------------------------------------------------
 
     def record(self, *records: Record, scope: Hashable = None) -> Path | None:
         """Store records of one device in one file, and know them from now on.
@@ -197,11 +199,12 @@ class PerfDB:
             new: dict[str, list[Record]] = {}
             for record in records:
                 new.setdefault(record.problem, []).append(replace(record, source="user"))
-            for problem, mine in new.items():  # of equal records the last counts, as if they had been stored one by one
+            # Of equal records the last counts, as if the records had been stored one by one.
+            for problem, mine in new.items():
                 problems[problem] = self._merge([*reversed(mine), *problems.get(problem, [])])
             self.generation += 1
 
-    # --- reading files -----------------------------------------------------------------------------------------------
+    # --- reading record files ----------------------------------------------------------------------------------------
 
     def _load(self, device: DeviceInfo | str) -> dict[str, list[Record]]:
         key = _key(device)
@@ -227,7 +230,7 @@ class PerfDB:
         """Every sound record of one folder."""
         try:
             paths = sorted(path for path in Path(folder).iterdir() if path.suffix == ".json")
-        except OSError:  # no such folder, so there are no records of the device
+        except OSError:  # The folder does not exist, so there are no records of the device.
             return []
         return [record for path in paths for record in self.read_file(path, source)]
 
@@ -235,7 +238,7 @@ class PerfDB:
         """The sound records of one file; a damaged one is set aside and said."""
         try:
             text = plainfile.read_text(path)
-        except OSError:  # another process has removed the file since the folder was listed
+        except OSError:  # Another process has removed the file since the folder was listed.
             return []
         except UnicodeDecodeError:
             text = ""
@@ -257,9 +260,9 @@ class PerfDB:
             target.parent.mkdir(exist_ok=True)
             path.replace(target)
             self._say(path, f"a damaged record is moved to {target}: {reason}")
-        except FileNotFoundError:  # another process has moved the file, and warned
+        except FileNotFoundError:  # Another process has moved the damaged file, and given the warning.
             return
-        except OSError:  # the folder cannot be written
+        except OSError:  # The folder of the damaged record cannot be written.
             self._say(path, f"the damaged record {path} is passed over: {reason}")
 
     def _say(self, path: Path, message: str) -> None:

@@ -137,9 +137,8 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, schema included."""
-        values = {
-            name: getattr(self, name) for name in _STORED
-        }  # dataclasses.asdict copies deeply, which takes ten times as long
+        # ``dataclasses.asdict`` would copy each value deeply, which takes ten times as long.
+        values = {name: getattr(self, name) for name in _STORED}
         nested = {"config": dict(self.config), "ci_ms": list(self.ci_ms), "provenance": vars(self.provenance).copy()}
         return {"schema": SCHEMA, **values, **nested}
 

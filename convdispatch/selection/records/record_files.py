@@ -65,7 +65,8 @@ def publish(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
         raise
-    with contextlib.suppress(OSError):  # not every file system lets a folder be synced
+    # Not every file system supports fsync of a folder.
+    with contextlib.suppress(OSError):
         handle = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(handle)

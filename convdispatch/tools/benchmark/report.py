@@ -200,7 +200,8 @@ class Report:
             raise InvalidArgument(f"no benchmark report of schema {SCHEMA}: {str(values)[:60]!r}")
         try:
             measured = {text: Measured.from_json(found) for text, found in values["measured"].items()}
-            known = {name: value for name, value in values.items() if name != "regret"}  # a field of older reports
+            # Older reports have the field ``regret``, which is computed now.
+            known = {name: value for name, value in values.items() if name != "regret"}
             report = declared.made(cls, {**known, "measured": {}})
             return replace(report, measured=measured)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -228,7 +229,7 @@ def _from_lines(lines: list[str]) -> Report:
     for line in lines:
         try:
             values = jsontext.loads(line)
-        except ValueError:  # the run was killed as it wrote: that problem is measured again
+        except ValueError:  # The run was killed while it wrote the line: the line's problem is measured again.
             continue
         if not isinstance(values, dict):
             continue
@@ -240,7 +241,8 @@ def _from_lines(lines: list[str]) -> Report:
             try:
                 measured = Measured.from_json(values)
                 report.measured[measured.problem] = measured
-            except (KeyError, TypeError, AttributeError):  # torn, or no measurement: that problem is measured again
+            except (KeyError, TypeError, AttributeError):
+                # The line is incomplete or is no measurement: its problem is measured again.
                 continue
     if report is None:
         raise InvalidArgument("it holds no benchmark report")

@@ -19,11 +19,11 @@ from ...api.device import DeviceInfo
 from ...api.errors import InvalidArgument
 from ...device import runtime
 from ...device.tracing import tracing
+from ...elementwise.tensor import Tensor
 from ...models import catalogue
 from ...nn import SGD, Tape
 from ...nn.functional import cross_entropy
 from ...selection.text_table import Column, Table, columns
-from ...tensor import Tensor
 from .quiet import LOAD, SCATTER, OtherProcesses, busy
 
 if TYPE_CHECKING:

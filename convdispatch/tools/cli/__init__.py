@@ -88,7 +88,8 @@ class _Group(Group):
                 traceback.print_exception(error)
             raise click.ClickException(str(error)) from error
         except OSError as error:
-            if error.filename is None:  # an error that is not about a file: a closed pipe, a process that did not start
+            # The error is not about a file, but about a closed pipe or a process that did not start, for instance.
+            if error.filename is None:
                 raise
             raise click.ClickException(f"{error.filename}: {error.strerror or error}") from error
         except KeyboardInterrupt:
@@ -102,10 +103,11 @@ class _Group(Group):
 @click.pass_context
 def main(context: click.Context, tracebacks: bool) -> None:
     """One conv() call, many engines: see what is there, what would run and why, and how fast it is."""
-    if context.invoked_subcommand != "doctor":  # doctor lists what is wrong with the environment
+    # ``doctor`` itself reports what is wrong with the environment variables.
+    if context.invoked_subcommand != "doctor":
         settings.check()
     if tracebacks:
-        os.environ[settings.TRACEBACK.name] = "1"  # for child processes too
+        os.environ[settings.TRACEBACK.name] = "1"  # Child processes inherit the environment variable.
 
 
 def run() -> None:

@@ -73,7 +73,8 @@ def _samples(name: str, device: Any) -> list[Any]:
             continue
         try:
             visible = visible_problem(solver, ConvProblem.parse(record.problem))
-        except InvalidProblem:  # a record of a later version, with a kind of problem that this one does not know
+        except InvalidProblem:
+            # A record of another version of this package may have a kind of problem unknown to this one.
             continue
         cost = solver.cost(visible, device, record.config)
         samples.append(Sample(visible, record.median_ms, None if cost is None else 1e3 * cost))

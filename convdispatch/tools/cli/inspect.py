@@ -65,7 +65,7 @@ def _self_test(seconds: float, chosen: str | None, as_json: bool) -> bool:
     from ...selection.plugins.loader import plugins
     from ..progress import progress
 
-    simulators = {"oclgrind"}  # simulators are too slow to compute with
+    simulators = {"oclgrind"}  # OpenCL simulators are too slow to run the self-test.
     devices = [runtime.find_device(chosen)] if chosen else [
         one for one in runtime.devices() if runtime.device_info(one).vendor not in simulators]  # fmt: skip
     names = [entry.name for entry in plugins().report if entry.status == "loaded" and entry.solvers]

@@ -54,7 +54,8 @@ def ended_by_signals() -> Iterator[None]:
 
     before = {number: signal.getsignal(number) for number in _ENDING}
     for number in _ENDING:
-        if before[number] is not signal.SIG_IGN:  # a signal that is ignored (nohup, a background job) stays ignored
+        # A signal that is ignored, as under nohup or in a background job, stays ignored.
+        if before[number] is not signal.SIG_IGN:
             signal.signal(number, hear)
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -75,7 +76,7 @@ def ended_by_signals() -> Iterator[None]:
         for number in _ENDING:
             if before[number] is not None:
                 signal.signal(number, before[number])
-        os.close(write)  # the closed pipe ends the thread
+        os.close(write)  # Closing the pipe ends the thread that reads it.
 
 
 def _watch(read: int, heard: threading.Event, left: threading.Event) -> None:

@@ -7,6 +7,7 @@ import json
 import click
 
 from .options import DEVICE
+from .output import echo
 
 
 @click.command()
@@ -27,7 +28,7 @@ def kernel(problem: str, solver: str | None, config: str | None, device: str | N
         raise click.BadParameter(f"a configuration is a JSON object: {error}", param_hint="--config") from None
     name, used, texts = rendered(read(problem), solver, device=device, described=described, config=configuration)
     count = f"{len(texts)} program{'s' * (len(texts) != 1)}" if texts else "no program of its own: a library's"
-    click.echo(f"// {name} {json.dumps(dict(used))}: {count}")
+    echo(f"// {name} {json.dumps(dict(used))}: {count}")
     for place, text in enumerate(texts, 1):
-        click.echo(f"\n// --- program {place} of {len(texts)} ---")
-        click.echo(text)
+        echo(f"\n// --- program {place} of {len(texts)} ---")
+        echo(text)

@@ -34,7 +34,7 @@ def new_plugin(name: str, folder: Path | None) -> None:
         if source.is_file() and source.suffix in (".py", ".cl", ".toml", ".yaml", ".md"):
             target = folder / str(source.relative_to(template)).replace(TEMPLATE, name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            # Links that leave the template's folder become text.
+            # Markdown links that lead out of the template's folder become plain text.
             text = re.sub(r"\[([^]]*)\]\(\.\./[^)]*\)", r"\1", source.read_text(encoding="utf-8"))
             text = text.replace(TEMPLATE, name).replace(TEMPLATE.capitalize(), name.capitalize())
             target.write_text(text, encoding="utf-8")

@@ -60,7 +60,8 @@ def _within(callback: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return callback(*arguments, **options)
             except ConvDispatchError as error:
-                if options.get("as_json"):  # a program that reads JSON gets the error as JSON, too
+                # A program that reads the command's JSON output gets an error as JSON, too.
+                if options.get("as_json"):
                     echo(json.dumps({"error": str(error)}))
                 raise
 
@@ -92,7 +93,7 @@ def reserved() -> Iterator[None]:
     """Inside the block ``ours()`` is standard output, and ``sys.stdout`` and descriptor 1 are standard error."""
     before = sys.stdout
     stream, real = before, None
-    # Where standard output is no file (in tests) or closed, only what Python prints is redirected.
+    # Where standard output is closed or no file (as in tests), only what Python prints is redirected.
     with contextlib.suppress(Exception):
         if before.fileno() == 1 and sys.stderr.fileno() == 2:
             before.flush()

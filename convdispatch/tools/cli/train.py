@@ -64,7 +64,8 @@ def train(curve: Path | None, as_json: bool, device: str | None, every: int, **o
 
     def tell(done: int, total: int, loss: float) -> None:
         steps.append(done)
-        bar.start()  # an error before the first step leaves no bar on the terminal
+        # The progress bar starts here, so that an error before the first step leaves no bar on the terminal.
+        bar.start()
         bar.update(task, completed=done, total=total, loss=loss)
 
     try:

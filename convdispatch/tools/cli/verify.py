@@ -75,7 +75,8 @@ def verify(plugins: tuple[str, ...], level: str, render: Path | None, listing: b
     if render is None and cluster is None:
         from ...selection.plugins.loader import try_each
 
-        try_each(strangers=True)  # a plugin that ends the process that imports it is named; the others are verified
+        # A plugin whose import ends the process is reported by name, and the other plugins are verified.
+        try_each(strangers=True)
     began, verdicts, good = time.monotonic(), [], True
     options["until"] = None if within_s is None else began + within_s
     options["jobs"] = min(2, os.cpu_count() or 1) if options["jobs"] is None else options["jobs"]

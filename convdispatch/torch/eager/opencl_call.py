@@ -9,7 +9,7 @@ import torch
 from ...api.problem import ConvProblem
 from ...calls.framework.host import refuse_dtype
 from ...calls.queue_call import QueueCall
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 from ..counting import solved
 from .opencl_tensors import empty_strided, queue, seen
 

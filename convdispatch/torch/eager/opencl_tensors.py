@@ -17,7 +17,7 @@ import torch
 from ...device import runtime
 from ...device.commands.queues import commands_of
 from ...elementwise.apply import compute
-from ...tensor import Tensor
+from ...elementwise.tensor import Tensor
 
 NAME = "opencl"
 NUMPY = {

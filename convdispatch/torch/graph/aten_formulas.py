@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...elementwise import apply, reduce
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from .operator_table import OPERATORS, operator
 from .quantized import Missing
 

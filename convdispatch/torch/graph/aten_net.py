@@ -12,8 +12,8 @@ import torch
 
 from ...api.activations import ACTIVATIONS, Torch
 from ...elementwise import apply
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from . import aten_formulas, aten_norms, aten_places, aten_shapes  # noqa: F401 (their operators enter the table)
 from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
 from .prologue import Prologue

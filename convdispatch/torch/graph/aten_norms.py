@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ...elementwise import apply, reduce
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from .operator_table import operator
 from .quantized import Missing
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...elementwise import apply, argmax, reduce, take
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from .operator_table import operator
 from .quantized import Missing
 

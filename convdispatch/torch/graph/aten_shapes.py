@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...elementwise import sample
+from ...elementwise.tensor import Tensor
 from ...nn import functional
-from ...tensor import Tensor
 from .operator_table import operator
 from .quantized import Missing
 

@@ -8,9 +8,12 @@ each call. Writes to a constant are told by PyTorch's version counter, the tenso
 
 from __future__ import annotations
 
+import functools
+import gc
 import operator
 import sys
-from collections import OrderedDict, deque
+import weakref
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,8 +40,6 @@ _WEIGHT_OPERANDS: dict[str, tuple[int, ...]] = {
 """By operator, the positions of operands that a form packs or folds."""
 MAX_SETS = 4
 """Sets of weights whose forms one graph keeps; the set that was not used for longest is freed for a fifth."""
-_OWN_REFERENCES = 3
-"""References to a tensor that only a list of ours, a loop over it and the question itself hold."""
 _version = operator.attrgetter("_version")
 
 
@@ -105,10 +106,6 @@ class Constants:
         self._reads = [data_reads.Reads(each) for each in self.tensors if isinstance(each, torch.nn.Parameter)]
         self._reads_seen = -1
 
-    def forgotten(self) -> bool:
-        """Whether nobody but this object holds the tensors: their model is gone."""
-        return all(sys.getrefcount(each) <= _OWN_REFERENCES for each in self.tensors) and bool(self.tensors)
-
 
 class WeightSets:
     """The weights with which one graph was called lately, and the forms of each set, the one that was used last first:
@@ -116,6 +113,9 @@ class WeightSets:
 
     def __init__(self) -> None:
         self.sets: list[Constants] = []
+        """Replaced by another list at each change: a garbage collection may let go of some at any time."""
+        _watch_collections()
+        _weight_sets.add(self)
         self._missed: deque[Any] = deque(maxlen=2 * MAX_SETS)
         """The weights of the last calls that found no set, by identities and versions."""
 
@@ -127,15 +127,15 @@ class WeightSets:
     def find(self, tensors: Sequence[torch.Tensor]) -> Constants | None:
         """The set of such weights. None where their values have changed, or where they are new beside other sets: such
         weights are packed when they come again, for weights that are others at each call are not worth it."""
-        for place, each in enumerate(self.sets):
+        for each in self.sets:
             if each.are(tensors):
-                if not each.unchanged():
-                    del self.sets[place]
-                    break
-                if place:
-                    self.sets.insert(0, self.sets.pop(place))
-                return each
-        self.sets = [each for each in self.sets if not each.forgotten()]
+                others = [other for other in self.sets if other is not each]
+                unchanged = each.unchanged()
+                self.sets = [each, *others] if unchanged else others
+                if unchanged:
+                    return each
+                break
+        _let_go_of_forgotten()
         if not Constants.can_watch(tensors):
             return None
         seen = [(id(each), each._version) for each in tensors]
@@ -143,6 +143,35 @@ class WeightSets:
             self._missed.append(seen)
             return None
         self._missed.append(seen)
-        self.sets.insert(0, Constants(tensors))
-        del self.sets[MAX_SETS:]
-        return self.sets[0]
+        made = Constants(tensors)
+        self.sets = [made, *self.sets[: MAX_SETS - 1]]
+        return made
+
+
+_weight_sets: weakref.WeakSet[WeightSets] = weakref.WeakSet()
+
+
+def _let_go_of_forgotten() -> None:
+    """Let go of weights that nobody holds but the sets of all graphs, for their model is gone, and of their forms."""
+    every = list(_weight_sets)
+    held = Counter(id(each) for sets in every for weights in sets.sets for each in weights.tensors)
+
+    def is_forgotten(weights: Constants) -> bool:
+        # Beside the sets the loop and the question itself hold a tensor.
+        return bool(weights.tensors) and all(sys.getrefcount(each) <= held[id(each)] + 2 for each in weights.tensors)
+
+    for sets in every:
+        forgotten = list(filter(is_forgotten, sets.sets))
+        if forgotten:
+            sets.sets = [weights for weights in sets.sets if weights not in forgotten]
+
+
+@functools.cache
+def _watch_collections() -> None:
+    """After each full garbage collection the weights of models that are gone go too: Dynamo keeps graphs longer."""
+    gc.callbacks.append(_collected)
+
+
+def _collected(phase: str, info: dict[str, int]) -> None:
+    if phase == "stop" and info["generation"] == 2:
+        _let_go_of_forgotten()

@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ...api.errors import ConvDispatchWarning, InvalidArgument
 from ...device.garbage import collection_put_off
+from ..dynamo_frames import unseen
 from ..modules import swap
 
 RECOMPILE_LIMIT = 64
@@ -69,6 +70,10 @@ def _compiled_copy(model: Any) -> nn.Module:
         raise InvalidArgument(
             "convert(fuse=True) takes a model in eval mode, for batch norms to be folded: call model.eval() first, or "
             "convert(model) to keep them"
+        )
+    if any(map(torch.nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+        raise InvalidArgument(
+            "convert(fuse=True) takes layers that know their sizes: call it once, as model(x), before"
         )
     with torch.inference_mode(False), torch.no_grad():
         made = copied(model)
@@ -125,7 +130,7 @@ class Compiled:
         if not torch.compiler.is_compiling():
             state = self.__dict__.get("_compiled_state")
             if state is None:
-                state = self.__dict__.setdefault("_compiled_state", _State(self))  # type: ignore[arg-type]
+                state = self.__dict__.setdefault("_compiled_state", unseen(_State, self))
             if not state.ready():
                 return self._call_impl(*args, **kwargs)  # type: ignore[attr-defined]
             # Another thread that traces a graph has its own function in place of Module.__call__ meanwhile.
@@ -170,7 +175,7 @@ class _State:
         registered = torch.utils.hooks.RemovableHandle.next_id
         if module._compiled_call_impl is None or self._hooks or registered != self._registered:
             with self._lock:
-                self._look_at_hooks(module, registered)
+                unseen(self._look_at_hooks, module, registered)
         return self._changes <= MAX_HOOK_CHANGES
 
     def _look_at_hooks(self, module: nn.Module, registered: int) -> None:

@@ -8,7 +8,6 @@ unchanged. A call that has no form runs the graph operator by operator, by ``unf
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,9 +113,7 @@ class GraphForms:
         self._dynamic = [place for place in range(count) if place not in packed]
         self._weight_sets = WeightSets()
         self._constants: Constants | None = None
-        """The weights of the call that runs."""
-        self._forms: OrderedDict[Any, Form | OperatorForm] = OrderedDict()
-        """The forms of these weights."""
+        """The weights of the call that looks for its form; between calls a graph holds none beside its sets."""
         self._compiled = 0
         self._lock = threading.RLock()
 
@@ -129,11 +126,13 @@ class GraphForms:
         """Free all forms, and let go of their weights; a later call makes others."""
         with self._lock:
             self._weight_sets.free()
-            self._constants, self._forms = None, OrderedDict()
 
     def __call__(self, inputs: list[Any]) -> Any:
         with self._lock:
-            form = self._find(inputs)
+            try:
+                form = self._find(inputs)
+            finally:
+                self._constants = None
             if form is not None:
                 dynamic = [inputs[place] for place in self._dynamic]
                 inputs.clear()
@@ -150,21 +149,21 @@ class GraphForms:
         self._constants = self._weight_sets.find([inputs[place] for place in self._packed])
         if self._constants is None:
             return None
-        self._forms = self._constants.forms
+        forms = self._constants.forms
         on_cuda = tensors[0].is_cuda
         switched = switches(on_cuda)
         chosen = policy_of(settings, switched)
         dtype = _dtype(tensors, self._constants.tensors)
         key = (tuple(map(_kind, dynamic)), math_of(settings, switched, DTYPES[dtype]), chosen)
-        form = self._forms.get(key)
+        form = forms.get(key)
         if form is None:
             from torch._dynamo.convert_frame import compile_lock
 
             with compile_lock:  # tracers put functions of their own in PyTorch's classes meanwhile
-                form = self._forms[key] = self._build(inputs, dynamic, key, dtype)
-            while len(self._forms) > MAX_FORMS:
-                self._forms.popitem(last=False)
-        self._forms.move_to_end(key)
+                form = forms[key] = self._build(inputs, dynamic, key, dtype)
+            while len(forms) > MAX_FORMS:
+                forms.popitem(last=False)
+        forms.move_to_end(key)
         return form
 
     def _build(

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from ...api.quantization import Quantization
+from ...elementwise.tensor import Tensor
 from ...nn import functional, quantized
-from ...tensor import Tensor
 
 BYTES = (torch.int8, torch.uint8)
 _LIBRARY = "quantized_decomposed"

@@ -47,9 +47,14 @@ def let_go_of_capture(compiled: Any, graph: fx.GraphModule) -> Any:
 
 def forget_originals() -> None:
     """Let the modes of this thread's captures, which have ended, hold no weak reference to the tensors that they
-    described: PyTorch swaps no tensor that has one, and the modes are freed by the garbage collector alone."""
+    described: PyTorch swaps no tensor that has one, and the modes are freed by the garbage collector alone. The
+    symbols of their sizes stay in caches of PyTorch's, and must not hold the modes there."""
     for reference in _thread.modes:
-        converter = getattr(reference(), "fake_tensor_converter", None)
+        mode = reference()
+        tracked = getattr(getattr(mode, "shape_env", None), "tracked_fakes", None)
+        if tracked is not None:
+            tracked.clear()
+        converter = getattr(mode, "fake_tensor_converter", None)
         describer = getattr(getattr(converter, "meta_converter", None), "describer", None)
         for name in ("lookup_tensor", "lookup_storage"):
             if hasattr(describer, name):

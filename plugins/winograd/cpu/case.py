@@ -38,7 +38,7 @@ class Case:
         self.rotated = p.direction == "bwd_data"
         """Whether the data gradient is computed, over dy with the kernel rotated."""
         self.size = 8 if p.dtype == "float64" else 4
-        """Bytes of a sum."""
+        """Bytes of one accumulator."""
         self.c, self.n = geo.source.channels // p.g, geo.target.channels // p.g
         """Source channels a group, over which products are summed, and target channels a group. For the weights'
         gradient: rows of dw, and channels of dy."""
@@ -56,14 +56,14 @@ class Case:
         self.across = -(-self.tiles[1] // self.strip)
         """Strips of a row of tiles."""
         self.strips = p.mb * self.tiles[0] * self.across
-        """Strips of all images."""
+        """Number of strips in all images."""
         self.summed = summed(self.m, max(self.taps))
-        """Products of one running sum."""
+        """Products that one running sum adds."""
         self.local = (self.patch[0] * (self.strip * self.tile[1] + beyond) + lanes) * lanes
         """Elements of a strip's copy, of the source or of the target, and of a square that reaches beyond it."""
         direct = math.prod(self.target) * math.prod(self.taps)
         self.saving = direct / (math.prod(self.tiles) * self.products)
-        """Multiplications of the direct sum for one of this."""
+        """Multiplications of the direct convolution over multiplications of these tiles' products."""
 
     def strides(self) -> dict[str, int]:
         """Strides of w along n, c and taps (below 0: rotated), offset of the first tap, and size of a group."""

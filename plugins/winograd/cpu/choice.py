@@ -22,12 +22,13 @@ from .data import DataKernel, JoinedKernel, turned
 from .weights import WeightsKernel
 
 FUSED_BYTES = 800 << 10
-"""Bytes of V and M of a work item in the fused form: the second-level cache holds them."""
+"""Bytes of transformed tiles V and products M of one work item in the fused form: the second-level cache holds them."""
 CHUNK_BYTES = (2 << 20, 24 << 20)
-"""Bytes of V and M of a chunk in the apart form, at least and at most: as many as the weights or dw, which are read
-once a chunk."""
+"""Least and most bytes of V and M of a chunk in the form ``apart``: about as many as the weights (or dw), which each
+chunk reads once."""
 MAX_BLOCK_BYTES = 1300 << 10
-"""Bytes of a block of M in the joined form: beyond, weights are transformed again for the next chunk."""
+"""Most bytes of a block of M in the form ``joined``; what exceeds it is a further chunk, which transforms the weights
+again."""
 L2_BLOCK_BYTES = 768 << 10
 """Bytes of a block of M that stay in the second-level cache besides its weights."""
 L3_BYTES = 16 << 20
@@ -38,19 +39,20 @@ WRITTEN_BYTES = 10 << 20
 """Bytes of transformed weights beyond which writing them goes to memory."""
 
 L3_SHARE, MEMORY_SHARE = 4.95, 1.65
-"""Of a copy's bandwidth, at which bytes come from the third-level cache and from memory."""
+"""Bandwidth of the third-level cache and of memory, in multiples of the measured bandwidth of a copy."""
 LAUNCH_SHARES = 0.55, 1.1
-"""Of a launch's time, which a launch behind another takes on two cores and on more."""
+"""Share of a launch's time that a launch takes directly after another one: on two cores, and on more."""
 CYCLE_OPS = 2.3
-"""Operations of the peak in the time of a lane's cycle as counted here: 1.15 times its multiply-add."""
+"""Operations at peak rate per lane and predicted cycle: 1.15 times the two operations of a multiply-add."""
 FORM_FACTORS = {"apart": 1.15, "fused": 1.15, "joined": 1.15, "weights": 1.3}
-"""Measured over predicted time of the forms and of weights' gradients, of layers that run alone."""
+"""Measured over predicted time of each form and of the weights' gradient, on layers that run alone."""
 PACKED_FACTOR = 1.2
-"""The same of the joined form besides other forms whose weights were packed before."""
+"""Additional factor on the predicted time of the form ``joined`` if the weights are constant: the other forms pack
+constant weights only once."""
 ACROSS_FACTOR = 1.63
-"""Time of weights that are read across rows, in times of weights that are read along them."""
+"""Time of reading weights across their rows over the time of reading them along their rows."""
 SPREAD_CYCLES = 5.0
-"""Cycles of a vector that a weights' gradient writes to V or M, each to a plane of its own."""
+"""Cycles per vector that a weights' gradient writes to V or M, where each vector goes to another plane."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,17 @@ class Pace:
 
     cores: int
     near: float
-    """Bytes of the last cache a cycle."""
+    """Bytes that come from the last-level cache per cycle."""
     far: float
-    """Bytes of memory a cycle."""
+    """Bytes that come from memory per cycle."""
     launch: float
-    """Cycles of a launch behind another."""
+    """Cycles that a launch directly after another launch takes."""
     first: float
-    """Cycles of a call's first launch."""
+    """Cycles that the first launch of a call takes."""
 
     @classmethod
     def of(cls, device: DeviceInfo, lanes: int) -> Pace:
-        """From the device's rates, with vectors of ``lanes`` elements."""
+        """Build from the device's measured rates, with vectors of ``lanes`` elements."""
         known = rates(device)
         cycles, cores = known.flops / (CYCLE_OPS * lanes), max(1, device.compute_units)
         near, far = (share * known.bandwidth / cycles for share in (L3_SHARE, MEMORY_SHARE))
@@ -92,7 +94,7 @@ def _transform(case: Case, first: Matrix, second: Matrix, read: float) -> float:
 
 
 def _multiply(mr: int, nv: int) -> float:
-    """Cycles of one k of a register tile."""
+    """Cycles that a register tile of ``mr`` rows by ``nv`` vectors takes for one step of k."""
     return max(mr * nv, 0.75 * (mr + nv), 4) + 0.1 * (mr + nv) + 0.5
 
 
@@ -107,14 +109,14 @@ def _runs(case: Case, count: int, mr: int, nv: int, run: int = 0) -> float:
 
 
 def kernel(case: Case, config: Mapping[str, Any]) -> DataKernel | WeightsKernel:
-    """The kernel of a configuration."""
+    """Return the kernel object of a configuration."""
     if case.weights:
         return WeightsKernel(case, config)
     return JoinedKernel(case, config) if config["form"] == "joined" else DataKernel(case, config)
 
 
 def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
-    """Operations of the peak in the time of a configuration."""
+    """Return the predicted time of a configuration, in operations at the device's peak rate."""
     th, tw = case.transforms
     read = 2.0 if case.nhwc else 6.0
     work = kernel(case, config)
@@ -134,7 +136,8 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         held = work.m_at * case.size < L3_BYTES
         moved = 2 * (bytes_v + bytes_m) / (pace.near if held else pace.far)
         back = case.c * vectors_n * (case.products * (3.0 if work.joined else 8.0) + 14 * math.prod(case.taps))
-        if work.joined:  # each job reads its part of V and D
+        # Each job of the weights' gradient in the joined form reads its part of the transformed tiles V and D.
+        if work.joined:
             moved += (bytes_v * work.blocks + bytes_m * ceil(case.c, work.cr)) / pace.near
         else:
             moved += 2 * bytes_u * work.chunks / (pace.near if bytes_u < L3_BYTES else pace.far)
@@ -167,7 +170,8 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         constant = case.problem.constant_weights
         near = bytes_u * groups < (CACHED_BYTES if constant else L3_BYTES)
         again = 1 if work.apart and work.chunks == 1 else work.chunks
-        # The share of the weights' time that multiply-adds do not hide: few tiles wait for weights from memory.
+        # ``shown`` is the share of the time of reading weights that multiply-adds do not hide: with few tiles, the
+        # products wait for weights from memory.
         shown = 1.0 if not work.apart else 0.5 if near or not constant else 0.75 if bytes_u <= L3_BYTES else 1.0
         moved = bytes_u * again / (pace.near if near else pace.far) * shown
         if work.apart:
@@ -175,7 +179,8 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         back = 0.0
         if not case.problem.constant_weights:
             back = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * 1.2)
-            if case.problem.direction == "bwd_data" and weights > CACHED_BYTES:  # w is read across its rows
+            # The data gradient reads w across its rows.
+            if case.problem.direction == "bwd_data" and weights > CACHED_BYTES:
                 back += weights / (groups * pace.far) * ACROSS_FACTOR
             if bytes_u * groups > WRITTEN_BYTES:
                 back += 2 * bytes_u / pace.far
@@ -195,7 +200,7 @@ def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, in
             break
         blocks = ceil(case.n, nv * case.lanes)
         for mr in range(1, registers):
-            # With more sums Intel's compiler spills: 95 instructions for 28 multiply-adds, 46 for 26.
+            # With more sums Intel's compiler spills registers: 95 instructions for 28 multiply-adds, 46 for 26.
             if mr * nv + nv + 2 > registers or mr * nv > registers * 27 // 32:
                 break
             each = _multiply(mr, nv) + (_runs(case, 32, mr, nv) / 32 if case.summed < 128 else 0)
@@ -212,7 +217,7 @@ def _strips(case: Case, budget: int) -> int:
 
 
 def _chunk(case: Case) -> int:
-    """Bytes of a chunk of the apart form."""
+    """Bytes of V and M of one chunk in the form ``apart``."""
     weights = case.products * case.c * case.n * case.size
     return min(max(weights, CHUNK_BYTES[0]), CHUNK_BYTES[1])
 

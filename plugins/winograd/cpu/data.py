@@ -1,4 +1,4 @@
-"""Forward and data gradient under one configuration: sizes, text, launches."""
+"""Kernels of the forward convolution and the data gradient under one configuration: sizes, text, launches."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from .case import Case
 from .kernel import SPREAD, Kernel, even, pitch
 
 TURNED_BYTES = 30 << 10
-"""Bytes of weights that are transposed at once: every device's local memory holds them."""
+"""Most bytes of weights that a work item transposes together: every device's local memory holds them."""
 CACHED_BYTES = 256 << 10
 """Bytes of packed weights that a second-level cache holds besides the tiles."""
 FAR, PACKED = 16 << 20, 8 << 20
-"""Bytes of packed weights that leave the third-level cache, and of the parts that are packed and used in turn."""
+"""Bytes of packed weights that exceed the third-level cache, and bytes of the parts in which they are then packed and
+used one after another."""
 BLOCK_WEIGHTS_BYTES = 340 << 10
 """Bytes of the transformed weights of a block of target channels that a work item holds."""
 
 
 def turned(case: Case) -> str:
-    """How vectors of target channels are read from the weights: pack.cl.mako."""
+    """Return how pack.cl.mako reads vectors of target channels from the weights."""
     if case.strides()["w_n"] == 1:
         return "none"
     if math.prod(case.taps) * case.lanes**2 * case.size > TURNED_BYTES:
@@ -36,13 +37,13 @@ def turned(case: Case) -> str:
 
 
 def turned_size(case: Case) -> int:
-    """Elements of the squares in which weights are turned."""
+    """Elements of local memory for the squares in which weights are transposed."""
     how, taps = turned(case), math.prod(case.taps)
     return {"none": 0, "never": 0, "each": ceil(taps, case.lanes)}.get(how, taps) * case.lanes**2
 
 
 class DataKernel(Kernel):
-    """One configuration."""
+    """The forward convolution or data gradient under one configuration: sizes, text, launches."""
 
     def __init__(self, case: Case, config: Mapping[str, Any]) -> None:
         super().__init__(case, config)
@@ -131,7 +132,7 @@ class DataKernel(Kernel):
 
     @property
     def pack_c(self) -> int:
-        """Source channels of a packing work item."""
+        """Source channels whose weights one work item packs."""
         fitting = max(1, min(self.case.c, 16384 // (self.case.products * self.nvl)))
         whole = turned(self.case) in ("runs", "taps")
         return ceil(fitting, self.case.lanes) * self.case.lanes if whole else fitting
@@ -158,7 +159,7 @@ class DataKernel(Kernel):
                 place = [np.int32(first), np.int32(g)]
                 steps.append(self.spread_launch(context, here, place))
                 for block in range(0, self.blocks, self.packed_blocks):
-                    if not whole:  # a part of the weights, used while the cache holds it
+                    if not whole:  # Pack one part of the transformed weights and use it while the cache holds it.
                         steps.append(self.packer(context, offset, g, block))
                     here_at = np.int64(at + (g * case.products * self.ue if whole else 0))
                     blocks = min(self.packed_blocks, self.blocks - block)
@@ -179,7 +180,8 @@ class DataKernel(Kernel):
         p = self.case.problem
         if p.constant_weights:
             what = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, self.config["nv"], self.case.lanes]
-            key = "winograd cpu 2 " + json.dumps(what)  # the number tells older transforms' powers of two apart
+            # The number 2 in the key versions the transforms: packed weights of version 1 have other powers of two.
+            key = "winograd cpu 2 " + json.dumps(what)
             steps = self.steps(context, "w", 0)
             return StepPlan(self.slots_size, steps, self.packed_size, [self.packer(context, 0)], key)
         packing = [self.packer(context, self.slots_size)] if self.packed_blocks == self.blocks else []

@@ -1,7 +1,7 @@
 """The measured error of each tile size, and whether a problem's math mode admits it.
 
 Relative errors (norm, against float64, standard normal data) grow with the root of the number of products that a
-transformed element sums one after the other; ``bench/winograd_error.py`` prints the tables of docs/results/accuracy.md,
+transformed element sums one after the other; ``bench/cases/winograd_error.py`` prints the tables of docs/results/accuracy.md,
 where the rates come from.
 """
 
@@ -14,7 +14,8 @@ from convdispatch.api.activations import ACTIVATIONS, parse_activation
 
 from .case import summed
 
-# (m, r): error over the root of the products summed, for kernels along both axes and along one; every direction.
+# Relative error of F(m, r) over the square root of the number of products summed, in every direction: (kernels along
+# both axes, kernels along one axis).
 _RATE = {
     (2, 3): (3.3e-8, 2.5e-8),
     (4, 3): (9.4e-8, 4.4e-8),
@@ -35,7 +36,7 @@ EXPECTED_SHARE = 0.8
 
 
 def _length(problem: ConvProblem) -> int:
-    """Products that an element of the result sums."""
+    """Number of products that one element of the result sums in the direct convolution."""
     if problem.direction == "bwd_weights":
         return problem.mb * problem.oh * problem.ow
     channels = problem.oc if problem.direction == "bwd_data" else problem.ic
@@ -48,7 +49,8 @@ def expected_error(problem: ConvProblem, m: int, r: int) -> float:
     spared = m**axes if problem.direction == "bwd_weights" else r**axes
     terms = max(1, _length(problem) // spared)
     run = summed(m, r)
-    # A transformed element is a sum of running sums; below 32 products its own rounding counts.
+    # A transformed element is a sum of running sums; for sums of fewer than 32 products its own rounding error
+    # dominates.
     return _RATE[m, r][2 - axes] * math.sqrt(max(32, min(terms, run) + terms / run))
 
 

@@ -24,7 +24,7 @@ from ..transforms import Matrix
 from .case import Case
 
 SPREAD = 128
-"""Channels of a work item that transforms."""
+"""Channels that one work item of a transform kernel processes."""
 STREAMED_BYTES = 8 << 20
 """Bytes of a chunk's transformed tiles from which on they are written past the caches."""
 
@@ -42,7 +42,7 @@ def pitch(elements: int, size: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def printed(matrix: Matrix, dtype: str) -> str:
-    """``o = M d`` over vectors V."""
+    """Return OpenCL statements for ``o = M d`` over vectors of type V."""
     inputs, outputs = [f"d{i}" for i in range(len(matrix[0]))], [f"o{i}" for i in range(len(matrix))]
     scalar = "double" if dtype == "float64" else "float"
     return program(matrix, inputs, outputs, type="V", dtype=scalar, declare=True, indent="      ").text
@@ -56,7 +56,7 @@ def along_h(program: str, taken: int, made: int, columns: int, pitch: int, read:
 
 
 class Kernel:
-    """One configuration: every size is known, nothing is compiled."""
+    """Base of the kernels of one configuration: every size is computed, nothing is compiled."""
 
     def __init__(self, case: Case, config: Mapping[str, Any]) -> None:
         self.case, self.config = case, config
@@ -67,7 +67,7 @@ class Kernel:
         self._program: Any = None
 
     def text(self) -> str:
-        """The program's OpenCL text."""
+        """Return the OpenCL text of the program."""
         raise NotImplementedError
 
     def macros(self, **values: object) -> str:

@@ -13,9 +13,9 @@ from .choice import Pace, configs, kernel, predicted
 from .error import refusal
 
 MIN_CHANNELS = 16
-"""Channels a group: at 8, implicit GEMM takes 0.4 to 1.1 of the time (docs/results/cpu-layers.md)."""
+"""Least channels per group: with 8, implicit GEMM takes 0.4 to 1.1 of the time (docs/results/cpu-layers.md)."""
 MIN_SAVING = 1.2
-"""Multiplications of the direct sum for one of this, below which transforms cost more than they spare."""
+"""Least multiplications of the direct convolution over Winograd's: below, transforms cost more than they save."""
 
 
 class Winograd(Solver):

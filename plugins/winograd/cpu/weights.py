@@ -1,4 +1,4 @@
-"""The weights' gradient under one configuration: sizes, text, launches."""
+"""The kernel of the weights' gradient under one configuration: sizes, text, launches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .case import Case
 from .kernel import SPREAD, Kernel, even, pitch
 
 JOB_BYTES = 640 << 10
-"""Bytes of M of a job: the second-level cache holds them."""
+"""Most bytes of the products M of one job of the weights' gradient: the second-level cache holds them."""
 
 
 class WeightsKernel(Kernel):
-    """One configuration."""
+    """The weights' gradient under one configuration: sizes, text, launches."""
 
     def __init__(self, case: Case, config: Mapping[str, Any]) -> None:
         super().__init__(case, config)
@@ -30,7 +30,8 @@ class WeightsKernel(Kernel):
         self.cr = self._rows(case.products * self.nvl * size) if self.joined else ceil(case.c, case.lanes) * case.lanes
         most = ceil(self.cr, config["mr"]) * config["mr"]
         self.me = pitch(most * self.nvl, size)
-        # A register tile's last rows may read into the next tile's, or beyond the part; nothing uses what they give.
+        # The last rows of a register tile may read the next tile's rows, or beyond the part; the results of these rows
+        # are not used.
         self.vt = self.cr if self.joined else pitch(most, size)
         self.vb = pitch(rows * self.vt + config["mr"], size)
         self.ve = ceil(case.c, self.cr) * self.vb

@@ -15,7 +15,7 @@ from .plan import work_of
 from .work import Work
 
 MAX_TILES = 4
-"""Product tiles that are offered."""
+"""Most product tiles that are offered as configurations."""
 MIN_PIECE_TILES = 64
 """Tiles of a piece below which cutting further would only add launches."""
 UNIT_REGISTERS = 65536
@@ -23,14 +23,18 @@ UNIT_REGISTERS = 65536
 RESIDENT_GROUPS = 3
 """Work groups of a product that a compute unit holds."""
 
-# The cost model was fitted on an H200.
+# The constants of the cost model below were fitted on an H200.
 SUSTAINED = 0.92
-"""Share of the device's multiply-add rate: 60 of an H200's 65 TFLOP/s, which other shares are shares of."""
-SHARES = {128: 0.76, 64: 0.82, 32: 0.65, 16: 0.49}  # of SUSTAINED, for long products, by the products of a work item
-START_STEPS = (24, 50)  # steps of k in the time of a group's first loads and last stores, tiles up to 64x128 and larger
-WEIGHTS_START_STEPS = 55  # the same where both operands are transposed on their way to local memory
+"""Share of the device's multiply-add peak that is sustained: 60 of an H200's 65 TFLOP/s. Other shares multiply it."""
+# Share of SUSTAINED that long products reach, by the number of products that a work item computes
+SHARES = {128: 0.76, 64: 0.82, 32: 0.65, 16: 0.49}
+# Steps of k in the time of a work group's first loads and last stores: product tiles up to 64x128, and larger ones
+START_STEPS = (24, 50)
+# Steps of k in the time of a work group's first loads and last stores, if both operands are transposed on their way to
+# local memory
+WEIGHTS_START_STEPS = 55
 COPY = 0.94
-"""Share of a copy's bandwidth, at which transforms move tiles."""
+"""Share of the measured bandwidth of a copy that the transform kernels reach."""
 
 
 def _tiles(work: Work, device: DeviceInfo) -> list[dict[str, Any]]:
@@ -87,13 +91,14 @@ def _traffic(work: Work) -> float:
         moved = work.source_size + work.second_size + work.product_size
     else:
         moved = work.pieces * (work.source_size + work.product_size) + (0 if work.constant else 2 * work.second_size)
-        if not geometry.nhwc and work.inverse.run == 1:  # elements are written a tile apart: sectors more than once
+        # NCHW output elements are written a tile apart, so each 32-byte sector is written more than once.
+        if not geometry.nhwc and work.inverse.run == 1:
             tensors += math.prod(problem.out_shape) * problem.itemsize
     return tensors + moved * work.accsize
 
 
 def seconds(geometry: TileGeometry, config: Mapping[str, Any], device: DeviceInfo) -> float:
-    """The predicted time."""
+    """Return the predicted seconds of one call."""
     work, known = work_of(geometry, config), rates(device)
     spec = work.product()
     m, n = (spec.n, spec.m) if config["swap"] else (spec.m, spec.n)

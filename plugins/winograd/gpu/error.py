@@ -8,8 +8,9 @@ from convdispatch.api import ConvProblem
 
 from ..geometry import TileGeometry
 
-# (m, r): relative error of a sum of n products over the root of n, for kernels along both axes and along one; float32,
-# normal data, n from 64 to 1024 (docs/results/accuracy.md). A tile's own rounding is below it from n = 16 on.
+# Relative error of F(m, r) over the square root of the number n of products summed: (kernels along both axes, kernels
+# along one axis). Measured in float32 on normal data with n from 64 to 1024 (docs/results/accuracy.md); from n = 16 on
+# a tile's own rounding error is smaller.
 _RATE = {
     (2, 3): (3.2e-8, 2.6e-8),
     (4, 3): (9.5e-8, 4.3e-8),
@@ -25,7 +26,8 @@ TILES = tuple(_RATE)
 MAX_ERROR = 1e-5
 """Relative error that math "float32" allows."""
 EXPECTED_SHARE = 0.7
-"""Share of it that a whole tensor may be expected to reach: samples near its borders err by up to 1.5 times that."""
+"""Share of MAX_ERROR that the expected error of a whole tensor may reach: samples near its borders err by up to 1.5
+times that."""
 
 
 def _rate(geometry: TileGeometry) -> float:

@@ -15,11 +15,11 @@ from .plan import Passes, pack_key
 from .solver import Tiles
 
 SHAPES = ((4, 4), (2, 4), (4, 2), (2, 2), (1, 2), (1, 1))
-"""Work items of a point along channels and tiles, the best first."""
+"""Work items per transformed element along channels and along tiles, the best pair first."""
 DEPTHS = (3, 4, 8, 2, 6, 1)
-"""Source channels of a slice."""
+"""Source channels in one slice of the sum, the best first."""
 UNIT_OPS_PER_CYCLE = 230
-"""Operations of a compute unit in a cycle, of an H200 at 60 TFLOP/s."""
+"""Operations that one compute unit of an H200 does per cycle at 60 TFLOP/s."""
 
 
 class Fused(Tiles):
@@ -29,7 +29,7 @@ class Fused(Tiles):
         return FusedWork(TileGeometry(problem, self.m), config["im"], config["jn"], config["bk"])
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Also the weights' gradient, and devices that hold no group of work items."""
+        """Reject also the weights' gradient, and devices whose limits no work group fits."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got bwd_weights"
         reason = super().limits(problem, device)
@@ -52,13 +52,13 @@ class Fused(Tiles):
         return (config for _, _, config in sorted(found, key=lambda entry: entry[:2]))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Transformed weights that are not constant."""
+        """Bytes of transformed weights, unless the weights are constant."""
         return 0 if problem.constant_weights else self._work(problem, config).weights_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Multiply-adds of the products and of the transforms that every block of channels repeats."""
         work = self._work(problem, config)
-        busy = work.work_groups / device.compute_units  # groups of a compute unit
+        busy = work.work_groups / device.compute_units  # work groups per compute unit
         busy = math.ceil(busy) if busy < 4 else busy + 0.3
         cycles = work.slices * work.slice_cycles + work.put_cycles
         known = rates(device)

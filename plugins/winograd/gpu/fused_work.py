@@ -8,9 +8,9 @@ from ..geometry import TileGeometry
 from .work import Filter, Work
 
 MAX_INT_OFFSET = 2**31 - 2**24
-"""Element offsets below this are ints."""
+"""Element offsets below this limit are of the OpenCL type int, others long."""
 ITEM_REGISTERS = 105
-"""Registers of a work item: products, operands and addresses, without what is loaded ahead."""
+"""Registers that a work item needs for products, operands and addresses, without those of prefetched elements."""
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -35,7 +35,7 @@ class FusedWork:
         self.er = next((er for er in (4, 2) if er * each <= slices), 1)
         """Rows of a work item that are stored at a time: as many as fit the slices' local memory."""
         self.local = max(slices, each * self.er)
-        """Elements of local memory."""
+        """Elements of local memory that a work group needs."""
         self.slices = -(-work.k // self.bk)
         """Slices of the source's channels."""
         self.m_blocks, self.t_blocks = -(-work.m // self.tm), -(-geo.tiles // self.tn)
@@ -49,7 +49,7 @@ class FusedWork:
 
     @property
     def filter(self) -> Filter:
-        """The weights, alone in their memory."""
+        """The transform of the weights, which are at the start of their memory."""
         return dataclasses.replace(self.work.filter, at=0)
 
     @property
@@ -64,7 +64,8 @@ class FusedWork:
         slots = [-(-length * self.bk * self.tn // self.items) for length in (a_h, a_w)]
         registers = ITEM_REGISTERS + slots[0] * (a_w + 3)
         spilled = 1.2 if self.items * registers > 65536 else 1.0
-        alone = 600 + 100 * slots[0] + (100 * slots[1] if a_h > 1 else 0) + 130 * self.bk  # one work item's latencies
+        # Cycles that a single work item needs because of its latencies, however few others there are
+        alone = 600 + 100 * slots[0] + (100 * slots[1] if a_h > 1 else 0) + 130 * self.bk
         return max(alone, 600 + 1.2 * spilled * (products / 256 + (loads + rows + columns) / 32))
 
     @property

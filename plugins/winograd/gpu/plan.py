@@ -58,7 +58,7 @@ def passes(context: Any, geometry: TileGeometry, config: Mapping[str, Any]) -> S
 
 
 def pack_key(geometry: TileGeometry) -> str:
-    """Equal for plans that read the same transformed weights; 2 tells transforms of other powers of two apart."""
+    """Return a key, equal for plans that read the same transformed weights; the 2 in it versions the transforms."""
     problem = geometry.problem
     return repr(
         ("winograd.gpu 2", geometry.m, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g)
@@ -66,7 +66,7 @@ def pack_key(geometry: TileGeometry) -> str:
 
 
 class Passes:
-    """Makes the launches of one work."""
+    """Builds the launches of one ``Work``."""
 
     def __init__(self, context: Any, work: Work) -> None:
         self.context, self.work = context, work
@@ -90,28 +90,28 @@ class Passes:
         return Launch(program, kernel, size, local, arguments, names=OPERANDS)
 
     def data(self, data: Data, operand: str, first: int) -> Launch:
-        """Tiles of ``operand``, from tile ``first`` on."""
+        """Return the launch that transforms the tiles of ``operand`` from tile ``first`` on."""
         program = self._program("data.cl.mako", d=data)
         channels = data.groups * data.padded
         sizes = (-(-channels // data.width), data.rows) if data.tensor.nhwc else (data.rows, channels)
         return self._launch(program, "transform_tiles", sizes, [operand, "workspace", np.int32(first)])
 
     def filter(self, weights: Filter) -> Launch:
-        """The weights, into the workspace or the packed form in its place."""
+        """Return the launch that transforms the weights into the workspace, or into the packed buffer in its place."""
         work = self.work
         program = self._program("filter.cl.mako", f=weights)
         sizes = (work.mp, work.kp, work.geometry.groups)
         return self._launch(program, "transform_weights", sizes, ["w", "workspace"])
 
     def parts(self) -> Launch:
-        """The sum of the products' parts, into the first: far more items than the inverse transform has."""
+        """Return the launch that adds the partial sums into the first part, by more work items than the inverse has."""
         inverse, size = self.work.inverse, self.work.product_size // self.work.parts
         sizes = f"#define AT {inverse.at}L\n#define SIZE {size}\n#define PARTS {self.work.parts}\n"
         program = build(self.context, self._head + sizes + kernel_text(__package__, "parts.cl"))
         return self._launch(program, "add_parts", (size // 4,), ["workspace"])
 
     def inverse(self, first: int) -> Launch:
-        """The output, from tile ``first`` on."""
+        """Return the launch of the inverse transform, which writes the output from tile ``first`` on."""
         work, inverse = self.work, self.work.inverse
         geometry, problem = work.geometry, work.geometry.problem
         program = self._program("put.cl.mako", "inverse.cl.mako", o=inverse)
@@ -125,7 +125,7 @@ class Passes:
         return self._launch(program, "inverse", sizes, given)
 
     def fused(self, work: FusedWork) -> Launch:
-        """Everything but the weights' transform."""
+        """Return the launch of the fused form: everything but the weights' transform."""
         geometry = work.geometry
         out = dataclasses.replace(self.work.inverse, width=1)
         self._head += f"#define INDEX {work.index}\n"

@@ -23,7 +23,7 @@ class Tiles(Solver):
         self.m, self.r = m, r
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """CPUs, problems beyond ``limits``, and groups of few channels."""
+        """Reject CPUs, problems beyond ``limits``, and groups of few channels."""
         if device.type == "cpu":
             return "GPUs and accelerators only, got a CPU"
         reason = self.limits(problem, device)
@@ -54,10 +54,10 @@ class Tiles(Solver):
 
 
 class Batched(Tiles):
-    """In passes, one launch each."""
+    """F(m, r) in passes, each a launch: transforms, batched products, inverse transform."""
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Also devices whose local memory holds no tile of the product."""
+        """Reject also devices whose local memory holds no tile of the product."""
         reason = super().limits(problem, device)
         if reason is None and next(choices(TileGeometry(problem, self.m), device), None) is None:
             reason = f"the product's smallest tile needs more than {device.local_mem_size} bytes of local memory"

@@ -36,7 +36,7 @@ class Printer:
 
 @dataclass(frozen=True)
 class Data:
-    """Tiles of one tensor on their way into the product."""
+    """The transform of one tensor's tiles, which writes an operand of the product."""
 
     tensor: TensorLayout
     inputs: Pair
@@ -44,7 +44,7 @@ class Data:
     outputs: Pair
     matrices: tuple[Coefficients, Coefficients]
     step: Pair
-    """From tile to tile."""
+    """Elements from the start of one tile to the start of the next, along h and w."""
     origin: Pair
     counts: Pair
     tiles: int
@@ -53,14 +53,14 @@ class Data:
     rows: int
     groups: int
     channels: int
-    """Channels a group, ``padded`` to a multiple of four with zeros."""
+    """Channels per group; with zeros they are ``padded`` to a multiple of four."""
     padded: int
     at: int
-    """Elements of the workspace before them."""
+    """Offset in the workspace of the transformed tiles, in elements."""
 
     @property
     def plane(self) -> int:
-        """Elements a point."""
+        """Elements that the transformed tiles have for one product (one element of each tile)."""
         return self.groups * self.padded * self.rows
 
     @property
@@ -73,7 +73,7 @@ class Data:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """(first, count) of the columns that are loaded at once, which are aligned in every tile."""
+        """(first, count) of the columns that one vector load reads, which is aligned in every tile."""
         columns, length = [], self.inputs[1]
         unit = 1 if self.tensor.nhwc else math.gcd(4, self.tensor.size[1], self.step[1] if self.counts[1] > 1 else 4)
         j = 0
@@ -91,7 +91,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Filter:
-    """Weights on their way into the product."""
+    """The transform of the weights, which writes an operand of the product."""
 
     m: int
     mp: int
@@ -101,13 +101,13 @@ class Filter:
     group: int
     """Elements of a group's weights."""
     strides: tuple[int, int, int]
-    """Of the weights along m, k and the taps."""
+    """Strides of the weights along m, k and the taps, in elements."""
     at: int
 
 
 @dataclass(frozen=True)
 class Inverse:
-    """Products on their way out."""
+    """The inverse transform, which turns the products into the result."""
 
     m: int
     mp: int
@@ -119,7 +119,7 @@ class Inverse:
     taps: int
     width: int
     run: int
-    """Columns of a tile that are stored at once."""
+    """Columns of a tile that one vector store writes."""
     at: int
 
 
@@ -147,17 +147,18 @@ class Work:
         """``m`` and ``k`` in whole vectors."""
         self.piece = -(-geo.tiles // self.pieces)
         """Tiles of a piece."""
-        # Room for the tiles of a piece: whole vectors, whole slices of a sum, or whole tiles of a large product.
+        # The rows of a piece are its tiles rounded up: to whole vectors, to whole slices of a sum, or to whole tiles of
+        # a large product.
         self.rows = _up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
         if geo.weights:
             self.rows = self.parts * _up(-(-self.piece // self.parts), 16)
         each = geo.points * geo.groups
         self.source_size = each * self.kp * self.rows
-        """Transformed tiles of the source, in elements of sums as the next two."""
+        """Size of the source's transformed tiles, in elements of the accumulation type (as the next two)."""
         self.second_size = each * self.mp * (self.rows if geo.weights else self.kp)
-        """The product's other operand: transformed weights, or tiles of dy."""
+        """Size of the product's other operand: transformed weights, or transformed tiles of dy."""
         self.product_size = each * self.mp * (self.parts * self.kp if geo.weights else self.rows)
-        """The product's result."""
+        """Size of the product's result."""
         self.constant = not geo.weights and geo.problem.constant_weights
         """Whether the weights are transformed once."""
         self.packed_size = self.second_size * self.accsize if self.constant else 0
@@ -171,7 +172,7 @@ class Work:
         second = 0 if self.constant else areas.add(self.second_size * unit)
         return source // unit, second // unit, product // unit, areas.size
 
-    # --- passes ------------------------------------------------------------------------------------------------------
+    # --- the passes: transforms of operands, products, inverse transform ----------------------------------------------
 
     def _data(self, tensor: TensorLayout, inputs: Pair, name: str, origin: Pair, channels: int, at: int) -> Data:
         geo = self.geometry
@@ -180,17 +181,17 @@ class Work:
 
     @property
     def source(self) -> Data:
-        """The source's tiles."""
+        """The transform of the source's tiles."""
         return self._data(self.geometry.source, self.geometry.alpha, "bt", self.geometry.origin, self.k, self.areas[0])
 
     @property
     def gradient(self) -> Data:
-        """Tiles of dy, for the weights' gradient."""
+        """The transform of the tiles of dy in the weights' gradient."""
         return self._data(self.geometry.y, self.geometry.tile, "g", (0, 0), self.m, self.areas[1])
 
     @property
     def filter(self) -> Filter:
-        """The weights."""
+        """The transform of the weights."""
         problem = self.geometry.problem
         w = TensorLayout.of(problem, "w")
         strides = (w.image, w.channel) if problem.direction == "fwd" else (w.channel, w.image)
@@ -199,7 +200,7 @@ class Work:
 
     @property
     def inverse(self) -> Inverse:
-        """The products."""
+        """The inverse transform of the products."""
         geometry = self.geometry
         outputs = geometry.taps if geometry.weights else geometry.tile
         most = 4 if geometry.points <= 16 else 2 if geometry.points <= 36 else 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.tape import Tape
+from convdispatch.nn.tape import Tape
 from convdispatch.tensor import Tensor
 
 Found = Iterator[tuple[str, np.ndarray, np.ndarray]]

@@ -9,7 +9,7 @@ from convdispatch.elementwise import Generator, apply, concatenate, fill, reduce
 from convdispatch.measurement.search.output_scan import PATTERN, OutputScan
 from convdispatch.nn import functional
 from convdispatch.nn.optim import SGD, Adam
-from convdispatch.tape import Tape
+from convdispatch.nn.tape import Tape
 from convdispatch.tensor import Parameter, Tensor
 from convdispatch.train.batches import Batches
 

@@ -81,7 +81,8 @@ def _merge(reports: dict[str, Report], kind: str, part: Report) -> None:
     whole.layers += part.layers
     whole.measured |= part.measured
     whole.interrupted = whole.interrupted or part.interrupted
-    whole.again.clear()  # the end of one part must not be compared with the beginning of another
+    # The end of one part of a run must not be compared with the beginning of another part.
+    whole.again.clear()
     for dtype, roof in part.roofs.items():
         ceilings = whole.roofs.setdefault(dtype, roof)
         for name, peak in roof.items():

@@ -42,7 +42,7 @@ class Peer:
         options.intra_op_num_threads, options.log_severity_level = self.threads, 3
         try:
             session = onnxruntime.InferenceSession(model, options, providers=[self.provider])
-        except Exception as error:  # onnxruntime's exception types are not public
+        except Exception as error:  # onnxruntime raises exception types that it does not export.
             raise Unable(str(error).splitlines()[0]) from error
         sets = [{name: array.copy() for name, array in feeds.items()} for _ in range(copies)]
         turn = -1

@@ -167,7 +167,8 @@ def _measure_again(session: Any, report: Report, step: Callable[[str, int], None
     """Measure the ceilings once more: on a machine that peer_modules use they differ from those at the beginning."""
     for dtype, roof in report.roofs.items():
         step(f"ceilings of the device once more, {dtype}", 0)
-        with contextlib.suppress(ConvDispatchError, OutOfTime):  # the first measurement stands
+        # If the second measurement of the ceilings fails, the first one holds.
+        with contextlib.suppress(ConvDispatchError, OutOfTime):
             again = session.roof(dtype)
             rates = {name: (peak, again.get(name)) for name, peak in roof.items()}
             both = {name: pair for name, pair in rates.items() if all(isinstance(peak, dict) for peak in pair)}

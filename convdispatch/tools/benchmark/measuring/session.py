@@ -99,7 +99,8 @@ class Session:
                 every_solver=self._limits["every_solver"],
                 watch=self._watch,
                 without=self._without,
-                isolate=False,  # the whole session runs in a child, or --no-isolate was given
+                # No candidate needs a child of its own: the session is in a child, or --no-isolate was given.
+                isolate=False,
             )
             results = search.run()
             if self._record:
@@ -127,7 +128,8 @@ class Session:
         for choice in ours:
             if _key(choice) not in rivals and _key(choice) not in self._without:
                 self._watch(_key(choice))
-                with contextlib.suppress(Exception):  # a choice that fails has no time; its row has the reason
+                # A choice that fails has no time; its row in the report has the reason.
+                with contextlib.suppress(Exception):
                     rivals[_key(choice)] = self._candidate(harness, problem, choice)
         copies = max(1, min(8, 1 + 2 * self.device.global_mem_cache_size // max(1, measured.traffic)))
         for peer in self._peers:
@@ -154,7 +156,7 @@ class Session:
 
     def _candidate(self, harness: Harness, problem: ConvProblem, choice: Choice) -> Candidate:
         solver = named(choice.solver, plugins().solvers)
-        # The choice may come from a journal of another version.
+        # The choice may come from the journal of another version of this package.
         if not query(solver, problem, self.info).offers(choice.config):
             raise InvalidArgument(f"{choice.solver} does not offer {dict(choice.config)} for {problem}")
         prepared = dispatch.make(solver, choice.config, problem, harness.queue.context)
@@ -167,7 +169,7 @@ class Session:
         return Candidate(_key(choice), sample, max(LEAST_MS, choice.median_ms or checked.run_ms))
 
 
-# --- benchmarking -----------------------------------------------------------------------------------------------------
+# --- benchmarking the peers ------------------------------------------------------------------------------------------
 
 
 def _add_peer(
@@ -190,7 +192,7 @@ def _add_peer(
             once = _timed(variant, 1)
             once()
             expected_ms = once()
-        except Exception as error:  # the peer's own failure stands in its row
+        except Exception as error:  # The peer's own failure is reported as the reason in its row.
             entered.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         else:
             repeat = max(1, min(200, int(np.ceil(LEAST_MS / max(expected_ms, 1e-3)))))

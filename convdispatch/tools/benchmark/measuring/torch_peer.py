@@ -66,7 +66,7 @@ def _tensors(
 
 
 def _tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
-    if dtype == "bfloat16":  # torch does not read the bfloat16 arrays of ml_dtypes
+    if dtype == "bfloat16":  # ``torch.from_numpy`` does not accept the bfloat16 arrays of ml_dtypes.
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -114,6 +114,6 @@ def _work(problem: ConvProblem, sets: list[dict[str, torch.Tensor]], place: torc
 
 
 def _allow_tf32(place: torch.device, allowed: bool) -> None:
-    # Set on CUDA alone: torch's test helpers forbid setting the flag in their process.
+    # The flag is set for CUDA only, because torch's test helpers forbid setting it in their process.
     if place.type == "cuda":
         torch.backends.cudnn.allow_tf32 = allowed

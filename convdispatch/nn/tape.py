@@ -12,10 +12,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .api.errors import InvalidArgument
-from .elementwise import apply, full
-from .elementwise.taping import current_tape, paused, put_in_force
-from .elementwise.tensor import Parameter, Tensor
+from ..api.errors import InvalidArgument
+from ..elementwise import apply, full
+from ..elementwise.taping import current_tape, paused, put_in_force
+from ..elementwise.tensor import Parameter, Tensor
 
 __all__ = ["Ones", "Rectified", "Tape", "current_tape", "paused"]
 
