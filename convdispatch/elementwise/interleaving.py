@@ -73,11 +73,12 @@ def _turned(x: Tensor, dtype: np.dtype, vector: str, read: str) -> Tensor | None
 @keeps_programs
 def _launch(context: cl.Context, images: int, channels: int, pixels: int, vector: str, read: str) -> Launch:
     lines = []
-    for k in range(channels):  # the vector of elements 16 k to 16 k + 15: element e is channel e % C of pixel e / C
+    # Vector k has the elements 16 k to 16 k + 15; element e is channel e % C of pixel e / C, of C channels.
+    for k in range(channels):
         places = [divmod(LANES * k + lane, channels) for lane in range(LANES)]
         value = "v0"
         for c in range(1, channels):
-            # Lanes of channel c come from its plane, those of channels before it from what was put together so far.
+            # Lanes of channel c are taken from its plane, lanes of earlier channels from the vector built so far.
             first = [pixel if c == 1 else lane for lane, (pixel, _) in enumerate(places)]
             mask = [LANES + pixel if channel == c else first[lane] for lane, (pixel, channel) in enumerate(places)]
             value = f"shuffle2({value}, v{c}, ({vector})({', '.join(map(str, mask))}))"

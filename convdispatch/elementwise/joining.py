@@ -77,7 +77,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 1) -> Tensor:
             _copy(tensors, views, result, axis)
     tape = current_tape()
     if tape is not None and any(tape.tracks(tensor) for tensor in tensors):
-        # The gradients are views too; what needs them contiguous copies them.
+        # The gradients of joined tensors are views of dy; what needs them contiguous copies them.
         tape.record(result, tensors, lambda dy: _parts(dy, axis, sizes))
     return result
 

@@ -35,7 +35,7 @@ kernel void argmax(global const {store} *restrict x, const long offset, global l
   y[outer * {inner} + inner] = place;
 }}
 """
-# An element's rank is the number of those that come before it: larger ones, NaN first, and equal ones before it.
+# An element's rank is the number of elements before it: larger ones (NaN is the largest), and earlier equal ones.
 _TOPK = """\
 kernel void topk(global const {store} *restrict x, const long offset, global {store} *restrict values,
                  global long *restrict places) {{

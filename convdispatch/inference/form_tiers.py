@@ -87,7 +87,7 @@ class Tiers:
         others: Sequence[InferenceNet] = ()
         try:
             others = self._build()
-        except Exception:  # the first form goes on; who builds the net next time learns why
+        except Exception:  # The first form stays in use; the next build of the net raises the error again.
             pass
         finally:
             self._samples = [[] for _ in range(1 + len(others))]
@@ -147,7 +147,8 @@ def settle(net: InferenceNet) -> bool:
     if not isinstance(net.watch, Tiers):
         return False
     net.watch.thread.join()
-    given = [np.zeros(x.shape, x.dtype) for x in net._lowered.inputs]  # who asks for ``net.inputs`` holds the form
+    # The inputs are read from ``_lowered``, because reading ``net.inputs`` would bind the net to its present form.
+    given = [np.zeros(x.shape, x.dtype) for x in net._lowered.inputs]
     while isinstance(net.watch, Tiers):
         net(*given)
     return True

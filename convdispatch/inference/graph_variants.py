@@ -30,7 +30,7 @@ def traced_and_fused(
     each = isinstance(dtype, list | tuple)
     wanted = dtype if each else dtype_of(dtype)
     traced = wanted if each else traced_in(net, wanted)
-    # A module in training would update its statistics and drop activations.
+    # A module in training mode would update its batch-norm statistics and apply dropout.
     training = getattr(net, "training", False)
     if training:
         net.eval()  # type: ignore[attr-defined]

@@ -104,10 +104,11 @@ class HostNet:
         try:
             if self._launches.run(self._queue, [*given, *map(address, made)]):
                 return made
-            made = [host_memory.empty(device, *form) for form in self._results]  # an array of out overlaps an operand
+            # A given output array overlaps an operand, so the results go to new arrays.
+            made = [host_memory.empty(device, *form) for form in self._results]
             self._launches.run(self._queue, [*given, *map(address, made)])
         except BaseException:
-            self._queue.finish()  # no command may use the arrays any longer
+            self._queue.finish()  # After an error no command may use the arrays any longer.
             raise
         return made
 

@@ -51,7 +51,8 @@ def plan(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float])
     if not times or any(math.isnan(time) for both in times for time in both):
         return None
     uniform = min(total(graph, costs, turned) for turned in (frozenset(), frozenset(costs.nodes)))
-    if math.fsum(min(both) for both in times) > GAIN * uniform:  # not even if reorders were free
+    # No mix of layouts is faster than one layout, even if reorders took no time.
+    if math.fsum(min(both) for both in times) > GAIN * uniform:
         return None
     found = cut(graph, costs)
     return found if total(graph, costs, found) <= GAIN * uniform else None
@@ -67,7 +68,8 @@ def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], flo
     for node in graph.nodes:
         for ref in (*node.refs, *(ref for ref in operands(node.result) if isinstance(ref, Ref))):
             if len(ref.value.shape) == 4:
-                alike = math.prod(sorted(ref.value.shape[1:])[:2]) == 1  # one pixel lies alike in both layouts
+                # A tensor of one pixel has the same bytes in both layouts.
+                alike = math.prod(sorted(ref.value.shape[1:])[:2]) == 1
                 moved = 2 * ref.value.nbytes / speed.bandwidth + speed.launch
                 values[ref.value] = 0.0 if alike else moved
         if can_turn(node):
@@ -80,7 +82,8 @@ def _seconds(node: Node, layout: str, device: DeviceInfo, cost: Callable[[ConvPr
         return cost(replace(problem_of(node), layout=layout))
     speed, shape = rates(device), node.result.shape
     moved = sum(ref.value.nbytes for ref in node.refs) + node.result.value.nbytes
-    if node.name == "concatenate":  # parts of one picture with channels first are written in their place
+    # The parts of a one-image concatenation in NCHW are computed in place, so joining them costs nothing.
+    if node.name == "concatenate":
         return 0.0 if layout == "nchw" and shape[0] == 1 else moved / speed.bandwidth + speed.launch
     slow = device.type == "cpu" and layout == "nchw"
     factor = 2.0 if node.name in _POOLS and slow else _FIRST_FACTOR.get(node.name, 1.0) if slow else 1.0
@@ -99,7 +102,8 @@ def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
     def capacity(seconds: float) -> int:
         return round(seconds * _UNIT)
 
-    for node, name in names.items():  # an arc is cut where its tail stays and its head turns
+    # The cut takes an edge from a vertex that keeps its layout to one that changes it.
+    for node, name in names.items():
         here, there = costs.nodes[node]
         net.add_edge(stays, name, capacity=capacity(there))
         net.add_edge(name, turns, capacity=capacity(here))
@@ -108,7 +112,8 @@ def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
         if seconds is None:
             continue
         maker = stays if value.node is None else names.get(value.node, stays)
-        for reader in readers:  # one that wants the other layout brings the value's vertex with it
+        # A reader in the other layout pulls the value's vertex to its side of the cut, which then costs one reorder.
+        for reader in readers:
             name = stays if reader is None else names.get(reader, stays)
             if name != stays:
                 net.add_edge(f"t{place}", name)

@@ -169,7 +169,8 @@ class _Lowering:
         """A tensor whose queue is the recording: a view of a value's slot, or of a parameter's memory."""
         if isinstance(operand, Ref):
             base = self._tensor(operand.value)
-            if operand.is_whole:  # perhaps a part of what it is joined to, with gaps
+            # The operand may be a part of a concatenation's memory, and then have gaps between its rows.
+            if operand.is_whole:
                 return base
             offset = base.offset + operand.offset
             return Tensor(base.base_data, operand.shape, base.dtype, self.recording, operand.strides, offset)
@@ -298,7 +299,7 @@ class _Lowering:
         axis, shapes = join.kwargs.get("axis", 1), [ref.shape for ref in join.kwargs["tensors"]]
         if value not in self._memory:
             part = self._buffer_part(value) if later is None else self._part(later, value)
-            if part is None:  # of which nothing is allocated before it is used
+            if part is None:  # The concatenation's memory has not been allocated yet.
                 part, _ = concatenation_buffer(shapes, axis, value.dtype, self.recording)  # type: ignore[arg-type]
             self._memory[value] = part
         whole, axis = self._memory[value], axis % len(value.shape)

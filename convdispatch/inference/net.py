@@ -290,7 +290,8 @@ class InferenceNet:
         if other is not None:
             ready = [runtime.pending(other)]
         event = runtime.copy(queue, memory, given.base_data, inner.nbytes, source_offset=given.offset, wait_for=ready)
-        if other is not None:  # its later work may have the tensor's memory, should the tensor go
+        # The other queue must keep the tensor until it is copied: freed memory would serve that queue's later work.
+        if other is not None:
             queue.flush()
             runtime.hold(other, event)
 

@@ -62,13 +62,15 @@ class Weights:
         self._background.wait(w)
         if w.offset or not w.contiguous:
             w = w.copy()
-        if w.queue != self._queue:  # with which there is no order
+        # Work on different queues has no order, so the weights' own queue is finished first.
+        if w.queue != self._queue:
             w.queue.finish()
         if not prepared.packed_size:
-            return (w.copy() if w is given else w).base_data  # later changes do not reach the net
+            # The weights are copied, so that later changes of them do not reach the net.
+            return (w.copy() if w is given else w).base_data
         memory, event = constant(w).packed(prepared, self._queue, w.base_data)
         if event is not None:
-            # A copy on the same queue may be given back: its memory serves what is enqueued after the packing.
+            # A copy on the same queue may be freed: its memory serves commands enqueued after the packing.
             self._packing.append((event, None if w.queue == self._queue else w))
         return memory
 

@@ -96,7 +96,8 @@ class Captured:
         key = (given[0].queue, *((x.shape, x.dtype) for x in given))
         with self._lock:
             if key not in self._known:
-                results = self._function(*given)  # plans are made, gradients get their memory
+                # The first call, which is not recorded, makes plans and allocates gradients.
+                results = self._function(*given)
                 self._known[key] = None
                 if len(self._known) > _SHAPES:
                     self._known.popitem(last=False)

@@ -36,7 +36,7 @@ class _Weighted(Module):
     def _make(
         self, shape: tuple[int, ...], inputs: int, biases: int, queue: Any, rng: np.random.Generator | None
     ) -> None:
-        # Uniform within 1/sqrt(inputs of one output), as PyTorch's layers begin.
+        # Weights are initialised uniformly within 1 / sqrt(number of inputs per output), as in PyTorch's layers.
         rng, queue = rng or np.random.default_rng(), queue or runtime.queue()
         bound = 1 / math.sqrt(inputs)
 

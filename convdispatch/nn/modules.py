@@ -48,7 +48,7 @@ class Module:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         return self.forward(*inputs, **options)
 
-    # --- parts and values --------------------------------------------------------------------------------------------
+    # --- submodules, parameters and buffers --------------------------------------------------------------------------
 
     def children(self) -> Iterator[tuple[str, Module]]:
         """The modules among the attributes, also those in lists, with their names (``"blocks.3"``)."""
@@ -80,7 +80,7 @@ class Module:
         """What training changes."""
         return (tensor for _, tensor in self.named_parameters())
 
-    # --- modes -------------------------------------------------------------------------------------------------------
+    # --- training and evaluation modes -------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Module:
         """Set ``training`` here and in all parts; training thaws weights. Returns the module."""
@@ -104,7 +104,7 @@ class Module:
             part.thaw()
         return self
 
-    # --- values by name ----------------------------------------------------------------------------------------------
+    # --- state dictionaries: values by name --------------------------------------------------------------------------
 
     def torch_axes(self, name: str) -> tuple[int, ...] | None:
         """The order of this module's tensor ``name`` in which its axes are PyTorch's; None when it is that already."""

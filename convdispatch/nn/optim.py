@@ -48,7 +48,7 @@ class Optimizer:
         for parameter in self.parameters:
             starts.append(place)
             place += -(-max(1, parameter.size) // unit) * unit
-        # Zeros between parameters stay zeros: their gradients are, too.
+        # The padding between parameters stays zero, because its gradients are zero.
         self.values, self.gradients = _flat(place, first), _flat(place, first)
         self._starts = starts
         for parameter, start in zip(self.parameters, starts, strict=True):
@@ -88,7 +88,7 @@ class Optimizer:
     def _update(self, text: str, scaling: dict[str, Tensor]) -> None:
         raise NotImplementedError
 
-    # --- the state as arrays, for checkpoints ------------------------------------------------------------------------
+    # --- the optimizer's state as arrays, for checkpoints ------------------------------------------------------------
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The optimiser's own numbers by name: the count of steps, and for each parameter by its place the state."""

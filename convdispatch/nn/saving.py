@@ -150,7 +150,7 @@ def _sync_folder(folder: Path) -> None:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
-        except OSError:  # some file systems cannot
+        except OSError:  # Some file systems do not support fsync of a folder.
             pass
         finally:
             os.close(handle)
@@ -164,7 +164,7 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], d
     source = Path(path)
     try:
         data = source.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+    except (OSError, ValueError) as error:  # A path that contains a NUL character raises ValueError.
         raise InvalidArgument(f"checkpoint {source} cannot be read: {_reason(error)}") from None
     try:
         return _parse(data)

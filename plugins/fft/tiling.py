@@ -29,7 +29,7 @@ _AXES = "dhw"
 
 @dataclass(unsafe_hash=True)
 class AxisTiling:
-    """One axis. ``n`` 1 stands for a kernel of one tap: nothing is transformed, every place is a tile."""
+    """The tiling along one axis. ``n`` is 1 for a kernel of one tap: no transform, and every element is a tile."""
 
     n: int
     """Points of the transform."""

@@ -76,7 +76,7 @@ def prepare(
     flat = len(sizes) <= 1 and math.prod(shape) < 2**32
     kind = kind_of([operand.dtype for operand in operands if operand.read], formula.integral and integral_scalars)
     wide = gpu and _can_load_four(sizes, steps, operands, flat)
-    # A flat kernel's length is an argument: one program for all lengths.
+    # A kernel over contiguous elements takes their number as an argument, so one program serves all lengths.
     text = _source(
         formula,
         tuple(sizes) if not flat else (),
@@ -213,7 +213,7 @@ def _places(sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], wide: in
             lines += [f"const {index} a{axis} = rest % {size}{scale};", f"rest /= {size};"]
         lines.append(f"const {index} a0 = rest;")
     elif sizes[-1] >= _LONG_ROW:
-        # One row of groups, each within a row of the last axis: neighbours in memory run one after the other.
+        # Work groups form one row, each within a row of the last axis: neighbours in memory run one after the other.
         parts, share = _shares(sizes[-1])
         lines = [
             f"const long a{axes - 1} = get_group_id(0) % {parts} * {share} + get_local_id(0);",
@@ -229,7 +229,7 @@ def _places(sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], wide: in
             f"const long a{axes - 1} = get_global_id(0);",
             f"const long a{axes - 2} = get_global_id(1);",
         ]
-        # Only where the groups' sizes leave items over: a return costs the compiler's vectors masks.
+        # A bounds check is written only where work groups exceed an axis: a ``return`` makes compilers mask vectors.
         groups = _cpu_groups(sizes[-1], sizes[-2])
         left = [
             f"a{axes - 1 - n} >= {size}" for n, (size, group) in enumerate(zip(sizes[:-3:-1], groups)) if size % group

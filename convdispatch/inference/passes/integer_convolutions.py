@@ -43,7 +43,8 @@ def _is_slower(node: Node) -> bool:
     whole = replace(problem_of(node), residual=False)
     numbers = replace(whole, dtype="float32", out_dtype=None)
     known, elements = rates(device), math.prod(whole.x_shape) + math.prod(whole.y_shape)
-    around = 2 * known.launch + 8 * elements / known.bandwidth  # to numbers, and to integers again
+    # Converting to float32 and back to integers costs two launches and the traffic of both tensors.
+    around = 2 * known.launch + 8 * elements / known.bandwidth
     times = [min(_seconds(replace(each, layout=layout), device) for layout in LAYOUTS) for each in (whole, numbers)]
     return times[0] > times[1] + around
 

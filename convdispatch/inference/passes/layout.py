@@ -59,7 +59,8 @@ def can_turn(node: Node) -> bool:
     pictures = _pictures(node)
     if not pictures or not all(ref.is_whole or _is_vector(ref) for ref in pictures):
         return False
-    if node.name in _POINTWISE:  # operands that broadcast do so along the same axes
+    # A pointwise operation may change layout if all operands have four axes: they broadcast along the same axes.
+    if node.name in _POINTWISE:
         return all(len(operand.shape) == 4 for operand in operands((node.args, node.kwargs)))
     if node.name in ("sampled", "concatenate"):
         return all(ref.is_whole for ref in pictures)
@@ -88,7 +89,7 @@ class _Relayout:
             turns = self._turns(node)
             change = self._other_operand if turns else self._plain_operand
             given = dict(node.kwargs)
-            # What is packed is laid out then: it may not be computed yet.
+            # Weights are transposed when the plan packs them, because they may not be computed yet.
             weights = {"w": given.pop("w").transpose(*self.order)} if turns and is_planned(node) else {}
             args, kwargs = map_operands(change, node.args), map_operands(change, given) | weights
             if turns and node.name in _AWARE:
@@ -110,7 +111,8 @@ class _Relayout:
             return False
         if node.name in _AWARE:
             return node.kwargs.get("layout", "nchw") != self.layout
-        return any(ref.value in self._other for ref in _pictures(node))  # else nothing is won by turning it
+        # An operation that works in either layout changes only if an operand has changed already.
+        return any(ref.value in self._other for ref in _pictures(node))
 
     def _add(self, old: Node, new: Node, turns: bool) -> None:
         for value in old.values:
@@ -132,7 +134,8 @@ class _Relayout:
         if len(operand.shape) != 4:
             return self._plain_operand(operand)
         value = operand.value
-        if not operand.is_whole:  # a vector looked at as a picture of one pixel lies alike in both layouts
+        # A vector viewed as an image of one pixel has the same bytes in both layouts.
+        if not operand.is_whole:
             return replace(self._plain_operand(operand), shape=tuple(operand.shape[a] for a in self.order))
         if value not in self._other:
             self._other[value] = self._reordered(self._plain[value], self.order)
@@ -145,14 +148,15 @@ class _Relayout:
         if value not in self._plain:
             transposed = self._other[value]
             if np.prod(value.shape[2:] if self.layout == "nhwc" else value.shape[1:3]) == 1:
-                return replace(operand, value=transposed)  # one pixel: the bytes are the same
+                return replace(operand, value=transposed)  # An image of one pixel has the same bytes in both layouts.
             self._plain[value] = self._reordered(transposed, self.back)
         return replace(operand, value=self._plain[value])
 
     def _reordered(self, value: Value, axes: tuple[int, ...]) -> Value:
         maker = value.node
         if maker is not None and maker.name == "quantize" and axes == _ORDER["nhwc"] and maker.kwargs["x"].is_whole:
-            node = Node(quantize_pixels, (), dict(maker.kwargs), sources=maker.sources)  # reads the numbers themselves
+            # ``quantize_pixels`` reads the floating-point tensor itself, and writes it quantized in the new layout.
+            node = Node(quantize_pixels, (), dict(maker.kwargs), sources=maker.sources)
         else:
             node = Node(reorder, (), {"x": value.whole, "axes": axes})
         made = Value(tuple(value.shape[a] for a in axes), value.dtype, node)

@@ -63,7 +63,8 @@ def _slicable(graph: Graph, batch: int) -> Sequence[Node]:
         if node.name == reorder.__name__:
             alike = alike and node.kwargs["axes"][0] == 0
         others = [x for x in operands((node.args, node.kwargs)) if isinstance(x, Tensor)]
-        if node.name in ("apply", "add"):  # constants that broadcast along the batch
+        # Constants may broadcast along the batch axis, but must not differ along it.
+        if node.name in ("apply", "add"):
             alike = alike and all(len(x.shape) < 4 or x.shape[0] == 1 for x in others)
         if not images or not alike or len(results) != 1 or not isinstance(node.result, Ref):
             return graph.nodes[:place]

@@ -56,7 +56,7 @@ def takes(x: Tensor, axis: int, vectors: Sequence[Tensor], residual: Tensor | No
     if residual is not None and residual.shape != x.shape:
         return False
     if tape is not None and not tape.tracks(x) and any(tape.tracks(tensor) for tensor in operands):
-        return False  # rare: the gradients of scale and shift alone
+        return False  # Gradients of scale and shift without that of x are rare, and are computed by other kernels.
     return math.prod(x.shape[2:]) >= MIN_PIXELS and x.shape[0] * math.prod(x.shape[2:]) < 2**31
 
 
@@ -81,7 +81,7 @@ def normalise(
     _run(form, x.queue, _place(x), operands, [*more, stats, y.base_data], tensors)
     if tape is None or not tape.tracks(x):
         return y
-    # Only a residual keeps relu's slope from being told by x, which is read anyway.
+    # relu's slope follows from x, which backward reads anyway; y is kept only if a residual was added.
     result = y.base_data if relu and residual is not None else stats
 
     def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -152,6 +152,6 @@ def _shares(values: int, places: int, channels: int, units: int) -> tuple[int, i
     """Groups that sum a channel, 0 where the one that does the rest sums too; groups that do the rest."""
     if values <= ONE_GROUP_VALUES or (values <= SHARED_VALUES and 2 * channels >= units):
         return 0, 1
-    busy = 4 * SHARE_GROUP_ITEMS  # places that give each item of a group some
+    busy = 4 * SHARE_GROUP_ITEMS  # A group has at least four values for each of its work items.
     wanted = -(-GROUPS_PER_UNIT * units // channels)
     return max(1, min(wanted, places // busy, SHARE_GROUP_ITEMS)), max(1, places // busy)

@@ -42,7 +42,8 @@ def row_norm(
     info = runtime.device_info(x.queue.device)
     if rows < info.compute_units and x.size > _FEW:
         return None
-    read = [x if t is None else dense(t) for t in given]  # what is not there is not read either
+    # x takes the argument of a missing scale or shift, which the kernel does not read.
+    read = [x if t is None else dense(t) for t in given]
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     flags = scale is not None, shift is not None
     launch = _row_norm(x.context, x.dtype.name, width, rows, each, channels * each // width, *flags, float(epsilon))

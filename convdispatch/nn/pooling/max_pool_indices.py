@@ -36,7 +36,8 @@ def max_pool_with_places(
     shape = y.shape
     if notes is None:
         return y, Tensor.empty(shape, np.int64, x.queue)
-    queue = getattr(x.queue, "queue", x.queue)  # a recording's own queue: constants are there before the net runs
+    # In a recording, constants are made on the recording's own queue, so that they exist before the net runs.
+    queue = getattr(x.queue, "queue", x.queue)
 
     def numbers(count: int, *wide: int) -> Tensor:
         return Tensor.from_numpy(np.arange(count, dtype=np.int64).reshape(wide), queue)

@@ -187,7 +187,7 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
             dy, dx = dense(dy), Tensor.empty(x_shape, dtype, queue)
             first = np.int64(dy.offset // dtype.itemsize)
             launches = _launches(*key, True)
-            # What a ReLU cut takes no gradient: the notes know, so that the ReLU need not look again.
+            # The forward pass noted which values the ReLU cut, so that the ReLU's backward pass need not.
             gate = places is not None and launches.gated is not None and tape.is_rectified(mark)
             back = launches.gated if gate else launches.backward
             assert back is not None
@@ -281,7 +281,8 @@ def _launches(
 
     def sizes(area: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         if planes:
-            return (mb * channels,), (1,)  # said by the kernel too: then it may not be left to the driver
+            # The kernel requires this work-group size too, so the driver may not choose another.
+            return (mb * channels,), (1,)
         if gpu:
             return (-(-mb * channels * area // _GROUP) * _GROUP,), (_GROUP,)
         return ((channels, mb * area) if nhwc else (area, mb * channels)), None

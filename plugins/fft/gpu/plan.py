@@ -15,7 +15,7 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, DeviceInfo, Launch, S
 from .geometry import Planes, Transform, planes
 from .spectra import Forward, Inverse, group_items, slot_pitch, slots_of
 
-_PAIR = 8  # bytes of a complex number
+_PAIR = 8  # bytes of a complex number: two floats
 
 
 class Tile(NamedTuple):
@@ -24,17 +24,17 @@ class Tile(NamedTuple):
     bm: int
     bn: int
     bk: int
-    """Depth of a slice."""
+    """Length in k of one slice of the operands in local memory."""
     tm: int
     tn: int
     three: bool
-    """Three real products a complex one instead of four."""
+    """Whether a complex product is computed by three real products instead of four."""
     unroll: int
-    """k's of a slice whose loop is unrolled."""
+    """Steps of k by which the loop over a slice is unrolled."""
 
     @property
     def items(self) -> int:
-        """Work items."""
+        """Work items of a work group."""
         return (self.bm // self.tm) * (self.bn // self.tn)
 
     @property
@@ -56,9 +56,9 @@ class Layout:
     parts: tuple[int, int, int]
     tile: Tile
     local: int
-    """Most bytes of local memory of a transform's work group."""
+    """Most bytes of local memory that a transform's work group may use."""
     wide: int
-    """Most work items of a transform's work group."""
+    """Most work items that a transform's work group may have."""
 
     @classmethod
     def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Layout:
@@ -101,7 +101,7 @@ class Layout:
 
     @functools.cached_property
     def planes(self) -> tuple[Planes, Planes, Planes]:
-        """Left operand, right operand, result."""
+        """The tensors of the left operand, the right operand and the result, each as a matrix of tiles."""
         return planes(self.problem, self.transform)
 
     @property
@@ -135,12 +135,12 @@ class Layout:
 
     @property
     def result_rows(self) -> int:
-        """m of a part's product: no slots of padding where there is one part."""
+        """The number of rows m of a part's product, without the padding slots if there is only one part."""
         return min(self.chunks[0], self.totals[0])
 
     @property
     def starts(self) -> tuple[range, range, range]:
-        """Where the parts of m, n and k begin."""
+        """The first indices of the parts of m, n and k."""
         return tuple(range(0, total, chunk) for total, chunk in zip(self.totals, self.chunks, strict=True))
 
     @functools.cached_property
@@ -180,7 +180,7 @@ class Layout:
                        self.slots[at], self.wide, other)  # fmt: skip
 
     def inverse(self) -> Inverse:
-        """The way back."""
+        """The inverse transform, from the result's spectra to the written tensor."""
         return Inverse(self.transform, self.planes[2], self.problem.g, self.result_rows, self.chunks[1], self.slots[2],
                        self.wide)  # fmt: skip
 
@@ -222,7 +222,7 @@ class _Kernels:
         self._context, self._layout = context, layout
         self._macros = layout.problem.macros()
 
-    @functools.cache  # noqa: B019  (lives as long as the plan is being made)
+    @functools.cache  # noqa: B019  (the cache lives only while the plan is built)
     def _forward(self, other: bool) -> tuple[Any, Forward]:
         way = self._layout.forward(other)
         return build(self._context, self._macros + kernel_text(__package__, "forward.cl.mako", p=way)), way

@@ -14,18 +14,18 @@ _TYPES = "#define PAIR_(T) T##2\n#define PAIR_OF(T) PAIR_(T)\n#define PAIR PAIR_
 
 @dataclass(unsafe_hash=True)
 class _Pass:
-    """What both ways share: a work group holds ``slots`` tiles of one row."""
+    """Base of the forward and the inverse transform: a work group holds ``slots`` tiles of one row."""
 
     transform: Transform
     planes: Planes
     groups: int
     rows: int
-    """Rows of a part, in each group."""
+    """Rows of a part of the matrix of spectra, in each group."""
     pitch: int
-    """Slots of a part, those of padding included."""
+    """Slots (columns of the matrix of spectra) of a part, padding included."""
     slots: int
     wide: int
-    """Most work items of a group."""
+    """Most work items that a work group may have."""
 
     types = _TYPES
 
@@ -35,20 +35,20 @@ class _Pass:
         self.width = self._width()
         """Columns that are transformed."""
         self.blocks = self.pitch // self.slots
-        """Work groups of a row."""
+        """Number of work groups for one row."""
         self.work_groups = self.blocks * self.rows * self.groups
         """Work groups of the launch."""
         self.items = group_items(self.slots, self.width, self.height, self.wide)
-        """Work items of a group."""
-        # Pitches in local memory put rows of neighbouring slots, and neighbouring columns, into different banks.
+        """Number of work items in a work group."""
+        # The pitches in local memory put rows of neighbouring slots, and neighbouring columns, into different banks.
         self.row_pitch = self.width | 1
-        """Numbers from row to row of a half spectrum in local memory: odd."""
+        """Complex numbers from row to row of a half spectrum in local memory, an odd count."""
         self.slot_pitch = slot_pitch(self.slots, self.width, self.height)
-        """Numbers from slot to slot in local memory."""
+        """Complex numbers from slot to slot in local memory."""
         self.stage_size = self.slots * self.slot_pitch
-        """Numbers in local memory."""
+        """Complex numbers in local memory of a work group."""
         self.frequency_stride = self.groups * self.rows * self.pitch
-        """Numbers between two frequencies in memory."""
+        """Complex numbers from one frequency to the next in memory."""
 
     def _width(self) -> int:
         raise NotImplementedError
@@ -99,14 +99,14 @@ class _Pass:
 
 @dataclass(unsafe_hash=True)
 class Forward(_Pass):
-    """Tiles to spectra; ``other`` for the kernel or dy that multiplies the data."""
+    """The forward transform, from tiles to spectra; ``other`` for the kernel or dy that multiplies the data."""
 
     other: bool = False
 
     def __post_init__(self) -> None:
         columns, rows = self.transform.columns, self.transform.rows
         self.columns, self.rows_span = (columns.other, rows.other) if self.other else (columns.data, rows.data)
-        """What is read along a column and along a row."""
+        """The elements that a tile reads along a column and along a row."""
         self.column_elements = range(-(-self.columns.given // self.columns.spread))
         """Elements of a column."""
         self.column_stride = self.planes.column_stride
@@ -155,7 +155,7 @@ class Forward(_Pass):
 
 
 class Inverse(_Pass):
-    """Spectra to tiles."""
+    """The inverse transform, from spectra to tiles."""
 
     def _width(self) -> int:
         return len(self.transform.rows.wanted)
@@ -207,7 +207,7 @@ class Inverse(_Pass):
 
     @property
     def scale(self) -> float:
-        """The factor of the results."""
+        """The factor by which the results are multiplied."""
         columns = codelet(self.transform.columns.size, "real_inverse", wanted=self.transform.columns.wanted)
         return 1.0 / (columns.gain * self.row_size * math.prod(self.transform.taken_out))
 

@@ -15,7 +15,7 @@ from .kernel import PackedKernel
 from .passes import Pass
 
 VECTORS = 4
-"""Vectors of places that an NCHW kernel sums at a time."""
+"""Vectors of output pixels whose sums an NCHW kernel keeps in registers at the same time."""
 TILE_BYTES = 32 * 1024
 """Bytes of source rows and weights that an NHWC tile reads again at the next row: a first-level cache."""
 MIN_BAND_ROWS = 4
@@ -39,7 +39,7 @@ class Bands:
         self.rows = cdiv(p.places[1], cdiv(p.places[1], self.rows))
         rows = (self.rows - 1) * p.step[1] + self.halo
         self.prows = cdiv(rows, p.step[1])
-        # A tile's last vectors may reach beyond the last place: each part of the slot has room for that.
+        # The last vectors of a tile may reach beyond the last output pixel: each part of the slot has room for that.
         self.over = (VECTORS + 1) * self.lanes
         self.part = p.taps[0] * self.prows * self.wp + self.over
         slot_x = p.taps[0] * rows * self.width * self.cb + self.lanes if p.nhwc else self.part * p.step[1] * p.step[2]
@@ -80,12 +80,12 @@ class DepthwiseKernel(PackedKernel):
         return text + self.rendered((*self.files, "depthwise_pack.cl"), **values)
 
     def packer(self, context: Any, offset: int) -> Launch:
-        """Packs w as [tap][channel] (NHWC) or [channel][tap]."""
+        """Return the launch that packs w as [tap][channel] (NHWC) or [channel][tap] (NCHW)."""
         arguments = ["w", "workspace", np.int64(offset // self.size), *map(np.int32, self.p.w_first)]
         return self.launch(context, "pack", [self.ct // self.lanes], arguments)
 
     def convolution(self, context: Any, weights: str, offset: int) -> Launch:
-        """The convolution itself."""
+        """Return the launch of the convolution, which reads the packed weights."""
         slots = ["workspace"] if self.slot else []
         arguments = [self.source, weights, np.int64(offset // self.size), *slots, self.target, *self.extras]
         arguments += [np.int32(v) for v in (*self.p.pad, *self.p.start)]
@@ -121,7 +121,8 @@ class RowKernel(DepthwiseKernel):
         width = p.places[2]
         places = cdiv(width, cdiv(width, config["p"]))
         self.widths = [places, width % places] if width % places else [places]
-        # A tile moves down the rows of a band. With few channels, what the next row reads again is still in the cache.
+        # A tile moves down the rows of a band. With few channels, the elements that the next row reads again are still
+        # in the cache.
         columns = (places - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
         near = TILE_BYTES // (self.size * (columns * p.taps[0] * p.taps[1] + p.volume))
         most = config["cb"] or max(self.lanes, near // self.lanes * self.lanes)

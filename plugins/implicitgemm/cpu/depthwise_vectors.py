@@ -13,13 +13,15 @@ from .kernel import Kernel
 from .passes import forward_pass, passes
 from .places import Tile, cover, lanes_in, moved, name, runs_of, tiles_of
 
-# The cost model counts operations of the peak, fitted on times of drawn layers.
-LAUNCH_OPS = 4.8e6  # the launch
-LANE_OPS = 1.3  # an operation of a lane, whether a place fills it or not
-GRADIENT_LANE_OPS = 1.8  # the same in the weights' gradient
-ELEMENT_OPS = 12.0  # an element of x, y or dy
-STRIDED_OPS = 27.0  # an element of x that is read with a stride
-RESULT_OPS = 450.0  # an element of dw
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
+# drawn at random.
+LAUNCH_OPS = 4.8e6  # operations at peak rate in the time of the one kernel launch
+LANE_OPS = 1.3  # operations at peak rate per operation of a vector lane, including lanes without an output pixel
+# Operations at peak rate per operation of a vector lane in the weights' gradient, including empty lanes
+GRADIENT_LANE_OPS = 1.8
+ELEMENT_OPS = 12.0  # operations at peak rate per element of x, y or dy that is read or written
+STRIDED_OPS = 27.0  # operations at peak rate per element of x that is read with a stride
+RESULT_OPS = 450.0  # operations at peak rate per element of dw
 
 
 class VectorKernel(Kernel):
@@ -49,7 +51,7 @@ class VectorKernel(Kernel):
         return text + self.rendered(files, moved=moved, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """One launch."""
+        """Compile the one launch of the kernel."""
         arguments = [self.source, "w", self.target, *self.extras]
         return StepPlan(0, [self.launch(context, "depthwise", [self.items], arguments)])
 
@@ -101,7 +103,7 @@ class VectorSums(Kernel):
         return text + self.rendered(files, moved=moved, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """One launch."""
+        """Compile the one launch of the kernel."""
         return StepPlan(0, [self.launch(context, "gradient", [self.items], ["x", "y", "w"])])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:

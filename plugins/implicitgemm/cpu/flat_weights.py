@@ -18,21 +18,24 @@ from .passes import Pass, forward_pass
 from .tiles import source_width
 
 MAX_CHANNELS = 64
-"""Source channels a group."""
+"""Most source channels per group."""
 MAX_TAPS_W = 11
-"""Taps along w, which are unrolled."""
+"""Most taps along w: the loop over them is unrolled."""
 SLOT_BYTES = 192 * 1024
 """Bytes of a band's rows of x and dy that a configuration prefers not to exceed."""
 MAX_SLOT_BYTES = 1 << 20
 """Bytes of the smallest band's rows beyond which a problem is rejected."""
 
-# The cost model counts operations of the peak, fitted on times of drawn layers.
-OPERATION_OPS = 1.8  # an operation in a tile
-ACROSS_OPS = 7200.0  # adding a tile's vectors across their lanes
-STAGED_OPS = 18.0  # an element that is copied for a band
-SINGLE_OPS = 150.0  # an element that is copied one by one, as every third or later of a row is
-RESULT_OPS = 150.0  # an element of dw
-LAUNCH_OPS = 4e6  # a launch
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
+# drawn at random.
+OPERATION_OPS = 1.8  # operations at peak rate per operation of a register tile
+ACROSS_OPS = 7200.0  # operations at peak rate for adding the vectors of one register tile across their lanes
+STAGED_OPS = 18.0  # operations at peak rate per element that is copied for a band
+# Operations at peak rate per element that is copied alone, because the stride takes every third or later element of a
+# row
+SINGLE_OPS = 150.0
+RESULT_OPS = 150.0  # operations at peak rate per element of dw
+LAUNCH_OPS = 4e6  # operations at peak rate in the time of one kernel launch
 
 
 def _widths(p: Pass) -> list[int]:
@@ -85,7 +88,7 @@ class FlatKernel(Kernel):
         return text + self.rendered(files, inter=False, lanes=self.lanes, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Parts of dw, and their sum where there are several."""
+        """Compile the launch that computes the parts of dw, and the one that adds them if there are several."""
         arguments = ["x", "y", "w", "workspace", *map(np.int32, self.p.pad)]
         steps = [self.launch(context, "weights", [self.items], arguments)]
         if self.parts > 1:
@@ -111,7 +114,7 @@ class FlatWeights(KernelSolver):
     kernel = FlatKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but few channels a group, a short kernel and rows that fit a slot."""
+        """Reject everything but few channels per group, a short kernel and rows that fit a slot."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         if problem.layout != "nchw":

@@ -24,9 +24,9 @@ class Pass:
     images: int
     groups: int
     c: int
-    """Source channels a group."""
+    """Source channels per group."""
     n: int
-    """Target channels a group."""
+    """Target channels per group."""
     source: tuple[int, ...]
     places: tuple[int, ...]
     target: tuple[int, ...]
@@ -39,30 +39,30 @@ class Pass:
     pad: tuple[int, ...]
     """Zeros before the source; below 0: elements skipped."""
     w_first: tuple[int, ...]
-    """Kernel position of tap 0."""
+    """Position in the kernel of this pass' tap 0, along (d, h, w)."""
     w_step: tuple[int, ...]
-    """Kernel positions from one tap to the next."""
+    """Positions in the kernel from one tap of this pass to the next, along (d, h, w)."""
     kernel: tuple[int, ...]
-    """The kernel's own size."""
+    """Size of the whole kernel along (d, h, w)."""
     w_strides: tuple[int, int, int]
     """Strides of w in elements along the target channel, the source channel and the tap."""
     nhwc: bool
     dtype: str
     empty: bool = False
-    """No tap reaches these elements: the sum is 0."""
+    """Whether no tap reaches the target elements of this pass: their sum is 0."""
     fold: int = 1
     """Neighbouring places of a row that count as channels: ``n`` counts (place of the fold, channel)."""
     width: int = 0
-    """Places of a row before the fold; 0: not folded."""
+    """Target elements of a row before folding; 0 if the pass is not folded."""
 
     @functools.cached_property
     def volume(self) -> int:
-        """Taps."""
+        """Number of taps."""
         return math.prod(self.taps)
 
     @functools.cached_property
     def flops(self) -> int:
-        """Operations, two a multiply-add."""
+        """Number of operations of the pass, two per multiply-add."""
         pixels = self.images * math.prod(self.places)
         return 0 if self.empty else 2 * pixels * self.groups * self.n * self.c * self.volume
 
@@ -123,7 +123,7 @@ def passes(problem: ConvProblem) -> list[Pass]:
     w_strides = (w.image, w.channel, w.axes[2])
     if problem.direction == "bwd_data":
         w_strides = (w.channel, w.image, w.axes[2])
-    # In a data gradient later taps read earlier elements: its taps are taken from the last to the first.
+    # In a data gradient later taps read earlier elements, so its taps are processed from the last to the first.
     back = tuple(spread < 0 for spread in geo.spread)
     result = []
     for phase in geo.phases:

@@ -22,7 +22,7 @@ Lanes = tuple[int | None, ...]
 Read = tuple[tuple[int, int] | None, ...]
 """For each lane a window and the lane in that window; None stands for the value 0."""
 MAX_TAPS_W = 7
-"""Taps of a row, which are unrolled."""
+"""Most taps along w: the loop over them is unrolled."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = No
     known: dict[Any, Tile] = {}
     found = []
     for part in (groups[at : at + rows] for at in range(0, len(groups), rows)):
-        # Tiles far from the plane's ends are alike.
+        # Tiles far from the first and last rows of the plane are equal, so they share one key.
         inside = part[0] * p.step[1] - p.pad[1] >= lanes
         inside &= (part[-1] + deep) * p.step[1] + p.taps[1] * p.spread[1] - p.pad[1] + lanes < p.source[1]
         for number, column in enumerate(columns):
@@ -125,14 +125,15 @@ def _tile(plane: _Plane, rows: list[int], deep: int, column: int, before: int) -
 
 
 def cover(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> Read:
-    """The window and the lane in it of each lane. Missing windows are added, between ``lowest`` and ``highest``."""
+    """Return for each lane its window and the lane in it. Adds missing windows, between ``lowest`` and ``highest``."""
     lanes, plain = len(offsets), offsets[0]
     if plain is not None and offsets == tuple(range(plain, plain + lanes)):
         if plain not in windows:
             windows.append(plain)
         return tuple((plain, lane) for lane in range(lanes))
     reused, new = (_choose(offsets, some, lowest, highest) for some in (windows, []))
-    chosen = min(reused, new, key=len)  # a load costs less than one more move of lanes
+    # One vector load costs less than one more move of lanes between registers, so the choice with fewer windows wins.
+    chosen = min(reused, new, key=len)
     windows += [window for window in chosen if window not in windows]
     return tuple(
         None if offset is None else next((w, offset - w) for w in chosen if w <= offset < w + lanes)
@@ -190,7 +191,7 @@ def runs_of(calls: Iterable[tuple[int, int, str]]) -> list[Run]:
 
 
 def name(window: int, of: str = "x") -> str:
-    """A window's variable in OpenCL C."""
+    """Return the name of a window's variable in OpenCL C."""
     return f"{of}{window}" if window >= 0 else f"{of}_{-window}"
 
 

@@ -26,8 +26,8 @@ from convdispatch.api import (
 from convdispatch.api.cpu import Balance
 
 FOLDED_PIXELS = 32
-"""NCHW images of fewer pixels are folded into one product: shorter rows leave vectors half empty. Folded columns are
-packed at every call."""
+"""NCHW images with fewer pixels are folded into one product: their short rows would leave vectors half empty. Folded
+columns are packed at every call."""
 HEAVY_FOLDED_PIXELS = range(128, 256)
 """Pixels of images that are folded too where weights of more than HEAVY_BYTES would be read again for each image."""
 HEAVY_BYTES = 3 << 19
@@ -35,11 +35,11 @@ OTHER_FACTOR = 1.07
 """Measured over predicted time of the form that is not expected to be faster: over 18 layers of 36 to 225 pixels and
 four images, 0.98 to 1.36."""
 _LONGEST_SIDE = 1 << 31
-"""Sides of a product, and products of a batch, stay below this."""
+"""Each side of a product, and the number of products in a batch, stay below this limit."""
 
 
 def _several(problem: ConvProblem) -> bool:
-    """Whether images may be folded or not."""
+    """Whether there is a choice between folding the images into one product and one product per image."""
     return problem.layout == "nchw" and problem.mb > 1 and problem.direction != "bwd_weights"
 
 
@@ -94,13 +94,14 @@ class Pointwise(Solver):
     """1x1 convolutions of stride 1 without padding, all directions, on a CPU."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but a plain matrix product on a CPU."""
+        """Reject every layer that is not one matrix product of the tensors themselves, and every device but CPUs."""
         kernel = (problem.kd, problem.kh, problem.kw)
         if kernel != (1, 1, 1):
             return "1x1 only, got " + "x".join(map(str, kernel[3 - problem.ndim :]))
         same = (problem.od, problem.oh, problem.ow) == (problem.id, problem.ih, problem.iw)
         if not same or any(getattr(problem, "s" + a) > 1 and getattr(problem, "i" + a) > 1 for a in problem.axes):
-            return "stride 1 and no padding only"  # far padding may make up for a stride
+            # Even without a change of size a stride is possible, because wide padding may make up for it.
+            return "stride 1 and no padding only"
         if any(getattr(problem, "p" + axis) for axis in problem.axes):
             return "no padding only"
         if problem.mb < 1:

@@ -14,29 +14,33 @@ from convdispatch.api.cpu import lanes as lanes_of
 from .passes import Pass
 
 SLOT_BYTES = 320 * 1024
-"""Bytes of a band's source rows, which share the second-level cache with a block of weights."""
+"""Most bytes of the source rows of one band, which share the second-level cache with a block of weights."""
 BLOCK_BYTES = 160 * 1024
-"""Bytes of one block of weights."""
+"""Most bytes of one block of packed weights."""
 MIN_BAND_PLACES = 96
-"""Places of a band, at least: with fewer, reading the weights shows."""
+"""Least output pixels of a band: with fewer, the time to read the weights is not hidden."""
 MAX_ITEMS = 16
-"""Work items that share the bands."""
+"""Most work items among which the bands are divided."""
 
-# The cost model counts operations of the peak. Each triple is of an operation that is counted, of an element that is
-# copied for a band, and of an element that is written. Least squares of logarithms.
-BACKWARD_OPS = (1.28, 65.0, 25.0)  # over backward layers, the first less what tiles without spills gained
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted by least squares of
+# logarithms.
+
+# Costs (per operation, per copied element, per written element) of backward layers. The first number was lowered after
+# the fit by the gain of tiles without register spills.
+BACKWARD_OPS = (1.28, 65.0, 25.0)
 STRAIGHT_OPS = (
     1.0,
     52.0,
     15.0,
-)  # sums that go to the target at once: 28 NHWC layers, a fifth faster than the peak
-STRIDED_OPS = (1.05, 30.0, 35.0)  # a forward stride and 16 channels or more: 40 layers of 1x1 to 4x4 kernels
-WEIGHT_OPS = 65.0  # a weight that comes from memory
-CACHED_BYTES = 6 << 20  # bytes of weights that caches hold between calls
+)  # costs as in BACKWARD_OPS, of sums that are written to the target directly: 28 NHWC layers, a fifth above peak
+# Costs as in BACKWARD_OPS, of forward layers with a stride and 16 channels or more: 40 layers of 1x1 to 4x4 kernels
+STRIDED_OPS = (1.05, 30.0, 35.0)
+WEIGHT_OPS = 65.0  # operations at peak rate per weight that is read from memory
+CACHED_BYTES = 6 << 20  # bytes of weights that the caches hold between calls
 DILATED_FACTOR = 1.12
 """Measured over predicted time with a dilation: fewer taps share a cache line."""
 LOAD_CYCLES = 1.15
-"""Cycles of a load, of which a multiply-add takes one: tiles of one vector load as often as they multiply."""
+"""Cycles of a vector load (a multiply-add takes one): tiles of one vector load as often as they multiply."""
 
 
 def source_width(p: Pass) -> int:
@@ -95,8 +99,8 @@ def tiles(p: Pass, device: DeviceInfo) -> Iterator[tuple[float, int, int, int]]:
             break
         for pc in range(1, min(width, room) + 1):
             for pr in range(1, (min(height, 8) if pc == width else 1) + 1):
-                # Tiles of several vectors spill where sums take more than three quarters of the registers: 2x14 took
-                # 1.1 to 1.3 times as long as 2x12, while one vector of 28 or 30 did not.
+                # Tiles of several vectors spill if their sums take more than three quarters of the registers: 2x14
+                # pixels took 1.1 to 1.3 times as long as 2x12, while one vector of 28 or 30 pixels did not.
                 if pr * pc * nv + nv + 1 <= room and (nv == 1 or pr * pc * nv <= room * 3 // 4):
                     yield tile_cycles(p, nv, pr, pc, lanes), nv, pr, pc
 
@@ -117,7 +121,8 @@ def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: in
     bands = outer * cdiv(height, rows)
     blocks = cdiv(p.n, nv * lanes)
     parts = max(1, min(blocks, 4 * device.compute_units // bands))
-    # Sums between blocks of channels are stored and read again, which costs more than four times as many weights.
+    # Partial sums between blocks of channels are stored and read again, which costs more than reading four times as
+    # many weights.
     each = nv * lanes * p.volume * size
     cb = p.c if p.c * each <= (4 if straight(p, p.c) else 1) * weights else max(1, weights // each)
     cb = cdiv(p.c, cdiv(p.c, cb))
@@ -134,7 +139,8 @@ def spaces(p: Pass, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     best: dict[int, tuple[int, int, int]] = {}
     for _, nv, pr, pc in sorted(tiles(p, device), key=lambda choice: (choice[0], -choice[1])):
         best.setdefault(nv, (nv, pr, pc))
-    # Wide tiles leave few blocks of channels, and cores idle where there are few bands.
+    # The predicted cost decides, not the width alone: wide tiles leave few blocks of channels, and cores idle if there
+    # are also few bands.
     rated = [(predicted(p, config := complete(p, device, *tile), device), tile, config) for tile in best.values()]
     rated.sort(key=lambda choice: (choice[0], -choice[1][0]))
     for cost, _, config in rated:
