@@ -204,7 +204,7 @@ class Shared:
         self.fd = fd.value
 
     def release(self) -> None:
-        """Unmap it in CUDA; OpenCL's own import goes with its buffer. Nothing may be running on it."""
+        """Unmap the memory in CUDA; OpenCL's import ends with its buffer. No command may be using the memory."""
         self._cuda("cuMemUnmap", self.address, self.size)
         self._cuda("cuMemAddressFree", self.address, self.size)
         self._cuda("cuMemRelease", self._handle)
@@ -260,13 +260,13 @@ class Cuda:
             raise CudaError(self.error(name, status))
 
     def error(self, name: str, status: int) -> str:
-        """A status that is not 0, in words."""
+        """The CudaError for a status that is not 0."""
         text = c_char_p()
         self.driver.cuGetErrorName(c_int(status), byref(text))
         return f"{name}: {(text.value or b'unknown error').decode()} ({status})"
 
     def make(self, name: str, flags: int) -> c_void_p:
-        """A stream or an event."""
+        """Create a stream or an event."""
         made = c_void_p()
         self(name, byref(made), flags)
         return made

@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 X, W, Y, BIAS, RESIDUAL = range(5)
 """The numbers of a convolution's operands; areas of scratch memory have those that follow."""
 OUTPUTS = {"fwd": Y, "bwd_data": X, "bwd_weights": W}
-"""By direction: the operand that is written."""
+"""The operand that each direction writes."""
 SCRATCH_ALIGNMENT_BYTES = 256
 """Each area of scratch memory begins at a multiple of so many bytes."""
 
@@ -34,7 +34,7 @@ class KernelLaunch(NamedTuple):
 
     kernel: Kernel
     arguments: tuple[Any, ...]
-    """A Slot stands for each that is memory of the call."""
+    """The kernel's arguments; a Slot stands for each that is memory of the call."""
     memory: tuple[tuple[int, int, int], ...]
     """The arguments that are memory of the call: (argument's index, operand's number, bytes into the operand)."""
 
@@ -91,7 +91,8 @@ class Executable:
         outputs: Sequence[int],
         enqueue: Callable[..., Any] | None = None,
     ) -> Executable:
-        """Opaque where the recording holds other commands than launches, or numbers that each call asks for anew."""
+        """The executable of a recording; opaque if it has commands other than launches, or numbers that each call asks
+        for anew."""
         if any(command.kernel is None or command.late for command in recording.commands):
             return cls(None, operands, outputs, enqueue)
         launches = [(command.kernel, command.arguments) for command in recording.commands if command.kernel]
@@ -144,4 +145,4 @@ class Place(Protocol[T_co]):
     """Where executables run; compares equal to another of the same memory and driver."""
 
     def bind(self, executable: Executable) -> T_co:
-        """What runs an executable there."""
+        """Returns the object that runs an executable in this place."""

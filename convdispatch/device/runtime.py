@@ -191,7 +191,7 @@ FORKED = (
     'it by "spawn" or "forkserver"'
 )
 forked = False
-"""Whether this process is such a child."""
+"""Whether this process is a forked child of a process that computes by OpenCL."""
 
 
 def refuse_forked() -> None:

@@ -23,7 +23,7 @@ PHASES = {
     "plan": "make plans of programs",
     "packing": "pack constant weights",
 }
-"""Names of phases, and what each does."""
+"""The names of the phases, and a description of each."""
 
 
 @dataclass

@@ -49,7 +49,7 @@ def _math(platform: str, dtype: str, math: str | None, params: dict[str, Any]) -
 
 
 def lower(platform: str, theirs: Any, math: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
-    """A rule for lowering; ``theirs`` is jax's own."""
+    """The lowering rule of a convolution; ``theirs`` is jax's own rule."""
     try:
         devices = getattr(ctx.module_context.axis_context, "num_devices", 1) or 1
         if devices > 1:

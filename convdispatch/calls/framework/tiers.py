@@ -70,13 +70,13 @@ class Compiling(Fallback):
 
 
 class _Allowance:
-    """What bursts of new problems have taken within calls, and loading. Under ``_lock``."""
+    """Seconds that bursts of new problems, and loading of plans, have taken within calls. Used under ``_lock``."""
 
     def __init__(self) -> None:
         self.burst, self.last, self.loaded, self.since = 0.0, 0.0, 0.0, 0.0
 
     def may_plan(self, now: float) -> bool:
-        """Whether a new problem is planned within its call."""
+        """Whether a new problem may be planned within its call."""
         if pending():
             return False
         if now - self.last > LULL_S:
@@ -130,7 +130,7 @@ def _tier() -> str | None:
 
 
 def _promised(policy: Policy, framework: Framework) -> bool:
-    """Whether more is promised of a call than right numbers."""
+    """Whether a policy promises more than correct results, or several processes must run the same."""
     return policy.deterministic or policy.frozen or framework.several()
 
 

@@ -19,9 +19,9 @@ from .ptx import MOST_STATIC_SHARED
 
 _FORM = b"convdispatch machine code 1\n"
 _ANY = "any machine code"
-"""In a collection's programs: that it holds machine code."""
+"""The key in a collection's programs that says that the collection holds machine code."""
 _MISSING = "a program without machine code"
-"""In a collection's programs: that not all of them have it."""
+"""The key in a collection's programs that says that not all of them have machine code."""
 _SHARED = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]")
 _PTX = 1
 """CU_JIT_INPUT_PTX."""
@@ -86,8 +86,8 @@ def note(cuda: Cuda, text: str) -> None:
 
 
 def _assembled(cuda: Cuda, text: str) -> bytes | None:
-    """By the driver's linker, which alone hands out what it makes; None where it refuses what its loader takes: it
-    allows a kernel less static shared memory."""
+    """The machine code made by the driver's linker, which alone returns what it makes; None where it refuses what its
+    loader takes: it allows a kernel less static shared memory."""
     if sum(map(int, _SHARED.findall(text))) > MOST_STATIC_SHARED:
         return None
     with contextlib.suppress(CudaError):

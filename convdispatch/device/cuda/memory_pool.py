@@ -14,7 +14,7 @@ KEEP = 1 << 29
 """Bytes that stay with the pool, unused, when the device is synchronised."""
 _PINNED, _DEVICE, _NO_EXPORT = 1, 1, 0
 _THRESHOLD, _RESERVED, _USED = 4, 5, 7
-"""Attributes of a pool."""
+"""CUDA's numbers of memory pool attributes: release threshold, reserved bytes, used bytes."""
 
 
 class _Properties(ctypes.Structure):
@@ -73,7 +73,7 @@ class CudaPool:
 
     @property
     def managed_bytes(self) -> int:
-        """Bytes held: in use, or kept."""
+        """Bytes that the pool holds, in use or not."""
         return self._attribute(_RESERVED)
 
     @property

@@ -34,18 +34,18 @@ _LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q"}
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _WHOLE_GROUP = 256
-"""Work items of a group where the kernel leaves the choice."""
+"""Work items of a work group where the kernel leaves the choice."""
 _DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 _MOST_GROUPS = (2**31 - 1, 65535, 65535)
-"""Of a launch, along each axis."""
+"""The most groups of a launch along x, y and z."""
 _MOST_ITEMS = (1024, 1024, 64)
-"""Of a group, along each axis."""
+"""The most work items of a group along x, y and z."""
 _lock = threading.Lock()
 _modules: dict[tuple[int, bytes, Row | None], Module | str] = {}
-"""By device, hash of the binary and the kernel that is launched in one row, if any: what was loaded, or why nothing
-was. Never unloaded: a caller's CUDA graph may hold a kernel longer than any plan does; the same text is never loaded
-twice."""
+"""Loaded modules, or the reason why one was not loaded, by device, hash of the binary and the kernel that is launched
+in one row, if any. Never unloaded: a caller's CUDA graph may hold a kernel longer than any plan does; the same text is
+never loaded twice."""
 
 
 class Row(NamedTuple):
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
     kernel: str
     groups: tuple[int, ...]
-    """Along x, y and z, as the kernel counts them."""
+    """The numbers of groups along x, y and z, as the kernel counts them."""
 
 
 class Form(NamedTuple):
@@ -61,7 +61,7 @@ class Form(NamedTuple):
 
     text: str
     overlaps: bool
-    """Whether its kernels may be launched before the one before has ended."""
+    """Whether the program's kernels may be launched before the preceding kernel has ended."""
     shared: dict[str, int]
     """Bytes of shared memory that a launch has to give, by kernel."""
 
@@ -71,7 +71,7 @@ class Module(NamedTuple):
 
     handle: c_void_p
     parameters: Mapping[str, list[Parameter]]
-    """By kernel."""
+    """The parameters of each kernel, by its name."""
     form: Form
 
 
@@ -119,7 +119,7 @@ def load(cuda: Cuda, binary: bytes, row: Row | None = None) -> Module | str:
 
 
 def _loaded(cuda: Cuda, text: str) -> c_void_p:
-    """By its machine code where that is to be had. Raises CudaError."""
+    """Loads a program from its machine code, if there is any, else from PTX. Raises CudaError."""
     module = c_void_p()
     code = machine_code(cuda, text)
     if code is not None:
@@ -269,7 +269,7 @@ class Function:
             struct.calcsize("@" + "".join(letters[: at + 1])) - struct.calcsize(letters[at])
             for at in range(len(letters))
         ]
-        """Bytes from the first argument to each."""
+        """The offset of each argument from the first, in bytes."""
         self.launch, self.overlaps = cuda_call(cuda.driver, "cuLaunchKernelEx"), int(form.overlaps)
         self.shared = form.shared.get(kernel.name, 0)
         """Bytes of shared memory that a launch gives beside what its text declares."""

@@ -39,7 +39,7 @@ _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """Of threads only the one that forked is in the child."""
+    """After a fork only the forking thread exists in the child, so the lock is made anew."""
     global _lock
     _lock = threading.Lock()
 
@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class CudaMemory:
-    """``size`` bytes at a CUDA address; ``held`` is what must live as long."""
+    """Memory of ``size`` bytes at a CUDA address; ``held`` is an object that must live as long."""
 
     __slots__ = ("address", "held", "size")
 
@@ -73,11 +73,11 @@ class CudaPlace(NamedTuple):
     cuda: Cuda
     pool: CudaPool
     recent: deque[str]
-    """What was launched last, for the word about a fault."""
+    """The solvers that were launched last, for the message about a fault."""
 
 
 class PoolPlace(NamedTuple):
-    """Under what a device's stream-ordered memory is counted among its pools."""
+    """The key under which a device's stream-ordered memory is counted among its pools."""
 
     device: cl.Device
     kind: str = "cuda"
@@ -112,7 +112,7 @@ class CudaStream(Commands):
     __slots__ = ("_allocate", "_stream", "early", "handle", "place")
     kind = "cuda"
     properties = 0
-    """Of a queue in order."""
+    """The properties of an OpenCL queue in order, as which a stream counts."""
     early: bool
     """Whether what was given last was a kernel: the next may be placed before it has ended."""
 
@@ -155,7 +155,7 @@ class CudaStream(Commands):
         return self
 
     def launch_function(self, function: Function, arguments: list[Any]) -> None:
-        """Launch what is loaded, memory as addresses."""
+        """Launch a loaded function, with memory as addresses."""
         status = function(self.handle, arguments, self.early)
         self.early = True
         if status:
@@ -195,19 +195,19 @@ class CudaStream(Commands):
         return self
 
     def allocate(self, size: int) -> CudaMemory:
-        """From the caller's allocator, else from the pool; given back in the stream's order."""
+        """Memory from the caller's allocator, else from the pool; it is given back in the stream's order."""
         address, owner = self.scratch(size or 1)
         return CudaMemory(address, size, owner)
 
     def scratch(self, size: int) -> tuple[int, Any]:
-        """(address, owner) of memory as ``allocate`` gives it."""
+        """Returns (address, owner) of memory from the same source as ``allocate``."""
         if self._allocate is not None:
             return self._allocate(size)
         lease = allocator.take(self.place.pool, PoolPlace(self.place.device), size, stream=self.handle)
         return lease.address, lease
 
     def fresh(self, size: int) -> CudaMemory:
-        """From the pool, whoever the caller's allocator is: PyTorch's may serve a graph's own memory just now.
+        """Memory from the pool, even if the caller has an allocator: PyTorch's may serve a graph's own memory just now.
 
         Raises ConvDispatchError while a graph is captured.
         """
@@ -230,7 +230,7 @@ class CudaStream(Commands):
         return made
 
     def complete(self, event: CudaStream) -> bool:
-        """Waits: weights are packed once, and other streams read them."""
+        """Waits for the stream, because weights are packed once and read by other streams."""
         event.wait()
         return True
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _NON_BLOCKING, _NO_TIMING = 1, 2
 _FLAGS, _APART = 1024, 64
-"""Flags made at a time, and the bytes from one to the next: a cache line's, since each has a writer of its own."""
+"""The number of flags made at a time, and the bytes between two flags: a cache line, because each flag has its own
+writer."""
 
 
 class Streams:
@@ -33,7 +34,7 @@ class Streams:
         self.held: Any = None  # keeps alive what host calls still to come will use, after the bridge has gone
 
     def idle(self) -> bool:
-        """Whether all its work is done, and so all that it waited for."""
+        """Whether all work of both streams is done, and so all that it waited for."""
         return self.cuda.idle(self.stream) and self.cuda.idle(self.aside)
 
 
@@ -61,7 +62,7 @@ class StreamPool:
         self._flags.extend((memory, number * _APART) for number in range(_FLAGS))
 
     def take(self) -> Streams:
-        """Streams without work."""
+        """Returns Streams that have no work in flight."""
         with self._lock:
             for _ in range(len(self._returned)):
                 streams = self._returned.popleft()

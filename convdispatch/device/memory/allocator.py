@@ -53,13 +53,13 @@ _LARGE = 1 << 27
 """Bytes from which a block is compared with what the device allocates at most: few are, for asking takes time."""
 _lock = threading.RLock()
 _pools: dict[Any, Any] = {}
-"""By queue; the keys are references of our own."""
+"""The pool of each queue; the keys are references that this module made."""
 _joined: dict[Any, Any] = {}
 """Pools that are no queue's, such as that of the host's memory; the keys have a device."""
 _callers: dict[Any, Any] = {}
 """The caller's object for a queue, by the same keys: its references tell whether anybody holds the queue."""
 _arenas: dict[Any, Arena | None] = {}
-"""By context; None where memory is OpenCL's alone."""
+"""The arena of each context; None where memory is OpenCL's alone."""
 _limits: dict[Any, int] = {}
 
 
@@ -68,10 +68,10 @@ class MemoryStatistics:
     """One device's memory, in bytes and blocks, over all its queues' pools."""
 
     held_bytes: int
-    """Taken from the device: in use, or kept for the next call."""
+    """Bytes taken from the device, in use or kept for the next call."""
     active_bytes: int
     held_blocks: int
-    """Kept for the next call."""
+    """Blocks that are kept for the next call."""
     active_blocks: int
     limit: int | None
     shared_with_cuda: bool
@@ -130,7 +130,7 @@ def join(place: Any, pool: Any) -> Any:
 
 
 def _all() -> list[tuple[Any, Any]]:
-    """Every pool, with what has its device."""
+    """Every pool, with its queue or other key, which has a ``device``."""
     return [*_pools.items(), *_joined.items()]
 
 
@@ -369,7 +369,7 @@ class _NoPool:
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
 
     def free_held(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because no memory is kept."""
 
 
 def _arena(context: cl.Context, device: cl.Device) -> Arena | None:

@@ -80,7 +80,8 @@ def _opened(driver: str) -> str | None:
 
 
 def _handles(torch: Any) -> tuple[Any, Any]:
-    """What makes a tensor of its handle, which it leaves, and a new handle of a tensor. Raises RuntimeError."""
+    """Returns two functions: a tensor from its handle, which stays valid, and a new handle of a tensor. Raises
+    RuntimeError."""
     handles, probe = torch._C._aoti, torch.empty(0)
     capsule = handles.unsafe_alloc_void_ptr_from_tensor(probe)
     held = probe._use_count()

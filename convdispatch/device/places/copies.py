@@ -35,7 +35,7 @@ class CopyPlace(NamedTuple):
         return packed
 
     def memory(self, queue: cl.CommandQueue, address: int, size: int | None) -> cl.MemoryObject:
-        """A buffer with the values at an address."""
+        """A buffer that holds the values at a host address."""
         copies = _Copies(queue)
         buffer = copies.read(_bytes_at(address, size or 0))
         cl.wait_for_events(copies.events)

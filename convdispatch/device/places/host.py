@@ -106,7 +106,7 @@ class _Own:
         scratch: Any,
     ) -> None:
         self.kernels, self.memory, self.intraop, self.scratch = kernels, memory, intraop, scratch
-        """``memory``: kernel, argument's index, operand's number, bytes into the operand."""
+        """Each entry of ``memory`` is (kernel, argument's index, operand's number, bytes into the operand)."""
         self.addresses: list[Any] = []
         self.queue: Any = None
         self.in_order = self.at_once = False
@@ -212,5 +212,5 @@ class HostLaunches:
 
 
 def _at(address: int) -> cl.SVM:
-    """As a kernel's argument."""
+    """A host address as a kernel's argument."""
     return cl.SVM(_byte.from_address(address))

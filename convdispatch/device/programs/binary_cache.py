@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _FORM = b"convdispatch kernel 1\n"
 _MOST = 1 << 30
-"""Bytes of all files; beyond, those that were not used for longest are removed."""
+"""The most bytes of all cached files; beyond, the least recently used ones are removed."""
 _SLOW = 0.05
 """Seconds after which a build is worth a thread of its own, also of a binary, which a driver may compile further."""
 _at_once = threading.BoundedSemaphore(8)
@@ -100,7 +100,7 @@ def _stored(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Pr
 
 
 def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program | PtxProgram:
-    """From its file, or compiled."""
+    """The program from its file, or newly compiled."""
     import pyopencl as cl
 
     place = folder()
@@ -176,7 +176,7 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
 
 
 def folder() -> Path | None:
-    """Where files are kept; None where none are."""
+    """The folder of the cached files; None where nothing is cached."""
     chosen = settings.KERNEL_CACHE.value()
     if chosen == settings.OFF:
         return None

@@ -59,7 +59,7 @@ def cache_limit() -> int:
 
 
 BUDGET = Budget(cache_limit, lambda: min(NEW_SHARE, cache_limit()))
-"""Of all programs of this process, and of what holds programs."""
+"""The budget of all programs of this process, and of the plans and calls that hold programs."""
 _programs = Bounded(BUDGET)
 
 
@@ -74,7 +74,7 @@ def _template(package: str, file: str) -> Any:
     from mako.template import Template
 
     class Beside(TemplateCollection):  # type: ignore[misc]
-        """What a template names as its parts: files of its own package."""
+        """Looks up the files that a template includes: they belong to its own package."""
 
         def get_template(self, uri: str, relativeto: str | None = None) -> Any:
             return _template(package, uri)
@@ -292,7 +292,7 @@ def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
-"""What an enqueue brings to every launch, in this order."""
+"""The operands that an enqueue passes to every launch, in this order."""
 
 
 class KernelPlan:

@@ -40,13 +40,13 @@ class Divisible:
     ``get_group_id`` in a text that is ``counted``."""
 
     whole: frozenset[int]
-    """The axes along which they cannot."""
+    """The axes along which the kernels cannot be launched in parts."""
     ungrouped: bool
-    """Whether they do without work groups of a certain size."""
+    """Whether the kernels need no work groups of a certain size."""
 
     @classmethod
     def of(cls, text: str) -> Divisible:
-        """Of OpenCL C."""
+        """How the kernels of an OpenCL C text may be divided."""
         if "##" in text and (_SPLICED_ON.search(text) or any(_words(_SPLICED, text))):
             return cls(_AXES, False)
         if any(_words(_BARE, text)):

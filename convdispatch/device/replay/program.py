@@ -91,7 +91,7 @@ class Program:
         return self.arena.size + sum(root.size for root in kept | self._own.keys())
 
     def run(self) -> cl.Event | None:
-        """Enqueue all commands; the event of the last one. Never waits."""
+        """Enqueue all commands; returns the event of the last one. Never waits."""
         with self.lock:
             self._draw()
             if self.on_graph:

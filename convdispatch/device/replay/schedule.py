@@ -22,7 +22,7 @@ class Step:
     after: tuple[int, ...] = ()
     """Keys of steps on other queues that must have ended before."""
     awaited: bool = False
-    """A step on another queue waits for this one."""
+    """Whether a step on another queue waits for this one."""
     starts: bool = False
     """Depends on no step, and is not on the first queue: it must wait for what that queue was given before."""
 
