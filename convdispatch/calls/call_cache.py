@@ -37,12 +37,12 @@ class CallCache:
         known[id(weights)] = key, call
 
     def forget(self) -> None:
-        """Drop all calls."""
+        """Remove all calls from the cache."""
         self.calls.drop()
         self.forget_last()
 
     def forget_last(self) -> None:
-        """Every call is looked up next time."""
+        """Forget the weights' last calls, so that every call is looked up by its whole key next time."""
         for known in self.last.values():
             known.clear()
 

@@ -90,7 +90,7 @@ class HostCall(Call):
         residual: Any = None,
         queue: Any = None,
     ) -> Any:
-        """Run; waits."""
+        """Run the call and wait for its result."""
         if type(w) is Constant:
             constant, w = w, w.array
         operands, done = (x, w, y), None
@@ -218,7 +218,8 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
 
 
 def _fast_path(call: HostCall, run: Callable[..., Any], recover: Callable[..., bool]) -> Callable[..., Any]:
-    """``path(lead, other, out, queue, bias, constant, residual)`` of a call, which it does not hold."""
+    """Returns the function ``path(lead, other, out, queue, bias, constant, residual)``, the call's fast path; it does
+    not reference the call."""
     arrays: HostArrays = call.arrays
     address, of_bias = arrays.input_address, arrays.bias_address
     output, allocate = arrays.output_address, arrays.allocate

@@ -71,7 +71,7 @@ class QueueCall(Call):
         residual: Any = None,
         queue: Any = None,
     ) -> Any:
-        """Enqueue; the array that will be written."""
+        """Enqueue the call; returns the array that will be written."""
         operands, done = [x, w, y], None
         if self.fast_path is not None:
             lead, other, out = (operands[place] for place in self.places)
@@ -116,7 +116,7 @@ class QueueCall(Call):
             self.known = queue
 
     def _enqueue(self, operands: Sequence[Any], bias: Any, residual: Any, queue: Any) -> Any:
-        """Enqueue the call; the event of its last command."""
+        """Enqueue the call; returns the event of its last command."""
         brought, out = Operands(queue, self.context), operands[self.written]
         given: list[Any] = [None, None, None]
         for place in (self.lead, self.other):
@@ -165,7 +165,8 @@ class QueueCall(Call):
         run = launches.run
 
         def beside(array: Any, strides: tuple[int, ...], queue: Any, before: Any) -> Any:
-            """The memory of a bias or a residual; None where it is not plain."""
+            """The memory of a bias or a residual; None where it is on another queue, has an offset or is not
+            contiguous."""
             if type(array) is Constant:  # the bias of a quantized convolution is its table, a Constant
                 return array.on_device(queue)
             if array.queue is not queue or array.offset or array.strides != strides:

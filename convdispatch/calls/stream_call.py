@@ -80,7 +80,7 @@ class StreamCall(Call):
         residual: Any = None,
         queue: Any = None,
     ) -> Any:
-        """Give the call to the caller's stream; the array that will be written."""
+        """Launch the call on the caller's stream; returns the array that will be written."""
         if type(w) is Constant:
             constant, w = w, w.array
         operands, new = [x, w, y], (x, w, y)[self.written] is None

@@ -19,9 +19,9 @@ from .exclusive import exclusive
 from .offers import Offer
 
 SILENT_S = 60.0
-"""Seconds beside thrice a problem's budget after which a candidate that says nothing hangs."""
+"""Seconds, in addition to three times a problem's budget, after which a candidate without a message counts as hung."""
 DEFAULT_BUDGET_MS = 10_000.0
-"""A problem's budget where a search has none, for how long is compiled and waited."""
+"""The budget, in milliseconds, for compiling and waiting if a search has no budget of its own."""
 
 
 class Children:

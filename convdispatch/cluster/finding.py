@@ -26,7 +26,7 @@ from .running import Failed, Run, cluster_run
 from .tasks import measure
 
 AGREE = 0.05
-"""The share of problems that is measured on a second device of the kind, where there is one."""
+"""The fraction of problems that is measured on a second device of the same kind, if there is one."""
 
 
 def _warn(words: str) -> None:

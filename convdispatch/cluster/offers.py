@@ -18,7 +18,7 @@ from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
 
 QUEUED = 2
-"""Tasks that a worker has at most: the one that measures, and the next."""
+"""The most tasks that a worker has: the one that it measures, and the next."""
 COMPILERS = 3
 """The most processors per GPU that compile while it is measured: a search of some seconds needs no more."""
 
@@ -32,12 +32,12 @@ class Offer:
     address: str
     """The text by which ``find_device`` finds the device on its machine."""
     place: str
-    """Machine and address in one word, which no other device has."""
+    """The machine and the device's address in one word, which no other device has."""
     info: dict[str, Any]
-    """DeviceInfo's fields."""
+    """The fields of the device's DeviceInfo."""
     compilers: int
     cores: tuple[int, ...]
-    """Processors for what is compiled meanwhile; empty for any."""
+    """The processors that compile while the device measures; if empty, any processor may."""
     version: str
 
     @property

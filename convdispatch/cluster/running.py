@@ -23,9 +23,9 @@ from .placing import DEATHS, Pool, Task
 LOOK_S = 2.0
 """Seconds between two queries for the scheduler's workers."""
 GONE_S = 120.0
-"""Tasks fail when no worker has offered their kind of device for so many seconds."""
+"""Seconds without a worker for a task's kind of device, after which the task fails."""
 FETCH_S = 5.0
-"""Seconds after which an answer that does not arrive is fetched anew: its worker may be gone meanwhile."""
+"""Seconds after which a result that does not arrive is fetched again, because its worker may be gone."""
 
 
 class Failed(Exception):

@@ -38,7 +38,7 @@ def collection_put_off() -> Iterator[None]:
             _blocks -= 1
             if not _blocks and _collects:
                 if gc.get_count()[0] > _MANY and gc.get_freeze_count() < _INTERPRETERS:
-                    # freeze() and unfreeze() move all objects to the oldest generation, which only full collections scan.
+                    # freeze() and unfreeze() move all objects to the oldest generation, which full collections scan.
                     gc.freeze()
                     gc.unfreeze()
                 gc.enable()

@@ -36,9 +36,9 @@ class Constant:
         self.array = array
         self._packed: dict[Any, Any] = {}
         self.addresses: dict[Any, Any] = {}
-        """Addresses of packed forms that are complete, by the key of the fast path that reads them."""
+        """The device addresses of packed weights that are complete, by the key of the fast path that reads them."""
         self.releases = 0
-        """How often packed forms were released: a fast path that remembers one compares this number."""
+        """The number of times that packed weights were released; a fast path that caches an address compares it."""
         self._device_copies: dict[Any, Any] = {}
         self._seen: dict[str, Constant] = {}
         self._lock = threading.Lock()

@@ -43,13 +43,13 @@ from .solver_query import admits, query, serves
 
 SUFFIX = ".decisions"
 MAX_FILE_BYTES = 8 << 20
-"""Bytes of a file after which nothing is added: some 30,000 decisions."""
+"""The size in bytes of a decision file after which nothing is appended: some 30,000 decisions."""
 SOURCES = ("api", "device", "elementwise", "inference", "measurement", "nn", "selection")
-"""Zones of this package whose sources bear on a decision."""
+"""The subpackages of convdispatch whose source code affects a decision."""
 _DECISION_FIELDS = {"solver": str, "config": dict, "source": str, "math": str}
 _lock = threading.Lock()
 _stores: dict[DeviceInfo, tuple[Any, DecisionStore]] = {}
-"""By device: what the store's circumstances were computed for, and the store."""
+"""For each device, the values that the store's key was computed from, and the store."""
 
 
 class DecisionStore:
@@ -57,9 +57,9 @@ class DecisionStore:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        """Where decisions are written; None where the kernel cache is off."""
+        """The file to which decisions are written; None if the kernel cache is off."""
         self.tables: dict[str, dict[str, Any]] = {}
-        """By table and key."""
+        """The stored decisions, by table and then by key."""
         lines = _lines(path)
         for table, key, value in lines:
             self.tables.setdefault(table, {})[key] = value

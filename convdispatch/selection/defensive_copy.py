@@ -28,7 +28,7 @@ from .plugins.contract import TRAITS, LoadedAs, traits_of
 from .plugins.loader import plugins
 
 MOST_CONFIGS = 1000
-"""Configurations that a solver may offer for a problem; one that offers more has no end, or is no list to search."""
+"""The most configurations that a solver may offer for a problem; longer lists are endless, or too long to search."""
 _VALUES = (ConvProblem, DeviceInfo, Policy)
 _KINDS = {ConvProblem: "problem", DeviceInfo: "device", Policy: "policy"}
 _PLAIN = (str, int, float, bool, type(None))

@@ -13,7 +13,7 @@ from ..api.problem import ConvProblem
 from .text_table import PIPED_WIDTH, UNBOUNDED, Column, Table
 
 WIDTH = 80
-"""Columns of the text of an explanation where nobody says how many there are."""
+"""The default width of an explanation's text, in columns."""
 
 
 @dataclass(frozen=True)
@@ -23,28 +23,29 @@ class Verdict:
     solver: str
     plugin: str
     status: str
-    """``chosen``, ``accepted``, ``refused`` or ``quarantined``."""
+    """The solver's status for the problem: ``chosen``, ``accepted``, ``refused`` or ``quarantined``."""
     reason: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
-    """What put it in its place: a lock file, a measurement, a neighbour, a line of the registry, a prediction."""
+    """What gave the solver its rank: a lock file, a measurement, a neighbour, a line of the registry, or a
+    prediction."""
     predicted: float | None = None
-    """Predicted cost, in seconds."""
+    """The time that the solver predicts for the problem, in seconds."""
     predicted_ms: float | None = None
     measured_ms: float | None = None
-    """Median of its best record for this problem."""
+    """The median time, in milliseconds, of the solver's best record for this problem."""
     ci_ms: tuple[float, float] | None = None
-    """Interval of that median, 95 %."""
+    """The 95 % confidence interval of the measured median, in milliseconds."""
     benchmarked: bool | None = None
-    """Whether that was in turns with its rivals; False for screening alone."""
+    """Whether the measured time comes from interleaved benchmarking with rivals; False for screening alone."""
     error: float | None = None
-    """Measured relative error of that record."""
+    """The relative error that the solver's best record measured."""
     workspace: int | None = None
-    """Bytes: of the record, or as the solver states them without compiling."""
+    """Workspace in bytes: that of the record, or what the solver states without compiling."""
     fuses: tuple[str, ...] = ()
     """Parts of the problem's epilogue that the solver computes itself."""
     rewriting: str | None = None
-    """Of a derived solver: what is done to the problem, and what it becomes."""
+    """How a derived solver rewrites the problem, and what the problem becomes; None for other solvers."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class Explanation:
     source: str | None
     verdicts: tuple[Verdict, ...]
     why: str = ""
-    """In a sentence: who runs, what put it first, its time and the next one's."""
+    """A sentence that says which solver runs, what ranked it first, its time, and the time of the next solver."""
     predicted_by: str = ""
-    """What predicted milliseconds rest on."""
+    """The source of the predicted times, such as the device's measured rates."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""

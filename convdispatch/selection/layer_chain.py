@@ -74,7 +74,7 @@ class _Watched:
     def __init__(self, plan: Any, problem: Any) -> None:
         self._plan, self._made_for = plan, problem
         self.outcome: Any = None
-        """The event of the last call."""
+        """The event that the plan's last call returned."""
         self.operands: tuple[Any, ...] = ()
         self.error: BaseException | None = None
 

@@ -49,9 +49,9 @@ __all__ = [
 ]
 
 FLOORS = {"tf32": ("float32", "ieee"), "fast": ("float32", "ieee")}
-"""For each ``math`` of a problem, the more accurate ones in which a solver is asked too, the first preferred."""
+"""For each ``math`` of a problem, the more accurate maths for which a solver is queried too, the first preferred."""
 _MOST_ANSWERS = 8192
-"""Cached answers: those of some fifty solvers, derived ones among them, for 160 problems."""
+"""The most cached replies of solvers: those of some fifty solvers, derived ones among them, for 160 problems."""
 
 _lock = threading.Lock()
 _answers: OrderedDict[tuple[Any, ConvProblem, DeviceInfo], SolverAnswers] = OrderedDict()
@@ -186,7 +186,7 @@ class SolverAnswers:
 
     _kind = ""
     _said = False
-    """Whether the answers are in the cache: a fault that is found later is reported at once."""
+    """Whether these answers are in the cache; a fault that occurs later is then reported immediately."""
 
     def _say(self) -> None:
         plugin = plugins().provider(self.solver.name)

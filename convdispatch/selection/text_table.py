@@ -13,15 +13,16 @@ from typing import Any, Literal
 from unicodedata import east_asian_width
 
 GAP = 2
-"""Spaces between two columns."""
+"""The number of spaces between two columns of a table."""
 UNBOUNDED = 1000
-"""Columns from which the output is no terminal (a pipe's console is 10,000 wide): nothing is left out there."""
+"""The width from which the output is no terminal (a pipe's console is 10,000 wide), so that no column is left out."""
 PIPED_WIDTH = 120
-"""Columns into which sentences are wrapped where the output is no terminal."""
+"""The width to which sentences are wrapped if the output is no terminal."""
 LEAST_WIDTHS = ((16, 24), (12, 18), (8, 12))
-"""Least columns of a name and of a sentence, which may be folded; the later pairs where a terminal is very narrow."""
+"""The least widths of a column of names and of sentences, whose cells may be folded; the later pairs are for very
+narrow terminals."""
 BREAKS = " ._-,;:/|"
-"""Characters behind which a word that is longer than its column is folded."""
+"""The characters after which a word that is longer than its column is folded."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def wrong(problem: ConvProblem, implementation: str, channels_last: bool) -> boo
 
 
 def reads_scratch(problem: ConvProblem, implementation: str) -> bool:
-    """Whether it reads scratch memory that it has not written, so that the memory must hold zeros.
+    """Whether an implementation reads scratch memory that it has not written, so that it must hold zeros.
 
     In bfloat16 rows are transposed into scratch memory first; with a stride, the ends of short rows are left out there
     and read nevertheless: what the memory held before came into the result, in 33 of 1,500 problems. Its way for matrix

@@ -17,7 +17,7 @@ FIRST_SIZES = 16
 """Most sizes of layers alike that wait: a net has such layers at several resolutions, each with weights of its own.
 Weights that are computed anew for each call, as weight norm's, are told from these by this number alone."""
 REMEMBERED = 4096
-"""Layers, and sizes, that are remembered."""
+"""The number of layers, and of sizes, that are remembered."""
 
 
 class _Layer:
@@ -31,7 +31,7 @@ class _Layer:
 
 
 class Sizes:
-    """What was met so far. Safe from several threads."""
+    """The layers and sizes that were encountered so far. Safe from several threads."""
 
     def __init__(self) -> None:
         self._layers: OrderedDict[Hashable, _Layer] = OrderedDict()
@@ -58,12 +58,12 @@ class Sizes:
             return first
 
     def prepare(self, layer: Hashable) -> None:
-        """Some sizes of a layer were made ready."""
+        """Note that some sizes of a layer were compiled ahead of their first call."""
         with self._lock:
             self._layers.setdefault(layer, _Layer()).prepared = True
 
     def is_prepared(self, layer: Hashable) -> bool:
-        """Whether ``prepare`` was told of it."""
+        """Whether ``prepare`` was called for this layer."""
         found = self._layers.get(layer)
         return found is not None and found.prepared
 
@@ -77,7 +77,7 @@ class Sizes:
         return count
 
     def forget(self) -> None:
-        """What comes next comes first."""
+        """Forget all layers: the next size of each counts as its first."""
         with self._lock:
             self._layers.clear()
             self._met.clear()

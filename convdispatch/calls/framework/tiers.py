@@ -47,7 +47,7 @@ MOST_ASIDE = 8
 MOST_PENDING = 64
 """Problems of a CPU that were planned aside and are not loaded, as their sizes were not met again."""
 _FLOPS, _BYTES = 20e12, 2e12
-"""Of a second, roughly: only their ratio bears on the order of problems."""
+"""Rough operations and bytes per second of a GPU: only their ratio affects the order in which problems are planned."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Framework:
     several: Callable[[], bool]
     """Whether this process is one of several that take the same decisions: calls wait, so that all run the same."""
     count: Callable[[], None]
-    """Counts a call that its own kernel answers meanwhile."""
+    """Counts a call that the framework's own kernel computes while ours is being compiled."""
 
 
 class Compiling(Fallback):
@@ -111,7 +111,7 @@ class _HostAllowance:
 _lock = threading.RLock()
 _allowance, _host_allowance = _Allowance(), _HostAllowance()
 _pending: dict[Any, Pending] = {}
-"""By pool, problem and policy: what waits for its plan."""
+"""The problems that wait for their plan, by pool, problem and policy."""
 
 
 def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
@@ -235,7 +235,8 @@ def timed(find: Callable[[], Any]) -> Any:
 def first(
     device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], framework: Framework, on_cuda: bool
 ) -> Any:
-    """``build()``, now or later: a call, or the ``Pending`` that becomes one. Raises what ``build`` does."""
+    """Returns ``build()`` if it is made now, else the ``Pending`` that becomes the call later. Raises what ``build``
+    does."""
     if problem.mb == 0 or framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
     if waits(policy, on_cuda, framework):
@@ -284,7 +285,7 @@ def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[],
 
 
 def pending() -> int:
-    """Problems that are being planned aside."""
+    """The number of problems that are being planned in child processes."""
     return sum(not each.answer.done() for each in list(_pending.values()))
 
 
@@ -297,5 +298,5 @@ def drain() -> None:
 
 
 def _seconds(problem: ConvProblem) -> float:
-    """About what a GPU takes for it: problems are planned in this order."""
+    """Roughly the seconds that a GPU takes for a problem; the longest is planned first."""
     return max(problem.flops / _FLOPS, problem.bytes / _BYTES)

@@ -62,7 +62,7 @@ def start(what: str, counts: Callable[[], tuple[int, int]], at_once: int = 1) ->
 
 @contextlib.contextmanager
 def shown(what: str, counts: Callable[[], tuple[int, int]], at_once: int = 1) -> Iterator[None]:
-    """The line while the block runs."""
+    """Shows the progress line while the block runs."""
     ended = start(what, counts, at_once)
     try:
         yield

@@ -49,23 +49,25 @@ Cost = Callable[[str, ConvProblem, Mapping[str, Any]], float | None]
 """What the solver of that name predicts for a problem and configuration; None when it predicts nothing."""
 
 WEIGHTS = {"mb": 0.5, "g": 0.5, "c": 1.0, "o": 0.7, "k": 3.0, "s": 3.0, "d": 3.0}
-"""Distance of one doubling of a size: batch, groups, channels a group, output, kernel, stride, dilation."""
+"""The distance that one doubling adds between two problems, by size: batch, groups, channels per group, output, kernel,
+stride, dilation."""
 DEPTHWISE = 8.0
-"""Distance between a depthwise problem and one with more channels a group."""
+"""The distance that is added between a depthwise problem and one with several channels per group."""
 WORDS = ("math", "constant_weights", "bias", "residual", "activation", "accumulate")
 WORD = 0.5
-"""Distance of each difference among WORDS."""
+"""The distance that is added for each of WORDS (direction, dtype and the like) in which two problems differ."""
 
 FAR = 2.5
-"""Distance beyond which the nearest measured problem is ignored, and the registry decides."""
+"""The distance beyond which a measured problem is ignored; without a nearer one the registry's rules choose the
+solver."""
 NEAR = 0.5
-"""Distance within which the decision for a solver that predicts nothing may be taken over."""
+"""The distance within which a measured choice may be taken over for a solver that has no cost model."""
 MOST = 16
-"""Nearest measured problems that count."""
+"""The number of nearest measured problems from which a prediction is corrected."""
 MARGIN = 0.1
-"""Share by which a rival must be predicted faster to replace the solver that runs without measurements."""
+"""A rival must be predicted faster by this fraction to replace the solver that runs without measurements."""
 SURE = 6
-"""Samples from which a time counts as benchmarked; screening errs upward, by half and more."""
+"""The number of samples from which a time counts as benchmarked; screening overestimates times, by half and more."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Regret:
     worst: float = 1.0
     worst_problem: str | None = None
     count: int = 0
-    """Problems that could be asked: several choices are measured, and what the neighbour's comes to is among them."""
+    """The number of problems for which a regret is known: several choices were measured, that of the rule among
+    them."""
 
     def __str__(self) -> str:
         if not self.count:
@@ -98,12 +101,13 @@ class Neighbour:
 
     solver: str
     config: Mapping[str, Any]
-    """What the solver offered; that of its fastest record at ``problem``, where it predicts nothing."""
+    """The configuration that the solver offered first; for a solver without a cost model, that of its fastest record at
+    ``problem``."""
     problem: str
     """The nearest problem at which the solver was measured."""
     distance: float
     predicted_ms: float
-    """The corrected prediction, or else the time at ``problem`` scaled by operations."""
+    """The corrected prediction in milliseconds, or else the time at ``problem`` scaled by the number of operations."""
     regret: Regret
     tried: tuple[Record, ...] = ()
     """The solver's records at ``problem``, fastest first, screened ones left out."""

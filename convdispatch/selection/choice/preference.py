@@ -24,7 +24,7 @@ class Preferred:
     glob: str
     rule: Rule
     plugin: str | None = None
-    """Only solvers of this plugin are meant; None for all."""
+    """The plugin whose solvers the name, glob or family selects; None for those of all plugins."""
 
     def __str__(self) -> str:
         packaged = packaged_path()

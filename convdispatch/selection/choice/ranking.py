@@ -44,11 +44,12 @@ class Candidate:
     solver: Solver
     config: Mapping[str, Any]
     source: str
-    """For example ``measured``, ``registry.yaml:12`` or ``predicted``."""
+    """What gave the candidate its rank, for example ``measured``, ``registry.yaml:12`` or ``predicted``."""
     rule: str = ""
-    """The rule that put it there, in words."""
+    """The rule that gave the candidate its rank, in words."""
     math: str = ""
-    """The math that the solver offered it for, where a kept decision says it; where it is empty the solver is asked."""
+    """The math for which the solver offered the configuration, if a stored decision says so; if empty, the solver is
+    queried."""
 
 
 def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> list[Candidate]:

@@ -19,7 +19,7 @@ from typing import Any
 from .evidence import Evidence
 
 MARGIN = 0.1
-"""A screened candidate goes before a benchmarked one only if its slowest sample is faster by this share."""
+"""A candidate that was only screened goes before a benchmarked one if its slowest sample is faster by this fraction."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..reach import reduction
 from .copying import Copy, CopyAxis, axes_of
 
 MOST_GROUPS = 64
-"""Most groups of a problem that becomes a loop over groups: with more the launches take all the time."""
+"""The most groups of a problem that is rewritten as a loop over groups; with more, launch overhead dominates."""
 
 
 @dataclass(frozen=True)
@@ -272,4 +272,5 @@ def _valid(rewrite: Callable[[ConvProblem], Rewritten | str]) -> Callable[[ConvP
 REWRITINGS: dict[str, Callable[[ConvProblem], Rewritten | str]] = {
     rewrite.__name__: _valid(rewrite) for rewrite in (flat, reduced, rotated, evened, padded, grouped, exchanged)
 }
-"""By name, in the order in which they are tried; each returns a Rewritten, or why it does not apply."""
+"""The rewritings by name, in the order in which they are tried; each returns a Rewritten, or the reason why it does not
+apply."""

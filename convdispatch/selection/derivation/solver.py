@@ -18,11 +18,11 @@ from .plan import DerivedPlan, Room
 from .rewriting import REWRITINGS, Rewritten
 
 DEPTH = 4
-"""Most rewritings, one after the other."""
+"""The most rewritings that are applied one after the other."""
 MOST = 2
-"""Most derived solvers of one plugin for one problem: each is a candidate that a search compiles."""
+"""The most derived solvers of one plugin for one problem, because a search compiles each of them."""
 _PLAIN = ("flat", "rotated", "evened", "padded")
-"""Rewritings that leave the written tensor in its place: their epilogue is the inner plan's."""
+"""The rewritings that do not copy the written tensor, so that the inner plan computes the epilogue."""
 
 
 class Derived(Solver):

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 HOUSES = ("api", "device", "selection", "measurement")
-"""Zones of this package whose sources bear on a choice."""
+"""The subpackages of convdispatch whose source code affects a choice."""
 
 _said: set[str] = set()
-"""Packs of which something did not fit as it was used; each is said once."""
+"""The plan packs with an entry that did not fit when it was used; each is reported once."""
 
 
 def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: Policy) -> Candidate | None:

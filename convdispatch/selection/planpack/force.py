@@ -21,7 +21,7 @@ class LoadedPack:
 
     def __init__(self, file: PackFile, misfits: tuple[str, ...]) -> None:
         self.name, self.misfits = file.name, misfits
-        """Its path, and a sentence for each thing that does not fit here."""
+        """The pack's path, and a sentence for each of its entries that does not fit this machine."""
         self._file = file
         artifact_store.put_in_force(file)
 

@@ -20,11 +20,11 @@ from ...device import jsontext, plainfile
 from .format import FORM, MANIFEST, MEMBER, MOST_JSON, MOST_MEMBERS, TEXTS, WORD
 
 _LARGEST = 1 << 40
-"""Bytes of a pack; it is mapped, not read."""
+"""The largest size of a plan pack in bytes; the file is mapped into memory, not read."""
 _HEADER = 30
-"""Bytes of a member's own header, before its name."""
+"""The size in bytes of a ZIP member's local header, up to its name."""
 _RATIO = 200
-"""A deflated member is at most so many times as large as it lies in the file; compiled code is some 3 times."""
+"""The highest compression ratio that is accepted of a ZIP member; compiled code has a ratio of about 3."""
 _LAYOUTS = (None, "nchw", "nhwc")
 
 

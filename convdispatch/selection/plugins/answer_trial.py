@@ -36,15 +36,16 @@ from .loader import plugins
 T = TypeVar("T")
 
 LIMIT_S: float | None = 2.0
-"""Seconds after which a solver that neither answers nor works counts as hung; None: no plugin is tried."""
+"""Seconds after which a solver that neither replies nor uses the processor counts as hung; if None, no trial takes
+place."""
 BUSY_S = 60.0
-"""Seconds that a solver may work on an answer: it may load a library, or compile a probe."""
+"""The most seconds that a solver may work on one reply, because it may load a library or compile a probe."""
 LOAD_S = 120.0
 """Seconds that a child may take to load the plugin, on a busy machine."""
 MOST = 6
-"""Children that one plugin may cost; after as many the rest of its solvers count as failed too."""
+"""The most child processes that one plugin may end; after that, the rest of its solvers count as failed too."""
 IDLE_S = 60.0
-"""Seconds after which a child that is asked nothing ends."""
+"""Seconds after which a child process without a request ends."""
 _lock = threading.RLock()
 _listeners: list[Callable[[str], None]] = []
 
@@ -210,7 +211,7 @@ class _Child(Child):
 
 
 _children: dict[str, _Child] = {}
-"""The child of each plugin."""
+"""The idle child process of each plugin, by the plugin's name."""
 
 
 @atexit.register

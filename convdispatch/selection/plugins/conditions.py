@@ -27,7 +27,7 @@ _CHOICES = {
     "type": ("cpu", "gpu", "accelerator"),
 }
 KEYS = _KINDS.keys() | _DEVICE
-"""What a ``when`` may ask: every letter and word of a problem, and these properties of a device."""
+"""The keys that a rule's ``when`` may test: every size and word of a problem, and some properties of a device."""
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(.+)")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {

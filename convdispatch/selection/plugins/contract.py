@@ -22,7 +22,7 @@ class LoadedAs:
     name: str
     traits: tuple[Any, ...]
     own: bool = False
-    """Its plugin comes with this package."""
+    """Whether the solver's plugin comes with this package."""
 
 
 TRAITS = ("name", "deterministic", "exact", "spreads_nonfinite", "quantized", "predicts", "fuses")

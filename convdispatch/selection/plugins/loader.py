@@ -45,7 +45,7 @@ class Loaded:
     name: str
     source: str
     status: str
-    """``loaded``, ``blocked``, ``failed`` or ``duplicate``."""
+    """What became of the plugin: ``loaded``, ``blocked``, ``failed`` or ``duplicate``."""
     reason: str = ""
     mend: str = ""
     version: str = ""
@@ -59,15 +59,15 @@ class Plugins:
     manager: pluggy.PluginManager
     solvers: dict[str, Solver] = field(default_factory=dict)
     plugin_of: dict[str, str] = field(default_factory=dict)
-    """Plugin's name by solver's name."""
+    """The name of each solver's plugin, by the solver's name."""
     rules: dict[str, Registry] = field(default_factory=dict)
-    """What a plugin ships as ``registry.yaml``, by its name."""
+    """The rules that a plugin ships as ``registry.yaml``, by the plugin's name."""
     loaded_as: dict[int, LoadedAs] = field(default_factory=dict)
     """A solver's name and attributes as they were when it was loaded, by the solver's ``id``."""
     banned: dict[str, str] = field(default_factory=dict)
     """Plugins that are set aside for the rest of the process, and why."""
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """Version and hash of the text, by plugin's name."""
+    """The version and source hash of each plugin, by its name."""
     own: set[str] = field(default_factory=set)
     """The plugins that come with this package."""
     layers: list[str] = field(default_factory=list)
@@ -112,9 +112,9 @@ class _Found:
     version: str
     load: Callable[[], Any]
     places: Callable[[], list[Path]] = list
-    """Its files and folders, found without importing anything."""
+    """Returns the plugin's files and folders without importing anything."""
     own: bool = False
-    """It comes with this package, and was tested with it."""
+    """Whether the plugin comes with this package, and was tested with it."""
 
     @property
     def fingerprint(self) -> str:

@@ -35,13 +35,13 @@ _KINDS = {"imports": dict, "trusted": dict, "solvers": dict, "answers": dict}
 _TEXTS = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
 _CHILD = "import sys; from convdispatch.selection.plugins.loader import load_alone; load_alone(sys.argv[1])"
 _MOST_SURVIVED = 2000
-"""Problems that are remembered of a plugin: the latest."""
+"""The number of survived problems that are stored for each plugin, the latest ones."""
 _TOGETHER = 64
-"""Problems that are written at once, because to ask again costs little."""
+"""Survived problems are written to the file in batches of this size, because repeating a lost trial costs little."""
 _lock = threading.RLock()
 _known: dict[Path, dict[str, Any]] = {}
 _fresh: dict[tuple[Path, str, str], list[str]] = {}
-"""Marks of survived problems that are not written yet, by file, plugin and version."""
+"""Survived problems that are not written to the file yet, by file, plugin and version."""
 
 
 def _file() -> Path:

@@ -16,7 +16,7 @@ from .record import Record
 from .record_files import file_text, publish, read_records
 
 _ABANDONED = 3600.0
-"""Seconds after which a file that was being written aside has no writer any more."""
+"""Seconds after which a temporary file counts as abandoned by its writer."""
 
 
 def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:

@@ -109,9 +109,9 @@ class PerfDB:
         self._said: set[Path] = set()
         self._scoped: dict[tuple[Hashable, str], list[Record]] = {}
         self._in_memory: set[str] = set()
-        """Keys of devices of which some records could not be written."""
+        """The keys of devices that have records only in memory, because their files could not be written."""
         self.generation = 0
-        """Grows with every change of what is known, so that caches of what follows from it can compare it."""
+        """A number that grows with every change of the known records; caches that depend on the records compare it."""
 
     @property
     def folder(self) -> Path:
