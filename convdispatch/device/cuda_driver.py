@@ -42,7 +42,7 @@ class CudaError(ConvDispatchError):
 
 
 class _NoWait(threading.local):
-    """``with no_wait:`` is where this thread must not wait for the device: it puts off what would."""
+    """Inside ``with no_wait:`` this thread must not wait for the device: what would wait is postponed."""
 
     depth = 0
 
@@ -246,7 +246,7 @@ class Cuda:
             self._check(name, getattr(self.driver, name)(*arguments))
 
     def is_current(self) -> bool:
-        """Whether the device's context is this thread's."""
+        """Whether the device's context is current in this thread."""
         found = c_void_p()
         self.driver.cuCtxGetCurrent(byref(found))
         return found.value == self.context.value
@@ -289,7 +289,7 @@ def cuda_of(device: cl.Device) -> Cuda | None:
 
 
 def current_number() -> int | None:
-    """CUDA's number of the device whose context is this thread's; None where there is none."""
+    """CUDA's number of the device whose context is current in this thread; None where there is none."""
     driver, found = _driver()[0], c_int()
     return None if driver is None or driver.cuCtxGetDevice(byref(found)) else found.value
 

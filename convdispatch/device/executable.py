@@ -1,4 +1,4 @@
-"""An executable: what a plan, or a whole net, is once it has run on a recording. It never changes.
+"""An executable: the recorded launches of a plan or of a whole net. It never changes.
 
 It holds the launches in their order: kernels, arguments that are numbers, and for each argument that is memory which
 operand it is and from which byte on. Scratch memory is laid out once, areas that are never in use together in the same
@@ -99,7 +99,8 @@ class Executable:
         return cls(launches, operands, outputs, enqueue)
 
     def bind(self, place: Place[T]) -> T:
-        """What runs it at a place, the same for all who hold it; it holds the executable, and is not held by that."""
+        """The object that runs the executable at a place, shared by all callers; it references the executable, not the
+        reverse."""
         found = self._bound.get(place)
         if found is None:
             found = place.bind(self)
@@ -108,7 +109,7 @@ class Executable:
         return found  # type: ignore[return-value]
 
     def place(self, recording: Recording, operands: Sequence[Any]) -> Any:
-        """Record the launches on a longer recording's memory, or on real memory; the last command."""
+        """Record the launches on a longer recording's memory, or on real memory; returns the last command."""
         if self.opaque:
             return self.enqueue(recording, *operands)  # type: ignore[misc]
         memory = [*operands, *map(recording.allocate, self.scratch_sizes)]
@@ -136,7 +137,7 @@ class Executable:
 
 
 def note_launched(error: BaseException) -> None:
-    """Mark what went wrong after a command was given: the output may have been written in part."""
+    """Mark an error that came after a command was enqueued, so that the output may have been written in part."""
     with contextlib.suppress(AttributeError):  # an exception class with __slots__ takes no further attributes
         error.launched = True  # type: ignore[attr-defined]
 

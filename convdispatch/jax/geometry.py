@@ -216,7 +216,7 @@ def _axis(axis: str, size: int, kernel: int, stride: int, low: int, high: int, d
 
 
 def _same(problem: ConvProblem, sizes: Sequence[int]) -> None:
-    """What is read as y must have y's size. Raises Fallback."""
+    """Check that the operand that is read as y has y's size. Raises Fallback."""
     found = [getattr(problem, "o" + axis) for axis in _AXES[3 - problem.ndim :]]
     if found != list(sizes):
         raise Fallback(f"the geometry is no gradient's: its y would be {found}, got {list(sizes)}")

@@ -24,14 +24,14 @@ _MISSING = "a program without machine code"
 """The key in a collection's programs that says that not all of them have machine code."""
 _SHARED = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]")
 _PTX = 1
-"""CU_JIT_INPUT_PTX."""
+"""CUDA's constant CU_JIT_INPUT_PTX."""
 _MAJOR, _MINOR = 75, 76
-"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+"""CUDA's constants CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 
 
 @functools.lru_cache(maxsize=16)
 def _identity(cuda: Cuda) -> str:
-    """What machine code depends on beside its text: the driver that assembles, and the kind of device."""
+    """What machine code depends on besides its PTX: the driver that assembles it, and the kind of device."""
     version, found = c_int(), []
     cuda("cuDriverGetVersion", byref(version))
     for attribute in (_MAJOR, _MINOR):
@@ -80,7 +80,7 @@ def carried() -> bool:
 
 
 def note(cuda: Cuda, text: str) -> None:
-    """Give those who gather the machine code of a text that this process loaded before."""
+    """Add the machine code of a text that this process loaded before to the collections that are gathering."""
     if artifact_store.gathers():
         machine_code(cuda, text)
 
@@ -96,7 +96,7 @@ def _assembled(cuda: Cuda, text: str) -> bytes | None:
 
 
 def _linked(cuda: Cuda, text: str) -> bytes | None:
-    """Raises CudaError."""
+    """Returns the driver's linker's machine code of a PTX text. Raises CudaError."""
     state, content = c_void_p(), text.encode() + b"\0"
     with cuda.current():
         cuda("cuLinkCreate_v2", c_uint(0), None, None, byref(state))

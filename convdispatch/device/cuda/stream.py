@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Allocate = Callable[[int], tuple[int, Any]]
 """``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's end gives back."""
 _LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}
-"""CUDA's errors of a kernel that ran before the call that answers them; the context is lost with each."""
+"""CUDA's error codes of a kernel that ran before the call that returns them; each of them loses the context."""
 _NO_TIMING = 2
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA also reads CUDA_LAUNCH_BLOCKING only once per process
@@ -114,7 +114,7 @@ class CudaStream(Commands):
     properties = 0
     """The properties of an OpenCL queue in order, as which a stream counts."""
     early: bool
-    """Whether what was given last was a kernel: the next may be placed before it has ended."""
+    """Whether the last command was a kernel, so that the next kernel may be launched before it has ended."""
 
     def __init__(self, place: CudaPlace, handle: int, allocate: Allocate | None = None) -> None:
         self.place, self.handle, self._allocate = place, handle, allocate
@@ -235,29 +235,29 @@ class CudaStream(Commands):
         return True
 
     def mark(self) -> c_void_p:
-        """An event of all that was given so far."""
+        """A CUDA event after all commands given so far."""
         event = self.place.cuda.make("cuEventCreate", _NO_TIMING)
         self._call("cuEventRecord", event, self._stream)
         return event
 
     def wait_for(self, event: c_void_p) -> None:
-        """What is given from now on begins after an event."""
+        """Make all commands given from now on wait for an event."""
         self.early = False
         self._call("cuStreamWaitEvent", self._stream, event, 0)
 
     def launch_graph(self, graph: c_void_p) -> None:
-        """Give an instantiated graph."""
+        """Launch an instantiated CUDA graph on the stream."""
         self.early = False
         self._call("cuGraphLaunch", graph, self._stream)
 
     def before(self, handle: int) -> None:
-        """What is given to another stream of the device from now on begins after all that was given here."""
+        """Make later commands of another stream of the device wait for all commands given to this one so far."""
         event = self.mark()
         self._call("cuStreamWaitEvent", c_void_p(handle), event, 0)
         self._call("cuEventDestroy_v2", event)
 
     def after(self, other: CudaStream) -> None:
-        """What is given here from now on begins after all that another stream was given."""
+        """Make later commands of this stream wait for all commands given to another stream so far."""
         with other.current():
             event = other.mark()
         self.wait_for(event)
@@ -280,7 +280,7 @@ class CudaStream(Commands):
         self._call("cuStreamSynchronize", self._stream)
 
     def capturing(self) -> bool:
-        """Whether what is given now goes into a CUDA graph."""
+        """Whether the stream's commands are being captured into a CUDA graph."""
         found = c_int()
         self._call("cuStreamIsCapturing", self._stream, byref(found))
         return found.value != 0
@@ -292,11 +292,13 @@ class CudaStream(Commands):
         return self.place.cuda.current()
 
     def noted(self, what: str) -> None:
-        """What comes now is ``what``'s: a fault that is told later may be its fault."""
+        """Note that the commands from now on are those of ``what``, the solver to name where a fault is reported
+        later."""
         self.place.recent.append(what)
 
     def check(self) -> None:
-        """Wait for what was given, if CUDA_LAUNCH_BLOCKING says so: a fault is then told here, by its solver's name."""
+        """Wait for the commands so far if CUDA_LAUNCH_BLOCKING is set: a fault is then reported here, by its solver's
+        name."""
         if BLOCKED:
             self.wait()
 

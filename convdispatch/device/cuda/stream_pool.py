@@ -1,4 +1,4 @@
-"""What bridges between OpenCL queues and CUDA stand on: streams, events and flags that both worlds see.
+"""The resources of bridges between OpenCL queues and CUDA: streams, events, and flags in memory that both share.
 
 Flags are words of shared memory, made many at a time because making them waits for the device. Streams whose
 bridge has gone serve the next one, once their work is done.
@@ -48,12 +48,12 @@ class StreamPool:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Make flags where few are left."""
+        """Make more flags where few are left."""
         if len(self._flags) < _FLAGS // 4:
             self._grow()
 
     def _grow(self) -> None:
-        """More flags, all zero: this waits for the device, so bridges find them made."""
+        """Make more flags, all zero. This waits for the device, so it is done before bridges need them."""
         memory = persistent(self._context, self._device, _FLAGS * _APART)
         stream = self.cuda.make("cuStreamCreate", _NON_BLOCKING)
         self.cuda("cuMemsetD32Async", cuda_address(memory), 0, _FLAGS * _APART // 4, stream)
@@ -75,6 +75,7 @@ class StreamPool:
             return Streams(self.cuda, *self._flags.pop())
 
     def give_back(self, streams: Streams, held: Any) -> None:
-        """A bridge has gone, its work perhaps not; takes no lock, since garbage may be collected anywhere."""
+        """Take back the Streams of a bridge that has gone, whose work may still run; takes no lock, since garbage
+        collection may call this anywhere."""
         streams.held = held
         self._returned.append(streams)

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from typing import Any
 
 KEEP = 1 << 29
-"""Bytes that may lie unused; the blocks that have lain longest go first."""
+"""The most bytes of unused blocks; those that have been unused longest are freed first."""
 _STEPS = 8
 """Sizes of blocks in each power of two: at most an eighth of a block is waste."""
 

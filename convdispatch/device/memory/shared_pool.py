@@ -36,7 +36,7 @@ _blocks: dict[int, _Block] = {}
 
 
 def out_of_order(queue: cl.CommandQueue) -> bool:
-    """Whether order on a queue is what events say, and nothing else."""
+    """Whether a queue is out of order, so that only events order its commands."""
     import pyopencl as cl
 
     real = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
@@ -105,7 +105,7 @@ class _Lease:
 
 
 class Arena:
-    """Where one device's shared pools get blocks from; safe from several threads."""
+    """The source of blocks for one device's shared pools; safe from several threads."""
 
     def __init__(self, context: cl.Context, cuda: Cuda) -> None:
         self._context, self._cuda = context, cuda
@@ -242,7 +242,7 @@ class SharedPool:
         return None
 
     def take_back(self, block: _Block) -> None:
-        """The host has let go of the block."""
+        """Take back a block that the host has released."""
         if self._disorderly:
             # An event of all commands so far: on an out-of-order queue any of them may still use the block.
             block.after = self._marker(self._queue)

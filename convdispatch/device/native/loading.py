@@ -58,12 +58,12 @@ def host_launcher() -> Any:
 
 
 def unavailable() -> str | None:
-    """Why calls go by Python, in words; None where the native path runs."""
+    """The reason why calls go through Python; None where the native path runs."""
     return _opened(DRIVER)
 
 
 def last() -> list[str]:
-    """The solvers whose launches the native path gave last, the latest first."""
+    """The solvers whose launches the native path made last, the latest first."""
     return _loaded()[0].launches() if _loaded.cache_info().currsize and _loaded()[0] is not None else []
 
 

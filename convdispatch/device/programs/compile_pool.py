@@ -210,11 +210,11 @@ class _Pool:
 
     @property
     def started(self) -> bool:
-        """Whether compilers are at work, or waiting for it."""
+        """Whether compilers have been started, at work or waiting for it."""
         return self._started > 0
 
     def end(self) -> None:
-        """End compilers that wait, and leave what nobody took."""
+        """End the compilers that wait, and leave texts that none has taken."""
         with self._lock:
             self.ended = True
             with contextlib.suppress(queue.Empty):

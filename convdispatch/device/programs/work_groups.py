@@ -57,7 +57,7 @@ class Divisible:
 
 
 def _words(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """Where the pattern is found and does not begin within a word."""
+    """The matches of a pattern that do not begin within a word."""
     for found in pattern.finditer(text):
         begin = found.start()
         if not (begin and (text[begin - 1].isalnum() or text[begin - 1] == "_")):
@@ -65,7 +65,8 @@ def _words(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 
 _known: weakref.WeakKeyDictionary[Any, str | Divisible] = weakref.WeakKeyDictionary()
-"""By program that was built from text: this, until somebody asks what it says. On a GPU nobody does."""
+"""The text of each built program, replaced by its Divisible when that is first queried, which never happens on a
+GPU."""
 
 
 def counted(text: str) -> str:
