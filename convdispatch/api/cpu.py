@@ -23,7 +23,8 @@ _FITTED = DeviceRates(340e9, 28e9, 8.5e-6)
 
 
 class Balance(NamedTuple):
-    """What a launch and a byte of memory take in operations of a CPU's peak, in times of what they take two cores."""
+    """The cost of a launch and of a byte of memory in operations at a CPU's peak, relative to the same cost on two
+    cores."""
 
     launch: float = 1.0
     memory: float = 1.0
@@ -47,7 +48,7 @@ def cdiv(a: int, b: int) -> int:
 
 
 def lanes(device: DeviceInfo, dtype: str = "float32") -> int:
-    """Elements of a vector of sums."""
+    """The number of elements in one vector of sums."""
     wide = max(4, min(16, device.simd_width))
     return wide // 2 if dtype == "float64" else wide
 
@@ -66,13 +67,14 @@ def transposed(lanes: int) -> str:
 
 
 def uneven(jobs: int, device: DeviceInfo) -> float:
-    """How many times longer so many equal work groups take than evenly shared work: 2 for one of them on two cores."""
+    """How many times longer ``jobs`` equal work groups take than evenly shared work: 2 for one work group on two
+    cores."""
     rounds = -(-jobs // device.compute_units)
     return rounds * device.compute_units / jobs
 
 
 def registers(device: DeviceInfo) -> int:
-    """Vector registers: 32 with AVX-512, 16 otherwise."""
+    """The number of vector registers: 32 with AVX-512, 16 otherwise."""
     return 32 if device.simd_width >= 16 else 16
 
 

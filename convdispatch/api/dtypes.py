@@ -11,9 +11,9 @@ class DType(NamedTuple):
     """One element type."""
 
     short: str
-    """Name in problem texts: ``f32``."""
+    """The dtype's name in the text of a problem: ``f32``."""
     itemsize: int
-    """Bytes."""
+    """Bytes of one element."""
     storage: str
     """OpenCL C type of an element in memory."""
     accumulator: str

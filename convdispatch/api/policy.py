@@ -48,7 +48,7 @@ class Policy:
 
     @property
     def selection(self) -> Policy:
-        """This policy without what does not bear on the choice of a plan."""
+        """This policy reduced to the fields that affect which plan is chosen."""
         if self.fallback and not self.frozen and self.tier is None:
             return self
         return replace(self, frozen=False, fallback=True, tier=None)
@@ -75,7 +75,7 @@ class _Unchanged:
 
 
 _UNCHANGED: Any = _Unchanged()
-"""The default of each choice of ``policy``: as it is outside the block."""
+"""The default of each argument of ``policy``: the value in force outside the block stays."""
 
 
 @contextlib.contextmanager

@@ -210,7 +210,7 @@ class ConvProblem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element of x and w, and of y but for a quantized convolution's."""
+        """Bytes of one element of x and w, and of y unless the convolution is quantized."""
         return (DTYPES.get(self.dtype) or INTEGERS[self.dtype]).itemsize
 
     @property
@@ -247,7 +247,7 @@ class ConvProblem:
 
     @property
     def depthwise(self) -> bool:
-        """One input channel a group."""
+        """Whether each group has one input channel."""
         return self.g > 1 and self.ic == self.g
 
     def replace(self, **changes: Any) -> ConvProblem:

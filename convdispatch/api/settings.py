@@ -100,7 +100,7 @@ def _file(text: str) -> Path:
 
 
 def _one_of(*words: str) -> Kind[Any]:
-    """A word out of a list."""
+    """A kind of setting whose value is one word out of a list."""
 
     def read(text: str) -> str:
         if text not in words:
@@ -112,7 +112,7 @@ def _one_of(*words: str) -> Kind[Any]:
 
 
 def _number(low: float, high: float, unit: str) -> Kind[float]:
-    """A number between bounds, both included."""
+    """A kind of setting whose value is a number between two bounds, both included."""
 
     def read(text: str) -> float:
         found = float(text)
@@ -302,7 +302,7 @@ OCL_ICD_VENDORS = Setting(
     ("/etc/OpenCL/vendors",),
 )
 SETTINGS = {setting.name: setting for setting in list(globals().values()) if isinstance(setting, Setting)}
-"""All of them by name, in the order of the docs."""
+"""All settings by name, in the order of the documentation."""
 
 
 def texts() -> dict[str, str]:

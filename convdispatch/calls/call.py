@@ -28,11 +28,11 @@ class Call:
     host = False
     """Whether operands are in host memory."""
     launches: Any = None
-    """The executable, bound to its place; None while there is nothing to launch."""
+    """The executable, bound to where it is launched (``device/places``); None while there is nothing to launch."""
     prepared: Any = None
-    """The plan; None while there is none, or nothing to compute."""
+    """The prepared plan; None before ``prepare``, and where there is nothing to compute."""
     solver = "none: nothing to compute"
-    """The name of what runs."""
+    """The name of the solver that computes the call."""
     packed_key: Any = None
     """The key under which constant weights hold the address of the form packed for this call."""
     again: Any = None
@@ -40,9 +40,9 @@ class Call:
     form: Any = None
     """The memory format of all operands, for PyTorch's operators."""
     shape: Any = None
-    """The result's shape as PyTorch counts."""
+    """The result's shape in PyTorch's order of axes."""
     native: Any = None
-    """The launches for the native call path, once that asked; False for what it does not take."""
+    """The launches for the native call path, once it has asked for them; False where it cannot make the call."""
     backward_ready = True
 
     def __init__(self, problem: ConvProblem, device: cl.Device, count: Callable[[str], Any] | None = None) -> None:
@@ -58,7 +58,7 @@ class Call:
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
 
     def prepare(self, context: cl.Context) -> None:
-        """Choose the plan, or find it. Raises as ``dispatch.prepare``."""
+        """Choose the plan, or find it in the cache. Raises as ``dispatch.prepare``."""
         self.prepared = dispatch.prepare(self.problem, context)
         self.solver = str(self.prepared.solver.name)
 

@@ -177,7 +177,7 @@ def _call(request: Request) -> Any:
 
 
 def _looked_up(request: Request) -> Any:
-    """As ``_call``, by all that decides the call."""
+    """Makes a call as ``_call`` does, found by the key of all that decides it."""
     direction, operands, options, bias, residual, queue, shape, _, quantization = request
     first, second, written = PLACES[direction]
     lead, other = operands[first], operands[second]
@@ -218,5 +218,5 @@ def _looked_up(request: Request) -> Any:
 
 
 def _hashable(option: Any) -> Any:
-    """An option's lists as tuples, so that a call with lists is found again too."""
+    """Returns an option with its lists turned into tuples, so that the key of a call with lists can be hashed."""
     return tuple(map(_hashable, option)) if type(option) in (list, tuple) else option

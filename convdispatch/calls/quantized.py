@@ -21,7 +21,7 @@ from .arguments import Request, describe
 from .arrays.array_library import Library
 
 _tables: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Constant, Any]]] = weakref.WeakKeyDictionary()
-"""By quantization, and by bias where that is constant: tables that need not be made again."""
+"""Tables of quantized convolutions by quantization, and by bias where it is constant."""
 
 
 def quantized_problem(

@@ -55,10 +55,10 @@ class QueueCall(Call):
         if not self.empty:
             self.prepare(self.context)
         self.known: Any = None
-        """The queue that was last seen to be of the context, and that the plan takes as it is."""
+        """The last queue that belongs to the context, and that the plan uses as it is."""
         self._note_queue(queue)
         self.queue_launches: Any = None
-        """What the fast path launches, where it launches x, w and y alone."""
+        """The launches of the fast path, where their only operands are x, w and y."""
         self.fast_path = self._make_fast_path()
 
     def __call__(
@@ -71,7 +71,7 @@ class QueueCall(Call):
         residual: Any = None,
         queue: Any = None,
     ) -> Any:
-        """Enqueue; the array that will be written."""
+        """Enqueue the call; returns the array that will be written."""
         operands, done = [x, w, y], None
         if self.fast_path is not None:
             lead, other, out = (operands[place] for place in self.places)
@@ -116,7 +116,7 @@ class QueueCall(Call):
             self.known = queue
 
     def _enqueue(self, operands: Sequence[Any], bias: Any, residual: Any, queue: Any) -> Any:
-        """Enqueue the call; the event of its last command."""
+        """Enqueue the call; returns the event of its last command."""
         brought, out = Operands(queue, self.context), operands[self.written]
         given: list[Any] = [None, None, None]
         for place in (self.lead, self.other):
@@ -137,7 +137,8 @@ class QueueCall(Call):
         return brought.finish(dispatch.run(self.prepared, queue, given, brought.events or None, promise))
 
     def _zero(self, out: Any, queue: Any) -> Any:
-        """The gradient of no images is zero; every other empty result has nothing to write."""
+        """Fill the result with zeros where it is the gradient of no images; any other empty result has nothing to
+        write."""
         if not self.zeroes:
             return None
         brought = Operands(queue, self.context)
@@ -165,7 +166,8 @@ class QueueCall(Call):
         run = launches.run
 
         def beside(array: Any, strides: tuple[int, ...], queue: Any, before: Any) -> Any:
-            """The memory of a bias or a residual; None where it is not plain."""
+            """The memory of a bias or a residual; None where it is on another queue, has an offset or is not
+            contiguous."""
             if type(array) is Constant:  # the bias of a quantized convolution is its table, a Constant
                 return array.on_device(queue)
             if array.queue is not queue or array.offset or array.strides != strides:

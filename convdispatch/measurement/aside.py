@@ -18,9 +18,10 @@ from ..selection.records.record import LEAST_SAMPLES, choice_text
 
 MODULE = __name__
 BETTER = 1.05
-"""So many times faster than what runs now a candidate must be to replace it: times of one queue are not another's."""
+"""A candidate must be this many times faster than the solver in use to replace it, because times differ between
+queues."""
 UNSTEADY = 1.5
-"""Times that the slow samples of the incumbent may take of the quick ones, on a device without other work."""
+"""The highest ratio of slow to quick samples of the solver in use on a device without other work."""
 
 
 def disturbance(results: Results, incumbent: str) -> str:

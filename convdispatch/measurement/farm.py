@@ -18,7 +18,7 @@ from ..device.child import Child, Silent
 START_S = 180.0
 """Seconds that a child may take to load its plugins and open the device, on a busy machine."""
 DEATHS = 6
-"""Children that one question may cost."""
+"""The most child processes that one request may end before it fails."""
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 AGAIN_S = 3600.0
 """Seconds after which a device that could not be calibrated is tried again."""
 CHILD_S = 60.0
-"""Most seconds that the calibrating child may take."""
+"""The most seconds that the child process may take to calibrate a device."""
 _seen: set[Any] = set()
 _lock = threading.Lock()
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch's: a function of ``torch`` or ``torch.nn.functional``, and its layer in ``torch.nn``."""
+    """The activation in PyTorch: a function of ``torch`` or ``torch.nn.functional``, and its layer in ``torch.nn``."""
 
     function: str
     module: str
     attributes: Mapping[str, float] = field(default_factory=dict)
-    """The layer's attributes that are our numbers, in order, with PyTorch's defaults."""
+    """The attributes of PyTorch's layer that are the activation's numbers, in order, with PyTorch's defaults."""
     only: Mapping[str, object] = field(default_factory=dict)
     """Further arguments of the function, in order, each with the only value that this activation has."""
 
@@ -25,7 +25,7 @@ class Onnx:
 
     operator: str
     attributes: Mapping[str, float] | None = None
-    """The attributes that are our numbers, in order, with ONNX's defaults."""
+    """The attributes of ONNX's operator that are the activation's numbers, in order, with ONNX's defaults."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class OneDNN:
     kind: int
     name: str
     alpha_beta: tuple[float, ...] | None = None
-    """What its numbers must be where they are not ours."""
+    """oneDNN's alpha and beta where they are constants rather than the activation's numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Activation:
     """
 
     parameters: tuple[float, ...] = ()
-    """Defaults of the numbers in parentheses."""
+    """Default values of the activation's numbers, which follow its name in parentheses."""
     opencl: str
     """Expression in OpenCL C of ``v`` (scalar or vector) and ``T`` (its type)."""
     numpy: str
@@ -58,9 +58,9 @@ class Activation:
     from_result: str | None = None
     """Formula of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not tell it."""
     least: float | None = None
-    """The first number below which the result does not tell its side, so that ``from_result`` does not hold."""
+    """The least first number of the activation with which the result determines the slope, as ``from_result`` needs."""
     exact: bool = False
-    """Whether integers give integers."""
+    """Whether the activation maps integers to integers."""
     saturates: bool = False
     """Whether the result of large sums is a constant, so that errors come from the sums near zero."""
     shrinks: float = 0.0

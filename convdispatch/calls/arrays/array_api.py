@@ -71,14 +71,14 @@ class Exchange(Library):
         return own_stream(number)
 
     def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
-        """See Library; of an array with gaps, those of a copy."""
+        """See Library; for an array that is not contiguous, the address of a copy."""
         view, owner = interchange.imported(array.__dlpack__(stream=stream.handle or _LEGACY))
         if not view.contiguous:
             return self.address(self.compact(array), stream)
         return view.address, (owner, array)
 
     def contiguous(self, array: Any) -> bool:
-        """Told by ``address``."""
+        """Always True, because ``address`` copies an array that is not contiguous."""
         return True
 
     def compact(self, array: Any) -> Any:

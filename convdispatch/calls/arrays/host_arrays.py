@@ -1,4 +1,4 @@
-"""Arrays in host memory as a call on the host sees them: where operands begin, and new results.
+"""Arrays in host memory, as operands and results of a call: addresses of operands, and new results.
 
 NumPy's arrays and those of other libraries are here; PyTorch's operators, whose tensors have memory formats, have
 theirs in ``torch/eager/host``.
@@ -19,7 +19,7 @@ from .operands import address, native
 
 
 class HostArrays(Protocol):
-    """What a call asks of a kind of arrays in host memory."""
+    """The operations on host arrays that a call needs."""
 
     def input_address(self, array: Any) -> int:
         """The address of element 0; 0 if kernels cannot read the array in place."""

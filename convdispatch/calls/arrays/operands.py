@@ -33,7 +33,7 @@ class Operands:
         self.queue, self.context = queue, context
         self.events: list[Any] = []
         self._after: list[Any] = []
-        """``step(event) -> event``, in order, once the call's work is enqueued."""
+        """Functions ``step(event) -> event``, called in order once the call's work is enqueued."""
         self._others: list[Any] = []
         """Queues of arrays that are not this one: their next work waits for the call's."""
 
@@ -78,7 +78,7 @@ class Operands:
         return part
 
     def copied(self, memory: cl.MemoryObject, size: int) -> cl.MemoryObject:
-        """A copy of what ``read`` gave, for commands that come after the original is overwritten."""
+        """A copy of memory that ``read`` returned, for commands that run after the original is overwritten."""
         part = runtime.allocate(self.queue, size)
         self.events.append(runtime.copy(self.queue, part, memory, size, wait_for=list(self.events)))
         return part
@@ -132,7 +132,7 @@ def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """C-contiguous, aligned to its elements and of native byte order; a copy only where needed."""
+    """Returns the array C-contiguous, aligned to its elements and in native byte order; copied only if needed."""
     flags, dtype = array.flags, array.dtype
     if flags.c_contiguous and flags.aligned and dtype.isnative:
         return array
@@ -140,7 +140,7 @@ def native(array: np.ndarray) -> np.ndarray:
 
 
 def host_memory(array: np.ndarray) -> HostMemory:
-    """An array's memory as kernels take it."""
+    """An array's memory as a kernel argument."""
     try:
         return HostMemory(array)
     except (ValueError, TypeError):  # the array is read-only, or the buffer protocol has no letter for its dtype
@@ -148,7 +148,8 @@ def host_memory(array: np.ndarray) -> HostMemory:
 
 
 def address(array: Any) -> int:
-    """Where a NumPy array begins that lies as kernels read it; 0 of one that does not, and of other things."""
+    """The address of a NumPy array that kernels can read in place; 0 for one that they cannot, and for other
+    objects."""
     try:
         flags = array.flags
         if flags.carray:
@@ -192,7 +193,7 @@ def check_written(array: np.ndarray, name: str = "out") -> None:
 
 
 def overlaps(out: Any, array: Any) -> bool:
-    """Whether two arrays on a device lie over common bytes of one buffer."""
+    """Whether two arrays on a device share bytes of one buffer."""
     if type(array) is Constant:
         array = array.array
     if isinstance(array, np.ndarray):
@@ -204,7 +205,7 @@ def overlaps(out: Any, array: Any) -> bool:
 
 
 def _contiguous(array: Any) -> bool:
-    """Whether elements lie without gaps in C order; strides of axes of size 1 mean nothing."""
+    """Whether an array's elements are contiguous in C order; strides of axes of size 1 are ignored."""
     expected = contiguous_strides(array.shape, array.dtype.itemsize)
     return array.size == 0 or all(
         size == 1 or stride == wanted for size, stride, wanted in zip(array.shape, array.strides, expected, strict=True)

@@ -33,7 +33,7 @@ def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype
         return tensor
     size = max(1, count * dtype.itemsize)
     state: tuple[Any, Any, Any, dict[str, Any]] = None, None, None, {}
-    """The last queue and allocator, what answers memory for them, and an array's other fields."""
+    """The last queue and allocator, the function that allocates for them, and the other fields of a new array."""
 
     def make(queue: Any, like: Any) -> Any:
         nonlocal state

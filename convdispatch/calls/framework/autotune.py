@@ -47,7 +47,7 @@ ADOPT_S = 30.0
 IDLE_S = 10.0
 """Seconds without a problem after which the child ends: on a GPU it holds a context."""
 START_S, LEAST_S = 180.0, 120.0
-"""Most seconds that a child takes to start, and a search beside its budget."""
+"""The most seconds that a child process may take to start, and that a search may take beyond its budget."""
 
 
 @dataclass
@@ -63,19 +63,19 @@ _considered: set[Any] = set()
 _waiting: queue.SimpleQueue[_Wanted] = queue.SimpleQueue()
 _lock = threading.Lock()
 _switching = threading.Lock()
-"""Held while a plan is made here; a capture begins without it."""
+"""This lock is held while a plan is made in this process; a capture begins only when it is free."""
 _capturing = 0
 _spent = 0.0
 _busy = 0
 _pause = QUIET_S
 """Seconds without a call after which the next search begins."""
 _last = 0.0
-"""When the last call came (``time.monotonic``)."""
+"""The time of the last call, by ``time.monotonic``."""
 _count: Callable[[], Any] = int
 _counted: Any = None
 _thread: threading.Thread | None = None
 _made: list[tuple[float, ConvProblem, Any, Policy, Prepared]] = []
-"""What is to run from now on, and since when; the thread's alone."""
+"""Plans that calls are to use, and when each was made; used by the background thread alone."""
 
 
 def consider(
@@ -127,7 +127,7 @@ def capture_begins() -> None:
 
 
 def capture_ends() -> None:
-    """After ``capture_begins``."""
+    """Ends what ``capture_begins`` began: measuring and planning go on when no capture is left."""
     global _capturing
     _capturing = max(0, _capturing - 1)
 
@@ -249,7 +249,8 @@ def _until_quiet(pause: float = QUIET_S) -> None:
 
 
 def _heard(child: Child, seconds: float) -> dict[str, Any] | None:
-    """What a child says; None where a call came first. Raises ConvDispatchError for one that ended or is silent."""
+    """The child process's answer; None where a call came first. Raises ConvDispatchError for one that ended or is
+    silent."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         try:

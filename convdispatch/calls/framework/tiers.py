@@ -47,19 +47,19 @@ MOST_ASIDE = 8
 MOST_PENDING = 64
 """Problems of a CPU that were planned aside and are not loaded, as their sizes were not met again."""
 _FLOPS, _BYTES = 20e12, 2e12
-"""Of a second, roughly: only their ratio bears on the order of problems."""
+"""Rough operations and bytes per second of a GPU: only their ratio affects the order in which problems are planned."""
 
 
 @dataclass
 class Framework:
-    """What tiers ask of a framework."""
+    """The functions of a framework that tiers call."""
 
     capturing: Callable[[], bool]
-    """Whether a stream's commands are being captured: nothing changes tier then."""
+    """Whether a stream's commands are being captured, during which no call changes its tier."""
     several: Callable[[], bool]
     """Whether this process is one of several that take the same decisions: calls wait, so that all run the same."""
     count: Callable[[], None]
-    """Counts a call that its own kernel answers meanwhile."""
+    """Counts a call that the framework's own kernel computes while ours is being compiled."""
 
 
 class Compiling(Fallback):
@@ -70,13 +70,13 @@ class Compiling(Fallback):
 
 
 class _Allowance:
-    """What bursts of new problems have taken within calls, and loading. Under ``_lock``."""
+    """Seconds that bursts of new problems, and loading of plans, have taken within calls. Used under ``_lock``."""
 
     def __init__(self) -> None:
         self.burst, self.last, self.loaded, self.since = 0.0, 0.0, 0.0, 0.0
 
     def may_plan(self, now: float) -> bool:
-        """Whether a new problem is planned within its call."""
+        """Whether a new problem may be planned within its call."""
         if pending():
             return False
         if now - self.last > LULL_S:
@@ -93,7 +93,7 @@ class _Allowance:
 
 
 class _HostAllowance:
-    """Loading on a CPU takes a share of the time from calls, whatever comes. Under ``_lock``."""
+    """On a CPU, loading of plans may take a fixed share of the calls' time. Used under ``_lock``."""
 
     def __init__(self) -> None:
         self.saved, self.last = HOST_LOAD_S, 0.0
@@ -111,7 +111,7 @@ class _HostAllowance:
 _lock = threading.RLock()
 _allowance, _host_allowance = _Allowance(), _HostAllowance()
 _pending: dict[Any, Pending] = {}
-"""By pool, problem and policy: what waits for its plan."""
+"""The problems that wait for their plan, by pool, problem and policy."""
 
 
 def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
@@ -130,7 +130,7 @@ def _tier() -> str | None:
 
 
 def _promised(policy: Policy, framework: Framework) -> bool:
-    """Whether more is promised of a call than right numbers."""
+    """Whether a policy promises more than correct results, or several processes must run the same."""
     return policy.deterministic or policy.frozen or framework.several()
 
 
@@ -216,7 +216,7 @@ class Pending:
 
 
 def timed(find: Callable[[], Any]) -> Any:
-    """What ``find()`` answers; the time that it takes, as bringing up a device does, is of the burst's."""
+    """Returns ``find()``; its time, such as that of initialising a device, counts as part of the burst."""
     begin = time.perf_counter()
     try:
         with collection_put_off():
@@ -235,7 +235,8 @@ def timed(find: Callable[[], Any]) -> Any:
 def first(
     device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], framework: Framework, on_cuda: bool
 ) -> Any:
-    """``build()``, now or later: a call, or the ``Pending`` that becomes one. Raises what ``build`` does."""
+    """Returns ``build()`` if it is made now, else the ``Pending`` that becomes the call later. Raises what ``build``
+    does."""
     if problem.mb == 0 or framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
     if waits(policy, on_cuda, framework):
@@ -284,7 +285,7 @@ def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[],
 
 
 def pending() -> int:
-    """Problems that are being planned aside."""
+    """The number of problems that are being planned in child processes."""
     return sum(not each.answer.done() for each in list(_pending.values()))
 
 
@@ -297,5 +298,5 @@ def drain() -> None:
 
 
 def _seconds(problem: ConvProblem) -> float:
-    """About what a GPU takes for it: problems are planned in this order."""
+    """Roughly the seconds that a GPU takes for a problem; the longest is planned first."""
     return max(problem.flops / _FLOPS, problem.bytes / _BYTES)

@@ -35,7 +35,7 @@ IDLE_S = 20.0
 MADE_BYTES = 16 << 20
 """Bytes of texts and binaries that children made and this process holds; older ones are read from disk."""
 _TRIES = 2
-"""Children that may die over one problem."""
+"""The number of child processes that may die while planning one problem."""
 
 
 class NoHelp(Exception):
@@ -57,7 +57,7 @@ class PlannerPool:
     def __init__(self, device: cl.Device) -> None:
         self.device = device
         self.made = artifact_store.Gathered(artifact_store.identity(device))
-        """What children made, until they end; ``lent`` puts it in force."""
+        """The artifacts that child processes made, until they end; ``lent`` puts them in force."""
         self.made.name = ""
         self._info = runtime.device_info(device)
         self._for_cuda = self._info.vendor == "nvidia"
@@ -98,7 +98,7 @@ class PlannerPool:
         return task.answer
 
     def _tell(self) -> None:
-        """A line on a terminal while much is left. Under the lock."""
+        """Show a progress line on the terminal while much is left. The caller holds the lock."""
         if self._progress is None or self._progress.is_set():
             first = self._finished
 
@@ -138,7 +138,8 @@ class PlannerPool:
             task.answer.set_exception(NoHelp(why))
 
     def _forget(self) -> None:
-        """Records, rules or plugins changed: children forget too; texts and binaries stay true."""
+        """Records, rules or plugins changed, so child processes must forget their choices too; texts and binaries stay
+        valid."""
         self._epoch += 1
 
     # --- one thread for each child process --------------------------------------------------------------------------
@@ -221,7 +222,7 @@ class PlannerPool:
             task.answer.set_exception(NoHelp(f"a child that planned {task.problem} ended: {error}"))
 
     def _lost(self, why: str) -> None:
-        """No child can be had: whoever waits is told."""
+        """No child process can be started: every waiting request gets an exception."""
         with self._changed:
             if self._workers > 1:
                 return
@@ -229,7 +230,7 @@ class PlannerPool:
 
 
 def _shorten(tables: dict[str, Any], most: int) -> None:
-    """Let go of the texts and binaries that came first, beyond so many bytes."""
+    """Drop the oldest texts and binaries, beyond so many bytes."""
     for name in ("texts", "programs"):
         table = tables[name]
         size = sum(map(len, list(table.values())))
@@ -240,7 +241,7 @@ def _shorten(tables: dict[str, Any], most: int) -> None:
 
 
 class _Child(Child):
-    """Plans for a device."""
+    """A child process that plans problems for one device."""
 
     def __init__(self, device: cl.Device) -> None:
         super().__init__(f"{__package__}.worker", {"device": runtime.address(device)}, environment=FEW_THREADS)
@@ -255,7 +256,7 @@ class _Child(Child):
             raise
 
     def plan(self, problem: ConvProblem, policy: Policy, epoch: int, for_cuda: bool) -> Answer:
-        """What it answers. Raises as ``ask``."""
+        """The child's answer to a planning request. Raises as ``Child.ask``."""
         choices = {name: getattr(policy, name) for name in ("solver", "max_error", "workspace_limit", "deterministic")}
         return self.ask({"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda})
 
@@ -265,7 +266,7 @@ _pools: dict[Any, PlannerPool] = {}
 
 
 def pool_of(device: cl.Device) -> PlannerPool:
-    """The pool of a device, made once."""
+    """The PlannerPool of a device, created once."""
     with _lock:
         found = _pools.get(device)
         if found is None:

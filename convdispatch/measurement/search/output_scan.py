@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 PATTERN = 0x7FC1
-"""16 bits that, repeated, are a NaN in every dtype, and one that no arithmetic makes."""
+"""A 16-bit pattern that, repeated, is a NaN in every dtype, with bits that no arithmetic produces."""
 _TYPES = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 
 

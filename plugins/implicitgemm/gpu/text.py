@@ -12,7 +12,8 @@ from .product import Product
 _AXES = "zyx"
 
 
-# Values of templates are module-level functions and partials of them: rendered texts are cached by these values.
+# The values that templates read are module-level functions or partials of them, because rendered texts are cached by
+# these values.
 
 
 def _phase(p: Product, field: str, axis: int) -> str:
