@@ -67,7 +67,7 @@ def transposed(lanes: int) -> str:
 
 
 def uneven(jobs: int, device: DeviceInfo) -> float:
-    """How many times longer ``groups`` equal work groups take than evenly shared work: 2 for one work group on two
+    """How many times longer ``jobs`` equal work groups take than evenly shared work: 2 for one work group on two
     cores."""
     rounds = -(-jobs // device.compute_units)
     return rounds * device.compute_units / jobs

@@ -10,7 +10,7 @@ import traceback
 from . import settings
 
 _LOG = logging.getLogger("convdispatch")
-"""Has the whole traceback of each fault, at level DEBUG."""
+"""The logger that gets the whole traceback of each fault, at level DEBUG."""
 _LIBRARIES = {
     "convdispatch",
     "numpy",

@@ -41,12 +41,12 @@ class Request(NamedTuple):
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """All operands."""
+        """All arrays of the call: x, w, y, bias and residual."""
         return (*self.operands, self.bias, self.residual)
 
     @property
     def roles(self) -> list[str]:
-        """Names of x, w, y as errors have them: a gradient is dy, the result out."""
+        """The names of x, w and y in error messages: a gradient is dy, the result is out."""
         roles = ["dy" if name == "y" and self.direction != "fwd" else name for name in self.names]
         roles[PLACES[self.direction][2]] = "out"
         return roles

@@ -1,4 +1,4 @@
-"""The one cache of calls: by all that decides them, and by the weights of a layer's last one."""
+"""The one cache of calls: by a key of all that decides them, and by the weights of the last call of each layer."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from ..device.programs.kernels import Programs
 from ..selection import dispatch
 
 MAX_LAST_CALLS = 256
-"""Weights of which the last call is remembered, of one part."""
+"""The most weights, per direction of convolution, whose last call is remembered."""
 
 
 class CallCache:
-    """Calls by all that decides them, and the last call of each weights: a layer's weights tell its call, most often,
-    and comparing is sooner than hashing."""
+    """Calls by a key of all that decides them, and the last call of each weights: these mostly identify the call, and
+    comparing one key is faster than hashing it."""
 
     def __init__(
         self, parts: Iterable[str], drop: Callable[[Any], Any] | None = None, used: Callable[[Any], int] | None = None
     ) -> None:
-        """``drop(call)`` is called with each that goes; ``used(call)`` returns when it ran elsewhere, 0 if it did not
-        since this was asked last."""
+        """``drop(call)`` is called with each evicted call; ``used(call)`` returns when a fast path last ran the call, 0
+        if none did since the last query."""
         self.last: dict[str, dict[int, tuple[Any, Any]]] = {part: {} for part in parts}
-        """By part and the weights' id: what decided their last call, and that call. Nothing rests on the id."""
+        """The key of the last call and the call itself, by direction and the id of the weights; a wrong id is
+        harmless."""
         self.calls = Programs(self._let_go, self._used)
         self._drop, self._asked = drop, used
         dispatch.on_forget(self.forget)

@@ -153,7 +153,7 @@ def _check_places(request: Request, lead: Any) -> None:
 
 
 def _one_library(request: Request, library: Library, devices: Sequence[Any]) -> str:
-    """The dtype of all operands. Raises InvalidArgument where they are not of one library, device and dtype."""
+    """The common dtype of all operands. Raises InvalidArgument unless they are of one library, device and dtype."""
     read, roles = PLACES[request.direction][0], request.roles
     lead, dtype = roles[read], library.dtype(request.operands[read])
     for name, array, place in zip((*roles, "bias", "residual"), request.arrays, devices, strict=False):

@@ -1,4 +1,5 @@
-"""The same call once more: checked piece by piece, with no key to make or to look up. On CUDA the native path does it.
+"""The fast path of a repeated call: its arguments are compared one by one, with no key to build or look up. On CUDA the
+native path does this.
 
 What a warm call costs is asking its arrays what they are; here each is asked once. Where anything is not as it was the
 last time the answer is None, and the call is looked up by all that decides it.
@@ -133,7 +134,8 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
 
 
 def _facts(array: Any) -> Any:
-    """What a bias or a residual must have in common with the one before; of what is no array nothing ever has."""
+    """The attributes in which a bias or a residual must equal the one of the call before; an object that is no array
+    never does."""
     if array is None:
         return None
     dtype = getattr(array, "dtype", None)
@@ -141,5 +143,5 @@ def _facts(array: Any) -> Any:
 
 
 def _plain(array: Any) -> bool:
-    """Whether one of PyTorch's tensors, if it is one, lies in host memory and records no gradient."""
+    """Whether an array, if it is a PyTorch tensor, is in host memory and records no gradient."""
     return array is None or type(array) is Constant or bool(array.is_cpu and not array.requires_grad)

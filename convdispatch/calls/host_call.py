@@ -56,12 +56,13 @@ class HostCall(Call):
             self.prepare(context)
         alone = pointers and self.prepared is not None and prefers_one_thread(self.prepared)
         self.ask = host_queue(self.device, alone)
-        """Returns the calling thread's queue, where the caller names none."""
+        """A function that returns the calling thread's queue, for calls that name none."""
         self.launch: Any = None
         """``launch(addresses, queue, constant)`` runs it on addresses of x, w, y, bias and residual, 0 for those that
         there are not; False, before anything is done, where one has no address or lies over the result."""
         self.fast_path: Any = None
-        """The call on arrays that kernels take in place; its result, or None before anything is done."""
+        """A function that makes the call on arrays that kernels use in place; returns the result, or None before
+        anything is done."""
         if self.prepared is None:
             return
         place: Any = HostPlace(self.device, in_pytorch) if pointers else CopyPlace(context, problem.accumulate)
@@ -155,7 +156,7 @@ class HostCall(Call):
         check_written(view)
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """See Call; of other libraries PyTorch's arrays alone are checked so quickly."""
+        """See Call; among other libraries only PyTorch's arrays can be checked so quickly."""
         alike = library is None or (library.records_gradients and type(given[self.other]) is not Constant)
         return replay_on_host(self, given, options, shape) if self.fast_path is not None and alike else None
 
@@ -177,7 +178,7 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
     written = call.written
 
     def pack(promise: Constant, queue: Any, address: int) -> Any:
-        """The packed form of weights at an address, complete; an operand of the place."""
+        """Packs the weights at an address and waits; returns an operand for the place where kernels run."""
 
         def work(commands: Any, weights: Any) -> Any:
             memory, event = promise.packed(prepared, commands, weights)

@@ -55,10 +55,10 @@ class QueueCall(Call):
         if not self.empty:
             self.prepare(self.context)
         self.known: Any = None
-        """The queue that was last seen to be of the context, and that the plan takes as it is."""
+        """The last queue that belongs to the context, and that the plan uses as it is."""
         self._note_queue(queue)
         self.queue_launches: Any = None
-        """What the fast path launches, where it launches x, w and y alone."""
+        """The launches of the fast path, where their only operands are x, w and y."""
         self.fast_path = self._make_fast_path()
 
     def __call__(
@@ -137,7 +137,8 @@ class QueueCall(Call):
         return brought.finish(dispatch.run(self.prepared, queue, given, brought.events or None, promise))
 
     def _zero(self, out: Any, queue: Any) -> Any:
-        """The gradient of no images is zero; every other empty result has nothing to write."""
+        """Fill the result with zeros where it is the gradient of no images; any other empty result has nothing to
+        write."""
         if not self.zeroes:
             return None
         brought = Operands(queue, self.context)

@@ -110,7 +110,8 @@ class StreamCall(Call):
         stream.check()
 
     def given(self, stream: CudaStream, addresses: list[int]) -> bool:
-        """Whether the launches were given on the operands' addresses; none was where memory or a context is lacking."""
+        """Whether the kernels were launched on the operands' addresses; none was where memory or a context is
+        lacking."""
         stream.place.recent.append(self.solver)
         if not launched(self.launches, stream, addresses):
             return False
@@ -155,7 +156,8 @@ class StreamCall(Call):
         return self.native or None
 
     def _at_once(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, new: bool) -> Any:
-        """The written array, of operands that kernels can read in place; None, before anything is done, of others."""
+        """Makes the call on operands that kernels can read in place and returns the written array; for others None,
+        before anything is done."""
         arrays, written = self.arrays, self.written
         if arrays.copies or not (new or arrays.is_result(operands[written])):
             return None
@@ -183,7 +185,7 @@ class StreamCall(Call):
         return operands[written] if self.given(stream, addresses) else None
 
     def _generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, new: bool) -> Any:
-        """The call on any operands: of those that kernels cannot read in place, on copies."""
+        """Makes the call on any operands; those that kernels cannot read in place are copied."""
         arrays, written, given = self.arrays, self.written, tuple(operands)
         lead = operands[self.lead]
         stream = arrays.stream(lead)
@@ -255,7 +257,7 @@ class StreamCall(Call):
         return at < out + self.sizes[self.written] and out < at + size
 
     def _give_up(self, error: Unlaunchable) -> None:
-        """From now on the call goes through the host. Raises Fallback where it is the framework's."""
+        """Make the call go through the host from now on. Raises Fallback where it is a framework's call."""
         if self.problem.quantized:
             raise ConvDispatchError(
                 f"{self.solver} cannot run {self.problem} on a CUDA stream: {error}; call with NumPy's arrays or a "
@@ -275,7 +277,7 @@ class StreamCall(Call):
 
 
 def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: list[int]) -> bool:
-    """Whether a plan's launches were given on these addresses; none was where memory or a context is lacking."""
+    """Whether a plan's kernels were launched on these addresses; none was where memory or a context is lacking."""
     if launches is None:
         return False
     try:

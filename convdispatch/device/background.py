@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any
 
 EXIT_S = 60.0
-"""Most seconds that the end of a process waits."""
+"""The most seconds that the end of the process waits for background work."""
 _changed = threading.Condition()
 _under_way: set[object] = set()
 _registered = _ended = False
@@ -82,8 +82,8 @@ class Threads:
 
 @contextlib.contextmanager
 def at_work() -> Iterator[None]:
-    """What the end of the process waits for, of a daemon thread that otherwise waits for work. Ends the thread where
-    the process ends already."""
+    """The end of the process waits for this block, which a daemon thread runs between its waits for work. Ends the
+    thread where the process ends already."""
     token = object()
     if not _enter(token):
         raise SystemExit
@@ -99,7 +99,7 @@ def ended() -> bool:
 
 
 def _enter(token: object) -> bool:
-    """Note that something is under way; whether the process goes on."""
+    """Note that background work begins; returns False if the process is ending."""
     global _registered
     with _changed:
         if not _registered:
@@ -119,7 +119,7 @@ def _leave(token: object) -> None:
 
 
 def _wait() -> None:
-    """At exit."""
+    """Called at exit: waits for the background work that is under way."""
     global _ended
     until = time.monotonic() + EXIT_S
     try:
@@ -136,7 +136,7 @@ def _wait() -> None:
 
 
 def _after_fork() -> None:
-    """Of threads only the one that forked is in the child."""
+    """After a fork only the forking thread exists in the child, so locks are made anew."""
     global _changed
     _changed = threading.Condition()
     _under_way.clear()

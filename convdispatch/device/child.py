@@ -34,11 +34,11 @@ _EXPENDABLE = 500
 
 
 class Silent(queue.Empty):
-    """The child said nothing in time."""
+    """The child process did not answer in time."""
 
 
 class Answer(dict[str, Any]):
-    """What a child said; ``content`` is the bytes with it."""
+    """A child process's message: a JSON object, and the bytes ``content`` that came with it."""
 
     content: bytes = b""
 
@@ -84,12 +84,12 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The child's process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs and is this process's own: not that of one which forked."""
+        """Whether the child runs and was started by this process, not by one that forked this process."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def say(self, values: Mapping[str, Any], content: bytes = b"") -> None:
@@ -113,15 +113,15 @@ class Child:
         return heard
 
     def exit_code(self) -> int | None:
-        """Of a child that has ended by itself; negative for the signal that killed it, None where it only closed its
-        output."""
+        """The exit code of a child that has ended by itself; negative for the signal that killed it, None where it only
+        closed its output."""
         try:
             return self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             return None
 
     def how_it_ended(self) -> str:
-        """Of a child that has ended by itself, in words."""
+        """A sentence on how a child ended by itself."""
         code = self.exit_code()
         if code is None:
             return "it closed its output"
@@ -132,12 +132,13 @@ class Child:
         return f"it ended with status {code}" + (f": {said[-1].strip()}" if said else "")
 
     def kill(self) -> None:
-        """End it, from any thread; who waits for it hears that it has ended, and closes it."""
+        """Kill the child, from any thread; a thread that waits for its answer learns that it has ended, and closes
+        it."""
         if self._owner == os.getpid():
             self._process.kill()
 
     def halt(self) -> None:
-        """Stop it where it is, at once: its end, which takes tens of milliseconds of memory's, is for ``close``.
+        """Halt the child at once: its end, which takes tens of milliseconds of memory's, is for ``close``.
 
         A child that called ``ends_with_parent`` does not outlast its parent so.
         """
@@ -146,7 +147,7 @@ class Child:
             self._process.send_signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """End it now, where it is this process's own."""
+        """End the child now, if this process started it."""
         self.kill()
         if self._owner == os.getpid():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -224,7 +225,7 @@ def questions(idle_s: float | None = None) -> Iterator[Answer]:
 
 @functools.lru_cache(maxsize=1)
 def _answers() -> IO[bytes]:
-    """Where standard output went: what drivers and plugins print goes nowhere from now on."""
+    """The stream to the parent, which was standard output; what drivers and plugins print from now on is discarded."""
     sys.stdout.flush()
     stream, nowhere = os.fdopen(os.dup(1), "wb"), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -233,7 +234,7 @@ def _answers() -> IO[bytes]:
 
 
 def answer(values: Mapping[str, Any], content: bytes = b"") -> None:
-    """Say something to the parent."""
+    """Send an answer to the parent process."""
     _send(_answers(), values, content)
 
 

@@ -42,7 +42,7 @@ class CudaError(ConvDispatchError):
 
 
 class _NoWait(threading.local):
-    """``with no_wait:`` is where this thread must not wait for the device: it puts off what would."""
+    """Inside ``with no_wait:`` this thread must not wait for the device: what would wait is postponed."""
 
     depth = 0
 
@@ -204,7 +204,7 @@ class Shared:
         self.fd = fd.value
 
     def release(self) -> None:
-        """Unmap it in CUDA; OpenCL's own import goes with its buffer. Nothing may be running on it."""
+        """Unmap the memory in CUDA; OpenCL's import ends with its buffer. No command may be using the memory."""
         self._cuda("cuMemUnmap", self.address, self.size)
         self._cuda("cuMemAddressFree", self.address, self.size)
         self._cuda("cuMemRelease", self._handle)
@@ -246,7 +246,7 @@ class Cuda:
             self._check(name, getattr(self.driver, name)(*arguments))
 
     def is_current(self) -> bool:
-        """Whether the device's context is this thread's."""
+        """Whether the device's context is current in this thread."""
         found = c_void_p()
         self.driver.cuCtxGetCurrent(byref(found))
         return found.value == self.context.value
@@ -260,13 +260,13 @@ class Cuda:
             raise CudaError(self.error(name, status))
 
     def error(self, name: str, status: int) -> str:
-        """A status that is not 0, in words."""
+        """The CudaError for a status that is not 0."""
         text = c_char_p()
         self.driver.cuGetErrorName(c_int(status), byref(text))
         return f"{name}: {(text.value or b'unknown error').decode()} ({status})"
 
     def make(self, name: str, flags: int) -> c_void_p:
-        """A stream or an event."""
+        """Create a stream or an event."""
         made = c_void_p()
         self(name, byref(made), flags)
         return made
@@ -289,7 +289,7 @@ def cuda_of(device: cl.Device) -> Cuda | None:
 
 
 def current_number() -> int | None:
-    """CUDA's number of the device whose context is this thread's; None where there is none."""
+    """CUDA's number of the device whose context is current in this thread; None where there is none."""
     driver, found = _driver()[0], c_int()
     return None if driver is None or driver.cuCtxGetDevice(byref(found)) else found.value
 

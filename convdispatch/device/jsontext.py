@@ -10,9 +10,9 @@ import json
 from typing import Any
 
 DEPTH = 64
-"""Most lists and objects within each other."""
+"""The most lists and objects nested within each other."""
 DIGITS = 40
-"""Most digits of a whole number; 64 bits have 20."""
+"""The most digits of a whole number; 64 bits have 20."""
 
 
 def loads(text: str | bytes) -> Any:

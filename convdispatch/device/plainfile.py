@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 MOST_BYTES = 256 << 20
-"""Most bytes of a file of records, of a trace or of a report."""
+"""The most bytes that are read of a file of records, of a trace or of a report."""
 
 
 def must_be_plain(path: str | Path, most: int = MOST_BYTES) -> None:

@@ -23,14 +23,14 @@ from ..api.rates import DeviceRates
 from . import jsontext, plainfile
 
 _FIELDS = {"flops": (1e5, 1e19), "bandwidth": (1e4, 1e17), "launch": (1e-9, 10.0)}
-"""What a device can have, in operations and bytes a second and in seconds: beyond it a prediction says nothing."""
+"""The range of each rate, in operations and bytes a second and in seconds; a value outside it is refused."""
 QUEUE_LAUNCH = 5.06e-6
 """Seconds of a launch on a GPU's OpenCL queue."""
 STREAM_LAUNCH = 0.8e-6
 """Seconds of a launch behind another on a stream of NVIDIA's, where most of theirs go: times of 493 problems in CUDA
 graphs, equal on an H100 and an H200."""
 _H200 = (65e12 / 132, 4.25e12 / 132)
-"""Measured, with 132 compute units."""
+"""Float32 operations and bytes a second per compute unit, measured on an NVIDIA H200, which has 132."""
 KINDS: dict[tuple[str, str], tuple[float, float]] = {
     ("nvidia", "sm_90"): _H200,
     ("nvidia", "sm_80"): (0.97 * 19.5e12 / 108, 0.88 * 2.04e12 / 108),  # NVIDIA A100 with 80 GB
@@ -73,7 +73,7 @@ def rates(device: DeviceInfo) -> DeviceRates:
 
 
 def switched_off() -> bool:
-    """Whether the user wants estimates."""
+    """Whether the user has switched measured rates off, so that estimates hold."""
     return settings.RATES.value() == settings.OFF
 
 

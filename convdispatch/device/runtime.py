@@ -191,7 +191,7 @@ FORKED = (
     'it by "spawn" or "forkserver"'
 )
 forked = False
-"""Whether this process is such a child."""
+"""Whether this process is a forked child of a process that computes by OpenCL."""
 
 
 def refuse_forked() -> None:
@@ -310,7 +310,7 @@ def pending(queue: cl.CommandQueue) -> cl.Event:
 
 
 def hold(queue: cl.CommandQueue, event: cl.Event) -> None:
-    """What is enqueued on ``queue`` from now on begins after ``event``, a flushed command of another queue."""
+    """Make all commands enqueued on ``queue`` from now on wait for ``event``, a flushed command of another queue."""
     if isinstance(queue, Commands):
         # `event` is a CUDA stream, which stands for its commands' events
         queue.after(event)  # type: ignore[attr-defined]
@@ -322,7 +322,7 @@ def hold(queue: cl.CommandQueue, event: cl.Event) -> None:
 
 
 def complete(event: cl.Event) -> bool:
-    """Whether a command has run to its end."""
+    """Whether an OpenCL command has completed."""
     import pyopencl as cl
 
     return event.command_execution_status == cl.command_execution_status.COMPLETE

@@ -23,7 +23,7 @@ PHASES = {
     "plan": "make plans of programs",
     "packing": "pack constant weights",
 }
-"""Names of phases, and what each does."""
+"""The names of the phases, and a description of each."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Spent:
 
 @dataclass
 class Notes:
-    """What was spent, by (layer, phase); a layer is a problem's text, an operation's name, or empty."""
+    """The time spent, by (layer, phase); a layer is a problem's text, an operation's name, or empty."""
 
     spent: dict[tuple[str, str], Spent] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Notes:
 class _Thread(threading.local):
     layer = ""
     inner = 0.0
-    """Seconds of the phases that ended inside the present one."""
+    """Seconds of the inner phases that ended inside the present phase."""
 
 
 _thread = _Thread()
@@ -92,7 +92,7 @@ def layer(name: str) -> Iterator[None]:
 
 
 def current_layer() -> str:
-    """For whom this thread works; to be handed to a thread that works for it."""
+    """The layer for which this thread works, to be passed to a thread that works for it."""
     return _thread.layer
 
 

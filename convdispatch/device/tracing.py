@@ -65,7 +65,7 @@ def naming(name: str) -> Iterator[None]:
 
 
 def source() -> str:
-    """What the operations of this thread are called for; empty where nobody says so."""
+    """The name for which this thread's operations are called, such as a file's node; empty where none is set."""
     return _thread.source
 
 

@@ -23,7 +23,7 @@ TARGET = "convdispatch.convolution"
 """The name of the custom call in compiled programs; its attribute is the problem as text."""
 _alive: list[Any] = []
 _calls = Programs()
-"""By platform, the device's number and a problem's text."""
+"""Prepared calls by platform, device number and the problem's text."""
 
 
 @functools.lru_cache(maxsize=1)

@@ -25,7 +25,7 @@ class Layer:
     """What jax calls it: the scopes in which it stands, or its place."""
     problem: str
     solver: str | None
-    """None where XLA computes it."""
+    """The solver's name; None where XLA computes the convolution."""
     why: str
     """What put the solver first, or why XLA has it."""
 

@@ -35,17 +35,17 @@ class Plan(NamedTuple):
     swapped: bool
     """Whether rhs is what the problem reads first."""
     crop: tuple[tuple[int, int], ...]
-    """What is cut off lhs at both ends of each axis of space."""
+    """The number of elements cut off lhs at both ends of each spatial axis."""
     reverse_rhs: bool
     reverse_out: bool
     orders: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    """Of lhs, rhs and the result, their axes from the outermost in memory to the innermost."""
+    """The axes of lhs, rhs and the result, each from the outermost in memory to the innermost."""
     regroup: int
     """Groups whose channels change sides in rhs: of a grouped data gradient, 1 elsewhere."""
 
 
 class _Window(NamedTuple):
-    """One axis of space."""
+    """The window of the convolution along one spatial axis."""
 
     size: int
     kernel: int
@@ -101,7 +101,7 @@ def plan_of(
 
 
 class _Sizes(NamedTuple):
-    """Of lhs its batch and features, of rhs its output and input features, and the numbers of groups."""
+    """Sizes: batch and features of lhs, output and input features of rhs, and the numbers of groups."""
 
     n: int
     c: int
@@ -195,7 +195,7 @@ _READERS = {
     (True, False): _weights,
     (True, True): _weights_of_transposed,
 }
-"""By whether it is of weights, and whether lhs is dilated."""
+"""The function that reads a convolution, by whether it is a weights' gradient and whether lhs is dilated."""
 
 
 def _is_product(sizes: _Sizes, windows: Sequence[_Window]) -> bool:
@@ -216,7 +216,7 @@ def _axis(axis: str, size: int, kernel: int, stride: int, low: int, high: int, d
 
 
 def _same(problem: ConvProblem, sizes: Sequence[int]) -> None:
-    """What is read as y must have y's size. Raises Fallback."""
+    """Check that the operand that is read as y has y's size. Raises Fallback."""
     found = [getattr(problem, "o" + axis) for axis in _AXES[3 - problem.ndim :]]
     if found != list(sizes):
         raise Fallback(f"the geometry is no gradient's: its y would be {found}, got {list(sizes)}")

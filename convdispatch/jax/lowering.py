@@ -35,7 +35,7 @@ def planned(platform: str, lhs: Any, rhs: Any, out: Any, math: str | None, param
 
 
 def _math(platform: str, dtype: str, math: str | None, params: dict[str, Any]) -> str:
-    """What jax's precision asks of float32 data."""
+    """The ``math`` option that jax's precision means for float32 data."""
     if dtype != "float32":
         return "float32"
     if math is not None:
@@ -49,7 +49,7 @@ def _math(platform: str, dtype: str, math: str | None, params: dict[str, Any]) -
 
 
 def lower(platform: str, theirs: Any, math: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
-    """A rule for lowering; ``theirs`` is jax's own."""
+    """The lowering rule of a convolution; ``theirs`` is jax's own rule."""
     try:
         devices = getattr(ctx.module_context.axis_context, "num_devices", 1) or 1
         if devices > 1:
@@ -67,7 +67,7 @@ def lower(platform: str, theirs: Any, math: str | None, ctx: Any, lhs: Any, rhs:
 
 
 def _computed(plan: Plan, out: Any, params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
-    """The call, with what its operands go through before and its result behind it."""
+    """Emit the call, with the transformations of its operands before it and of its result after it."""
     lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
     lhs, rhs = (lax.convert_element_type(each, out.dtype) for each in (lhs, rhs))
     if any(map(any, plan.crop)):

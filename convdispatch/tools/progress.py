@@ -18,7 +18,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 EVERY_S = 10.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between two lines of progress if the output is no terminal."""
 
 
 class Progress:

@@ -15,7 +15,7 @@ from ..api.errors import InvalidArgument
 from ..models.imagenet import MOST_PIXELS, open_picture
 
 MOST_BYTES = 4 << 30
-"""Of a data set, as it is read by default."""
+"""The most bytes of a data set that are read by default."""
 
 FASHION_FOLDERS = (Path("/usr/share/datasets/fashion-mnist"),)
 """Where Debian's package dataset-fashion-mnist puts its files."""
@@ -35,7 +35,7 @@ class Pictures:
     test_labels: np.ndarray
     classes: tuple[str, ...]
     largest: int = 255
-    """The value of white."""
+    """The pixel value of white."""
 
     def first(self, images: int | None, test_images: int | None) -> Pictures:
         """The first ones only. Raises InvalidArgument for counts below 1 or above what there is."""

@@ -27,7 +27,7 @@ class Settings:
     data: str = "fashion-mnist"
     """``digits``, ``fashion-mnist`` or a folder; see ``data.load``."""
     images: int | None = None
-    """Only the first so many for training, ``test_images`` for testing."""
+    """Train on the first so many images only, and test on the first ``test_images``."""
     test_images: int | None = None
     epochs: int = 2
     batch: int = 64
@@ -97,7 +97,7 @@ class Run:
         return loss
 
     def loss(self) -> float:
-        """Of the last step; waits for it."""
+        """The loss of the last step; waits for it."""
         return float(self.losses[self.step - 1].numpy())
 
     def accuracy(self) -> float:

@@ -78,7 +78,7 @@ class Exchange(Library):
         return view.address, (owner, array)
 
     def contiguous(self, array: Any) -> bool:
-        """Told by ``address``."""
+        """Always True, because ``address`` copies an array that is not contiguous."""
         return True
 
     def compact(self, array: Any) -> Any:

@@ -63,7 +63,7 @@ _considered: set[Any] = set()
 _waiting: queue.SimpleQueue[_Wanted] = queue.SimpleQueue()
 _lock = threading.Lock()
 _switching = threading.Lock()
-"""Held while a plan is made here; a capture begins without it."""
+"""This lock is held while a plan is made in this process; a capture begins only when it is free."""
 _capturing = 0
 _spent = 0.0
 _busy = 0

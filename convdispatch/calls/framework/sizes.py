@@ -14,8 +14,9 @@ from collections.abc import Callable, Hashable
 MEETINGS = 3
 """Calls of a further size from which on its kernel is compiled: it will be met again, most likely."""
 FIRST_SIZES = 16
-"""Most sizes of layers alike that wait: a net has such layers at several resolutions, each with weights of its own.
-Weights that are computed anew for each call, as weight norm's, are told from these by this number alone."""
+"""The most sizes of similar layers whose calls wait for their kernel: a net has such layers at several resolutions,
+each with weights of its own. Weights that are computed anew for each call, as weight norm's, are told from these by
+this number alone."""
 REMEMBERED = 4096
 """The number of layers, and of sizes, that are remembered."""
 
@@ -27,7 +28,7 @@ class _Layer:
         self.first: set[int] = set()
         self.weights: dict[int, Callable[[], bool]] = {}
         self.prepared = False
-        """Whether some sizes were made ready before they were met, so that nobody may count sizes by itself."""
+        """Whether some sizes were compiled before their first call, so that a caller must not count sizes by itself."""
 
 
 class Sizes:
@@ -68,7 +69,7 @@ class Sizes:
         return found is not None and found.prepared
 
     def met(self, size: Hashable) -> int:
-        """How often a further size was met, now included."""
+        """How often a further size was encountered, this call included."""
         with self._lock:
             number = hash(size)
             count = self._met[number] = self._met.pop(number, 0) + 1

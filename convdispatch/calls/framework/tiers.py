@@ -52,10 +52,10 @@ _FLOPS, _BYTES = 20e12, 2e12
 
 @dataclass
 class Framework:
-    """What tiers ask of a framework."""
+    """The functions of a framework that tiers call."""
 
     capturing: Callable[[], bool]
-    """Whether a stream's commands are being captured: nothing changes tier then."""
+    """Whether a stream's commands are being captured, during which no call changes its tier."""
     several: Callable[[], bool]
     """Whether this process is one of several that take the same decisions: calls wait, so that all run the same."""
     count: Callable[[], None]
@@ -70,13 +70,13 @@ class Compiling(Fallback):
 
 
 class _Allowance:
-    """What bursts of new problems have taken within calls, and loading. Under ``_lock``."""
+    """Seconds that bursts of new problems, and loading of plans, have taken within calls. Used under ``_lock``."""
 
     def __init__(self) -> None:
         self.burst, self.last, self.loaded, self.since = 0.0, 0.0, 0.0, 0.0
 
     def may_plan(self, now: float) -> bool:
-        """Whether a new problem is planned within its call."""
+        """Whether a new problem may be planned within its call."""
         if pending():
             return False
         if now - self.last > LULL_S:
@@ -93,7 +93,7 @@ class _Allowance:
 
 
 class _HostAllowance:
-    """Loading on a CPU takes a share of the time from calls, whatever comes. Under ``_lock``."""
+    """On a CPU, loading of plans may take a fixed share of the calls' time. Used under ``_lock``."""
 
     def __init__(self) -> None:
         self.saved, self.last = HOST_LOAD_S, 0.0
@@ -130,7 +130,7 @@ def _tier() -> str | None:
 
 
 def _promised(policy: Policy, framework: Framework) -> bool:
-    """Whether more is promised of a call than right numbers."""
+    """Whether a policy promises more than correct results, or several processes must run the same."""
     return policy.deterministic or policy.frozen or framework.several()
 
 
@@ -216,7 +216,7 @@ class Pending:
 
 
 def timed(find: Callable[[], Any]) -> Any:
-    """What ``find()`` answers; the time that it takes, as bringing up a device does, is of the burst's."""
+    """Returns ``find()``; its time, such as that of initialising a device, counts as part of the burst."""
     begin = time.perf_counter()
     try:
         with collection_put_off():

@@ -57,7 +57,7 @@ class PlannerPool:
     def __init__(self, device: cl.Device) -> None:
         self.device = device
         self.made = artifact_store.Gathered(artifact_store.identity(device))
-        """What children made, until they end; ``lent`` puts it in force."""
+        """The artifacts that child processes made, until they end; ``lent`` puts them in force."""
         self.made.name = ""
         self._info = runtime.device_info(device)
         self._for_cuda = self._info.vendor == "nvidia"
@@ -138,7 +138,8 @@ class PlannerPool:
             task.answer.set_exception(NoHelp(why))
 
     def _forget(self) -> None:
-        """Records, rules or plugins changed: children forget too; texts and binaries stay true."""
+        """Records, rules or plugins changed, so child processes must forget their choices too; texts and binaries stay
+        valid."""
         self._epoch += 1
 
     # --- one thread for each child process --------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class PlannerPool:
 
 
 def _shorten(tables: dict[str, Any], most: int) -> None:
-    """Let go of the texts and binaries that came first, beyond so many bytes."""
+    """Drop the oldest texts and binaries, beyond so many bytes."""
     for name in ("texts", "programs"):
         table = tables[name]
         size = sum(map(len, list(table.values())))

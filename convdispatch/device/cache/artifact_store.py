@@ -29,20 +29,20 @@ _COMPILERS = ("CL_CONFIG_", "POCL_", "IGC_")
 
 
 class Collection(Protocol):
-    """What one file holds for one kind of device."""
+    """The artifacts that one file holds for one kind of device."""
 
     name: str
     identity: dict[str, str]
 
     def get(self, table: str, key: str) -> Any:
-        """The value, or None."""
+        """The stored value, or None."""
 
     def holds(self, table: str) -> bool:
-        """Whether there is any value in a table."""
+        """Whether the collection has any value in a table."""
 
 
 class Gathered:
-    """What was made for one kind of device."""
+    """The artifacts that were made for one kind of device."""
 
     def __init__(self, identity: dict[str, str], all_weights: bool = False) -> None:
         self.name, self.identity, self.all_weights = "what was just made", identity, all_weights
@@ -85,13 +85,13 @@ def _fixed(device: cl.Device) -> dict[str, str]:
 
 
 def decision_key(problem: ConvProblem, policy: Policy) -> str:
-    """Under what a decision for a problem is found; files hold those of the default policy alone."""
+    """The key of a decision for a problem; files hold decisions of the default policy only."""
     selection = policy.selection
     return str(problem) if selection == Policy() else f"{problem} under {selection}"
 
 
 def key_of(*parts: str | bytes) -> str:
-    """A name for what follows from ``parts``."""
+    """A digest of ``parts``, as the key of an artifact that follows from them."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -111,7 +111,7 @@ def in_force(device: cl.Device | None = None) -> bool:
 
 
 def wanted(device: cl.Device | None = None) -> bool:
-    """Whether somebody gathers, or a collection answers."""
+    """Whether artifacts are being gathered, or any collection is in force."""
     return bool(_gathering) or (bool(_in_force) and in_force(device))
 
 
@@ -121,7 +121,7 @@ def wants_texts() -> bool:
 
 
 def gathers() -> bool:
-    """Whether anything is collected now."""
+    """Whether artifacts are being gathered now."""
     return bool(_gathering)
 
 
@@ -163,13 +163,13 @@ def gathering(device: cl.Device, all_weights: bool = False) -> Iterator[Gathered
 
 
 def put_in_force(collection: Collection) -> None:
-    """From now on it answers, before those that already do."""
+    """From now on ``find`` searches this collection, before those that are in force already."""
     with _lock:
         _in_force.insert(0, collection)
 
 
 def take_out_of_force(collection: Collection) -> None:
-    """It answers no more; what was made of it stays."""
+    """``find`` no longer searches this collection; programs and plans made from it stay."""
     with _lock:
         _in_force[:] = [one for one in _in_force if one is not collection]
         _is_for.cache_clear()

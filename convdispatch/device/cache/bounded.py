@@ -24,7 +24,7 @@ KB, MB = 1 << 10, 1 << 20
 RETURNS = 4
 """Times that an entry is made again after it had gone, from which on it is not new any more."""
 REMEMBERED = 8192
-"""Keys of entries that went, whose returns are counted."""
+"""The number of evicted keys that are remembered, to count how often each returns."""
 LOW_WATER = 0.9
 """Share of a bound down to which entries go once it is exceeded: to look for them takes longer than one is worth."""
 
@@ -44,7 +44,7 @@ class _Making(threading.local):
 
 
 _making = _Making()
-"""What this thread asked for while it makes a value: the parts of that."""
+"""The entries that this thread looked up while it makes a value: they are parts of that value."""
 
 
 class _Pending:
@@ -64,7 +64,7 @@ class Budget:
         self._entries: set[_Entry] = set()
         self.nbytes = self.new_nbytes = 0
         self._returns: OrderedDict[int, int] = OrderedDict()
-        """By the hash of a key that went: how often it had gone."""
+        """How often each key was evicted, by the key's hash."""
 
     def add(self, entry: _Entry, new: bool) -> list[_Entry]:
         """Count an entry, and take out those that go for it. Under the lock; a large one alone stays."""
@@ -164,7 +164,7 @@ class Families:
         self._known: OrderedDict[Hashable, set[int]] = OrderedDict()
 
     def further(self, family: Hashable, key: Hashable) -> bool:
-        """Whether ``key`` is none of the first few of its family."""
+        """Whether ``key`` is not among the first few keys of its family."""
         known = self._known.setdefault(family, set())
         if len(known) < self._first:
             known.add(hash(key))
@@ -173,7 +173,7 @@ class Families:
         return hash(key) not in known
 
     def forget(self) -> None:
-        """What comes next comes first."""
+        """Forget all families: the next key of each counts as its first."""
         self._known.clear()
 
 
@@ -204,7 +204,7 @@ class Bounded:
         return sum(entry.nbytes for entry in list(self._all.values()))
 
     def get(self, key: Hashable) -> Any:
-        """The value, or None."""
+        """The cached value of a key, or None."""
         found = self._all.get(key)
         if found is None:
             return None
@@ -221,11 +221,11 @@ class Bounded:
         return found.value
 
     def put(self, key: Hashable, value: Any, nbytes: int = 0, new: bool = False) -> None:
-        """Hold a value of ``nbytes``, and let others go for it."""
+        """Cache a value of ``nbytes`` bytes, and evict others where the budget requires it."""
         self._keep(key, value, nbytes, new, [], _making.parts)
 
     def grow(self, key: Hashable, nbytes: int) -> None:
-        """Count ``nbytes`` more for a value that is held."""
+        """Count ``nbytes`` more for a cached value."""
         found = self._all.get(key)
         if found is not None:
             with self._budget.lock:
@@ -295,7 +295,7 @@ class Bounded:
 
 
 def _tell(gone: list[_Entry]) -> None:
-    """Say to each cache what of it went."""
+    """Tell each cache which of its entries were evicted."""
     by_cache: dict[Bounded, list[Any]] = {}
     for entry in gone:
         by_cache.setdefault(entry.cache, []).append(entry.value)

@@ -20,11 +20,11 @@ from ..memory.host_pool import HostPool
 from .queues import OpenCLQueue
 
 _POOLED = 1 << 16
-"""Bytes from which on a result is from the pool; below, the C library keeps its memory anyway."""
+"""Results of so many bytes or more come from the pool; smaller blocks the C library reuses anyway."""
 
 
 class Place(NamedTuple):
-    """Under what a device's host memory is counted among its pools."""
+    """The key under which a device's host memory is counted among its pools."""
 
     device: cl.Device
     kind: str = "host"
@@ -40,7 +40,7 @@ class HostMemory(cl.SVM):
 
     @classmethod
     def at(cls, address: int, size: int, held: Any = None) -> HostMemory:
-        """Over ``size`` bytes at an address, which ``held`` keeps."""
+        """Host memory of ``size`` bytes at an address, which ``held`` keeps alive."""
         made = cls((ctypes.c_ubyte * max(size, 1)).from_address(address))
         made.held = held
         return made
@@ -50,7 +50,7 @@ class HostMemory(cl.SVM):
         return HostMemory.at(self.svm_ptr + offset, size, self)
 
     def bytes(self, offset: int, size: int) -> np.ndarray:
-        """A view of the bytes."""
+        """A view of a range of the bytes."""
         return np.frombuffer((ctypes.c_ubyte * size).from_address(self.svm_ptr + offset), np.uint8)
 
 

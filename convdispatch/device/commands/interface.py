@@ -51,7 +51,7 @@ class Kernel:
             self.make()  # raises with the driver's message, as the program has no such kernel
         self.lock = threading.Lock()  # a cl.Kernel stores its arguments: setting them and launching must not interleave
         self.streams: Any = None
-        """What launches it on CUDA's streams, once it has been asked for."""
+        """The CUDA function that launches the kernel on streams, once it has been loaded."""
 
     @property
     def bound(self) -> cl.Kernel:
@@ -83,7 +83,7 @@ class Late:
         self.ask, self.value = ask, None
 
     def draw(self) -> None:
-        """Ask; kernels that are enqueued from now on get the answer."""
+        """Ask for the number; kernels that are enqueued from now on get it."""
         self.value = self.ask()
 
 
@@ -99,9 +99,10 @@ class Commands:
     context: cl.Context
     device: cl.Device
     kind = "opencl"
-    """Of its memory: what is made for one kind is of use to others of the same kind, context and device."""
+    """The kind of memory that commands use: a binding made for one kind serves all of the same kind, context and
+    device."""
     replayed = False
-    """Whether commands are kept, and run later, perhaps many times."""
+    """Whether commands are recorded, and run later, perhaps many times."""
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Any:
         """Run a kernel; ``arguments`` are memory, None for a null pointer, and numbers as ``kernel.dtypes`` says."""
@@ -120,11 +121,12 @@ class Commands:
         raise NotImplementedError
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Any:
-        """Make ``size`` bytes from byte ``offset`` on a NumPy number, again and again."""
+        """Fill ``size`` bytes from byte ``offset`` on with repetitions of a NumPy number."""
         raise NotImplementedError
 
     def allocate(self, size: int) -> Any:
-        """Memory of at least ``size`` bytes for commands given here; it may be let go as soon as they are given."""
+        """Memory of at least ``size`` bytes for commands given here; it may be released as soon as they are
+        enqueued."""
         raise NotImplementedError
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
@@ -154,7 +156,7 @@ class Commands:
         return event.command_execution_status == cl.command_execution_status.COMPLETE
 
     def flush(self) -> Any:
-        """See to it that the commands so far run without another word."""
+        """Flush: the commands so far will run without a further call."""
         return None
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ class OpenCLQueue(Commands):
 
     @property
     def properties(self) -> int:
-        """The queue's: whether it is in order."""
+        """The queue's properties, which say whether it is in order."""
         return self.queue.properties
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> cl.Event:
@@ -108,7 +108,7 @@ class OpenCLQueue(Commands):
 
 
 def _itself(memory: Any) -> Any:
-    """Memory as a kernel's argument."""
+    """Returns memory unchanged, as a kernel's argument."""
     return memory
 
 

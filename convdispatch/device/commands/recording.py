@@ -1,4 +1,4 @@
-"""Recording: stands where a queue does while work is enqueued, and keeps the commands to be replayed without Python.
+"""Recording takes the place of a queue while work is enqueued, and stores the commands, to be replayed without Python.
 
 Memory asked for meanwhile is only a Slot: how long each is in use is known when the recording ends, so that all of them
 share one arena. Commands stay in the order in which they came. What cannot be recorded (a plan that calls another
@@ -54,14 +54,14 @@ class Command:
     what: str
     step: int = 0
     kernel: Kernel | None = None
-    """What it launches, with ``arguments``; None for other commands."""
+    """The kernel that the command launches with ``arguments``; None for other commands."""
     arguments: Sequence[Any] = ()
-    """Of the kernel, or of the call of ``copy``; none for other commands."""
+    """The arguments of the kernel, or of the call of ``copy``; empty for other commands."""
     late: bool = False
-    """Whether it takes a number that is asked for anew at each replay."""
+    """Whether the command takes a number that is asked for anew at each replay."""
 
     def wait(self) -> None:
-        """Raises InvalidArgument: it has not run."""
+        """Raises InvalidArgument, because a recorded command has not run."""
         raise InvalidArgument("a recorded command runs when it is replayed, there is nothing to wait for")
 
 
@@ -70,12 +70,12 @@ class Recording(Commands):
     """What plans and tensors take for a queue (in order) of ``queue``'s context and device."""
 
     queue: cl.CommandQueue
-    """The real one: work that must happen now, such as packing constant weights, goes there."""
+    """The real queue, which takes work that must happen now, such as packing constant weights."""
     commands: list[Command] = field(default_factory=list)
     step: int = 0
-    """The present unit of work; the caller counts."""
+    """The number of the present unit of work, which the caller counts."""
     lates: list[Late] = field(default_factory=list)
-    """What a replay draws before it begins."""
+    """The late numbers that a replay draws before it begins."""
 
     replayed = True
 
@@ -177,7 +177,7 @@ class Recording(Commands):
 
 
 def with_numbers(kernel: Kernel, arguments: Sequence[Any]) -> cl.Kernel:
-    """A kernel of its own with all its arguments set but slots."""
+    """A new pyopencl kernel with all arguments set except slots."""
     made = kernel.plain()
     for at, (given, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
         if type(given) is not Slot:

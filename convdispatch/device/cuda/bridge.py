@@ -37,11 +37,13 @@ _AT_LEAST = 0
 _FAILED = -1
 _REMEMBERED = 1024
 _MOST = 64
-"""Bridges kept; beyond, those of queues without work go, and are made anew should their queue be used again."""
+"""The most bridges that are cached; beyond, those of idle queues are dropped, and made anew if their queue is used
+again."""
 _TOGETHER = 8
-"""Pieces of brief work whose events one call completes, at most."""
+"""The most pieces of brief work whose events one host call completes."""
 _LOOK, _SELDOM = 2e-5, 1e-3
-"""Seconds between two looks whether a call that was put off is due; ever more where none is, at most the second."""
+"""Seconds between two checks whether a postponed host call is due: the first value, growing to the second while none
+is."""
 _bridges: dict[Any, Bridge] = {}
 _pools: dict[Any, StreamPool] = {}
 _lock = threading.Lock()
@@ -90,7 +92,7 @@ class Bridge:
         self._lock.release()
 
     def idle(self) -> bool:
-        """Whether no work is in flight, and no call is to be made."""
+        """Whether no work is in flight, and no host call is postponed."""
         return self._put_off is None and self._streams.idle()
 
     def enter(self, wait_for: Sequence[cl.Event] | None = None) -> None:
@@ -157,7 +159,7 @@ class Bridge:
 
     @property
     def behind(self) -> bool:
-        """Whether a call was put off and is still to be made."""
+        """Whether a postponed host call is still to be made."""
         return self._put_off is not None
 
     def catch_up(self, now: bool = False) -> None:

@@ -13,7 +13,7 @@ from ..memory.cuda_imports import NO_MEMORY, REFUSED, opencl_buffer
 from ..runtime import context, find_device
 
 LARGE = 512 << 20
-"""Bytes that are imported."""
+"""Bytes of the block that the trial imports."""
 
 
 def attempt(address: str) -> None:

@@ -1,4 +1,4 @@
-"""Memory: a pool for each queue, counted and limited by device, and one allocation's views in OpenCL and CUDA.
+"""Device memory: a pool for each queue, counted and limited per device, and shared by OpenCL and CUDA where possible.
 
 Work on one in-order queue may use a block again as soon as the host has let go of it, work on another queue may not:
 so each queue has a pool. On an NVIDIA device with CUDA's driver the blocks are memory that CUDA sees too (see
@@ -53,13 +53,13 @@ _LARGE = 1 << 27
 """Bytes from which a block is compared with what the device allocates at most: few are, for asking takes time."""
 _lock = threading.RLock()
 _pools: dict[Any, Any] = {}
-"""By queue; the keys are references of our own."""
+"""The pool of each queue; the keys are references that this module made."""
 _joined: dict[Any, Any] = {}
 """Pools that are no queue's, such as that of the host's memory; the keys have a device."""
 _callers: dict[Any, Any] = {}
 """The caller's object for a queue, by the same keys: its references tell whether anybody holds the queue."""
 _arenas: dict[Any, Arena | None] = {}
-"""By context; None where memory is OpenCL's alone."""
+"""The arena of each context; None where memory is OpenCL's alone."""
 _limits: dict[Any, int] = {}
 
 
@@ -68,10 +68,10 @@ class MemoryStatistics:
     """One device's memory, in bytes and blocks, over all its queues' pools."""
 
     held_bytes: int
-    """Taken from the device: in use, or kept for the next call."""
+    """Bytes taken from the device, in use or kept for the next call."""
     active_bytes: int
     held_blocks: int
-    """Kept for the next call."""
+    """Blocks that are kept for the next call."""
     active_blocks: int
     limit: int | None
     shared_with_cuda: bool
@@ -130,12 +130,12 @@ def join(place: Any, pool: Any) -> Any:
 
 
 def _all() -> list[tuple[Any, Any]]:
-    """Every pool, with what has its device."""
+    """Every pool, with its queue or other key, which has a ``device``."""
     return [*_pools.items(), *_joined.items()]
 
 
 def _take(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
-    """A pool's block; where the device is full, after what waits for its next use in any pool has gone back."""
+    """A block from a pool; where the device is full, unused blocks of all pools are given back first."""
     _must_fit(queue, size)
     return with_room(queue.device, lambda: pool.allocate(size, **options))
 
@@ -164,7 +164,7 @@ def with_room(device: cl.Device, allocate: Callable[[], Any]) -> Any:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether OpenCL or CUDA say that memory is used up."""
+    """Whether an error of OpenCL or CUDA says that memory is used up."""
     import pyopencl as cl
 
     text = str(error)
@@ -175,7 +175,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def make_room(device: cl.Device) -> bool:
-    """Give back what waits for its next use; False in ``no_wait``, where a thread must not wait, and when frozen."""
+    """Give unused blocks back to the device; returns False in ``no_wait``, where a thread must not wait, and when
+    frozen."""
     if no_wait.depth or current_policy().frozen:
         return False
     # If nothing could be given back, the allocation that follows fails and says so.
@@ -185,7 +186,7 @@ def make_room(device: cl.Device) -> bool:
 
 
 def full(device: cl.Device, error: BaseException) -> MemoryLimit:
-    """What a caller is told where memory is used up."""
+    """The MemoryLimit error for a device whose memory is used up."""
     found = memory_statistics(device)
     return MemoryLimit(
         f"{device.name.strip()} has no memory left ({error}); {found.active_bytes} bytes of this process' pools are in "
@@ -284,7 +285,7 @@ def set_memory_limit(device: cl.Device, limit: int | None) -> None:
 
 
 def memory_statistics(device: cl.Device) -> MemoryStatistics:
-    """What a device's pools hold now."""
+    """The memory that a device's pools hold now."""
     pools = [pool for place, pool in _all() if place.device == device]
     return MemoryStatistics(
         held_bytes=sum(pool.managed_bytes for pool in pools),
@@ -369,7 +370,7 @@ class _NoPool:
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
 
     def free_held(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because no memory is kept."""
 
 
 def _arena(context: cl.Context, device: cl.Device) -> Arena | None:

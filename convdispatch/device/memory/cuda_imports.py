@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 USUAL = 384 << 20
 """Bytes of the largest import that ended no process anywhere."""
 _EXTERNAL_FD = 0x2060
-"""CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR"""
+"""OpenCL's constant CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR."""
 _SECONDS = 60
 _CHILD = ("-m", "convdispatch.device.cuda.import_trial")
 REFUSED, NO_MEMORY = 3, 4
 """The child's exit statuses where OpenCL answers with an error, and where there is no memory to try it with."""
 _CRASHES = tuple(-getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS") if hasattr(signal, name))
 _ANSWERS = {0: "safe", REFUSED: "refused", **dict.fromkeys(_CRASHES, "crashes")}
-"""What is kept, by exit status; any other says nothing about the driver."""
+"""The cached answer by the child's exit status; any other status says nothing about the driver."""
 _lock = threading.Lock()
 _known: dict[cl.Device, bool] = {}
 
@@ -114,7 +114,7 @@ def _large_are_safe(device: cl.Device) -> bool:
 
 
 def _tried(device: cl.Device) -> tuple[int | None, str]:
-    """How a child that imports a large block ends, and its last words."""
+    """The exit status of a child process that imports a large block, and the last line of its errors."""
     home = str(Path(__file__).parents[3])
     paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
     command = [sys.executable or "python3", "-W", "ignore", *_CHILD, address(device)]

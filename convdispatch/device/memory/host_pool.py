@@ -16,7 +16,7 @@ from collections import OrderedDict
 from typing import Any
 
 KEEP = 1 << 29
-"""Bytes that may lie unused; the blocks that have lain longest go first."""
+"""The most bytes of unused blocks; those that have been unused longest are freed first."""
 _STEPS = 8
 """Sizes of blocks in each power of two: at most an eighth of a block is waste."""
 
@@ -33,14 +33,14 @@ class HostPool:
         # The lock is reentrant, because a garbage collection inside a locked block may end a lease.
         self._lock = threading.RLock()
         self._free: OrderedDict[int, mmap.mmap] = OrderedDict()
-        """By the order of coming back."""
+        """Unused blocks, in the order in which they came back."""
         self._by_size: dict[int, list[int]] = {}
         self._turn = 0
         self.free_bytes = self.active_bytes = self.active_blocks = 0
 
     @property
     def managed_bytes(self) -> int:
-        """Bytes held: in use, or kept."""
+        """Bytes that the pool holds, in use or not."""
         return self.free_bytes + self.active_bytes
 
     @property
@@ -49,7 +49,7 @@ class HostPool:
         return len(self._free)
 
     def has(self, size: int) -> bool:
-        """Whether a block for ``size`` bytes waits."""
+        """Whether an unused block for ``size`` bytes is there."""
         return bool(self._by_size.get(_capacity(max(size, 1))))
 
     def allocate(self, size: int) -> Any:
@@ -77,7 +77,7 @@ class HostPool:
         return lease
 
     def take_back(self, block: mmap.mmap) -> None:
-        """A block is no longer used."""
+        """Take back a block that is no longer used."""
         capacity = len(block)
         with self._lock:
             self.active_bytes -= capacity

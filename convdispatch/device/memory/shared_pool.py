@@ -32,11 +32,11 @@ _lock = threading.RLock()
 _addresses: dict[int, int] = {}
 """CUDA address by ``int_ptr`` of an OpenCL buffer."""
 _blocks: dict[int, _Block] = {}
-"""By CUDA address."""
+"""Blocks of shared memory by their CUDA address."""
 
 
 def out_of_order(queue: cl.CommandQueue) -> bool:
-    """Whether order on a queue is what events say, and nothing else."""
+    """Whether a queue is out of order, so that only events order its commands."""
     import pyopencl as cl
 
     real = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
@@ -44,7 +44,7 @@ def out_of_order(queue: cl.CommandQueue) -> bool:
 
 
 def cuda_address(memory: cl.MemoryObject) -> int | None:
-    """Where CUDA sees a buffer, or None when it does not: memory that is not from ``allocate``, or not NVIDIA's."""
+    """A buffer's CUDA address, or None when it has none: memory that is not from ``allocate``, or not NVIDIA's."""
     found = _addresses.get(memory.int_ptr)
     if found is not None or not _addresses:
         return found
@@ -56,7 +56,8 @@ def cuda_address(memory: cl.MemoryObject) -> int | None:
 
 
 def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:
-    """(buffer, bytes into it) of pool memory that CUDA sees at ``address``, held in use; None for other memory."""
+    """Returns (buffer, byte offset) of the pool memory at a CUDA ``address``, and keeps it in use; None for other
+    memory."""
     for start, block in list(_blocks.items()):
         if start <= address < start + block.size and (lease := block.lease()) is not None:
             import pyopencl as cl
@@ -83,7 +84,7 @@ class _Block:
     def __post_init__(self) -> None:
         self.handle, self.after = self.memory.int_ptr, None
         self.lease: Callable[[], _Lease | None] = lambda: None
-        """Answers what holds it in use."""
+        """Returns the lease that holds the block in use."""
         start = _addresses.get(self.handle)
         if start is not None:
             _blocks[start] = self
@@ -104,7 +105,7 @@ class _Lease:
 
 
 class Arena:
-    """Where one device's shared pools get blocks from; safe from several threads."""
+    """The source of blocks for one device's shared pools; safe from several threads."""
 
     def __init__(self, context: cl.Context, cuda: Cuda) -> None:
         self._context, self._cuda = context, cuda
@@ -241,7 +242,7 @@ class SharedPool:
         return None
 
     def take_back(self, block: _Block) -> None:
-        """The host has let go of the block."""
+        """Take back a block that the host has released."""
         if self._disorderly:
             # An event of all commands so far: on an out-of-order queue any of them may still use the block.
             block.after = self._marker(self._queue)
@@ -262,7 +263,7 @@ class SharedPool:
 
 
 def _popped(waiting: list[_Block]) -> _Block | None:
-    """The last of them, unless another thread took it: without a lock, which takes as long."""
+    """The last waiting block, unless another thread took it; without a lock, which would take as long."""
     try:
         return waiting.pop()
     except IndexError:

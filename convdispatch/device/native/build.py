@@ -63,7 +63,7 @@ def command(target: Path) -> list[str]:
 
 
 def build(folder: Path = _HERE) -> Path:
-    """Compile it into a folder; the module's place. Raises Unbuildable with the compiler's own words."""
+    """Compile the module into a folder; returns its path. Raises Unbuildable with the compiler's message."""
     target = folder / NAME
     aside = target.with_suffix(f".{os.getpid()}")
     done = subprocess.run(command(aside), capture_output=True, text=True, check=False)
@@ -74,7 +74,7 @@ def build(folder: Path = _HERE) -> Path:
 
 
 def main() -> int:
-    """Build; 1 where it cannot be."""
+    """Build the module; returns exit status 1 where it cannot be built."""
     try:
         print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else _HERE))
     except Unbuildable as why:

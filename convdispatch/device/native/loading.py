@@ -58,12 +58,12 @@ def host_launcher() -> Any:
 
 
 def unavailable() -> str | None:
-    """Why calls go by Python, in words; None where the native path runs."""
+    """The reason why calls go through Python; None where the native path runs."""
     return _opened(DRIVER)
 
 
 def last() -> list[str]:
-    """The solvers whose launches the native path gave last, the latest first."""
+    """The solvers whose launches the native path made last, the latest first."""
     return _loaded()[0].launches() if _loaded.cache_info().currsize and _loaded()[0] is not None else []
 
 
@@ -80,7 +80,8 @@ def _opened(driver: str) -> str | None:
 
 
 def _handles(torch: Any) -> tuple[Any, Any]:
-    """What makes a tensor of its handle, which it leaves, and a new handle of a tensor. Raises RuntimeError."""
+    """Returns two functions: a tensor from its handle, which stays valid, and a new handle of a tensor. Raises
+    RuntimeError."""
     handles, probe = torch._C._aoti, torch.empty(0)
     capsule = handles.unsafe_alloc_void_ptr_from_tensor(probe)
     held = probe._use_count()

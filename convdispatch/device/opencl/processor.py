@@ -70,7 +70,7 @@ def quota(groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> floa
 
 
 def _limit(group: Path) -> float | None:
-    """A control group's own quota, in processors."""
+    """The quota of one control group alone, in processors."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             given, period = " ".join((group / name).read_text(encoding="utf-8") for name in names).split()

@@ -72,7 +72,7 @@ def _try(library: str) -> str:
 
 
 def _key(library: str) -> str:
-    """The file as it lies there; of a bare name, what the linker knows."""
+    """A key of the library's file as it is on the disk; for a bare name, what the linker knows of it."""
     for path in (Path(library), _LINKER):
         with contextlib.suppress(OSError):
             stated = path.stat()

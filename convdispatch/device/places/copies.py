@@ -26,16 +26,16 @@ class CopyPlace(NamedTuple):
     keeps: bool = False
 
     def bind(self, executable: Executable) -> CopyLaunches:
-        """The executable on buffers, between copies."""
+        """Bind the executable to buffers, to and from which the operands are copied."""
         return CopyLaunches(executable, self)
 
     @staticmethod
     def operand(packed: cl.MemoryObject) -> Any:
-        """Packed weights among the addresses of a call: the buffer itself."""
+        """What stands for packed weights among a call's addresses: the buffer itself."""
         return packed
 
     def memory(self, queue: cl.CommandQueue, address: int, size: int | None) -> cl.MemoryObject:
-        """A buffer with the values at an address."""
+        """A buffer that holds the values at a host address."""
         copies = _Copies(queue)
         buffer = copies.read(_bytes_at(address, size or 0))
         cl.wait_for_events(copies.events)
@@ -92,7 +92,7 @@ class CopyLaunches:
         return True
 
     def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> None:
-        """The native call path takes addresses alone."""
+        """Returns None, because the native call path launches on addresses only, not on buffers."""
 
 
 class _Copies:
@@ -104,7 +104,7 @@ class _Copies:
         self._after: list[Callable[[Any], Any]] = []
 
     def read(self, array: Any) -> cl.MemoryObject:
-        """A buffer with the values of bytes of the host's, to be read alone."""
+        """A read-only buffer with the values of an array of host bytes."""
         if self._on_host:
             flags = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
             return cl.Buffer(self.queue.context, flags, hostbuf=array)
@@ -144,7 +144,7 @@ class _Copies:
 
 
 def _shares_memory(device: cl.Device) -> bool:
-    """Whether a buffer may lie over the host's memory without a copy."""
+    """Whether the device's buffers can use the host's memory without a copy."""
     return bool(runtime.device_info(device).type == "cpu")
 
 

@@ -1,4 +1,4 @@
-"""An executable on OpenCL's queues: what is left of a call is to set its buffers and to enqueue."""
+"""An executable on OpenCL queues: a call only sets its buffers as kernel arguments and enqueues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class QueuePlace(NamedTuple):
     context: cl.Context
 
     def bind(self, executable: Executable) -> QueueLaunches | QueueEnqueue:
-        """The plan enqueues anew where a kernel takes a part of an operand or of scratch memory."""
+        """Bind the executable; its plan enqueues anew where a kernel takes a part of an operand or of scratch
+        memory."""
         parts = any(offset for launch in executable.launches for _, _, offset in launch.memory)
         return QueueEnqueue(executable) if executable.opaque or parts else QueueLaunches(executable)
 
@@ -36,7 +37,7 @@ class QueueEnqueue:
         self._enqueue = executable.enqueue
 
     def run(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
-        """Enqueue everything on the operands' buffers; the last command's event."""
+        """Enqueue everything on the operands' buffers; returns the last command's event."""
         before = thread.given
         try:
             return self._enqueue(queue, *operands, wait_for=wait_for)  # type: ignore[misc]

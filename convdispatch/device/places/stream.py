@@ -1,4 +1,4 @@
-"""An executable on CUDA's streams: what is left of a call is to write addresses among packed arguments and launch."""
+"""An executable on CUDA streams: a call only writes addresses into packed arguments and launches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StreamPlace(NamedTuple):
     cuda: Cuda
 
     def bind(self, executable: Executable) -> StreamLaunches | None:
-        """None where the plan enqueues anew at each call: an opaque one, or one with memory of its own, which is
-        OpenCL's. Raises Unlaunchable."""
+        """Returns None where the plan must enqueue anew at each call: an opaque one, or one with memory of its own,
+        which is OpenCL's. Raises Unlaunchable."""
         for kernel, arguments, _ in executable.launches:
             for argument, dtype in zip(arguments, kernel.dtypes, strict=True):
                 if dtype is None and hasattr(argument, "int_ptr"):
@@ -40,7 +40,8 @@ class StreamLaunches:
     def __init__(self, executable: Executable, cuda: Cuda) -> None:
         self._lock, self._context = threading.Lock(), cuda.context.value
         self.given = []
-        """Functions, their arguments, and (argument, operand, offset) of those that are memory of a call."""
+        """Tuples of a function, its arguments, and (argument, operand, offset) for each argument that is memory of a
+        call."""
         for kernel, arguments, memory in executable.launches:
             places = {index for index, _, _ in memory}
             numbers = [0 if index in places or each is None else each for index, each in enumerate(arguments)]

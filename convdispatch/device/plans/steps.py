@@ -56,7 +56,7 @@ class Product:
         object.__setattr__(self, "places", tuple(OPERANDS.index(name) for name in (self.a, self.b, self.c)))
 
     def __call__(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
-        """Enqueue on ``queue``; operands in the order of OPERANDS."""
+        """Enqueue the product on ``queue``, with operands in the order of OPERANDS."""
         a, b, c = self.places
         _, _, _, workspace, bias, residual = operands
         return self.plan.enqueue(

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 _FORM = b"convdispatch kernel 1\n"
 _MOST = 1 << 30
-"""Bytes of all files; beyond, those that were not used for longest are removed."""
+"""The most bytes of all cached files; beyond, the least recently used ones are removed."""
 _SLOW = 0.05
 """Seconds after which a build is worth a thread of its own, also of a binary, which a driver may compile further."""
 _at_once = threading.BoundedSemaphore(8)
 """Builds in this process: one that built from fourteen threads ended without a word (NVIDIA's 580.159, seen once)."""
 _SWEEPS = 64
-"""How often all files are looked at while as many bytes are written as may be kept."""
+"""The number of sweeps over all files while as many bytes are written as may be cached."""
 
 
 def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
@@ -91,7 +91,7 @@ def _loaded(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Pr
 
 
 def _stored(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
-    """A binary that was kept, loaded now, or when OpenCL launches it."""
+    """A program from a cached binary, loaded now, or when OpenCL first launches it."""
 
     def build() -> cl.Program:
         return built(context, options, context.devices, [binary])
@@ -100,7 +100,7 @@ def _stored(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Pr
 
 
 def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program | PtxProgram:
-    """From its file, or compiled."""
+    """The program from its file, or newly compiled."""
     import pyopencl as cl
 
     place = folder()
@@ -118,7 +118,7 @@ def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Prog
 
 
 def _keeps_kernels(device: cl.Device) -> bool:
-    """Whether what the driver keeps itself is enough; of NVIDIA's nobody knows what it keeps."""
+    """Whether the driver's own cache is enough; it is not on NVIDIA, whose driver does not tell what it has cached."""
     from pyopencl.characterize import has_src_build_cache
 
     return not device.platform.name.startswith("NVIDIA") and bool(has_src_build_cache(device))
@@ -176,7 +176,7 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
 
 
 def folder() -> Path | None:
-    """Where files are kept; None where none are."""
+    """The folder of the cached files; None where nothing is cached."""
     chosen = settings.KERNEL_CACHE.value()
     if chosen == settings.OFF:
         return None
@@ -209,7 +209,7 @@ def read_file(path: Path, form: bytes) -> bytes | None:
 
 
 def write_file(path: Path, form: bytes, content: bytes) -> None:
-    """Put a file in its place; a folder that cannot be written, or a full disk, only costs the next making."""
+    """Write a cache file; where the folder cannot be written or the disk is full, the next process compiles again."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         number, beside = tempfile.mkstemp(suffix=".part", dir=path.parent)

@@ -180,7 +180,7 @@ class _Request:
 
 
 class _Pool:
-    """The queue and those who take from it."""
+    """The queue of texts to compile, and the compilers that take from it."""
 
     def __init__(self, device: cl.Device, count: int, for_cuda: bool = False) -> None:
         self.device, self.count, self.for_cuda = device, count, for_cuda
@@ -210,11 +210,11 @@ class _Pool:
 
     @property
     def started(self) -> bool:
-        """Whether compilers are at work, or waiting for it."""
+        """Whether compilers have been started, at work or waiting for it."""
         return self._started > 0
 
     def end(self) -> None:
-        """End compilers that wait, and leave what nobody took."""
+        """End the compilers that wait, and leave texts that none has taken."""
         with self._lock:
             self.ended = True
             with contextlib.suppress(queue.Empty):
@@ -267,7 +267,7 @@ class _Pool:
 
 
 class _Child(Child):
-    """Compiles for a device."""
+    """A child process that compiles for one device."""
 
     def __init__(self, device: cl.Device) -> None:
         super().__init__("convdispatch.device.compiler", {"device": address(device)}, environment=FEW_THREADS)

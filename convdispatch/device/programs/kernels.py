@@ -38,18 +38,18 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?[fFhHuUlL]{0,3}")
 _INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
 NEW_SHARE = 48 * MB
-"""Bytes of the limit for what is new: further sizes of a layer, until they have returned several times."""
+"""Bytes of the cache limit for new entries: further sizes of a layer, until they have returned several times."""
 PROGRAM_BYTES = 300 * KB
 """Memory of a program beside what follows from its binary. Measured of Intel's runtime for CPUs, as the next."""
 BYTES_PER_BINARY_BYTE = 17
 """Memory of a program for each byte of its binary, from which it was loaded; compiled from its text it takes twice."""
 CALL_BYTES = 48 * KB
-"""Python's objects of a plan or a call: measured over 1,000 sizes of a layer."""
+"""Bytes of Python's objects of a plan or a call, measured over 1,000 sizes of a layer."""
 FIRST_OF_A_KIND = 32
-"""Entries whose keys differ in numbers alone, beyond which further ones are new."""
+"""The number of entries whose keys differ only in numbers, beyond which further ones count as new."""
 
 FIRST_FORMS = 8
-"""Sizes of a net's inputs whose forms are its own; further ones are new."""
+"""The number of input sizes of a net whose forms count as its own; further ones count as new."""
 
 
 def cache_limit() -> int:
@@ -59,7 +59,7 @@ def cache_limit() -> int:
 
 
 BUDGET = Budget(cache_limit, lambda: min(NEW_SHARE, cache_limit()))
-"""Of all programs of this process, and of what holds programs."""
+"""The budget of all programs of this process, and of the plans and calls that hold programs."""
 _programs = Bounded(BUDGET)
 
 
@@ -74,7 +74,7 @@ def _template(package: str, file: str) -> Any:
     from mako.template import Template
 
     class Beside(TemplateCollection):  # type: ignore[misc]
-        """What a template names as its parts: files of its own package."""
+        """Looks up the files that a template includes: they belong to its own package."""
 
         def get_template(self, uri: str, relativeto: str | None = None) -> Any:
             return _template(package, uri)
@@ -175,7 +175,7 @@ def build(context: cl.Context, text: str | bytes, options: Sequence[str] = ()) -
 
 
 class _Rendered:
-    """Stands for a program whose text is only read: it knows its kernels' names, and has no binaries."""
+    """Takes the place of a program whose text is only rendered: it knows its kernels' names, and has no binaries."""
 
     def __init__(self, text: str | bytes) -> None:
         self._text = text
@@ -192,7 +192,7 @@ class _Rendered:
 
 @contextlib.contextmanager
 def rendering() -> Iterator[list[str | bytes]]:
-    """Whatever this thread would compile, in the order in which it asks; nothing is compiled, and nothing proven."""
+    """Collects the texts that this thread would compile, in order; inside the block nothing is compiled or proven."""
     before, thread.texts = thread.texts, []
     try:
         yield thread.texts
@@ -204,7 +204,7 @@ _holders: weakref.WeakSet[Programs] = weakref.WeakSet()
 
 
 def forget() -> None:
-    """Drop every program that is kept, and what holds programs."""
+    """Drop every cached program, and the plans and calls that hold programs."""
     for holder in list(_holders):
         holder.drop()
     _programs.drop()
@@ -272,7 +272,7 @@ class Programs(Bounded):
 
 
 def without_numbers(key: Any) -> Any:
-    """A family of keys: what is left of one where numbers are left out."""
+    """The family of a key: the key with its numbers left out."""
     if isinstance(key, tuple):
         return tuple(map(without_numbers, key))
     return None if isinstance(key, int | float) else key
@@ -292,7 +292,7 @@ def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
-"""What an enqueue brings to every launch, in this order."""
+"""The operands that an enqueue passes to every launch, in this order."""
 
 
 class KernelPlan:

@@ -56,7 +56,7 @@ def _subject(package: str, what: str, device: cl.Device) -> template_cache.Subje
 
 
 def _artifact_key(package: str, what: str, device: cl.Device) -> str | None:
-    """What a pass is called in a plan pack."""
+    """The key of a passed check in a plan pack."""
     return _subject(package, what, device).artifact_key()
 
 

@@ -26,7 +26,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def for_streams() -> Iterator[None]:
-    """What this thread builds inside the block is launched on CUDA's streams, as far as anybody knows."""
+    """Inside the block this thread builds programs that are expected to be launched on CUDA streams only."""
     before, _thread.for_streams = _thread.for_streams, True
     try:
         yield

@@ -26,7 +26,7 @@ _FORM = b"convdispatch text 1\n"
 _SOURCES = (".py", ".mako", ".cl")
 _SETS = (set, frozenset)
 _VERSIONED = ("numpy", "ml_dtypes")
-"""Packages of many files, of which a version says enough."""
+"""Packages of many files, whose version stands for their content."""
 
 
 class _Pickler(pickle.Pickler):
@@ -57,7 +57,7 @@ class _Pickler(pickle.Pickler):
 
 _MOST = 64
 _pickled: dict[int, tuple[Any, bytes, set[str]]] = {}
-"""By id: frozen dataclasses, what their fields are pickled as, and the modules that these refer to."""
+"""Frozen dataclasses by their id, with the pickle of their fields and the modules that the fields refer to."""
 
 
 def _lasting(value: Any) -> bool:
@@ -102,11 +102,11 @@ class Subject:
             self._homes = sorted({_home(module) for module in {package, __name__, *modules}})
 
     def text_key(self) -> str | None:
-        """What the text is kept under here; None where it cannot be told what it follows from."""
+        """The key under which this machine caches the text; None where the values cannot be pickled."""
         return self._key(stamp)
 
     def artifact_key(self) -> str | None:
-        """The same for other machines: sources count by their content, not by when they were written."""
+        """The same key for other machines: sources count by their content, not by when they were written."""
         return self._key(_content)
 
     def _key(self, stamp: Callable[[str], str]) -> str | None:
@@ -126,7 +126,7 @@ def _home(module: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def stamp(home: str) -> str:
-    """The sources of a package, as they were last written."""
+    """A digest of a package's sources, by the times and sizes of its files."""
     # os.stat, because Path.stat is slow for the hundreds of files of a package.
     known = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116
     text = ";".join(f"{name} {one.st_mtime_ns} {one.st_size}" for name, one in known)
@@ -162,7 +162,7 @@ def _sources(home: str) -> list[tuple[str, str]]:
 
 
 def load(key: str) -> str | None:
-    """The text kept under a key; None where there is none, or a damaged one."""
+    """The text cached under a key; None where there is none, or a damaged one."""
     folder = binary_cache.folder()
     content = None if folder is None else binary_cache.read_file(folder / f"{key}.txt", _FORM)
     try:
@@ -172,7 +172,7 @@ def load(key: str) -> str | None:
 
 
 def store(key: str, text: str) -> None:
-    """Keep a text; a folder that cannot be written keeps none."""
+    """Cache a text; does nothing where the folder cannot be written."""
     folder = binary_cache.folder()
     if folder is not None:
         binary_cache.write_file(folder / f"{key}.txt", _FORM, zlib.compress(text.encode(), 1))

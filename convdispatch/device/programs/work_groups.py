@@ -40,13 +40,13 @@ class Divisible:
     ``get_group_id`` in a text that is ``counted``."""
 
     whole: frozenset[int]
-    """The axes along which they cannot."""
+    """The axes along which the kernels cannot be launched in parts."""
     ungrouped: bool
-    """Whether they do without work groups of a certain size."""
+    """Whether the kernels need no work groups of a certain size."""
 
     @classmethod
     def of(cls, text: str) -> Divisible:
-        """Of OpenCL C."""
+        """How the kernels of an OpenCL C text may be divided."""
         if "##" in text and (_SPLICED_ON.search(text) or any(_words(_SPLICED, text))):
             return cls(_AXES, False)
         if any(_words(_BARE, text)):
@@ -57,7 +57,7 @@ class Divisible:
 
 
 def _words(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """Where the pattern is found and does not begin within a word."""
+    """The matches of a pattern that do not begin within a word."""
     for found in pattern.finditer(text):
         begin = found.start()
         if not (begin and (text[begin - 1].isalnum() or text[begin - 1] == "_")):
@@ -65,7 +65,8 @@ def _words(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 
 _known: weakref.WeakKeyDictionary[Any, str | Divisible] = weakref.WeakKeyDictionary()
-"""By program that was built from text: this, until somebody asks what it says. On a GPU nobody does."""
+"""The text of each built program, replaced by its Divisible when that is first queried, which never happens on a
+GPU."""
 
 
 def counted(text: str) -> str:

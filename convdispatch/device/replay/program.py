@@ -91,7 +91,7 @@ class Program:
         return self.arena.size + sum(root.size for root in kept | self._own.keys())
 
     def run(self) -> cl.Event | None:
-        """Enqueue all commands; the event of the last one. Never waits."""
+        """Enqueue all commands; returns the event of the last one. Never waits."""
         with self.lock:
             self._draw()
             if self.on_graph:
@@ -149,7 +149,7 @@ class Program:
         return self.on_graph
 
     def run_on(self, stream: CudaStream) -> None:
-        """Give all commands to a CUDA stream of the device, in place of the queue. Raises InvalidArgument."""
+        """Launch all commands on a CUDA stream of the device, instead of the queue. Raises InvalidArgument."""
         if self.replay is None:
             raise InvalidArgument(f"the program does not run on a CUDA stream: {self.no_graph}")
         with self.lock:

@@ -14,7 +14,7 @@ from ..commands.recording import Command
 
 @dataclass(frozen=True)
 class Step:
-    """Commands (their places in the recording) that run in a row on one queue."""
+    """Commands, as indices into the recording, that run in a row on one queue."""
 
     key: int
     queue: int
@@ -22,9 +22,10 @@ class Step:
     after: tuple[int, ...] = ()
     """Keys of steps on other queues that must have ended before."""
     awaited: bool = False
-    """A step on another queue waits for this one."""
+    """Whether a step on another queue waits for this one."""
     starts: bool = False
-    """Depends on no step, and is not on the first queue: it must wait for what that queue was given before."""
+    """Whether the step depends on no other and is not on the first queue, so that it must wait for that queue's earlier
+    commands."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _assign(direct: Mapping[int, Sequence[int]], queues: int) -> tuple[dict[int,
 
 
 def _done(step: int, key: int, direct: Mapping[int, Sequence[int]]) -> bool:
-    """``key`` depends on ``step``, however indirectly: its queue is free by then."""
+    """Whether ``key`` depends on ``step``, directly or indirectly, so that the queue of ``step`` is free by then."""
     todo, seen = list(direct[key]), set()
     while todo:
         other = todo.pop()

@@ -12,7 +12,8 @@ from ...api.problem import ConvProblem
 from .. import quantized, reference
 
 BLOCK = 4194301
-"""A prime, so that what repeats falls on other channels and pixels each time."""
+"""The period in elements of repeated random data; it is prime, so that repeats fall on different channels and
+pixels."""
 _LIMITS = {"float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
 _MATH_LIMITS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 

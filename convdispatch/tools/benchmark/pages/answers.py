@@ -16,7 +16,7 @@ REGRET = 1.05
 """A choice is mentioned when its time is at least this many times the best."""
 REFUSALS = 3
 ELSEWHERE = re.compile(r"\b(GPUs?|CPUs?|nvidia|intel|amd|device)\b", re.IGNORECASE)
-"""A refusal that speaks of the device, which no geometry mends."""
+"""Words of a refusal that is about the device, so that no other geometry would be accepted."""
 
 
 def answers(report: Report) -> list[tuple[str, str]]:

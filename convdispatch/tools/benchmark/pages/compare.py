@@ -28,7 +28,7 @@ class Pair:
     old: Line
     new: Line
     doubtful: bool
-    """Whether other work disturbed one of the two."""
+    """Whether other work on the machine disturbed one of the two measurements."""
 
     @property
     def speedup(self) -> float:
