@@ -86,6 +86,6 @@ class Children:
 
 
 def _try(start: Any) -> None:
-    """What does not start now is tried again when it is needed, and then says why."""
+    """Try to start a child process; if that fails, it is tried again when it is needed, and then reports why."""
     with contextlib.suppress(Died):
         start()

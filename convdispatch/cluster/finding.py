@@ -138,7 +138,7 @@ class _ClusterSearch:
         return choice_text(first.solver.name, first.config)
 
     def _record_answer(self, task: Task, answer: Any) -> Results | None:
-        """Record what a search found. None for a check on a second device, and for a failure."""
+        """Store the records of a search's results. None for a check on a second device, and for a failure."""
         if isinstance(answer, Failed) or "failure" in answer:
             why = answer if isinstance(answer, Failed) else f"{answer['failure']} (on {answer['place']})"
             self._tell(f"{task.words} was not measured on {task.kind}: {why}")

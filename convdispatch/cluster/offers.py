@@ -42,7 +42,7 @@ class Offer:
 
     @property
     def device(self) -> DeviceInfo:
-        """The device in a solver's words."""
+        """Return the device as the DeviceInfo that solvers get."""
         tuples = {"max_work_item_sizes": tuple(self.info["max_work_item_sizes"])}
         return DeviceInfo(**{**self.info, **tuples, "extensions": frozenset(self.info["extensions"])})
 

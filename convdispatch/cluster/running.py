@@ -1,4 +1,4 @@
-"""Tasks out, answers in, while workers come and go.
+"""Submits tasks to workers and collects their results, while workers come and go.
 
 Which worker a task goes to is decided here (``placing``), as late as it can be; Dask carries it there, runs no more on
 a worker than it offers, and says who is gone. Tasks of workers that are gone go to others. The scheduler holds a few
@@ -29,7 +29,7 @@ FETCH_S = 5.0
 
 
 class Failed(Exception):
-    """Why a task has no answer."""
+    """The reason why a task has no result."""
 
 
 @contextlib.contextmanager

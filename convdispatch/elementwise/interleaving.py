@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 LANES = 16
-"""Elements of a vector."""
+"""The number of elements of the kernel's vectors."""
 MAX_CHANNELS = 8
-"""Channels of a picture, at most."""
+"""The most channels of an image that is interleaved."""
 ITEM_VECTORS = 64
-"""Vectors of pixels of a work item: 16 took 1.04 to 1.3 times as long, 128 0.86 to 1."""
+"""The number of vectors of pixels per work item; 16 took 1.04 to 1.3 times as long, 128 took 0.86 to 1 times as
+long."""
 
 
 def interleaved(x: Tensor) -> Tensor | None:

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 MAX_PARTS = 8
-"""Tensors that one kernel takes."""
+"""The most tensors that one kernel joins."""
 GPU_GROUP = 256
-"""Work items of a GPU's group, at most."""
+"""The most work items of a work group on a GPU."""
 GPU_MIN_LENGTH = 64
-"""Least length of the longest row, in work items: shorter ones leave groups empty."""
+"""The least length of the longest row in work items; shorter rows leave work groups empty."""
 CPU_MIN_ROWS = 16
-"""Rows from which a CPU's kernel is worth it."""
+"""The number of rows from which the CPU's kernel is faster than separate copies."""
 CPU_MAX_ROWS = 64
-"""Rows of a CPU's work item, at most."""
+"""The most rows that a work item on a CPU copies."""
 CPU_LANES = 16
-"""Elements of a CPU's vectors."""
+"""The number of elements of the CPU kernel's vectors."""
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
 
 
@@ -110,7 +110,8 @@ inline void copy_row(global const uint *restrict x, global uint *restrict y, con
   if (n % 16) vstore16(vload16(0, x + n - 16), 0, y + n - 16);
 }
 """
-"""A row by vectors of sixteen; the last one ends with the row, so what two write is the same."""
+"""Copies a row by vectors of sixteen; the last vector ends with the row, and overlaps the vector before it with equal
+values."""
 
 
 @keeps_programs

@@ -29,9 +29,9 @@ Table = tuple[np.ndarray, np.ndarray | None]
 """Indices ``[out, taps]`` into an axis and their weights; without weights there is one tap, ``[out]``."""
 _GROUP = 256
 CPU_GROUP_ITEMS = 1024
-"""Work items of a group on a CPU, at most."""
+"""The most work items of a work group on a CPU."""
 CPU_MIN_GROUPS = 64
-"""Groups on a CPU, at least, where there are several rows in each."""
+"""The least number of work groups on a CPU if each has several rows."""
 
 
 def sample(x: Tensor, tables: Mapping[int, Table], fill: float = 0.0) -> Tensor:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _MOST = 1 << 15
-"""Elements of a row that are ranked against each other at once; longer rows are ranked piece by piece."""
+"""The most elements of a row that one launch ranks against each other; longer rows are ranked piece by piece."""
 _ARGMAX = """\
 kernel void argmax(global const {store} *restrict x, const long offset, global long *restrict y) {{
   const long inner = get_global_id(0), outer = get_global_id(1);

@@ -19,15 +19,15 @@ from ..api.errors import InvalidArgument
 
 PURPOSES = ("latency", "throughput")
 ROUNDS = 5
-"""Turns of each form in a series."""
+"""The number of timed samples of each form in a series, the forms interleaved."""
 LEAST_ROUNDS = 2
-"""Turns of each form in a series where runs are long."""
+"""The least number of timed samples of each form in a series, if runs are long."""
 SERIES_S = 1.0
-"""A series should take no longer, but for its least rounds."""
+"""Seconds that a series should take at most, except for its least rounds."""
 SAMPLE_S = 0.02
-"""A turn of one form."""
+"""Seconds of one timed sample of a form, which repeats the net."""
 TIE = 1.03
-"""Forms whose times differ by less are one as good as the other."""
+"""The ratio of two forms' times below which they count as equally fast."""
 
 
 class Form(Protocol):

@@ -23,7 +23,7 @@ class Value:
     shape: tuple[int, ...]
     dtype: np.dtype
     node: Node | None = None
-    """Its maker; None for the net's input."""
+    """The node that computes the value; None for an input of the net."""
 
     @property
     def nbytes(self) -> int:
@@ -64,9 +64,10 @@ class Node:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any = None
-    """Refs in the structure that the function returns."""
+    """The results as Refs, in the structure that the function returns."""
     sources: tuple[str, ...] = ()
-    """Names of what the node computes in the net's own words, where it has some: all that was fused into it."""
+    """The model file's names of the nodes that this node computes, fused ones included; empty if the net has no
+    names."""
 
     @property
     def name(self) -> str:
@@ -109,7 +110,7 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     output: Any = None
     background: Background = field(default_factory=Background)
-    """What still computes some of the weights."""
+    """The background work that still computes some of the weights."""
 
     def uses(self) -> dict[Value, int]:
         """How many operands of nodes, and of the output, view each value."""

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from .lower import Lowered
 
 OWN, PYTORCH = THREADS = "own", "pytorch"
-"""Whose threads run a net on a CPU: those of the device's runtime, or PyTorch's intra-op threads."""
+"""The threads that run a net on a CPU: those of the OpenCL runtime, or PyTorch's intra-op threads."""
 ALIGNMENT_BYTES = 16
-"""Bytes of the largest vector that kernels of layers load as one value; NumPy's own arrays begin at such addresses."""
+"""The alignment in bytes that layers' kernels require of arrays, that of their largest vector loads; NumPy's arrays
+have it."""
 _ndarray = np.ndarray
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..api.problem import ConvProblem
 
 GAIN = 0.97
-"""A plan that is predicted to take more of the better uniform layout's time is not worth building."""
+"""The largest fraction of the best uniform layout's time at which a mix of layouts is worth building."""
 _UNIT = 1e12
 """Capacities are whole picoseconds: with integers the cut is exact, and the same wherever it is computed."""
 _FIRST_FACTOR = {"local_response_norm": 1.5}

@@ -252,7 +252,7 @@ class _Lowering:
         self._within = {
             node: later for node, later in incremental_concats(self.graph).items() if not _is_contiguous(later)
         }
-        """Concatenations whose result is a part, with gaps, of a later one's."""
+        """The concatenations whose result is a strided part of a later concatenation's result."""
         for join in joins:
             parts = [ref.value for ref in join.kwargs["tensors"] if isinstance(ref, Ref) and ref.is_whole]
             if _is_contiguous(join):
@@ -266,7 +266,7 @@ class _Lowering:
                 if isinstance(maker.kwargs.get("expression"), str) and maker.kwargs.get("out") is None:
                     self._formulas[maker] = join
         self._filled = {*self._within, *self._within.values(), *self._formulas.values()}
-        """Concatenations whose memory is there before they are computed."""
+        """The concatenations whose memory is allocated before they are computed."""
 
     def _write_part(self, node: Node) -> None:
         """A formula's result in its place of the concatenation that reads it."""

@@ -14,7 +14,7 @@ from ..api.errors import InvalidArgument
 from ..device import background, runtime
 
 AHEAD = 2
-"""Batches a device that are taken before the oldest result is asked for."""
+"""The number of batches per device that are enqueued before the oldest result is waited for."""
 
 
 def chosen_devices(devices: Any) -> list[Any]:

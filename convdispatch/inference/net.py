@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 Change = Callable[[np.ndarray], Any]
-"""What is made of each result."""
+"""A function that converts each result array, for instance to a tensor of PyTorch."""
 
 
 def _same(array: np.ndarray) -> np.ndarray:
@@ -41,7 +41,7 @@ class Layer:
     solver: str = ""
     source: str = ""
     sources: tuple[str, ...] = ()
-    """What it computes in the net's own words, as a file's nodes, where they are known."""
+    """The model file's names of the nodes that the layer computes, if known."""
 
 
 class Watch(Protocol):
@@ -64,12 +64,12 @@ class InferenceNet:
         self._lowered, self._program, self._threads = lowered, program, threads
         self.layout, self.queues = layout, program.schedule.queues
         self.ms = float("nan")
-        """What a call took when forms were compared; NaN where there was one form."""
+        """The milliseconds of a call when forms were compared; NaN if there was only one form."""
         self.watch: Watch | None = None
         self._quick: HostNet | None = None
-        """The fast path of calls with the host's arrays, after the first."""
+        """The fast path of calls with NumPy arrays, from the second call on."""
         self.tried: list[str] = []
-        """Every form that was built and its milliseconds, for the record."""
+        """A description of every form that was built, with its milliseconds."""
 
     @property
     def described(self) -> str:

@@ -24,7 +24,7 @@ class Background:
     def __init__(self) -> None:
         self._thread = Threads(1, "convdispatch-weights")
         self._pending: dict[int, Future[Any]] = {}
-        """By their memory, which views share."""
+        """The background computations of weights, by the weights' memory, which views share."""
 
     def begin(self, made: Tensor, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Let ``compute`` fill ``made``."""
@@ -50,7 +50,7 @@ class Weights:
         self._queue, self._background = queue, background
         self._made: dict[Any, Any] = {}
         self._packing: list[tuple[Any, Tensor | None]] = []
-        """Events of weights that are being packed, and what must live until then."""
+        """The events of weights that are being packed, each with a tensor that must live until then."""
 
     def take(self, given: Tensor, prepared: Prepared) -> Any:
         """Memory with weights as a plan takes them; nodes that share weights share it."""

@@ -35,11 +35,11 @@ _SAMPLES = 9
 
 
 class Unsteady(Exception):
-    """The device had other work: what was measured is not kept."""
+    """The device had other work, so the measured rates are discarded."""
 
 
 def calibrate(device: cl.Device, steady: bool = False) -> DeviceRates:
-    """Measure and keep a device's rates. Raises BuildFailed where no kernel runs, OSError where nothing can be kept,
+    """Measure and store a device's rates. Raises BuildFailed where no kernel runs, OSError where nothing can be kept,
     and with ``steady`` Unsteady where samples differ too much."""
     roof, info = measure_roof(device, "float32", matrix=False), runtime.device_info(device)
     for name, peak in (("multiply-adds", roof.flops), ("copies", roof.bandwidth)):

@@ -1,4 +1,4 @@
-"""A device that is seen for the first time is calibrated: in a child process, beside the caller's work, once.
+"""Calibrates a device once, when it is first used, in a child process in the background.
 
 The child gives way to other processes, and keeps nothing where its samples differ too much for a device without other
 work, where it had too few of a CPU's processors (of those that a container may use), or slices of a GPU's time; then it
@@ -31,7 +31,8 @@ _lock = threading.Lock()
 
 
 def seen(device: cl.Device) -> None:
-    """A plan is made for a device: have it calibrated, where that was not done or tried. Returns at once."""
+    """Called when a plan is made for a device: calibrate the device in the background if that was not done or tried.
+    Returns at once."""
     if device in _seen:
         return
     with _lock:

@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What benchmarking found of one candidate.
+    """The result of benchmarking one candidate.
 
     ``status`` is ``measured``, ``cut`` (certain to lose), ``failed`` (it raised, or its times are impossible),
     ``unsteady`` (too many wild samples, as on a busy machine) or ``not tried`` (the budget ended first). ``timing`` is

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _TILE = 64
-"""Keys whose scores are there at a time."""
+"""The number of keys whose scores the attention kernel holds at a time."""
 _FIXED = 0.3
-"""What a block costs beside its vectors of queries, in vectors: the loads that all of them share."""
+"""The fixed cost of a block of queries, in vectors of queries: the loads that all vectors share."""
 
 
 def attention(

@@ -20,7 +20,8 @@ from ..elementwise.tensor import Tensor
 
 _SHAPES = 4
 GRAPH_FROM = 16
-"""Commands from which on a CUDA graph, and its two crossings between queue and stream, cost less than enqueuing."""
+"""The number of commands from which a CUDA graph, with its two synchronisations of queue and stream, costs less than
+enqueuing."""
 
 
 def capture(function: Callable[..., Any]) -> Captured:

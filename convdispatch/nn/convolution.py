@@ -165,7 +165,7 @@ class _Note:
 
 
 _FILTERS: weakref.WeakKeyDictionary[Tensor, Tensor] = weakref.WeakKeyDictionary()
-"""Matrices to their views as filters: a call remembers the last one of the same weights, by the object."""
+"""The view of each weight matrix as 1x1 filters, cached so that calls with the same weights get the same object."""
 
 
 def _filters_of(w: Any, layout: str) -> Any:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _ROW_WORK_ITEMS = 64
-"""Work items of a row, but for long rows on a GPU."""
+"""The number of work items that compute a row of logits, except for long rows on a GPU."""
 _REGISTER_ELEMENTS = 16
-"""Elements of a row that a GPU's work item keeps in registers at most."""
+"""The most elements of a row that a GPU's work item holds in registers."""
 
 
 @operation

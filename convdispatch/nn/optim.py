@@ -79,7 +79,7 @@ class Optimizer:
         scaler.update()
 
     written: tuple[str, ...] = ()
-    """Names in ``_text`` of what a step changes."""
+    """The names in the formula ``_text`` of the tensors that a step changes."""
 
     def _text(self) -> str:
         """A step as a formula of p, g and the state."""

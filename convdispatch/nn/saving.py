@@ -47,7 +47,7 @@ _CODES = {
 _NAMES = {code: name for name, code in _CODES.items()}
 _LARGEST_HEADER = 100_000_000
 _ABANDONED_S = 3600.0
-"""Seconds after which a draft has no writer any more, whoever that was."""
+"""Seconds after which a temporary checkpoint file counts as abandoned by its writer."""
 
 
 def save_tensors(

@@ -22,7 +22,7 @@ __all__ = ["Ones", "Rectified", "Tape", "current_tape", "paused"]
 _marks = itertools.count(1)
 Backward = Callable[..., Sequence["Tensor | None"]]
 _AT_ONCE = 8
-"""So many gradients of one tensor are added up by one kernel."""
+"""The most gradients of one tensor that one kernel adds up."""
 
 
 class Rectified(Tensor):

@@ -12,7 +12,7 @@ from ..elementwise.tensor import Tensor
 
 Operand = Tensor | np.ndarray | None
 OPERATORS: dict[str, Callable[[BoundNode], Any]] = {}
-"""Name of each operator of ONNX's own domain to what computes it."""
+"""The function that computes each operator of ONNX's default domain, by the operator's name."""
 
 
 class Unsupported(InvalidArgument):
@@ -69,7 +69,7 @@ class BoundNode:
         found = [scope.find(name) if name else (None, frozenset()) for name in node.input]
         self.operands: list[Operand] = [value for value, _ in found]
         self.sources: list[frozenset[str]] = [source for _, source in found]
-        """The net's inputs that each operand depends on."""
+        """The names of the net's inputs that each operand depends on."""
         self.attributes, self.standard = attributes_of(node, scope), standard(node.domain)
         versions = ("", "ai.onnx") if self.standard else (node.domain,)
         self.opset: int = next((scope.opsets[domain] for domain in versions if domain in scope.opsets), 1)

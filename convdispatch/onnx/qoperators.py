@@ -22,7 +22,7 @@ _OF_ONE = {
 }  # fmt: skip
 _OF_TWO = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
 _OWN = ("QuantizeLinear", "DequantizeLinear")
-"""ONNX's own under another domain."""
+"""The standard ONNX operators that also exist in another domain."""
 
 
 def in_onnxs_words(model: Any) -> Any:

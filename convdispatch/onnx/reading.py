@@ -17,7 +17,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 
 MOST_BYTES = 1 << 31
-"""Protocol buffers hold no more."""
+"""The most bytes of a protocol buffer, and so of a model file without external data."""
 MOST_AXES = 64
 
 

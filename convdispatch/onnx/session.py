@@ -17,7 +17,7 @@ from .model import OnnxNet, Port, load
 from .session_options import SessionOptions, chosen_provider
 
 _TYPES = {"float32": "float", "float64": "double", "object": "string"}
-"""ONNX's names of types that are not NumPy's."""
+"""ONNX's names of dtypes that differ from NumPy's names."""
 
 
 class NodeArg(NamedTuple):
@@ -25,9 +25,9 @@ class NodeArg(NamedTuple):
 
     name: str
     type: str
-    """``"tensor(float)"``."""
+    """The type in ONNX's notation, such as ``"tensor(float)"``."""
     shape: list[int | str | None]
-    """Numbers, names of symbolic axes, None for unnamed ones; empty too where the file says no shape."""
+    """The sizes: numbers, names of symbolic axes, None for unnamed axes; also empty if the file declares no shape."""
 
 
 class ModelMetadata(NamedTuple):

@@ -11,7 +11,7 @@ from .. import runtime
 from ..api.errors import ConvDispatchWarning, InvalidArgument, NoDevice
 
 _DEVICES = {"CUDAExecutionProvider": "nvidia", "CPUExecutionProvider": "cpu"}
-"""Providers to what ``runtime.find_device`` takes, the faster first."""
+"""The argument of ``runtime.find_device`` for each execution provider, the fastest provider first."""
 
 
 class GraphOptimizationLevel(enum.IntEnum):

@@ -49,7 +49,7 @@ def ready_first(
     make: Callable[[], Prepared],
     arrived: Callable[[], Any],
 ) -> Prepared:
-    """The plan that ``make()`` returns, if it takes at most ``WAIT_S``; else the general plan, until ``arrived()``.
+    """Return the plan of ``make()`` if it is ready within ``WAIT_S``; else the general plan, until ``arrived()``.
 
     Raises what ``make`` raises, where the caller still waits for it.
     """

@@ -79,7 +79,7 @@ class Constant:
     def packed(
         self, prepared: Any, queue: cl.CommandQueue, w: cl.MemoryObject, wait_for: Sequence[cl.Event] | None = None
     ) -> tuple[cl.MemoryObject, cl.Event | None]:
-        """The packed form that ``prepared`` wants, and the event after which it is there; None once that is past.
+        """Return the packed weights for ``prepared``, and the event after which they are complete; None once they are.
 
         Made once a context and pack key, on ``queue``, after ``wait_for``, when ``w`` holds the weights.
         """
@@ -141,7 +141,8 @@ def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) 
 
 
 def _gathered(form: str, prepared: Any, commands: Commands, w: Any, wait_for: Any, made: Callable[[], Any]) -> Any:
-    """What ``made`` returns; the packed form goes into the pack if packing takes longer than reading it would."""
+    """Return what ``made`` returns; the packed weights go into the plan pack if packing takes longer than reading them
+    would."""
     made()[1].wait()  # The first packing is not timed, because it loads its kernels.
     packed_s = read_s = math.inf
     # The least of three times counts, so that other work on the machine does not decide what a plan pack holds.

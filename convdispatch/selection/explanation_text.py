@@ -1,4 +1,5 @@
-"""What explain answers, and that in words: why the first is first, in a sentence; every answer, in 80 columns."""
+"""The result of ``explain`` and its text: a sentence that says why the first solver is first, and a table of all
+verdicts."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ class Explanation:
         }
 
     def text(self, width: int = WIDTH, every: bool = False) -> str:
-        """The sentence, the table, who refuses and why; with ``every`` a line for each solver that refuses."""
+        """Return the text of the explanation: the sentence, the table, the solvers that refuse and why; with ``every``
+        a line for each solver that refuses."""
         return "\n".join(_lines(self, width, every))
 
     def __str__(self) -> str:
@@ -86,7 +88,8 @@ class Explanation:
 
 
 def sentence(verdicts: Iterable[Verdict], because: str) -> str:
-    """Who runs and why, how long that takes, and who comes next; ``because`` is the rule in words, if one decided."""
+    """Return a sentence: which solver runs and why, how long that takes, and which solver is next; ``because`` is the
+    rule in words, if one decided."""
     ranked = [verdict for verdict in verdicts if verdict.status in ("chosen", "accepted")]
     if not ranked:
         return "nobody runs it: every solver refuses"

@@ -118,7 +118,8 @@ class Prepared:
         return commands.call(self._enqueue_own, operands, self.solver.name, wait_for)
 
     def _slots(self) -> list[Slot | None]:
-        """What stands for x, w, y, bias and residual; ``w`` is the packed form, where there is one."""
+        """Return the slots of x, w, y, bias and residual in a recording; ``w`` is the packed form, where there is
+        one."""
         sizes = list(operand_sizes(self.problem))
         sizes[W] = self.packed_size or sizes[W]
         needed = [True] * 3 + [size > 0 for size in sizes[3:]]

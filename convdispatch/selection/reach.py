@@ -30,7 +30,8 @@ Meeting = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Cut:
-    """The part of one axis that takes part in sums: sizes and first indices of x, w and y, and the geometry between."""
+    """The part of one axis that contributes to sums: sizes and first indices of x, w and y, and the reduced
+    geometry."""
 
     i: int
     k: int
@@ -64,7 +65,7 @@ def out_of_reach(problem: ConvProblem) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def reduction(problem: ConvProblem) -> dict[str, Cut] | None:
-    """For each axis the part that takes part in sums, where that has a smaller geometry; else None."""
+    """Return for each axis the part that contributes to sums, if its geometry is smaller; else None."""
     cuts, changed = {}, False
     for axis in problem.axes:
         i, k, o, s, d, p, p_r = (getattr(problem, n) for n in (*(f"{x}{axis}" for x in "ikosdp"), f"p{axis}_r"))

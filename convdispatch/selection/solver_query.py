@@ -62,7 +62,7 @@ class Fault(Exception):
 
 
 class SolverAnswers:
-    """What a solver answers for a problem, without the parts of the epilogue that it does not fuse."""
+    """The cached replies of a solver for a problem, without the parts of the epilogue that it does not fuse."""
 
     def __init__(self, solver: Solver, problem: ConvProblem, device: DeviceInfo) -> None:
         self.solver, self.problem, self.device = solver, problem, device
@@ -301,7 +301,8 @@ def canonical(config: Mapping[str, Any]) -> str:
 
 
 def guarded(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """``call(*arguments)``; what is no Exception, such as SystemExit, becomes a PluginError that says ``what``."""
+    """Return ``call(*arguments)``; a BaseException such as SystemExit becomes a PluginError whose message starts with
+    ``what``."""
     try:
         return call(*arguments)
     except (Exception, KeyboardInterrupt):
@@ -332,7 +333,7 @@ def checked_plan(solver: Solver, plan: Any) -> Any:
 
 
 class _Wrong(Exception):
-    """A return value of another kind than the contract names; the text says what it was and what was expected."""
+    """A solver returned a value of the wrong kind; the message says what it was and what was expected."""
 
 
 def _wrong(answer: Any, expected: str) -> _Wrong:

@@ -1,5 +1,4 @@
-"""A table as lines of text: names and numbers stand whole at any width, and what there is no room for is left out in
-words.
+"""A table as lines of text: names and numbers are never cut, and a caption names the columns that do not fit.
 
 Every command and ``explain`` print their tables by this module, on a terminal, in a pipe and in a string.
 """
@@ -120,7 +119,7 @@ def _wrapped(text: str, room: int) -> list[str]:
 
 
 def text_width(text: str) -> int:
-    """Columns that a terminal takes for a text: two for a wide East Asian character."""
+    """Return the columns that a terminal uses for a text: two for a wide East Asian character."""
     return len(text) if text.isascii() else sum(2 if east_asian_width(one) in "WF" else 1 for one in text)
 
 

@@ -21,7 +21,7 @@ from .window import PatchWindow, Runs
 BLOCK_PLACES = 256
 """Window positions that one CPU work item lowers, except in the form ``panel``."""
 ITEM_ELEMENTS = 32768
-"""Elements that a CPU work item should write."""
+"""Least elements of the lowered matrix that one CPU work item should write."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From a problem to the sliding window of a lowering: which source element is where in the lowered matrix.
+"""The sliding window of a lowering: which element of the source is at which index of the lowered matrix.
 
 ``L[k, i] = source[image, channel, position]`` with ``position = i * step + tap * spread - pad`` along each axis, zero
 outside the source. The forward product and the weights' gradient slide over x. The data gradient of a convolution of
@@ -19,7 +19,7 @@ _AXES = "dhw"
 
 @dataclass(frozen=True)
 class Runs:
-    """``repeats`` stretches of ``total`` places, one behind the other, each in runs of ``size``, the last what is left.
+    """Cuts ``repeats`` consecutive stretches of ``total`` window positions into runs of ``size``, a shorter one last.
 
     A problem may have billions of places, so no property here iterates over them.
     """
@@ -41,19 +41,19 @@ class Runs:
 
     @property
     def largest(self) -> int:
-        """Places of the first run, which none exceeds."""
+        """Window positions in the first run, which is the largest."""
         return min(self.size, self.total)
 
     @property
     def sizes(self) -> Counter[int]:
-        """How many runs there are of each number of places, the largest first."""
+        """Number of runs of each length, the longest first."""
         whole, left = divmod(self.total, self.size)
         return +Counter({self.size: self.repeats * whole, left: self.repeats * (left > 0)})
 
 
 @dataclass(unsafe_hash=True)
 class PatchWindow:
-    """A sliding window; triples are along (d, h, w)."""
+    """The sliding window of a convolution over its source tensor; triples are along (d, h, w)."""
 
     images: int
     channels: int

@@ -35,12 +35,12 @@ class TileGeometry:
     def __post_init__(self) -> None:
         p, m = self.problem, self.m
         self.weights = p.direction == "bwd_weights"
-        """Whether the weights' gradient is computed."""
+        """Whether the problem is a weights' gradient."""
         self.nhwc, self.groups, self.images = p.layout == "nhwc", p.g, p.mb
         flipped = p.direction == "bwd_data"
         x = TensorLayout(p.ic, (p.ih, p.iw), self.nhwc)
         self.y = y = TensorLayout(p.oc, (p.oh, p.ow), self.nhwc)
-        """The output."""
+        """Layout of the output tensor."""
         self.source, self.target = (y, x) if flipped else (x, y)
         """The tensor that tiles are read from, and the one whose places they cover: written, or dy of the weights'
         gradient."""
@@ -57,7 +57,7 @@ class TileGeometry:
         self.counts = tuple(-(-size // tile) for size, tile in zip(self.target.size, self.tile, strict=True))
         """Tiles of an image along each axis."""
         self.tiles = self.images * math.prod(self.counts)
-        """Tiles of all images."""
+        """Number of tiles in all images."""
 
     @functools.cached_property
     def transforms(self) -> tuple[Transform, Transform]:

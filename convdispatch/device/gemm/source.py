@@ -245,6 +245,6 @@ def _narrow(spec: GemmSpec, axis: Axis, width: int, lanes: int) -> int:
 
 
 def reduce_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
-    """The program that adds the parts of a split sum."""
+    """Return the text of the program that adds the parts of a split sum."""
     lanes = config.get("lanes", 4)
     return _epilogue(spec, config, lanes, partial=False) + kernel_text(__package__, "reduce.cl.mako")

@@ -19,13 +19,13 @@ class Function(NamedTuple):
     """One function of formulas."""
 
     arity: int
-    """Number of arguments; 0 for two or more."""
+    """The number of arguments; 0 stands for two or more."""
     opencl: str
-    """OpenCL C of the arguments ``{0}``, ``{1}`` and the type ``T``."""
+    """The function in OpenCL C, with the arguments ``{0}``, ``{1}`` and the type ``T``."""
     slope: tuple[str, ...]
-    """Derivative by each argument, as a formula of the arguments."""
+    """The derivative by each argument, as a formula of the arguments."""
     integer: bool = False
-    """Integers in give integers out."""
+    """Whether integer arguments give an integer result."""
 
 
 FUNCTIONS: dict[str, Function] = {
@@ -68,7 +68,7 @@ _FLOAT_ONLY = {
     "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "pow", "floor", "ceil", "round", "trunc",
 }  # fmt: skip
 _TESTS = {"isnan": "({0} != {0})", "isinf": "({0} == INFINITY || {0} == -INFINITY)"}
-"""Functions of one argument whose result is a truth value."""
+"""The functions of one argument whose result is a truth value, in OpenCL C."""
 
 
 class Formula:

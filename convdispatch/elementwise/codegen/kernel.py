@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 VECTOR = 4
 _GPU_GROUP = 256
-"""Work items of a GPU's group, at most."""
+"""The most work items of a work group on a GPU."""
 _CPU_GROUP = 1024
-"""Work items of a CPU's group, at most."""
+"""The most work items of a work group on a CPU."""
 _LONG_ROW = 512
-"""From this length of the last axis on, a CPU's groups lie within its rows."""
+"""The length of the last axis from which each work group on a CPU stays within one row."""
 SCALARS = {"float": np.float32, "double": np.float64, "long": np.int64}
-"""NumPy's names of the types that kernels compute in."""
+"""The NumPy type of each OpenCL C type that kernels compute in."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Operand:
     read: bool = True
     written: bool = False
     aligned: bool = True
-    """The first element lies at a multiple of 16 bytes."""
+    """Whether the first element's address is a multiple of 16 bytes."""
 
 
 class Prepared:

@@ -36,7 +36,7 @@ OPERATIONS = {
 _GROUP = 256
 _LANES = 16
 _COLUMNS = 64
-"""Of a CPU's group at most."""
+"""The most columns of a work group on a CPU."""
 # The number of work groups for each compute unit of the device.
 _GROUPS_WANTED = {"gpu": 16, "cpu": 8}
 
@@ -52,7 +52,7 @@ class _Form:
     free_steps: tuple[tuple[int, ...], ...]
     reduced_steps: tuple[tuple[int, ...], ...]
     operands: tuple[tuple[str, str], ...]
-    """Names and types; the one named "" receives the first formula's values."""
+    """The operands' names and types; the operand named "" receives the first formula's values."""
     scalars: tuple[str, ...]
     kind: str
     results: tuple[str, ...]
@@ -61,10 +61,10 @@ class _Form:
     lanes_r: int
     splits: int
     rows: bool
-    """Neighbours in memory are reduced."""
+    """Whether the reduced elements are neighbours in memory."""
     gpu: bool
     wide: int = 1
-    """Reduced neighbours that a GPU's work item takes at once."""
+    """The number of neighbouring elements that a GPU's work item reads by one load."""
 
 
 class Reduction:

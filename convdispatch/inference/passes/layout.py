@@ -21,15 +21,15 @@ from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 
 LAYOUTS = ("nchw", "nhwc")
 MIXED = "mixed"
-"""The name of a form whose pictures lie one way here and the other way there."""
+"""The name of a form in which some operations compute in NCHW and others in NHWC."""
 _ORDER = {"nhwc": (0, 2, 3, 1), "nchw": (0, 3, 1, 2)}
-"""Axes that turn a picture of the other layout into this one."""
+"""The order of axes that transposes a tensor from the other layout into this one."""
 _AWARE = frozenset({
     "convolution", "transposed_convolution", "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool",
     "global_average_pool", "batch_norm", "local_response_norm", "quantized_convolution", "dequantized_average",
     "table_norm",
 })  # fmt: skip
-"""Operations with an option ``layout``."""
+"""The operations that have an option ``layout``."""
 _POINTWISE = frozenset({"apply", "activate", "add", "dropout", "relu", "quantize", "dequantize"})
 
 
@@ -78,9 +78,9 @@ class _Relayout:
         self.back = _ORDER[LAYOUTS[1 - LAYOUTS.index(layout)]]
         self.new = Graph(list(graph.inputs))
         self._other: dict[Value, Value] = {}
-        """Pictures of the old graph in the new layout."""
+        """The values of the old graph (4-D tensors), each with its counterpart in the new layout."""
         self._plain: dict[Value, Value] = {value: value for value in graph.inputs}
-        """Values in the old layout."""
+        """The values of the old graph, each with its counterpart in the old layout."""
         self._weights: dict[int, Tensor] = {}
 
     def run(self) -> Graph:

@@ -20,7 +20,7 @@ from ...elementwise.tensor import Tensor
 from ..graph import Graph, Node, Ref
 
 _MOST_OPERANDS = 12
-"""Tensors that one kernel reads."""
+"""The most tensors that one fused kernel reads."""
 _MOST_STATEMENTS = 48
 
 

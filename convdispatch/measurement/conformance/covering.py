@@ -1,4 +1,4 @@
-"""Covering arrays: few rows in which every pair of letters' values stands together at least once, made greedily.
+"""Covering arrays: few rows in which every pair of values of two parameters occurs at least once, built greedily.
 
 A constraint is a row that cannot be built; a pair that no row of many tries holds counts as impossible. The same seed
 gives the same rows on every machine.

@@ -22,7 +22,7 @@ THIN = 0.1
 
 @dataclass
 class Outcome:
-    """What became of one case with one solver."""
+    """The outcome of one case with one solver."""
 
     solver: str
     case: str
@@ -77,7 +77,7 @@ class Report:
 
     @property
     def solvers(self) -> list[str]:
-        """The solvers that were asked, sorted."""
+        """Return the names of the solvers that were tested, sorted."""
         return sorted({outcome.solver for outcome in self.outcomes})
 
     def verdict(self) -> str:

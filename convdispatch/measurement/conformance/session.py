@@ -114,7 +114,8 @@ class Kit:
         return outcome
 
     def lost(self) -> str | None:
-        """Why nothing can run in this process any more, or None: a kernel that faults takes a GPU's context with it."""
+        """Return why nothing can run in this process any more, or None: a kernel that faults destroys a GPU's
+        context."""
         return runtime.probe.__wrapped__(self.device)
 
     def _examine(self, solver: Solver, case: Case, outcome: Outcome) -> None:

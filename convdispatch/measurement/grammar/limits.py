@@ -1,4 +1,4 @@
-"""Refuses, in words, what a dialect cannot express, and numbers that no problem has."""
+"""Rejects, with a reason, problems that a dialect cannot express, and numbers that no problem has."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ class Entry:
 def candidates(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, incumbent: str | None = None
 ) -> tuple[list[Entry], list[Result]]:
-    """Every solver that accepts, with each of its configurations, most promising first; and who refuses, and why.
+    """Return the configurations of every solver that accepts, most promising first; and the solvers that refuse, with
+    reasons.
 
     ``incumbent`` is the choice that runs without a search; None for what runs under the policy.
     """

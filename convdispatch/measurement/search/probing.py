@@ -1,4 +1,4 @@
-"""Runs candidates in a child process first, so that one that crashes or hangs takes only the child with it.
+"""Runs candidates in a child process first, so that a candidate that crashes or hangs ends only the child.
 
 The child is ``python -m convdispatch.measurement.search.probing``: it verifies a candidate as a search does.
 """

@@ -46,7 +46,7 @@ class WrongResult(ConvDispatchError):
 
 @dataclass(frozen=True)
 class Checked:
-    """What verification found of a plan that is right."""
+    """The result of verifying a correct plan."""
 
     normal: float
     """The relative error on sampled elements, for standard normal data."""

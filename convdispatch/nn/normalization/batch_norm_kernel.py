@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 MIN_PIXELS = 8
-"""Fewer neighbours in memory than this are not worth a kernel that reads along them."""
+"""The least contiguous pixels of a channel for which the batch-norm kernel, which reads along them, is used."""
 CHANNEL_GROUP_ITEMS = 512
-"""Work items, at most, of a group that computes a whole channel."""
+"""The most work items of a work group that computes a whole channel."""
 SHARE_GROUP_ITEMS = 256
-"""Work items, at most, of a group that computes a share of a channel."""
+"""The most work items of a work group that computes a part of a channel."""
 ONE_GROUP_VALUES = 1 << 14
-"""Values of a channel up to which one group always computes it."""
+"""The number of values of a channel up to which one work group computes it."""
 SHARED_VALUES = 1 << 16
-"""Values of a channel beyond which several groups always share it."""
+"""The number of values of a channel beyond which several work groups share it."""
 GROUPS_PER_UNIT = 16
-"""Groups for each compute unit where channels are shared."""
+"""The number of work groups for each compute unit if channels are shared."""
 
 
 class _Form(NamedTuple):
@@ -40,10 +40,10 @@ class _Form(NamedTuple):
     relu: bool
     residual: bool
     keep: bool
-    """The residual's gradient is wanted, and is not dy itself."""
+    """Whether the residual's gradient is computed, because it is required and differs from dy."""
     backward: bool
     wide: bool
-    """Every tensor begins at a multiple of 16 bytes, and so does every row."""
+    """Whether every tensor, and every row of it, is aligned to 16 bytes."""
 
 
 def takes(x: Tensor, axis: int, vectors: Sequence[Tensor], residual: Tensor | None, tape: Tape | None) -> bool:

@@ -33,15 +33,15 @@ running_mean = running_mean + momentum * (mean - running_mean)
 running_variance = running_variance + momentum * (variance * unbias - running_variance)
 """
 LRN_GROUP_ITEMS = 128
-"""Work items of a GPU's group of the response normalisation."""
+"""The number of work items of a work group on a GPU for local response normalisation."""
 LRN_LANES = 16
-"""Elements of a CPU's vectors."""
+"""The number of elements of the CPU kernel's vectors for local response normalisation."""
 LRN_CHANNELS_FIRST_RUN = 8
-"""Channels that a work item of the response normalisation computes, with channels first."""
+"""The number of channels that a work item of local response normalisation computes with channels first."""
 LRN_CHANNELS_LAST_RUN = 4
-"""The same with channels last."""
+"""The number of channels that a work item of local response normalisation computes with channels last."""
 LRN_MAX_ROWS = 32
-"""Pixels, at most, that a CPU's work item computes with channels last."""
+"""The most pixels that a CPU's work item of local response normalisation computes with channels last."""
 _NORMALISE = "(x - mean) * factor + shift"
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 _ITEMS = 64
 _FEW = 1 << 13
-"""Elements of a tensor of few rows, from which on more launches on all processors are faster than one work group a
-row."""
+"""The number of elements of a tensor of few rows from which several launches are faster than one work group per row."""
 
 
 def row_norm(

@@ -12,7 +12,7 @@ from ...elementwise.tensor import Tensor
 from .pooling2d import pooled, windows_of
 
 _CUT = 1 << 30
-"""Above every pixel's number in a note."""
+"""A power of two above every pixel's number in a note, so that ``note % _CUT`` is the pixel."""
 
 
 @operation

@@ -25,7 +25,7 @@ _GROUP = 256
 _REALS = ("float32", "float64")
 _VECTORS = (*_REALS, *INTEGERS)
 _WIDEST = 1 << 14
-"""Columns of a row that a CPU's work item holds."""
+"""The most columns of a row that a CPU's work item holds."""
 
 
 @operation
@@ -229,10 +229,10 @@ class _Launches(NamedTuple):
     forward: Launch
     noted: type
     noting: Launch | None = None
-    """Forward, with notes of type ``noted``."""
+    """The launch of the forward pass that also writes notes of type ``noted``."""
     backward: Launch | None = None
     gated: Launch | None = None
-    """Backward through the pooling and through the ReLU before it."""
+    """The launch of the backward pass through the pooling and the ReLU before it."""
 
     @property
     def cut(self) -> int:

@@ -24,7 +24,7 @@ _COORDINATES = (
 )
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _LONGEST = 1 << 24
-"""Most places along an axis: of each, the host makes a table."""
+"""The most elements along a resized axis, because the host computes a table of all of them."""
 
 
 @operator("Upsample")

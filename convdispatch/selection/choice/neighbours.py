@@ -1,5 +1,5 @@
-"""Corrects what solvers predict for an unmeasured problem by what they took at the nearest measured ones, and says what
-that rule has cost so far.
+"""Corrects solvers' predicted times for an unmeasured problem by their measured times at the nearest measured problems,
+and computes what that rule has cost so far.
 
 Near means: the same direction, dtype, layout and number of axes, and a small distance between logarithms of the sizes.
 What changes which algorithm wins (kernel, stride, dilation, one channel a group) weighs more than what only changes
@@ -117,7 +117,7 @@ class Neighbour:
 
 
 def distance(one: ConvProblem, other: ConvProblem) -> float:
-    """How far apart two problems are: 0 for equal ones, infinite for another direction, dtype, layout or rank."""
+    """Return the distance of two problems: 0 for equal ones, infinite if direction, dtype, layout or rank differ."""
     if _kind(one) != _kind(other):
         return math.inf
     return float(_Crowd([one]).distances(other)[0])
@@ -154,7 +154,8 @@ class _Crowd:
 
 
 class Neighbours:
-    """The measured problems of one device, ready to be asked. Records of one problem are its choices, rivals."""
+    """The measured problems of one device, indexed for queries of the nearest ones. Records of one problem are its
+    choices, rivals."""
 
     def __init__(self, records: Iterable[Record], cost: Cost = lambda solver, problem, config: None) -> None:
         self._cost = cost
@@ -231,7 +232,8 @@ class Neighbours:
         offers: Mapping[str, Offer],
         first: str | None,
     ) -> Neighbour | None:
-        """The fastest who predicts nothing, if it beat all who do, and the problem is near or nobody predicts.
+        """Return the fastest solver without a cost model, if it beat all others and the problem is near or no solver
+        has a cost model.
 
         Whom ``first`` names counts with its prediction for that problem where it was not measured there.
         """
@@ -357,7 +359,7 @@ _known: WeakKeyDictionary[PerfDB, dict[DeviceInfo | str, tuple[int, Neighbours]]
 
 
 def neighbours(db: PerfDB, device: DeviceInfo | str) -> Neighbours:
-    """The Neighbours of a device's records in a database, kept until the database learns something."""
+    """Return the Neighbours of a device's records in a database, cached until the database changes."""
     with _lock:
         cached = _known.setdefault(db, {})
         generation, found = cached.get(device, (-1, None))

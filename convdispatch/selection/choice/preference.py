@@ -35,7 +35,8 @@ class Preferred:
         return f"{where} prefers {named} for {when or 'everything'}"
 
     def means(self, solver: str) -> bool:
-        """Whether ``solver`` is meant: a derived one only if the glob says so, for rewriting has its own cost."""
+        """Return whether the rule selects ``solver``; a derived solver only if the glob includes it, because rewriting
+        has a cost."""
         if self.plugin is not None and plugins().provider(solver) != self.plugin:
             return False
         return any(

@@ -187,7 +187,8 @@ def contestants(problem: ConvProblem, device: DeviceInfo) -> dict[str, Solver]:
 
 
 def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[str, str] | None:
-    """Why ``solver`` is no candidate: (status, reason), or None. One that breaks its contract is set aside."""
+    """Return why ``solver`` is no candidate, as (status, reason), or None. One that breaks its contract is set
+    aside."""
     if policy.solver is not None and not fnmatch.fnmatchcase(solver.name, policy.solver):
         return "refused", f"policy(solver={policy.solver!r}) does not name it"
     if policy.deterministic and not solver.deterministic:
@@ -210,7 +211,7 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
 
 
 def set_aside_here(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> tuple[str, str] | None:
-    """Why a solver must not run here, whatever it answers itself: (status, reason), or None."""
+    """Return why a solver must not run here although it may accept, as (status, reason), or None."""
     reason = registry().erratum(solver.name, problem, device)
     if reason is None and isinstance(solver, Derived):
         reason = registry().erratum(solver.root.name, solver.innermost(problem), device)

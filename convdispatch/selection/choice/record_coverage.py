@@ -34,7 +34,8 @@ class Prediction:
 
 
 def ahead(known: Sequence[Evidence], predictions: Mapping[str, Prediction]) -> tuple[str, str] | None:
-    """Who goes before ``known[0]``, the first of the measured, and why, in words; None where it is the first indeed.
+    """Return the solver that ranks before ``known[0]``, the best measured one, and the reason as text; None if there is
+    none.
 
     ``known`` are the measured in the order of records, ``predictions`` those of all that accept.
     """

@@ -29,7 +29,7 @@ def set_aside(problem: ConvProblem, device: DeviceInfo, solver: str, reason: str
 
 
 def quarantined(problem: ConvProblem, device: DeviceInfo, solver: str) -> str | None:
-    """Why a solver is set aside for a problem, by this process or an earlier one, or None."""
+    """Return why a solver is set aside for a problem, by this process or an earlier one, or None."""
     found = _quarantined.get((problem, device, solver))
     return found or verdicts.against(problem, device, solver, plugins().fingerprint(solver))
 

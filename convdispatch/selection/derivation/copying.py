@@ -1,4 +1,4 @@
-"""Strided copies with gaps: one kernel that pads, crops, spreads, turns round, transposes, gathers and scatters.
+"""Strided copies with gaps: one kernel that pads, crops, dilates, flips, transposes, gathers and scatters.
 
 Along each axis element ``t`` of the target comes from element ``(t - before) / step`` of the source where that is whole
 and inside, and is zero elsewhere.

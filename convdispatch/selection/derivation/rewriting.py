@@ -1,4 +1,4 @@
-"""The rewritings: a problem into another whose result is the same, and the copies that this takes.
+"""The rewritings: each turns a problem into another one with the same result, and says which copies that requires.
 
 Backward data as a forward convolution (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning",
 2016, chapter 4): dx = dy, spread by the stride and padded by d (k - 1) - p, convolved with the weights flipped,
@@ -40,7 +40,7 @@ class Rewritten:
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes of each inner operand that lies in the workspace, by name."""
+        """Return the bytes of each inner operand that is allocated in the workspace, by name."""
         return {
             name: math.prod(getattr(self.inner, name + "_shape")) * self.inner.itemsize
             for name in "xwy"

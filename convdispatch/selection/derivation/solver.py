@@ -1,4 +1,4 @@
-"""Derived solvers: which there are for a problem, and what each answers."""
+"""Derived solvers: the list of those for a problem, and their methods."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Derived(Solver):
         return self._rewrite(problem)
 
     def words(self, problem: ConvProblem) -> str:
-        """What is done to the problem, and what it becomes, for people."""
+        """Return a sentence for people: how the problem is rewritten, and what it becomes."""
         said: list[str] = []
         solver: Solver = self
         moved = 0

@@ -1,4 +1,4 @@
-"""Puts a pack in force: what fits the devices and plugins that are here answers; what does not is said once."""
+"""Puts a plan pack in force: entries that fit this machine's devices and plugins are used; others are reported once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def from_environment() -> None:
 
 
 def _misfits(file: PackFile, here: list[dict[str, str]]) -> list[str]:
-    """What does not fit, in words; decisions and weights of plugins that changed are taken out of the pack."""
+    """Return a sentence for each entry that does not fit; decisions and weights of changed plugins are removed from the
+    pack."""
     found = []
     if file.identity not in here:
         name = file.identity.get("device")

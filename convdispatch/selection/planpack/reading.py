@@ -29,11 +29,11 @@ _LAYOUTS = (None, "nchw", "nhwc")
 
 
 class _Wrong(Exception):
-    """What is wrong with a file, in words."""
+    """The file is no valid plan pack; the message says why."""
 
 
 class PackFile:
-    """A pack that was read: decisions, forms, programs and texts at once, packed weights as they are wanted."""
+    """A plan pack that was read: decisions, forms, programs and texts are loaded, packed weights are read on demand."""
 
     def __init__(self, path: str | Path, fits: Callable[[dict[str, str]], bool]) -> None:
         """``fits(identity)``: whether a device here is of the pack's kind; programs for none are not even unpacked."""
@@ -73,7 +73,7 @@ class PackFile:
         return bool(getattr(self, table if table in ("decisions", "forms") else f"_{table}"))
 
     def without(self, table: str, wanted: Any) -> None:
-        """Forget what ``wanted(key)`` does not want of a table."""
+        """Remove the entries of a table for which ``wanted(key)`` is false."""
         kept = getattr(self, f"_{table}" if table == "weights" else table)
         for key in [key for key in kept if not wanted(key)]:
             del kept[key]

@@ -1,5 +1,5 @@
-"""Asks solvers of unproven plugins in a child process first, so that one that hangs or crashes as it answers takes only
-the child with it.
+"""Queries solvers of unproven plugins in a child process first, so that a solver that hangs or crashes ends only the
+child.
 
 A plugin that neither came with this package nor was verified on this machine is asked about each problem there first;
 how that ended, and which problems it survived, is kept by its version and text. The child stays for the next problem,
@@ -61,7 +61,7 @@ def reporting(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
-    """How a solver's answers ended a child process, or None; its plugin is tried now where that is not known."""
+    """Return how querying a solver ended a child process, or None; an untried plugin is tried now."""
     loaded = plugins()
     plugin, version = loaded.provider(solver), loaded.fingerprint(solver)
     if LIMIT_S is None or loaded.proven(solver) or plugin == "?":
@@ -81,7 +81,7 @@ def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
 
 
 class Hang(Exception):
-    """A solver does not answer; the thread that asked it is left behind."""
+    """A solver does not return; the thread that called it is abandoned."""
 
 
 def watched(solver: str, work: Callable[[], T]) -> T:
@@ -184,7 +184,7 @@ def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collect
 
 
 class _Child(Child):
-    """A process that answers for one version of a plugin, problem after problem."""
+    """A child process that queries one version of a plugin, problem after problem."""
 
     def __init__(self, plugin: str, version: str) -> None:
         self._version = version

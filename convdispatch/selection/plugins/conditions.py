@@ -57,7 +57,7 @@ class Condition:
 
 
 def mistake(key: str, value: Any) -> str | None:
-    """Why no ``key`` can ever have ``value``, in words; None when one may."""
+    """Return as text why ``key`` can never have ``value``; None if it can."""
     text = isinstance(value, str)
     comparison = _COMPARISON.fullmatch(value) if text else None
     if key in _NUMBERS:

@@ -40,7 +40,7 @@ LAYER_GROUP = "convdispatch.layers"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What became of one plugin or layer that was found."""
+    """The outcome of loading one plugin or layer."""
 
     name: str
     source: str
@@ -192,7 +192,7 @@ def _candidates() -> list[_Found]:
 
 
 def try_each(again: bool = False, *, strangers: bool = False) -> bool:
-    """Import each plugin in a child of its own, several at once, and remember which of them do not survive that.
+    """Import each plugin in a child process of its own, several in parallel, and store which plugins end the process.
 
     Those of which that is known are left out; ``again`` forgets it first. With ``strangers`` only those that neither
     came with this package nor were verified here. Returns whether what is known changed.

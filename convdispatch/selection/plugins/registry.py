@@ -71,7 +71,7 @@ class Erratum:
 
 @dataclass(frozen=True)
 class Registry:
-    """What one registry file says; and, behind that, what the one says that it includes."""
+    """The rules of one registry file, followed by those of the file that it includes."""
 
     source: str
     rules: tuple[Rule, ...] = ()
@@ -105,7 +105,7 @@ class Registry:
         ]
 
     def preference(self, problem: ConvProblem, device: DeviceInfo) -> tuple[tuple[str, ...], str | None]:
-        """The first matching rule's solvers (names, globs or families), and where that rule stands."""
+        """Return the first matching rule's solvers (names, globs or families), and the rule's file and line."""
         rule = self.rule(problem, device)
         return (rule.prefer, rule.where) if rule else ((), None)
 

@@ -146,7 +146,7 @@ def fingerprint(version: str, places: Iterable[Path]) -> str:
 
 
 def import_fault(plugin: str, version: str) -> str | None:
-    """How this version of a plugin ended a process that imported it, in words; None where it did not.
+    """Return as text how this version of a plugin ended a process that imported it; None if it did not.
 
     A process that ended in the middle of an import left a note of it: then the import is tried in a child first.
     """
@@ -245,7 +245,7 @@ def note(problem: ConvProblem, device: DeviceInfo, solver: str, version: str, wh
 
 
 def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str) -> str | None:
-    """What was noted of this version of a solver's plugin, in words, or None."""
+    """Return as text what is stored against this version of a solver's plugin, or None."""
     held = _held()["solvers"]
     if not held:
         return None
@@ -260,7 +260,7 @@ def _place(problem: ConvProblem, device: DeviceInfo, solver: str) -> str:
 
 
 def answers(plugin: str, version: str) -> dict[str, str]:
-    """By solver, how asking this version of a plugin ended a process."""
+    """Return how querying this version of a plugin ended a process, by solver."""
     faults = _answers(plugin, version).get("faults")
     return {str(solver): str(how) for solver, how in faults.items()} if isinstance(faults, dict) else {}
 

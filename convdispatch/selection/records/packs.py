@@ -84,7 +84,7 @@ class Change:
 
     @property
     def certain(self) -> bool:
-        """Whether the two confidence intervals lie apart."""
+        """Return whether the two confidence intervals are disjoint."""
         return self.new.ci_ms[0] > self.old.ci_ms[1] or self.new.ci_ms[1] < self.old.ci_ms[0]
 
 

@@ -135,7 +135,7 @@ class Record:
 
     @property
     def words(self) -> str:
-        """How the time was measured, in a few words for reports."""
+        """Return how the time was measured, as a short text for reports."""
         return f"{self.median_ms:.4g} ms" + ("" if self.sure else " at screening, not benchmarked")
 
     def to_json(self) -> dict[str, Any]:

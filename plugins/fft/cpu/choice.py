@@ -167,7 +167,7 @@ def _fits(g: Geometry, local: int) -> bool:
 
 
 def _whole(problem: ConvProblem, sizes: tuple[int, ...], lane: int, units: int) -> Geometry:
-    """The whole call as one piece."""
+    """Return the geometry that computes the whole call as one piece."""
     blocks = ceil(problem.ic if problem.direction == "bwd_data" else problem.oc, lane)
     rows = problem.mb * math.prod(axis_tiling(problem, a, n).tiles for a, n in zip("dhw", sizes, strict=True))
     return Geometry(

@@ -38,7 +38,7 @@ class _Place:
 
 
 def _numbered(wanted: Iterable[int]) -> Callable[[str], str]:
-    """Names of the wanted outputs by their order."""
+    """Return a function that renames the computed outputs by their order."""
     order = {k: place for place, k in enumerate(wanted)}
     return lambda name: f"{name[0]}{order[int(name[1:])]}" if name[0] in "ri" else str(order[int(name)])
 

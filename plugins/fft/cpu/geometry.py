@@ -38,11 +38,11 @@ class Piece:
     row: int
     rows: int
     kernel: bool
-    """The kernel's transform belongs to this piece."""
+    """Whether this piece transforms the kernel."""
     source: bool
-    """The source's spectrum belongs to this piece."""
+    """Whether this piece transforms the source."""
     last: bool
-    """The weights' gradient is complete after this piece."""
+    """Whether the weights' gradient is complete after this piece."""
 
 
 class Geometry:
@@ -113,7 +113,7 @@ class Geometry:
         self.packed_size = 4 * self.frequencies * self.kernel_stride
         """Bytes of a constant kernel's spectrum."""
 
-        # Element counts along (d, h, w).
+        # The attributes below are numbers of elements along (d, h, w).
         self.whole = t.sizes
         """Elements of a tile of the source along (d, h, w)."""
         self.spans = tuple(axis.extent for axis in t.axes)
@@ -163,7 +163,7 @@ class Geometry:
         return (self.tiling.sizes[second] * counts[third[0]]) | 1
 
     def slot(self, counts: tuple[int, ...]) -> int:
-        """Floats of one slot, which is local memory."""
+        """Return the number of floats in one slot of local memory."""
         if len(self.order) < 2:
             return 0
         return half(self.tiling.sizes[self.order[0]]) * self.lines(counts) * 2 * self.lanes
@@ -185,7 +185,7 @@ class Geometry:
     # --- pieces: the rounds of transforms and products in a call -----------------------------------------------------
 
     def pieces(self) -> Iterator[Piece]:
-        """The rounds of a call, in order."""
+        """Yield the pieces of a call, in order."""
         blocks, t = ceil(self.d, self.lanes), self.tiling
         for group in range(0, t.groups, self.groups):
             groups, held = min(self.groups, t.groups - group), False
@@ -197,6 +197,6 @@ class Geometry:
 
     @property
     def rounds(self) -> int:
-        """Pieces of a call."""
+        """Number of pieces in a call."""
         blocks = ceil(ceil(self.d, self.lanes), self.blocks)
         return ceil(self.tiling.groups, self.groups) * blocks * ceil(self.all_rows, self.rows)

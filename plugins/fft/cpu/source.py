@@ -21,7 +21,7 @@ def program_text(g: Geometry) -> str:
     """Forward transforms, the product and the inverse transform of a geometry; the kernel's where it has one."""
     p, lanes = g.problem, g.lanes
     text = define(LANES=lanes, V=f"float{lanes}") + storage_macros(p.dtype)
-    # The bias is not part of these macros: it is added to the vectors of a line after the inverse transform.
+    # The epilogue macros have no bias, because the bias is added to the vectors of a line after the inverse transform.
     text += epilogue_macros(p.replace(bias=False))
     text += kernel_text(__package__, "common.cl.mako", lanes=lanes, transposed=transposed) + _forward(g, "source")
     if g.weights_gradient:

@@ -120,7 +120,8 @@ def _product(layout: Layout, device: DeviceInfo) -> float:
     rounds = -(-groups // round_size) * round_size
     share = SHARES.get(tile, 72)
     if tile.three and device.vendor != "nvidia":
-        # A tile with three planes has 192 sums and needs more than 240 registers, which halves its rate on other GPUs
+        # A tile with three planes has 192 sums and needs over 240 registers, which halves the speed of GPUs not from
+        # NVIDIA.
         share //= 2
     multiplied = 8.0 * rounds * tile.bm * tile.bn * (k + START_STEPS) * 100 / share
     moved = sum(layout.sizes) + (layout.sizes[2] if len(layout.starts[2]) > 1 else 0)

@@ -22,7 +22,7 @@ from ..transforms import half
 
 @dataclass(frozen=True)
 class Span:
-    """What a tile takes of a tensor along an axis: ``given`` places from ``origin + tile * step`` on."""
+    """The elements that a tile reads along one axis of a tensor: ``given`` from ``origin + tile * step`` on."""
 
     length: int
     """Elements of the tensor along the axis."""
@@ -121,7 +121,7 @@ class Transform:
         return 2.0 ** -((points.bit_length() - 1) // 2), 2.0 ** -(self.rows.size.bit_length() - 1)
 
     def own_conjugate(self, row: int) -> bool:
-        """Whether a row of the spectrum is the transform of real values: half of it says all."""
+        """Whether a row of the spectrum is the transform of real values, so that half of the row determines it."""
         return row == 0 or 2 * row == self.columns.size
 
     @functools.cached_property
@@ -155,7 +155,7 @@ class Planes:
     row: Line
     slot: Line
     column_stride: int
-    """Elements between neighbours in a column of pixels."""
+    """Elements of the tensor between neighbouring pixels of a column."""
     row_stride: int
 
 

@@ -19,7 +19,7 @@ _PAIR = 8  # bytes of a complex number: two floats
 
 
 class Tile(NamedTuple):
-    """A work group's share of a product."""
+    """The tile of a complex matrix product that one work group computes."""
 
     bm: int
     bn: int
@@ -62,7 +62,7 @@ class Layout:
 
     @classmethod
     def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Layout:
-        """The layout that a configuration describes."""
+        """Return the layout that a configuration describes."""
         transform = Transform.of(problem, (config["th"], config["tw"]))
         if transform is None:
             raise ValueError(f"transforms of {config['th']}x{config['tw']} points do not fit {problem}")
@@ -170,7 +170,7 @@ class Layout:
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of workspace."""
+        """Bytes of workspace that the layout needs."""
         return self.areas[1]
 
     def forward(self, other: bool) -> Forward:
