@@ -16,11 +16,11 @@ from .maps import FARTHEST_CORNER, MAX_OFFSET, MAX_STEP, NEAREST_CORNER, Im2col,
 from .rewriting import Gathered, folded, gathered
 
 MAP_BYTES = 256
-"""Bytes of a work group's two maps."""
+"""Bytes of the two tensor maps of a work group."""
 MAX_GROUPS = 512
-"""Work groups that stay on the device, at most."""
+"""Most persistent work groups on a device."""
 BOX_COLUMNS = 64
-"""Columns of a box where k runs down its rows."""
+"""Columns of a tensor map's box whose rows k runs down."""
 EPILOGUE_REGISTERS = 80
 """Registers that the epilogue takes beside sums and residuals."""
 
@@ -31,9 +31,9 @@ class TmaTile(Tile):
 
     stages: int = 4
     resident: int = 1
-    """Work groups that stay on a multiprocessor: one multiplies while another's sums leave."""
+    """Persistent work groups per multiprocessor: one multiplies while another stores its sums."""
     block: int = 64
-    """Weights' gradient: source channels of a box of B."""
+    """Source channels of a box of B, in the weight gradient."""
     fixup: bool = False
     """Whether work groups of the product add the parts of a sum, not a launch after it."""
     pixels: int = 1
@@ -60,7 +60,7 @@ class TmaTiling(Tiling):
     """m, n and k as where operands are packed; nothing is packed, and slices belong to one tap."""
 
     maps_bytes = MAX_GROUPS * MAP_BYTES
-    staged = False  # results leave from registers
+    staged = False  # results are stored from registers, not through local memory
 
     @classmethod
     def of(cls, problem: ConvProblem, tile: TmaTile) -> TmaTiling:
@@ -71,38 +71,39 @@ class TmaTiling(Tiling):
         p, t, geo, data = self.problem, self.tile, self.geometry, self.data
         size = self.itemsize = p.itemsize
         backwards, tf32 = p.direction == "bwd_data", self.format.tf32
-        # The data gradient reads weights with k down the rows. For TF32 tensor cores take k along the rows alone: then
-        # the weights are transposed first.
+        # The data gradient reads weights with k down the rows. TF32 tensor cores only accept k along the rows: then a
+        # launch transposes the weights first.
         self.transposed_weights, self.turned_weights = backwards and not tf32, backwards and tf32
-        # Folded, widened and transposed weights are written first.
+        # Folded, widened and transposed weights are written by a launch before the product.
         self.direct_weights = data and t.pixels == 1 and not t.taps and not self.turned_weights
         self.weights_bytes = size * math.prod(p.w_shape) if data and not self.direct_weights else 0
-        # --- slices: blocks of source channels of a tap
+        # --- K-slices: each is a block of source channels of one tap.
         self.block = t.bk if data else t.block
         self.blocks = -(-geo.c // self.block)
         self.row_bytes = t.bk * size if data else 128
         self.b_row_bytes = size * (BOX_COLUMNS if self.transposed_weights else self.block)
         self.a_bytes, self.b_bytes = t.bm * t.bk * size, t.bn * t.bk * size
         self.stage_bytes = self.a_bytes + self.b_bytes
-        # Slices, their barriers, and a word that a work group's warps share.
+        # Local memory holds the K-slices, their barriers, and a word that the warps of a work group share.
         self.local_bytes = (self.stage_bytes + 16) * t.stages + 16
-        # --- tiles: all phases' have the output pixels of the largest
+        # --- Tiles of the result: each phase gets as many as the phase with the most output pixels.
         self.count = tuple(max(phase.count[axis] for phase in geo.phases) for axis in (1, 2))
         self.n_places = geo.images * math.prod(self.count)
         volume = geo.phases[0].volume
         self.n = geo.m if data else volume * geo.c8 * 8
-        # Columns are target channels, or whole blocks of source channels of every tap.
+        # Columns of the product are target channels, or whole blocks of source channels of every tap.
         self.n_tiles = -(-(geo.m if data else volume * self.blocks * self.block) // t.bn)
         self.m_tiles = -(-(self.n_places if data else geo.m) // t.bm)
-        self.sums = self.n_tiles * self.m_tiles * geo.groups * len(geo.phases)  # tiles of results, of ``split`` parts
+        # Tiles of results, each summed in ``split`` parts.
+        self.sums = self.n_tiles * self.m_tiles * geo.groups * len(geo.phases)
         self.tiles = self.sums * t.split
-        # --- parts that a launch adds are as the output does; those that work groups add, in tiles with their states
+        # --- Partial sums that a launch adds have the output's layout; those that work groups add are whole tiles.
         self.partial = t.split > 1 and not t.fixup
         self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
         if t.fixup:
             self.partial_bytes = self.sums * (t.split * t.bm * t.bn * 4 + STATE_BYTES)
-        self.run = 4 if self.partial or size == 4 else 8  # results that a work item writes at once, 16 bytes
+        self.run = 4 if self.partial or size == 4 else 8  # results that one store of a work item writes: 16 bytes
 
     @property
     def instructions(self) -> Instructions:
@@ -153,7 +154,7 @@ class TmaTiling(Tiling):
             at += many
         return found
 
-    # --- maps --------------------------------------------------------------------------------------------------------
+    # --- Tensor maps of both operands.
 
     def _reads(self, axis: int, last: bool) -> list[int]:
         """For each phase with taps: the first, or the last, pixel along an axis that output pixel 0 reads."""

@@ -17,7 +17,7 @@ from ..packed.plan import ProductLaunch
 from .tiling import Points, PointsTile, margin
 
 GROUP_TILES, GROUP_CHANNELS = 8, 32
-"""A work group of the transform of tiles, which has 256 work items."""
+"""Tiles and channels that a work group of the input transform takes: one per work item, 256 in all."""
 
 
 class WinogradPlan(StepPlan):
