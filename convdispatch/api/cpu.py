@@ -91,7 +91,8 @@ def lacking(*needed: str) -> str | None:
 
 
 def flags() -> frozenset[str]:
-    """The instructions of this machine's processor, as Linux names them; empty where the system does not tell."""
+    """The instructions of this machine's processor, as Linux names them; empty where the system does not provide
+    them."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -93,7 +93,7 @@ class Phase:
         return math.prod(self.taps)
 
     def reads(self, axis: int, step: int, spread: int) -> range:
-        """From the first to the last position along ``axis`` (0: d, 1: h, 2: w) that is read; empty without taps."""
+        """The range of source positions that the phase reads along ``axis`` (0: d, 1: h, 2: w); empty without taps."""
         if not self.volume:
             return range(0)
         reach = (self.taps[axis] - 1) * spread

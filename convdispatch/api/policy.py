@@ -16,7 +16,7 @@ __all__ = ["Policy", "current_policy", "forbid_when_frozen", "frozen", "policy"]
 
 @dataclass(frozen=True)
 class Policy:
-    """What the caller asks of the selection. Part of the plan cache's key."""
+    """The caller's constraints on the selection of a solver. Part of the plan cache's key."""
 
     solver: str | None = None
     """A solver's name or glob (``"winograd.*"``); only these are candidates."""

@@ -12,7 +12,7 @@ from .problem import ConvProblem
 
 @dataclass
 class Result:
-    """What a search found of one solver with one configuration. Times in milliseconds, memory in bytes."""
+    """The result of a search for one solver with one configuration. Times in milliseconds, memory in bytes."""
 
     solver: str
     config: Mapping[str, Any] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from .errors import InvalidArgument
 
 T = TypeVar("T")
 OFF = "off"
-"""The text by which a folder's setting says that nothing is stored."""
+"""The value of a folder's setting that means that nothing is stored."""
 _TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _NAME = re.compile(r"[\w.-]+")
@@ -32,7 +32,8 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """A type of value: what a text must be, in words, and the function that reads it, which raises ValueError."""
+    """A type of value: a description of the texts that are allowed, and the function that reads one, which raises
+    ValueError."""
 
     expected: str
     read: Callable[[str], T]

@@ -19,7 +19,7 @@ from ..selection.prepared import Constant
 from .arrays.accepted import shape_of
 
 PLACES = {"fwd": (0, 1, 2), "bwd_data": (2, 1, 0), "bwd_weights": (0, 2, 1)}
-"""By direction: the operands that are read, and the result, as indices into (x, w, y)."""
+"""For each direction, the two operands that are read and the result, as indices into (x, w, y)."""
 
 
 class Request(NamedTuple):

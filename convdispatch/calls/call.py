@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """What calls on every kind of memory have in common.
+    """The common part of calls on every kind of memory.
 
     ``call(x, w, y, bias, constant, residual, queue)`` runs it and returns the result. None stands for an operand that
     there is not, and for a result that is to be allocated; ``constant`` is the promise behind ``w``, if there is one.
@@ -73,8 +73,8 @@ class Call:
         return self.problem.direction == "bwd_weights" and not self.problem.accumulate
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """What makes the call again that was just made twice with ``given``: x, w, y, bias, residual and queue; None
-        where there is nothing quicker than to look it up. ``library`` is that of its arrays, None for NumPy's and
+        """A function that repeats the call that was just made twice with ``given`` (x, w, y, bias, residual and queue);
+        None where nothing is quicker than to look the call up. ``library`` is that of its arrays, None for NumPy's and
         OpenCL's."""
         return None
 

@@ -57,8 +57,8 @@ class CallCache:
                 self._drop(call)
 
     def _used(self, call: Any) -> int:
-        """When a call ran elsewhere; 1 where it is some weights' last one, which its next call then has to look up;
-        else 0."""
+        """When a fast path last ran a call; 1 if it is the last call of some weights, whose entry is removed; else
+        0."""
         used = 0 if self._asked is None else self._asked(call)
         for known in self.last.values():
             for key, (_, each) in known.items():

@@ -27,7 +27,8 @@ def explain(
     layout: Layout = "nchw",
     math: Math = "float32",
 ) -> Explanation:
-    """Every solver's answer to a problem: refused and why, or accepted and in which place, and the choice's source.
+    """Every solver's answer to a problem: refused with the reason, or accepted with its rank, and the source of the
+    choice.
 
     ``explain(problem, device)`` takes a ConvProblem or its text, and what ``runtime.find_device`` takes;
     ``explain(x, w, bias, ...)`` the arguments of a call of ``conv``, which is not made. Compiles nothing, runs nothing.

@@ -58,8 +58,9 @@ class HostCall(Call):
         self.ask = host_queue(self.device, alone)
         """A function that returns the calling thread's queue, for calls that name none."""
         self.launch: Any = None
-        """``launch(addresses, queue, constant)`` runs it on addresses of x, w, y, bias and residual, 0 for those that
-        there are not; False, before anything is done, where one has no address or lies over the result."""
+        """``launch(addresses, queue, constant)`` runs the call on addresses of x, w, y, bias and residual, 0 for a
+        missing one; returns False, before anything is done, where an operand has no address or overlaps with the
+        result."""
         self.fast_path: Any = None
         """A function that makes the call on arrays that kernels use in place; returns the result, or None before
         anything is done."""
@@ -251,8 +252,8 @@ def _fast_path(call: HostCall, run: Callable[..., Any], recover: Callable[..., b
 
 
 def host_queue(device: Any, alone: bool = False) -> Callable[[], Any]:
-    """What returns the calling thread's queue for host memory; ``alone``: the one whose commands the thread computes
-    itself, where there is one."""
+    """A function that returns the calling thread's queue for host memory; with ``alone``, the queue whose commands the
+    thread computes itself, where there is one."""
     own = threading.local()
 
     def ask() -> Any:

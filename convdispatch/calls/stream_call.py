@@ -58,7 +58,7 @@ class StreamCall(Call):
         super().__init__(problem, stream.device, count)
         self.arrays, self.place, self._names, self._through_host = arrays, stream.place, names, through_host
         self.why_host: str | None = None
-        """Why the call goes through the host, if it does."""
+        """The reason why the call goes through the host; None where it does not."""
         self._read = [(place, self.sizes[place]) for place in self.places[:2]]
         if self.empty:
             return
@@ -136,7 +136,7 @@ class StreamCall(Call):
                 self.packed(constant, stream, self.arrays.memory(w, stream, self.sizes[W]).address)
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """See Call: for PyTorch's tensors by the native call path, where there is one and it takes such a call."""
+        """See Call; PyTorch tensors use the native call path, where it is built and can make such a call."""
         plain = not self.problem.constant_weights and all(each is None for each in given[3:])
         launcher = None if BLOCKED or not (plain and library.records_gradients) else loading.launcher()
         program = None if launcher is None or self.launches is None else self.program(launcher)
@@ -245,7 +245,7 @@ class StreamCall(Call):
             stream.check()
 
     def _apart(self, addresses: Sequence[int], bias: Any) -> None:
-        """Raises InvalidArgument where the result would lie over an operand that is still read."""
+        """Raises InvalidArgument where the result overlaps with an operand that is still read."""
         for place, size in self._read:
             if self._overlapped(addresses[self.written], addresses[place], size):
                 refuse_shared(self._names[place])

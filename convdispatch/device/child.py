@@ -28,7 +28,7 @@ FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THR
 _MARK = b"\x02convdispatch "
 _PARENT_DEATH_SIGNAL = 1  # the option PR_SET_PDEATHSIG of prctl
 _END_S = 10.0
-"""Seconds in which a killed process has ended; one that a driver holds longer is left behind."""
+"""The most seconds that a killed process is waited for; one that hangs longer in a driver is left behind."""
 _EXPENDABLE = 500
 """Added to a child's badness of -1000 to 1000, by which Linux chooses whom it kills when memory runs out."""
 
@@ -98,14 +98,15 @@ class Child:
             _send(self._process.stdin, values, content)  # type: ignore[arg-type]
 
     def hear(self, timeout_s: float | None = None) -> Answer | None:
-        """The next answer; None when the child has ended. Raises Silent; without ``timeout_s`` it waits for good."""
+        """Returns the child's next answer; None when the child has ended. Raises Silent; without ``timeout_s`` it waits
+        for good."""
         try:
             return self._answers.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
         except queue.Empty:
             raise Silent(f"it gave no answer within {timeout_s:.3g} s") from None
 
     def ask(self, values: Mapping[str, Any], content: bytes = b"") -> Answer:
-        """Say a question, and hear what the child says next. Raises EOFError for a child that has ended."""
+        """Send a question, and return the child's next answer. Raises EOFError for a child that has ended."""
         self.say(values, content)
         heard = self.hear()
         if heard is None:
@@ -172,7 +173,7 @@ def _send(stream: IO[bytes], values: Mapping[str, Any], content: bytes) -> None:
 
 
 def _messages(stream: IO[bytes]) -> Iterator[Answer]:
-    """What the other side sends until it ends; a message that it ended within is none."""
+    """The messages that the other process sends until it ends; one that was cut off is dropped."""
     for line in stream:
         _, mark, sizes = line.partition(_MARK)
         if not mark:
@@ -198,7 +199,7 @@ def _listen(stream: IO[bytes], answers: queue.Queue[Answer | None]) -> None:
 
 
 def questions(idle_s: float | None = None) -> Iterator[Answer]:
-    """What the parent says, the setup first; ends when nothing came for ``idle_s`` seconds.
+    """The messages from the parent process, the setup first; ends when none came for ``idle_s`` seconds.
 
     When the parent is gone the process ends, whatever it is at.
     """

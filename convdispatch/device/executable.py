@@ -63,7 +63,8 @@ class Executable:
         outputs: Sequence[int],
         enqueue: Callable[..., Any] | None = None,
     ) -> None:
-        """``enqueue(queue, *operands, wait_for)`` gives everything to what stands for a queue; its event."""
+        """``enqueue(queue, *operands, wait_for)`` enqueues everything on a queue or its replacement, and returns the
+        event."""
         self.opaque, launches, self.enqueue = launches is None, launches or (), enqueue
         self.operands, self.outputs = tuple(None if slot is None else slot.size for slot in operands), tuple(outputs)
         roots = {slot.root: number for number, slot in enumerate(operands) if slot is not None}
@@ -143,7 +144,8 @@ def note_launched(error: BaseException) -> None:
 
 
 class Place(Protocol[T_co]):
-    """Where executables run; compares equal to another of the same memory and driver."""
+    """A place where executables run: one kind of memory and driver. Places of the same memory and driver compare
+    equal."""
 
     def bind(self, executable: Executable) -> T_co:
         """Returns the object that runs an executable in this place."""

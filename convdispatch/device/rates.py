@@ -51,7 +51,8 @@ _CPU_LANE, _CPU_BANDWIDTH, _CPU_LAUNCH = 340e9 / 32, 28e9, 8.5e-6
 
 @functools.lru_cache(maxsize=64)
 def rates(device: DeviceInfo) -> DeviceRates:
-    """What was measured of a device, or the estimate. A file that cannot be read counts as none, with a warning."""
+    """The measured rates of a device, or else the estimate. A file that cannot be read counts as none, with a
+    warning."""
     if switched_off():
         return estimate(device)
     path = place(device)
@@ -102,7 +103,7 @@ def keep(device: DeviceInfo, found: DeviceRates) -> Path:
 
 
 def place(device: DeviceInfo) -> Path:
-    """The file that holds what was measured on such a device."""
+    """The file of the rates that were measured on such a device."""
     chosen = settings.RATES.value()
     folder = Path(chosen) if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "rates"
     words = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units), device.processor)

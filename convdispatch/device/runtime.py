@@ -247,7 +247,7 @@ def serial_queue(device: cl.Device | None = None) -> cl.CommandQueue | None:
 
 
 def new_serial_queue(device: cl.Device) -> cl.CommandQueue | None:
-    """Another queue whose commands whoever gives them computes; None where there is none."""
+    """A new queue whose commands the enqueuing thread computes itself; None where the device has none."""
     import pyopencl as cl
 
     if "cl_intel_exec_by_local_thread" in device.extensions.split():
@@ -257,7 +257,8 @@ def new_serial_queue(device: cl.Device) -> cl.CommandQueue | None:
 
 
 def is_synchronous(queue: cl.CommandQueue) -> bool:
-    """Whether commands are over when the call that gives them returns, as Intel says of this thread's serial queues."""
+    """Whether commands are complete when the call that enqueues them returns, as on Intel's serial queue of this
+    thread."""
     return any(queue is each for each in _threads.__dict__.get("serial", {}).values())
 
 

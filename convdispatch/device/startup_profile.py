@@ -47,7 +47,7 @@ class Notes:
 
     @property
     def layers(self) -> list[str]:
-        """Layers in the order in which they were first met."""
+        """The layers, in the order of their first phase."""
         return list(dict.fromkeys(name for name, _ in self.spent))
 
 
@@ -82,7 +82,7 @@ def phase(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def layer(name: str) -> Iterator[None]:
-    """What this thread does in the block is done for a layer; an outer layer's name wins."""
+    """Inside the block this thread works for a layer; an outer block's layer takes precedence."""
     outer = _thread.layer
     _thread.layer = outer or name
     try:

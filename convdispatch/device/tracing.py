@@ -25,7 +25,7 @@ _thread = _Thread()
 
 
 def operation(function: Function) -> Function:
-    """``function`` as an operation: where a trace is in force, the trace is called and answers the result."""
+    """Makes ``function`` an operation: where a trace is in force, the trace is called and returns the result."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ from .geometry import Plan, plan_of
 
 _HALVES = ("float16", "bfloat16")
 _MATHS = {"DEFAULT": "tf32", "HIGH": "float32", "HIGHEST": "ieee"}
-"""What jax's precisions of float32 data are here; on CPUs jax knows no TF32."""
+"""The ``math`` option for each of jax's precisions of float32 data; on CPUs jax has no TF32."""
 
 
 def planned(platform: str, lhs: Any, rhs: Any, out: Any, math: str | None, params: dict[str, Any]) -> Plan:

@@ -97,7 +97,7 @@ def disable() -> None:
 
 
 def settings_in_force() -> dict[str, Any] | None:
-    """What ``enable`` was given; None where it is not in force."""
+    """The arguments of ``enable``; None where it is not in force."""
     return _in_force
 
 

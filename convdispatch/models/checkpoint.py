@@ -267,7 +267,7 @@ class _Bounded:
 
 
 def _described(file: Any, most: int) -> io.BytesIO:
-    """The pickle at a file's place, as bytes of their own, its commands looked through; the file stands behind it.
+    """A copy of the pickle at the file's position, with its opcodes checked; leaves the file behind the pickle.
 
     A pickle numbers what it remembers as it likes, and its reader makes room for the largest number there is: one in
     139 bytes asks for gigabytes. So no number may be larger than the pickle has bytes.

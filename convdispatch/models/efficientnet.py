@@ -140,7 +140,7 @@ def folded_weights(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _folds() -> list[tuple[str, str, str]]:
-    """(our layer, the checkpoint's convolution, its batch norm) for all 49."""
+    """Returns (our layer, the checkpoint's convolution, its batch norm) for all 49 convolutions."""
     folds = [("stem", "_conv_stem", "_bn0")]
     expansions = [expansion for repeats, _, _, expansion, _, _ in _STAGES for _ in range(repeats)]
     for i, expansion in enumerate(expansions):

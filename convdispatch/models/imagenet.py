@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 SAMPLES = ("chelsea.png", "coffee.png")
 MARGIN = 32
-"""Of a picture scaled so that its shorter side is size + MARGIN pixels, the middle size by size is seen."""
+"""A picture is scaled until its shorter side is size + MARGIN pixels, and the net sees its middle, size by size
+pixels."""
 MOST_PIXELS = 64 << 20
 """The most pixels of a picture file that are read by default; they take some 300 MB."""
 _EXTRA = "pip install 'convdispatch[demo]'"

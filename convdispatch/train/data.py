@@ -131,7 +131,7 @@ def _idx(folder: Path, name: str, axes: int, most: int) -> np.ndarray:
 
 
 def _read_whole(file: BinaryIO, size: int) -> bytes:
-    """So many bytes, or what there is: memory is taken as they come, not as a header promises."""
+    """Reads so many bytes, or what there is; memory grows as they are read, not as a header states."""
     parts, left = [], size
     while left and (part := file.read(min(left, 1 << 20))):
         parts.append(part)

@@ -22,7 +22,8 @@ _TEST_BATCH = 250
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run depends on, besides the device. Raises InvalidArgument for numbers that make no run."""
+    """The settings on which a training run depends, besides the device. Raises InvalidArgument for numbers that make no
+    run."""
 
     data: str = "fashion-mnist"
     """``digits``, ``fashion-mnist`` or a folder; see ``data.load``."""
@@ -39,8 +40,8 @@ class Settings:
     dropout: float = 0.0
     seed: int = 0
     precision: str = "float32"
-    """What products are computed in: ``float32``, ``bfloat16``, or ``float16`` with a loss that is scaled. Weights,
-    sums, the loss and the optimiser's state are float32 whatever it is."""
+    """The dtype in which products are computed: ``float32``, ``bfloat16``, or ``float16`` with a loss that is scaled.
+    Weights, sums, the loss and the optimiser's state are float32 whatever it is."""
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 1), ("lr", 0), ("momentum", 0), ("weight_decay", 0)):

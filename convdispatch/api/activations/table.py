@@ -56,7 +56,8 @@ class Activation:
     gradient: str
     """Formula of ``dy`` and ``x``: the result's gradient times the slope. 0 at corners, as in PyTorch."""
     from_result: str | None = None
-    """Formula of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not tell it."""
+    """The gradient as a formula of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not
+    determine it."""
     least: float | None = None
     """The least first number of the activation with which the result determines the slope, as ``from_result`` needs."""
     exact: bool = False

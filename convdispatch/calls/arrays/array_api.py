@@ -21,7 +21,7 @@ from .operands import contiguous_strides
 
 _NON_BLOCKING = 1
 _LEGACY = 1
-"""DLPack's word for CUDA's default stream, whose handle is 0."""
+"""DLPack's number for CUDA's default stream, whose handle is 0."""
 _threads = threading.local()
 
 
@@ -114,7 +114,7 @@ class Exchange(Library):
             return namespace.asarray(array)
 
     def adopted(self, array: Any, like: Any) -> Any:
-        """See Library; NumPy's arrays too, on the device of ``like``."""
+        """See Library; also converts NumPy arrays, to the device of ``like``."""
         if isinstance(array, np.ndarray):
             if self.device(like) is None:
                 return self.from_host(array, like)

@@ -20,7 +20,8 @@ class Library:
     immutable = False
     """Whether the library's arrays are immutable, so that none can be ``out``."""
     records_gradients = False
-    """Whether its arrays are PyTorch's tensors, which tell quickly whether they are as before."""
+    """Whether the library's arrays are PyTorch tensors, which can be checked quickly for changes since the last
+    call."""
 
     def device(self, array: Any) -> int | None:
         """The number of the CUDA device; None for host memory."""
@@ -83,7 +84,8 @@ class Library:
         raise NotImplementedError
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
-        """What the caller gets for an array that ``empty`` made or that it brought, once the call is given."""
+        """Returns what the caller gets for a result, its own array or one that ``empty`` made, once the call is
+        launched."""
         return array
 
     def keep(self, stream: CudaStream, held: Any) -> None:

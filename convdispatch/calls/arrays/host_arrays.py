@@ -40,7 +40,7 @@ class HostArrays(Protocol):
         """NumPy's view of an array, through which a result is copied."""
 
     def finished(self, made: Any, lead: Any) -> Any:
-        """What the caller gets on the slow path for a result that ``allocate`` made; ``lead`` is the first operand."""
+        """Returns what the caller gets on the slow path for a result of ``allocate``; ``lead`` is the first operand."""
 
 
 class NumPyArrays:

@@ -119,7 +119,8 @@ class Torch(Library):
         return like.new_empty(shape, dtype=getattr(self.torch, dtype)) if dtype else like.new_empty(shape)
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
-        """What the caller gets for an array that ``empty`` made or that it brought, once the call is given."""
+        """Returns what the caller gets for a result, its own array or one that ``empty`` made, once the call is
+        launched."""
         return array
 
     def host_address(self, array: Any) -> int:

@@ -19,7 +19,7 @@ from ...selection.prepared import Constant
 from .array_library import Library
 
 ALIGNMENT = 16
-"""Bytes that kernels load and copy at once, at most: addresses of operands are multiples of it."""
+"""The most bytes that kernels load or copy in one instruction; addresses of operands must be multiples of it."""
 
 
 class StreamArrays:

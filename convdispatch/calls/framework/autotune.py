@@ -40,7 +40,7 @@ QUIET_S = 0.1
 MOST_QUIET_S = 2.0
 """The longest pause that is waited for: most searches end in so long a one."""
 POLL_S = 0.002
-"""Seconds until a search is ended after a call came: the device is shared so long."""
+"""The most seconds for which a search and a new call share the device, before the search is ended."""
 TRIES = 3
 ADOPT_S = 30.0
 """Most seconds that a plan waits for others, with which calls take it."""
@@ -133,7 +133,7 @@ def capture_ends() -> None:
 
 
 def calls_elsewhere(count: Callable[[], Any]) -> None:
-    """From now on a call has come when what ``count()`` answers has changed, too."""
+    """Also counts a change of ``count()``'s result as a call, from now on."""
     global _count
     _count = count
 
@@ -206,7 +206,8 @@ def _measured(wanted: _Wanted, children: dict[str, Child]) -> bool:
 
 
 def _searched(wanted: _Wanted, children: dict[str, Child], budget_ms: float) -> dict[str, Any] | None:
-    """What a child says of a problem; None where a call came first: one that only begins gives way to it, too."""
+    """The child process's measurements of a problem; None where a call came first, also while the child was
+    starting."""
     address = runtime.address(wanted.device)
     try:
         if address not in children:
@@ -225,7 +226,7 @@ def _searched(wanted: _Wanted, children: dict[str, Child], budget_ms: float) -> 
 
 @contextlib.contextmanager
 def _out_of_captures() -> Iterator[None]:
-    """Inside the block no capture goes on, and none begins."""
+    """Inside the block no stream is being captured, and no capture begins."""
     while True:
         _until_quiet()
         with _switching:
@@ -235,7 +236,7 @@ def _out_of_captures() -> Iterator[None]:
 
 
 def _last_call() -> float:
-    """When the last call came that was seen; calls of the native path are seen by their count alone."""
+    """The time of the last call; calls of the native path are noticed by their count only."""
     global _last, _counted
     found = _count()
     if found != _counted:
@@ -282,7 +283,7 @@ def _take(wanted: _Wanted, info: Any, chosen: Policy, said: dict[str, Any]) -> N
 
 
 def _adopt() -> None:
-    """Calls take what was made, all of it at once: the next ones are put together anew, other layers' too."""
+    """Put all plans that were made into use together: the next calls are built anew, those of other layers too."""
     with _out_of_captures():
         for _, problem, context, chosen, made in _made:
             dispatch.adopt(problem, context, chosen, made)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 MEETINGS = 3
-"""Calls of a further size from which on its kernel is compiled: it will be met again, most likely."""
+"""The number of calls of a further size after which its kernel is compiled, because the size will probably return."""
 FIRST_SIZES = 16
 """The most sizes of similar layers whose calls wait for their kernel: a net has such layers at several resolutions,
 each with weights of its own. Weights that are computed anew for each call, as weight norm's, are told from these by

@@ -33,7 +33,7 @@ from ..planner_pool.pool import NoHelp, PlannerPool, pool_of
 from .fallback import Fallback
 
 BURST_S = 0.3
-"""Seconds that a burst of new problems may take within calls, before further ones are planned aside."""
+"""Seconds that a burst of new problems may take within calls, before further ones are planned in child processes."""
 LULL_S = 0.25
 """Seconds without a new problem, after which the next one begins a burst."""
 LOAD_SHARE = 0.5
@@ -43,9 +43,9 @@ HOST_LOAD_SHARE = 0.1
 HOST_LOAD_S = 0.05
 """Seconds of loading that a CPU's calls may save up."""
 MOST_ASIDE = 8
-"""Problems of a CPU that wait for a child at once; one that comes then is asked for when it is met again."""
+"""The most problems of a CPU that wait for a child process; a further one is requested when its size returns."""
 MOST_PENDING = 64
-"""Problems of a CPU that were planned aside and are not loaded, as their sizes were not met again."""
+"""The most problems of a CPU that child processes planned and that are not loaded, as their sizes have not returned."""
 _FLOPS, _BYTES = 20e12, 2e12
 """Rough operations and bytes per second of a GPU: only their ratio affects the order in which problems are planned."""
 
@@ -99,12 +99,12 @@ class _HostAllowance:
         self.saved, self.last = HOST_LOAD_S, 0.0
 
     def may_load(self, now: float) -> bool:
-        """As of ``_Allowance``."""
+        """See ``_Allowance.may_load``."""
         self.saved, self.last = min(HOST_LOAD_S, self.saved + HOST_LOAD_SHARE * (now - self.last)), now
         return self.saved > 0
 
     def note_load(self, seconds: float) -> None:
-        """As of ``_Allowance``."""
+        """See ``_Allowance.note_load``."""
         self.saved -= seconds
 
 
@@ -121,7 +121,7 @@ def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
 
 
 def by_size(policy: Policy, framework: Framework) -> bool:
-    """Whether its size decides if a first call on a CPU waits: nobody asked for a tier, a solver, or more."""
+    """Whether a first call on a CPU waits depending on its size: the caller asked for no tier, solver or promise."""
     return _tier() is None and policy.solver is None and not _promised(policy, framework)
 
 
@@ -135,7 +135,7 @@ def _promised(policy: Policy, framework: Framework) -> bool:
 
 
 class Pending:
-    """A problem whose plan is made aside: ``resolved()`` is the call once it is there.
+    """A problem whose plan is made in a child process: ``resolved()`` returns the call once the plan is there.
 
     Weights that a call promised meanwhile are remembered weakly, so that a capture finds them packed.
     """
@@ -206,7 +206,7 @@ class Pending:
         raise Compiling(self._again)
 
     def _again(self, _: str) -> bool:
-        """Whether ``resolved()`` would answer None still; a call that is the framework's then is counted."""
+        """Whether ``resolved()`` would still return None; if so, the call, which the framework computes, is counted."""
         if self.call is not None:
             return False
         if self.answer.done() and self._allowance.may_load(time.perf_counter()) and not self._framework.capturing():

@@ -52,7 +52,7 @@ class _Task:
 
 
 class PlannerPool:
-    """Plans made aside for one device. Safe from several threads."""
+    """Child processes that plan problems for one device. Safe from several threads."""
 
     def __init__(self, device: cl.Device) -> None:
         self.device = device
@@ -121,7 +121,7 @@ class PlannerPool:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """What children made is in force inside the block, in all threads."""
+        """Inside the block the artifacts of child processes are in force, in all threads."""
         artifact_store.put_in_force(self.made)
         try:
             yield

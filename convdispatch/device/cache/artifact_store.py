@@ -25,7 +25,7 @@ TABLES = ("decisions", "forms", "texts", "programs", "weights")
 """Problem to solver and configuration; net to layout and queues; what a text follows from to the text; text to binary;
 weights and their packed form's key to the packed form."""
 _COMPILERS = ("CL_CONFIG_", "POCL_", "IGC_")
-"""How the variables begin that make a driver compile otherwise, for another target too."""
+"""Prefixes of the environment variables that change how a driver compiles, or its target."""
 
 
 class Collection(Protocol):
@@ -61,7 +61,8 @@ _in_force: list[Collection] = []
 
 
 def identity(device: cl.Device) -> dict[str, str]:
-    """What a compiled kernel depends on beside its text: the device, its driver, and how it is told to compile."""
+    """What a compiled kernel depends on besides its text: the device, its driver, and the variables that tell it how to
+    compile."""
     return {**_fixed(device), "compiler variables": compiler_variables()}
 
 
@@ -101,12 +102,12 @@ def key_of(*parts: str | bytes) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _is_for(collection: Collection, device: cl.Device) -> bool:
-    """Whether a collection is for devices like this one; looked at once while it gathers or is in force."""
+    """Whether a collection is for devices like this one; checked once while it gathers or is in force."""
     return collection.identity == identity(device)
 
 
 def in_force(device: cl.Device | None = None) -> bool:
-    """Whether any collection answers for a device, or at all."""
+    """Whether any collection is in force for a device, or for any device."""
     return any(device is None or _is_for(one, device) for one in _in_force)
 
 
@@ -116,7 +117,8 @@ def wanted(device: cl.Device | None = None) -> bool:
 
 
 def wants_texts() -> bool:
-    """Whether somebody gathers texts, or answers with any: what one is called costs more than to look for it."""
+    """Whether texts are being gathered, or a collection in force has any; computing a text's key costs more than this
+    check."""
     return bool(_gathering) or any(one.holds("texts") for one in _in_force)
 
 
@@ -126,7 +128,7 @@ def gathers() -> bool:
 
 
 def all_weights() -> bool:
-    """Whether somebody who gathers wants every packed form."""
+    """Whether every packed form of weights is to be gathered."""
     return any(one.all_weights for one in _gathering)
 
 

@@ -22,7 +22,7 @@ from ..planning_lock import unlocked
 
 KB, MB = 1 << 10, 1 << 20
 RETURNS = 4
-"""Times that an entry is made again after it had gone, from which on it is not new any more."""
+"""An evicted entry that was made again so many times no longer counts as new."""
 REMEMBERED = 8192
 """The number of evicted keys that are remembered, to count how often each returns."""
 LOW_WATER = 0.9
@@ -82,7 +82,8 @@ class Budget:
         return self._shrink(entry)
 
     def hold(self, entry: _Entry, parts: list[_Entry] | None) -> None:
-        """What is being made of ``parts`` is made of an entry too, which stays at least until that is there."""
+        """Add an entry to the parts of the value that is being made, so that it is not evicted before that is
+        cached."""
         if parts is not None and entry not in parts:
             with self.lock:
                 entry.parents += 1
@@ -124,7 +125,7 @@ class Budget:
                 self._let_go(part, gone)
 
     def _settle(self, entry: _Entry) -> None:
-        """What an entry that is not new was made of is not new either."""
+        """Mark the parts of an entry that is not new as not new either."""
         for part in entry.parts:
             if part.new:
                 part.new = False
@@ -200,7 +201,7 @@ class Bounded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this cache's entries, as ``put`` and ``make`` were told."""
+        """Bytes of this cache's entries, as passed to ``put`` and ``make``."""
         return sum(entry.nbytes for entry in list(self._all.values()))
 
     def get(self, key: Hashable) -> Any:
@@ -212,7 +213,7 @@ class Bounded:
         return found.value
 
     def part(self, key: Hashable) -> Any:
-        """As ``get``; what this thread is making, if anything, is made of the value."""
+        """As ``get``; the value becomes a part of the entry that this thread is making, if any."""
         found = self._all.get(key)
         if found is None:
             return None
@@ -233,7 +234,7 @@ class Bounded:
             _tell(gone)
 
     def make(self, key: Hashable, make: Callable[[], tuple[Any, int]], new: bool | None = None) -> Any:
-        """The value, or else the first of what ``make()`` answers, which is held; the second is its size in bytes.
+        """The cached value; without one, ``make()`` returns the value to cache and its size in bytes.
 
         ``new``: whether it counts towards the share of what is new; None where what it is made of decides. Threads that
         ask for one key at once wait for the first of them; where it raises, the next one tries.

@@ -113,7 +113,7 @@ def _itself(memory: Any) -> Any:
 
 
 def commands_of(queue: Any) -> Commands:
-    """What takes the commands that are given to ``queue``: itself, the recording that captures it, or OpenCL."""
+    """The Commands for ``queue``: the queue itself, the recording that captures it, or an OpenCLQueue."""
     if isinstance(queue, Commands):
         return queue
     capturing = thread.capturing

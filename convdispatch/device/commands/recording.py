@@ -67,7 +67,7 @@ class Command:
 
 @dataclass(eq=False)
 class Recording(Commands):
-    """What plans and tensors take for a queue (in order) of ``queue``'s context and device."""
+    """A recording of commands, which plans and tensors use like an in-order queue of ``queue``'s context and device."""
 
     queue: cl.CommandQueue
     """The real queue, which takes work that must happen now, such as packing constant weights."""
@@ -124,7 +124,7 @@ class Recording(Commands):
         raise InvalidArgument("a recording cannot replay a copy from the host")
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Command:
-        """Record one kernel; stands for the event that a queue would answer."""
+        """Record the launch of one kernel; the Command takes the place of the event that a queue would return."""
         made = self._add(
             lambda memory, commands: commands.bind(kernel, _real(memory, arguments)), arguments, kernel.name
         )

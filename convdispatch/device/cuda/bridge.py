@@ -207,7 +207,7 @@ _watcher: threading.Thread | None = None
 
 
 def _watch(bridge: Bridge) -> None:
-    """See to it that a call that was put off is made, should no further work come."""
+    """Have a postponed host call made by a background thread, should no further work come."""
     global _watcher
     with _to_watch:
         _watched.add(bridge)
@@ -237,7 +237,8 @@ def _look_after() -> None:
 
 @atexit.register
 def _settle() -> None:
-    """Make every call that was put off: nobody looks after them when the interpreter ends, and drivers may wait."""
+    """Make every postponed host call, because no thread does so once the interpreter ends, and drivers may wait for
+    them."""
     with _to_watch:
         bridges = list(_watched)
     for bridge in bridges:

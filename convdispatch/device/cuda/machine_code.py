@@ -46,8 +46,8 @@ def _key(cuda: Cuda, text: str) -> str:
 
 
 def machine_code(cuda: Cuda, text: str) -> bytes | None:
-    """The machine code of a PTX text: carried by a pack, from its file, or assembled now and kept; None where nothing
-    is kept, and where the driver does not hand it out."""
+    """The machine code of a PTX text: from a plan pack, from its cache file, or assembled now and cached; None where
+    nothing is cached, and where the driver does not return it."""
     from ..programs.binary_cache import folder, read_file, write_file
 
     try:

@@ -49,7 +49,7 @@ never loaded twice."""
 
 
 class Row(NamedTuple):
-    """A kernel with more groups along y or z than CUDA launches: all of them lie along x instead."""
+    """A kernel with more groups along y or z than CUDA can launch: all its groups are launched along x instead."""
 
     kernel: str
     groups: tuple[int, ...]

@@ -39,7 +39,7 @@ class Streams:
 
 
 class StreamPool:
-    """A context's Streams: flags for new ones, and those whose bridges have gone, for use again."""
+    """The Streams of a context: flags for new ones, and Streams whose bridges have gone, to be reused."""
 
     def __init__(self, context: cl.Context, device: cl.Device, cuda: Cuda) -> None:
         self.cuda, self._context, self._device = cuda, context, device

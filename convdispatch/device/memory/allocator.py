@@ -57,7 +57,7 @@ _pools: dict[Any, Any] = {}
 _joined: dict[Any, Any] = {}
 """Pools that are no queue's, such as that of the host's memory; the keys have a device."""
 _callers: dict[Any, Any] = {}
-"""The caller's object for a queue, by the same keys: its references tell whether anybody holds the queue."""
+"""The caller's object for a queue, by the same keys: its reference count shows whether the queue is still in use."""
 _arenas: dict[Any, Arena | None] = {}
 """The arena of each context; None where memory is OpenCL's alone."""
 _limits: dict[Any, int] = {}
@@ -238,7 +238,7 @@ def _counted(callers: dict[Any, Any]) -> list[tuple[Any, int]]:
 
 
 def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
-    """Allocate, and give back at once what the policy or the limit does not allow."""
+    """Allocate, and give the memory back at once if the policy or the limit does not allow it."""
     # Loading from a plan pack allocates memory, which frozen() allows, because nothing is compiled.
     frozen, limit = current_policy().frozen and not artifact_store.in_force(queue.device), _limits.get(queue.device)
     if frozen and type(pool) is _NoPool:
@@ -319,7 +319,7 @@ def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObje
 
 
 def same_memory(one: Any, other: Any) -> bool:
-    """Whether two buffers are, or are parts of, one buffer; where nobody knows, they may be."""
+    """Whether two buffers are, or are parts of, one buffer; True where it is not known."""
     import pyopencl as cl
 
     if one is None or other is None:

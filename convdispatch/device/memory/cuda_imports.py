@@ -140,7 +140,7 @@ def _tried(device: cl.Device) -> tuple[int | None, str]:
 
 
 def _key(device: cl.Device) -> str:
-    """What the answer may depend on: the device, its driver, and the host since it started."""
+    """The key of the cached answer: the device, its driver, and the host's boot."""
     try:
         host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -102,7 +102,7 @@ class HostPool:
 
 
 class _Lease:
-    """What every size's ctypes array type shares; the array keeps the mapping until it ends itself."""
+    """The base of the ctypes array types of all sizes; the array keeps its mapping as long as it lives."""
 
     pool: HostPool
     block: mmap.mmap

@@ -167,7 +167,8 @@ class Arena:
 
 @functools.lru_cache(maxsize=1024)
 def rounded(size: int) -> int:
-    """The size of the block that serves ``size`` bytes: powers of two in slabs, an eighth of one apart beyond."""
+    """The size of the block that serves ``size`` bytes: powers of two in slabs; beyond, sizes are an eighth of a power
+    of two apart."""
     if size <= _SLAB // 2:
         return max(SMALLEST, 1 << (size - 1).bit_length())
     step = max(_SLAB, 1 << ((size - 1).bit_length() - 4))
@@ -203,7 +204,8 @@ class SharedPool:
         return self.managed_bytes - sum(size * len(blocks) for size, blocks in list(self._free.items()))
 
     def allocate(self, size: int, pooled: bool = True) -> cl.Buffer:
-        """A block of ``size`` bytes or more, back in the pool (or the device, if not ``pooled``) when it is let go."""
+        """A block of ``size`` bytes or more; once released, it returns to the pool (to the device, if not
+        ``pooled``)."""
         size = rounded(size)
         waiting, block = self._free.get(size), None
         if waiting:

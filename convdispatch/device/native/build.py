@@ -35,7 +35,8 @@ def _torch() -> Path:
 
 
 def sources() -> str:
-    """A digest of what the module is built from: it has it as its docstring, so that one of other sources is told."""
+    """A digest of the module's sources. The module has it as its docstring, so that one built from other sources is
+    noticed."""
     found = hashlib.sha256()
     for each in sorted(_HERE.iterdir()):
         if each.suffix in (".h", ".cpp"):

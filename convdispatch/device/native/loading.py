@@ -48,7 +48,7 @@ def module() -> Any:
 
 
 def launcher() -> Any:
-    """The module with CUDA's driver open; None where there is none, for which ``unavailable`` says why."""
+    """The module with CUDA's driver open; None where there is none, with the reason in ``unavailable``."""
     return None if unavailable() else _loaded()[0]
 
 

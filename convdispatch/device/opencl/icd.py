@@ -150,7 +150,7 @@ def _listed_in(folder: Path) -> list[tuple[str, str]]:
 
 
 def _library(file: Path) -> str:
-    """What an .icd file names; empty, with a warning, for one that no loader can read."""
+    """The library that an .icd file names; empty, with a warning, for a file that no loader can read."""
     try:
         text = plainfile.read_text(file, 1 << 16).strip()
         if "\0" in text or "\n" in text:
@@ -181,7 +181,7 @@ def _installed_by_pip() -> list[tuple[str, str]]:
 
 
 def _bundled() -> list[tuple[str, str]]:
-    """What pyopencl's wheel brings and its loader finds by itself: PoCL, Oclgrind."""
+    """The libraries in pyopencl's wheel, PoCL and Oclgrind, which its loader finds by itself."""
     spec = importlib.util.find_spec("pyopencl")
     if spec is None or spec.origin is None:
         return []

@@ -60,7 +60,7 @@ def devices() -> list[cl.Device]:
 
 
 class DescribedDevice:
-    """Stands for a device that is not there: what plans are told of it. Nothing runs on it."""
+    """A description that replaces a device that is not present, for plans. Nothing runs on it."""
 
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info

@@ -17,7 +17,8 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 @functools.lru_cache(maxsize=1)
 def here() -> str:
-    """This machine's processor, and the target that its compiler was told; nothing where that is not known."""
+    """This machine's processor, and the target for which its compiler was configured; empty where they are not
+    known."""
     try:
         text = _CPUINFO.read_text(encoding="utf-8")
     except OSError:

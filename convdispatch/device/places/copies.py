@@ -20,7 +20,7 @@ from .queue import QueuePlace
 
 
 class CopyPlace(NamedTuple):
-    """Host memory beside a context's device; ``keeps``: kernels read what the result holds before."""
+    """Host memory of a context whose device works on copies; ``keeps``: kernels read the result's previous values."""
 
     context: cl.Context
     keeps: bool = False

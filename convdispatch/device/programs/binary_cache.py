@@ -46,7 +46,8 @@ _MOST = 1 << 30
 _SLOW = 0.05
 """Seconds after which a build is worth a thread of its own, also of a binary, which a driver may compile further."""
 _at_once = threading.BoundedSemaphore(8)
-"""Builds in this process: one that built from fourteen threads ended without a word (NVIDIA's 580.159, seen once)."""
+"""Limits concurrent builds in this process to 8: one with fourteen ended without a message (NVIDIA's driver 580.159,
+seen once)."""
 _SWEEPS = 64
 """The number of sweeps over all files while as many bytes are written as may be cached."""
 
@@ -148,7 +149,7 @@ def _without_compiler(context: cl.Context, program: cl.Program, options: Sequenc
 
 
 def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Program:
-    """Built from a text, or from devices and binaries, without a word.
+    """The program built from a text, or from devices and binaries, without warnings.
 
     pyopencl's own ``build`` warns of all that a compiler says; to silence it would take the process' warning filters,
     which belong to the caller. What its ``build`` calls says nothing.

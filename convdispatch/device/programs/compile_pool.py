@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 MOST = 16
-"""Compilers at once: more hardly shorten a net of a hundred programs, each of which takes less than a child's start."""
+"""The most compilers that run in parallel: more hardly speed up a net of a hundred programs, each of which compiles
+faster than a child process starts."""
 _HOST_BYTES, _DEVICE_BYTES = 1 << 30, 4 << 30
 """Memory of the host that is free, and of a GPU, for each compiler: a driver and its context, of which a GPU holds half
 a gigabyte, and the net comes after them."""
@@ -51,7 +52,7 @@ def processors() -> int:
 
 
 def compilers(device: cl.Device) -> int:
-    """Compilers at once for a device: one a processor, as far as memory goes; this process is one of them."""
+    """The number of compilers for a device: one per processor, as far as memory allows; this process is one of them."""
     from ..opencl.platforms import device_info
 
     info, counts = device_info(device), [MOST, processors(), _available() // _HOST_BYTES]

@@ -163,7 +163,7 @@ def _macro_value(name: str, value: Any) -> str:
 
 
 def build(context: cl.Context, text: str | bytes, options: Sequence[str] = ()) -> cl.Program:
-    """Compile ``text`` for the context's devices, or load a binary given as bytes, unless it is kept from before.
+    """Compile ``text`` for the context's devices, or load a binary given as bytes, unless the program is cached.
 
     Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()``.
     """
@@ -259,8 +259,8 @@ class Programs(Bounded):
         new: bool | None = None,
         nbytes: Callable[[Any], int] = lambda value: 0,
     ) -> Any:
-        """The value for a key, or else what ``make()`` answers. ``nbytes(value)`` is memory of its own, as an arena: it
-        counts where the value is new."""
+        """The cached value of a key, or else the result of ``make()``. ``nbytes(value)`` is memory of its own, as an
+        arena: it counts where the value is new."""
         if new is None and self._family is not None:
             new = self._families.further(self._family(key), key)
 

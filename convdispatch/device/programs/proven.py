@@ -50,7 +50,7 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
 
 
 def _subject(package: str, what: str, device: cl.Device) -> template_cache.Subject:
-    """What a proof follows from, beside the plugin's sources: the header's, for one, as the class says."""
+    """The Subject of a proof: what it depends on besides the plugin's sources, such as those of the header."""
     values = {"device": artifact_store.identity(device), "header": ConvProblem}
     return template_cache.Subject(package, f"proof of {what}", values)
 

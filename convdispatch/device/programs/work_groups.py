@@ -18,10 +18,11 @@ _ASKS = re.compile(
     r"get_(?:num_groups|global_size|global_offset|global_linear_id|group_linear_id)\b"
     r"\s*(?:\(\s*([0-2])\s*\))?"
 )
-"""What a launch of a part answers otherwise than that of the whole; a number says the only axis that it bears on."""
+"""Matches the functions whose results differ between a launch of a part and of the whole; a number is the only axis
+concerned."""
 _GROUP = "get_group_id"
 _BARE = re.compile(rf"{_GROUP}\b(?!\s*\()")
-"""The function's name where it is not called, so that no macro stands for it."""
+"""Matches the name get_group_id where it is not called, so that a macro cannot replace it."""
 _COUNTED = f"#define {_GROUP}(axis) ({_GROUP}(axis) + get_global_offset(axis) / get_local_size(axis))\n#line 1\n"
 _SPLICED = re.compile(r"get_\w*\s*##")
 _SPLICED_ON = re.compile(r"##\s*_?(?:group|num|global|local|work|sub)_")

@@ -47,11 +47,11 @@ class Program:
         self.on_graph = False
         """Whether ``run`` launches a CUDA graph beside the queue, instead of enqueuing."""
         self.no_graph: str | None = None
-        """Why there is no CUDA graph of it, once one was asked for."""
+        """The reason why the program has no CUDA graph, once one was requested."""
 
     @functools.cached_property
     def arena(self) -> Arena:
-        """Where each slot begins that is not persistent."""
+        """The arena: the offset of each slot that is not persistent."""
         align = max(128, runtime.device_info(self._recording.device).buffer_alignment)
         return lay_out(lifetimes(self._recording.commands, self.schedule.regions), align)
 
@@ -144,7 +144,7 @@ class Program:
         return self._replay
 
     def use_graph(self) -> bool:
-        """From now on ``run`` launches a CUDA graph; whether that can be."""
+        """Make ``run`` launch a CUDA graph from now on; returns whether that is possible."""
         self.on_graph = self.replay is not None and bridge_of(self.queue) is not None
         return self.on_graph
 
@@ -157,7 +157,7 @@ class Program:
             self.replay.give(stream)
 
     def _run_beside(self) -> Any:
-        """The graph on the CUDA stream beside the queue, in the queue's order."""
+        """Launch the graph on the bridge's CUDA stream, in the queue's order."""
         across = bridge_of(self.queue)
         with across:
             across.enter()
