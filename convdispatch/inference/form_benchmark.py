@@ -31,7 +31,7 @@ TIE = 1.03
 
 
 class Form(Protocol):
-    """What is asked of a net to time it."""
+    """The methods that a net needs in order to be timed."""
 
     inputs: Sequence[Any]
     queue: Any

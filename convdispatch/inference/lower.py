@@ -72,7 +72,7 @@ def lower(
 
 
 def problem_of(node: Node) -> ConvProblem:
-    """What a convolution with constant weights asks to solve."""
+    """Return the ConvProblem of a convolution with constant weights."""
     given = node.kwargs
     x = given["x"]
     if node.name == QUANTIZED:
@@ -106,7 +106,7 @@ def _hashable(option: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _described(x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: str, **given: Any) -> ConvProblem:
-    """One problem for layers alike, however often they are asked."""
+    """Return the ConvProblem of a layer, cached, so that equal layers share one object."""
     return describe("fwd", x_shape, w_shape, None, dtype, **_DENSE | given, constant_weights=True)
 
 

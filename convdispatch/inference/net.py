@@ -45,7 +45,7 @@ class Layer:
 
 
 class Watch(Protocol):
-    """What measures calls with the host's arrays, until it takes itself away."""
+    """The interface of an object that times calls with NumPy arrays, until it removes itself."""
 
     def call(self, net: InferenceNet, inputs: Sequence[np.ndarray], change: Change) -> Any:
         """The results of a call; waits."""

@@ -53,7 +53,7 @@ class Weights:
         """The events of weights that are being packed, each with a tensor that must live until then."""
 
     def take(self, given: Tensor, prepared: Prepared) -> Any:
-        """Memory with weights as a plan takes them; nodes that share weights share it."""
+        """Return memory with the weights in a plan's form; nodes that share weights share the memory."""
         key = id(given), prepared.pack_key if prepared.packed_size else None
         return self._made[key] if key in self._made else self._made.setdefault(key, self._make(given, prepared))
 

@@ -22,7 +22,7 @@ __all__ = ["convdispatch_solvers"]
 
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
-    """The solvers of both folders."""
+    """Return the solvers of both folders, for CPUs and for GPUs."""
     own = functools.partial(Declared, deterministic=True, exact=True)
     cpu, gpu = (f"{__name__}.{folder}" for folder in ("cpu", "gpu"))
     whole, sum_only = EPILOGUE, {"accumulate"}

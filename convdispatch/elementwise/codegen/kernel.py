@@ -110,7 +110,7 @@ def _can_load_four(sizes: list[int], steps: list[list[int]], operands: tuple[Ope
 
 
 def _sizes(size: int, sizes: list[int], flat: bool, gpu: bool, wide: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Global and local size; work items beyond the elements return at once."""
+    """Return the global and the local size; surplus work items return immediately."""
     if flat or gpu:
         items = -(-size // wide)
         group = min(_GPU_GROUP if gpu else _CPU_GROUP, 1 << max(0, (items - 1).bit_length()))
@@ -195,7 +195,8 @@ def _load(i: int, load: str, inner: int, lane: str, kind: str) -> str:
 
 
 def _places(sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], wide: int, gpu: bool) -> list[str]:
-    """Where this work item's first element lies in each operand: ``i0``, ``i1``, ..."""
+    """Return the OpenCL lines that compute the index of the work item's first element in each operand: ``i0``, ``i1``,
+    ..."""
     if not sizes:
         lines = [f"const ulong i = (ulong)get_global_id(0){f' * {wide}' if wide > 1 else ''};", "if (i >= n) return;"]
         return lines + [

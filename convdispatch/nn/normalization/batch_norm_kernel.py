@@ -47,7 +47,7 @@ class _Form(NamedTuple):
 
 
 def takes(x: Tensor, axis: int, vectors: Sequence[Tensor], residual: Tensor | None, tape: Tape | None) -> bool:
-    """The kernels here do for these operands, of which ``vectors`` are scale, shift and running statistics."""
+    """Return whether the kernels here support these operands; ``vectors`` are scale, shift and running statistics."""
     if runtime.device_info(x.queue.device).type == "cpu" or axis != 1:
         return False
     operands = (x, *vectors) if residual is None else (x, residual, *vectors)

@@ -1,4 +1,4 @@
-"""``implicitgemm.depthwise``: one channel a group, forward and data gradient; vectors along channels or places."""
+"""``implicitgemm.depthwise``: depthwise layers, forward and data gradient; vectors along channels or along pixels."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ ELEMENT_OPS = {"nchw": 75.0, "nhwc": 15.0}
 
 
 class Depthwise(PackedSolver):
-    """One input and one output channel a group, on a CPU: forward and data gradient."""
+    """Solves layers of one input and one output channel per group on a CPU: forward and data gradient."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but one channel a group."""
+        """Reject everything but forward and data gradient of one channel per group."""
         if problem.direction == "bwd_weights":
             return "forward and bwd_data only, got bwd_weights"
         if not problem.ic == problem.oc == problem.g:
@@ -80,11 +80,11 @@ class Depthwise(PackedSolver):
         )
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Slots, and packed weights unless they are constant; nothing for kernels that compute from registers."""
+        """Return the bytes of slots, and of packed weights unless they are constant; 0 for kernels without slots."""
         return 0 if "rows" in config else super().workspace(problem, device, config)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The launch of each pass, operations, elements, and weights that are not constant, which are packed."""
+        """Return the predicted seconds: launches, operations, elements, and the packing of weights that change."""
         if "rows" in config:
             return VectorKernel(problem, config).seconds(device)
         known = rates(device)

@@ -19,7 +19,7 @@ VECTORS = 4
 TILE_BYTES = 32 * 1024
 """Bytes of source rows and weights that an NHWC tile reads again at the next row: a first-level cache."""
 MIN_BAND_ROWS = 4
-"""Rows of a band, at least: neighbouring bands read some of the same source rows."""
+"""Least rows of a band: neighbouring bands read some of the same source rows."""
 
 
 class Bands:
@@ -46,7 +46,7 @@ class Bands:
         self.slot_x = cdiv(slot_x, 16) * 16
 
     def _channels(self) -> int:
-        """NHWC channels of a slot: all, so that whole rows are copied, unless that leaves fewer than 16 jobs."""
+        """Return the NHWC channels of a slot: all (whole rows are copied), unless that leaves fewer than 16 jobs."""
         p, block = self.p, self.config["cb"]
         if block:
             return min(block, p.groups)
@@ -55,7 +55,7 @@ class Bands:
 
 
 class DepthwiseKernel(PackedKernel):
-    """One pass under one configuration: ``items`` work items, each with ``slot`` elements of the workspace."""
+    """The kernel of one pass under one configuration: ``items`` work items with ``slot`` elements of workspace each."""
 
     files: tuple[str, ...]
     items: int
@@ -68,7 +68,7 @@ class DepthwiseKernel(PackedKernel):
 
     @property
     def slots_size(self) -> int:
-        """Bytes of the work items' slots, in whole pages."""
+        """Bytes of all work items' slots, rounded up to whole pages."""
         return cdiv(self.items * self.slot * self.size, PAGE) * PAGE
 
     def _text(self, defined: Mapping[str, object], **values: Any) -> str:
@@ -93,7 +93,7 @@ class DepthwiseKernel(PackedKernel):
 
 
 class PlaneKernel(DepthwiseKernel):
-    """NCHW: bands are copied, a vector is neighbouring places of a row."""
+    """The NCHW kernel: bands of rows are copied, and a vector holds neighbouring output pixels of a row."""
 
     files = ("runs.cl", "planes.cl.mako", "depthwise_nchw.cl.mako")
 
@@ -112,7 +112,7 @@ class PlaneKernel(DepthwiseKernel):
 
 
 class RowKernel(DepthwiseKernel):
-    """NHWC: rows are read from the tensor, a vector is neighbouring channels."""
+    """The NHWC kernel: rows are read from the tensor, and a vector holds neighbouring channels."""
 
     files = ("depthwise_nhwc.cl.mako",)
 

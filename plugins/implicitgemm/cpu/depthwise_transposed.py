@@ -69,7 +69,7 @@ class TransposedKernel(Kernel):
         return StepPlan(self.workspace_size, [self.launch(context, "transposed", [self.items], operands)])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak: the launch, rows that are spread, taps, and rows that are written."""
+        """Return operations at peak rate: the launch, spreading rows of y, taps, and writing rows of x."""
         p = self.problem
         spread = p.ic // p.g * math.prod(p.y_shape) * p.sw
         rows = p.mb * p.ic * p.id * p.ih
@@ -80,7 +80,7 @@ class TransposedKernel(Kernel):
 
 
 class DepthwiseTransposed(KernelSolver):
-    """Data gradients of a stride and few channels a group, on a CPU: every kernel that is dense along w."""
+    """Solves strided data gradients of few channels per group on a CPU, for kernels without dilation along w."""
 
     kernel = TransposedKernel
 

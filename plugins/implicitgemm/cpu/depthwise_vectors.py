@@ -56,7 +56,7 @@ class VectorKernel(Kernel):
         return StepPlan(0, [self.launch(context, "depthwise", [self.items], arguments)])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """The launch, the lanes of all tiles, and the elements of x and y."""
+        """Return operations at peak rate: the launch, the lanes of all tiles, and the elements of x and y."""
         problem = self.problem
         x, y = math.prod(problem.x_shape), math.prod(problem.y_shape)
         element = ELEMENT_OPS if problem.sw == 1 else STRIDED_OPS
@@ -73,7 +73,7 @@ class VectorSums(Kernel):
         self.items = min(self.p.groups, config["items"])
 
     def _tiles(self) -> tuple[dict[Any, str], list[Any]]:
-        """Functions by tile, and (taps, runs of calls) of as many rows of taps at a time as registers have room for."""
+        """Return functions by tile, and (taps, runs of calls) for as many rows of taps as fit the registers."""
         p, lanes, tiles = self.p, self.lanes, {}
         height, width = p.places[1:]
         some = max(1, self.config["sums"] // p.taps[2])
@@ -107,7 +107,7 @@ class VectorSums(Kernel):
         return StepPlan(0, [self.launch(context, "gradient", [self.items], ["x", "y", "w"])])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """The launch, the lanes of all tiles, and the elements of x, dy and dw."""
+        """Return operations at peak rate: the launch, the lanes of all tiles, and the elements of x, dy and dw."""
         problem = self.problem
         x, y, w = (math.prod(getattr(problem, f"{name}_shape")) for name in "xyw")
         work = GRADIENT_LANE_OPS * 2 * lanes_in(self.p, self.lanes) * problem.kh * problem.kw

@@ -1,4 +1,4 @@
-"""``implicitgemm.depthwise_weights``: the weights' gradient of one channel a group, one vector of sums a tap."""
+"""``implicitgemm.depthwise_weights``: the weights' gradient of depthwise layers, one vector of sums per tap."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RESULT_OPS = 670.0  # operations at peak rate per element of dw
 
 
 class BandSums(Kernel):
-    """One configuration that copies bands; x has the layout of the forward direction in the slots."""
+    """The kernel that copies bands of rows into slots, where x has the layout of the forward direction."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, forward_pass(problem))
@@ -71,14 +71,14 @@ class BandSums(Kernel):
         return StepPlan(self.workspace_size, [parts, total])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """The launches, the direct sum, and the copies of x and dy."""
+        """Return operations at peak rate: the launches, the direct sum, and the copies of x and dy."""
         x, y, w = (math.prod(getattr(self.problem, f"{name}_shape")) for name in "xyw")
         copied, result = COPIED_OPS * (x + y), RESULT_OPS * w
         return LAUNCHES_OPS * balance.launch + OPERATION_OPS * self.problem.flops + copied + result
 
 
 class DepthwiseWeights(KernelSolver):
-    """One input and one output channel a group, on a CPU: the weights' gradient."""
+    """Solves the weights' gradient of layers with one input and one output channel per group, on a CPU."""
 
     @staticmethod
     def kernel(problem: ConvProblem, config: Mapping[str, Any]) -> Any:
@@ -96,7 +96,7 @@ class DepthwiseWeights(KernelSolver):
         return unusable(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Vectors of a tile from registers; then the slot's size, the channels at a time and the parts of the sum."""
+        """Yield vectors per tile of register kernels; then slot size, channels per band and parts of the sum."""
         lanes, units = lanes_of(device, problem.dtype), device.compute_units
         sums = 25 if device.simd_width >= 16 else 12
         if fits(problem.replace(direction="fwd", accumulate=False), lanes):

@@ -125,7 +125,7 @@ class Direct(PackedSolver):
         ]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The tiles' cycles, staging, stores and launches, and the packing of weights that are not constant."""
+        """Return the predicted seconds: tiles, copies of bands, stores, launches, packing of weights that change."""
         kernels, known = self.kernels(problem, config, device), rates(device)
         balance = Balance.of(known)
         launch, far = LAUNCH_OPS * balance.launch, FAR_PACKED_OPS * balance.memory

@@ -1,4 +1,4 @@
-"""``implicitgemm.flat_weights``: the weights' gradient of few channels a group in NCHW, vectors along the places."""
+"""``implicitgemm.flat_weights``: weights' gradients of few channels per group in NCHW, vectors along the pixels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LAUNCH_OPS = 4e6  # operations at peak rate in the time of one kernel launch
 
 
 def _widths(p: Pass) -> list[int]:
-    """Taps of a tile along w: all, one, or as many as advance the source by whole steps from block to block.
+    """Return the numbers of taps of a tile along w: all, one, or those whose blocks start at a multiple of the stride.
 
     The columns of a tile have fixed phases of the stride, so each block must begin at the first phase.
     """
@@ -48,7 +48,7 @@ def _widths(p: Pass) -> list[int]:
 
 
 class FlatKernel(Kernel):
-    """One configuration: tiles of ``mn`` target channels by ``jc`` source channels by ``jw`` taps."""
+    """The kernel of one configuration: tiles of ``mn`` target channels by ``jc`` source channels by ``jw`` taps."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, forward_pass(problem))
@@ -96,7 +96,7 @@ class FlatKernel(Kernel):
         return StepPlan(self.workspace_size, steps)
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak: tiles, the sums across lanes, what is copied, parts and launches."""
+        """Return operations at peak rate: tiles, sums across lanes, copied elements, partial sums and launches."""
         p, taps = self.p, self.jc * self.jw
         step = max(self.mn * taps, 2 * taps + self.mn, 8) + 1
         bands = p.images * p.groups * p.places[0] * self.bands
@@ -109,7 +109,7 @@ class FlatKernel(Kernel):
 
 
 class FlatWeights(KernelSolver):
-    """Vectors along the places of a band: weights' gradients of few channels a group, on a CPU."""
+    """Solves weights' gradients of few channels per group on a CPU, with vectors along the pixels of a band."""
 
     kernel = FlatKernel
 
@@ -158,7 +158,7 @@ class FlatWeights(KernelSolver):
 
 
 def _config(**changes: int) -> dict[str, Any]:
-    """The smallest tile and band."""
+    """Return the configuration with the smallest tile and band, changed by ``changes``."""
     return {"mn": 1, "jc": 1, "jw": 1, "rows": 1, "parts": 1, **changes}
 
 

@@ -1,4 +1,4 @@
-"""What the CPU kernels of this folder share: macros, launches, packed weights, and the solvers around them."""
+"""Base classes of this folder's CPU kernels and solvers: macros, launches, packed weights."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ class PackedKernel(Kernel):
     """Bytes of the workspace that the convolution itself needs."""
 
     def packer(self, context: Any, offset: int) -> Launch:
-        """Packs w into the workspace, or into the packed buffer in its place, from byte ``offset`` on."""
+        """Return the launch that packs w into the workspace, or the packed buffer, from byte ``offset`` on."""
         raise NotImplementedError
 
     def convolution(self, context: Any, weights: str, offset: int) -> Launch:
-        """The convolution; packed weights begin at byte ``offset`` of operand ``weights``."""
+        """Return the launch of the convolution; packed weights begin at byte ``offset`` of operand ``weights``."""
         raise NotImplementedError
 
 

@@ -19,7 +19,7 @@ from convdispatch.api import ConvProblem, TensorLayout, define, geometry_of
 
 @dataclass(frozen=True)
 class Pass:
-    """One dense convolution of step ``step``; triples are along (d, h, w)."""
+    """One dense convolution that reads every ``step``-th element of the source; triples are along (d, h, w)."""
 
     images: int
     groups: int

@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 class PhasesKernel(Kernel):
-    """One configuration: tiles of ``mr`` target channels by ``nv`` vectors of places."""
+    """The kernel of one configuration: tiles of ``mr`` target channels by ``nv`` vectors of places."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.passes = found = passes(problem)
@@ -91,7 +91,7 @@ class PhasesKernel(Kernel):
 
     @property
     def parts(self) -> list[Part]:
-        """The phases in their order."""
+        """The values of all phases for the template, in the order of the phases."""
         found, before = [], 0
         for number, p in enumerate(self.passes):
             volume = 0 if p.empty else p.volume
@@ -132,7 +132,7 @@ class PhasesKernel(Kernel):
         return StepPlan(self.workspace_size, [conv], self.packed_size, [pack], key)
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak: tiles, what is copied and written, launches, and packing."""
+        """Return operations at peak rate: tiles, copied and written elements, launches, and packing."""
         p, nv = self.p, self.nv
         step = max(self.mr * nv, 2 * nv + self.mr, 8) + 1
         tiles = p.images * p.groups * self.bands * self.blocks * cdiv(self.vectors, nv)
@@ -150,7 +150,7 @@ class PhasesKernel(Kernel):
 
 
 class Phases(KernelSolver):
-    """Vectors along a row's places, all phases of a stride in one launch, on a CPU: data gradients in NCHW."""
+    """Solves NCHW data gradients on a CPU: vectors along the pixels of a row, all phases of a stride in one launch."""
 
     kernel = PhasesKernel
 
@@ -195,6 +195,6 @@ class Phases(KernelSolver):
 
 
 def _base(problem: ConvProblem, device: DeviceInfo) -> dict[str, Any]:
-    """The smallest tile and band."""
+    """Return the configuration with the smallest tile and band."""
     lanes = lanes_of(device, problem.dtype)
     return {"lanes": lanes, "items": 4 * device.compute_units, "mr": 1, "nv": 1, "rows": 1}

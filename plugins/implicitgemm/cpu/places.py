@@ -1,4 +1,4 @@
-"""Depthwise layers in NCHW from registers: which vectors of the plane a tile of places reads, and how lanes are moved.
+"""Depthwise layers in NCHW from registers: the vectors of the plane that a tile of pixels reads, and moves of lanes.
 
 A vector of sums is neighbouring places: of one row, or of as many whole rows as it has room for. A tap reads
 *windows*: vectors of the plane at literal offsets, whose lanes are moved in registers to the place that needs them.
@@ -60,7 +60,7 @@ def lanes_in(p: Pass, lanes: int) -> int:
 
 
 def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = None) -> list[tuple[int, int, Tile]]:
-    """Tiles of a plane, each (row, column, what it does), in the plane's order.
+    """Return the tiles of a plane, each as (row, column, Tile), in the plane's order.
 
     ``rows`` are the most vectors of a tile; ``once``: no place may be stored twice; ``taps``: rows of the kernel.
     """
@@ -87,7 +87,7 @@ def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = No
 
 
 class _Plane(NamedTuple):
-    """What all tiles of a plane share: the pass, lanes of a vector, whether places are stored once, rows of taps."""
+    """The values that all tiles of a plane share: the pass, lanes of a vector, whether to store once, rows of taps."""
 
     p: Pass
     lanes: int

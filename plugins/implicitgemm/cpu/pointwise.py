@@ -68,7 +68,7 @@ def _spec(problem: ConvProblem, fold: bool) -> GemmSpec:
     images = 1 if fold else mb
 
     def batch(group: int, image: int) -> Axis:
-        """Batches count (image, group)."""
+        """Return the batch axis whose index counts (image, group)."""
         return Axis(group, inner=g, outer=image) if images > 1 else Axis(group)
 
     def tensor(channels: int) -> Matrix:
@@ -100,7 +100,7 @@ class Pointwise(Solver):
             return "1x1 only, got " + "x".join(map(str, kernel[3 - problem.ndim :]))
         same = (problem.od, problem.oh, problem.ow) == (problem.id, problem.ih, problem.iw)
         if not same or any(getattr(problem, "s" + a) > 1 and getattr(problem, "i" + a) > 1 for a in problem.axes):
-            # Even without a change of size a stride is possible, because wide padding may make up for it.
+            # Sizes may be equal in spite of a stride, because wide padding may make up for the stride.
             return "stride 1 and no padding only"
         if any(getattr(problem, "p" + axis) for axis in problem.axes):
             return "no padding only"
@@ -119,17 +119,17 @@ class Pointwise(Solver):
                 yield {"fold": fold, "gemm": gemm}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """The product's: operands that are packed at each call, and parts of a split sum."""
+        """Return the product's workspace in bytes: operands packed at each call, and parts of a split sum."""
         return gemm_workspace(_spec(problem, config["fold"]), config["gemm"])
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The product's operations, what it reads, packs and writes, and launches."""
+        """Return the predicted seconds of the product: operations, elements read, packed and written, and launches."""
         other, known = _several(problem) and config["fold"] != _folds(problem), rates(device)
         cost = gemm_cost(_spec(problem, config["fold"]), config["gemm"], Balance.of(known))
         return (OTHER_FACTOR if other else 1.0) * cost / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """One product, whose weights are packed once where they are constant."""
+        """Compile one product, whose weights are packed only once if they are constant."""
         product = GemmPlan(context, _spec(problem, config["fold"]), config["gemm"])
         key = json.dumps(
             [self.name, problem.dtype, problem.direction, problem.w_shape, problem.g, dict(config)], sort_keys=True

@@ -1,4 +1,4 @@
-"""``implicitgemm.skinny``: forward layers of few places, whose weights are read once, from the tensor itself."""
+"""``implicitgemm.skinny``: forward layers of few output pixels, whose weights are read once and never packed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TILE_OPS = 40.0  # time of the end of a tile, in vector multiply-adds at peak ra
 
 
 class SkinnyKernel(Kernel):
-    """One configuration: tiles of ``mr`` rows of w by ``pc`` places."""
+    """The kernel of one configuration: tiles of ``mr`` rows of w by ``pc`` output pixels."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, passes(problem)[0])
@@ -68,7 +68,7 @@ class SkinnyKernel(Kernel):
         """Whether the weights come from memory."""
 
     def cost(self, balance: Balance, device: DeviceInfo, tile: tuple[int, int] | None = None) -> float:
-        """Operations of the peak of the configuration's tile, or of another one of (rows, places)."""
+        """Return operations at peak rate with the configuration's tile, or with another ``tile`` of (rows, pixels)."""
         mr, pc = tile or (self.config["mr"], self.config["pc"])
         p, steps = self.p, 0.0
         for rows, times_n in ((mr, p.n // mr), (p.n % mr, 1)):
@@ -116,7 +116,7 @@ class SkinnyKernel(Kernel):
 
 
 class Skinny(KernelSolver):
-    """Few places by long sums, on a CPU: late layers of small pictures, one pixel's channels."""
+    """Solves forward layers of few output pixels and long sums on a CPU: late layers of small images."""
 
     kernel = SkinnyKernel
 
@@ -134,7 +134,7 @@ class Skinny(KernelSolver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles by predicted cost, the best first."""
+        """Yield tiles by predicted cost, the best first."""
         room, balance = registers(device), Balance.of(rates(device))
         config = {"lanes": lanes_of(device, problem.dtype), "items": 16 * device.compute_units, "mr": 1, "pc": 1}
         kernel = SkinnyKernel(problem, config)

@@ -1,4 +1,4 @@
-"""``implicitgemm.stem``: forward layers of few source channels in NCHW, vectors along a row's places."""
+"""``implicitgemm.stem``: forward layers of few source channels in NCHW, vectors along the pixels of a row."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_TAPS_W = 11
 MAX_TAPS_IN_PLACE = 3
 """Most taps along w if taps are read from the tensor in place."""
 SLOT_BYTES = 24 * 1024
-"""Bytes of a band's source rows: half of a first-level cache, which also holds what a tile writes."""
+"""Most bytes of the source rows of one band: half of a first-level cache, which also holds what a tile writes."""
 
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
 # drawn at random.
@@ -52,7 +52,7 @@ class Across(NamedTuple):
 
 
 class StemKernel(Kernel):
-    """One configuration: tiles of ``mr`` target channels by ``nv`` vectors of places."""
+    """The kernel of one configuration: tiles of ``mr`` target channels by ``nv`` vectors of output pixels."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, passes(problem)[0])
@@ -72,7 +72,7 @@ class StemKernel(Kernel):
 
     @property
     def tiles(self) -> list[tuple[list[int], int]]:
-        """Of whole tiles and of the rest: where vectors begin, and the last one's first lane that no other computes."""
+        """For whole tiles and for a row's rest: first columns of the vectors, and the last vector's first new lane."""
         wide, width = self.config["nv"] * self.lanes, self.p.places[2]
         rest = width % wide
         found = [([v * self.lanes for v in range(self.config["nv"])], 0)] if width >= wide else []
@@ -83,7 +83,7 @@ class StemKernel(Kernel):
         return found
 
     def _across(self) -> tuple[dict[Across, str], list[tuple[str, int, int, int]]]:
-        """Functions that read taps from the tensor, and their calls along a row."""
+        """Return the functions that read taps from the tensor, and their calls along a row."""
         p, wide, width = self.p, self.config["nv"] * self.lanes, self.p.places[2]
         tiles: dict[Across, str] = {}
         calls = []
@@ -134,7 +134,7 @@ class StemKernel(Kernel):
 
     @staticmethod
     def cycles(problem: ConvProblem, mr: int, nv: int, lanes: int) -> float:
-        """Cycles of a tap over a row of places for all channels of a group: multiply-adds, or as many loads."""
+        """Return the cycles of one tap over a row of pixels for all channels of a group, by multiply-adds or loads."""
 
         def step(rows: int, vectors: int) -> float:
             return max(rows * vectors, 2 * vectors + rows, 8) + 1 if rows and vectors else 0.0
@@ -146,7 +146,7 @@ class StemKernel(Kernel):
         )
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak: the tiles' cycles, what is copied and written, and one launch."""
+        """Return operations at peak rate: the tiles' cycles, copied and written elements, and one launch."""
         p, config, problem = self.p, self.config, self.problem
         cycles = self.cycles(problem, config["mr"], config["nv"], config["lanes"])
         work = 2 * config["lanes"] * cycles * p.images * p.groups * p.c * p.volume * p.places[0] * p.places[1]
@@ -157,7 +157,7 @@ class StemKernel(Kernel):
 
 
 class Stem(KernelSolver):
-    """Vectors of a row's places by a few target channels, on a CPU: stems, whose three channels fill no vector."""
+    """Solves stems, whose three channels fill no vector, on a CPU: vectors of a row's pixels by a few channels."""
 
     kernel = StemKernel
 
@@ -178,7 +178,7 @@ class Stem(KernelSolver):
         return unusable(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles by their count of cycles, the best first."""
+        """Yield tiles by their count of cycles, the best first."""
         p, lanes, room = passes(problem)[0], lanes_of(device, problem.dtype), registers(device)
         size = 8 if p.dtype == "float64" else 4
         choices = []

@@ -32,8 +32,9 @@ STRAIGHT_OPS = (
     1.0,
     52.0,
     15.0,
-)  # costs as in BACKWARD_OPS, of sums that are written to the target directly: 28 NHWC layers, a fifth above peak
-# Costs as in BACKWARD_OPS, of forward layers with a stride and 16 channels or more: 40 layers of 1x1 to 4x4 kernels
+)  # costs as in BACKWARD_OPS, fitted on 28 NHWC layers whose sums are written to the target directly
+# Costs (per operation, per copied element, per written element) of forward layers with a stride and 16 channels or
+# more, fitted on 40 layers of 1x1 to 4x4 kernels.
 STRIDED_OPS = (1.05, 30.0, 35.0)
 WEIGHT_OPS = 65.0  # operations at peak rate per weight that is read from memory
 CACHED_BYTES = 6 << 20  # bytes of weights that the caches hold between calls
@@ -44,7 +45,7 @@ LOAD_CYCLES = 1.15
 
 
 def source_width(p: Pass) -> int:
-    """Columns of the source that a row of places reads."""
+    """Return the number of source columns that a row of output pixels reads."""
     return (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
 
 
@@ -79,7 +80,7 @@ def _distinct(p: Pass, axis: int, tile: int) -> Iterator[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=4096)
 def tile_cycles(p: Pass, nv: int, pr: int, pc: int, lanes: int) -> float:
-    """Cycles of one source channel over a plane of places and all target channels, one a multiply-add or load."""
+    """Return the cycles of one source channel over a plane and all target channels, one per multiply-add or load."""
     width = p.places[2]
     rows = sum(count * _taps(p, 1, row, pr) for row, count in _distinct(p, 1, pr))
     steps = 0.0
@@ -130,7 +131,7 @@ def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: in
 
 
 def default(p: Pass, device: DeviceInfo) -> dict[str, Any]:
-    """The configuration that the counts favour."""
+    """Return the configuration with the least predicted cost."""
     return next(spaces(p, device))
 
 
@@ -158,7 +159,7 @@ def straight(p: Pass, cb: int) -> bool:
 
 
 def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
-    """Operations of the peak in the time of a configuration."""
+    """Return the predicted time of a configuration, in operations at the device's peak rate."""
     lanes = lanes_of(device, p.dtype)
     cycles = tile_cycles(p, config["nv"], config["pr"], config["pc"], lanes)
     work = 2 * lanes * cycles * p.images * p.groups * p.places[0] * p.c

@@ -44,7 +44,7 @@ NEAR_BYTES = 512 * 1024
 
 
 class WeightsKernel(Kernel):
-    """One configuration: tiles of ``jc`` channels by ``jw`` taps by ``nv`` vectors of target channels."""
+    """The kernel of one configuration: tiles of ``jc`` channels by ``jw`` taps by ``nv`` vectors of target channels."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, forward_pass(problem))
@@ -83,12 +83,12 @@ class WeightsKernel(Kernel):
         return StepPlan(self.workspace_size, [parts, total])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak: the tiles' cycles, the copies of x and dy, the sum of the parts."""
+        """Return operations at peak rate: the tiles' cycles, the copies of x and dy, the sum of the parts."""
         return _operations(self.p, self.config, device, balance)
 
 
 def _cycles(p: Pass, nv: int, jc: int, jw: int, lanes: int) -> float:
-    """Cycles a place for all of dw but its d and h taps: one multiply-add or load a cycle."""
+    """Return the cycles per pixel for all of dw but its d and h taps, at one multiply-add or load per cycle."""
 
     def step(channels: int) -> float:
         sums = channels * jw
@@ -130,7 +130,7 @@ def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> Iterator[dict[
 
 
 def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo, balance: Balance) -> float:
-    """Operations of the peak in the time of a configuration."""
+    """Return the predicted time of a configuration, in operations at the device's peak rate."""
     lanes, groups, nvl = config["lanes"], p.groups, config["nv"] * config["lanes"]
     places, blocks, area = p.images * groups * math.prod(p.places), cdiv(p.n, nvl), p.c * p.volume
     cycles = _cycles(p, config["nv"], config["jc"], config["jw"], lanes)
@@ -167,7 +167,7 @@ class Weights(KernelSolver):
         return unusable(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """The best tile of each width, and how many parts of the sum it is given, by what they cost."""
+        """Yield the best tile of each width with numbers of parts of the sum, by predicted cost."""
         p, balance = forward_pass(problem), Balance.of(rates(device))
         best: dict[int, tuple[int, int, int]] = {}
         for _, *tile in sorted(_tiles(p, device), key=lambda choice: (choice[0], -choice[1])):

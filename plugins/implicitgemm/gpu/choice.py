@@ -37,7 +37,7 @@ _TILES = {
     (8, 16, 4, 4): (0.07, 0.07),
 }
 DEPTHS = (16, 8, 12, 4)
-"""Depths of a slice that are tried."""
+"""Depths (steps of k) of a slice that are tried."""
 MAX_CONFIGS = 64
 LARGE_BYTES = 1 << 48
 """Bytes of a tensor beyond which the cost model's numbers may need more than 64 bits."""
@@ -88,7 +88,7 @@ class _Alike:
 
 
 def _taps(geo: Geometry, data: bool) -> tuple[int, int, int] | None:
-    """The taps that a slice may hold, where there are few channels."""
+    """Return the taps that a slice may hold if there are few channels; None if there are many."""
     run = tap_run(geo) if data else None
     return run if run is not None and geo.c < 8 and math.prod(run) > 1 else None
 
@@ -100,7 +100,7 @@ def _is_flat(geo: Geometry, data: bool) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _tiles(alike: _Alike, device: DeviceInfo) -> tuple[Tile, ...]:
-    """The tiles that fit, each in one part."""
+    """Return the tiles that fit the device, each with an unsplit sum."""
     return tuple(_fitting(alike.problem, device))
 
 

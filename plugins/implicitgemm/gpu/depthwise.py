@@ -1,4 +1,4 @@
-"""implicitgemm.tiled_depthwise: forward and data gradient of depthwise layers, several channels a work item."""
+"""implicitgemm.tiled_depthwise: forward and data gradient of depthwise layers, several channels per work item."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ForwardTile(DepthwiseTile):
         return math.hypot(work, traffic, gaps) + LAUNCH_SHARE * known.launch
 
     def _partial_sectors(self) -> float:
-        """Sectors that are written besides those that results fill: NCHW neighbours are a tile and a stride apart."""
+        """Return sectors written besides those that results fill: NCHW neighbours are a tile and a stride apart."""
         if self.nhwc:
             return 0.0
         size = self.problem.itemsize

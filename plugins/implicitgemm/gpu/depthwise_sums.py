@@ -1,4 +1,4 @@
-"""implicitgemm.tiled_depthwise_sums: the weights' gradient of depthwise layers, several channels a work item."""
+"""implicitgemm.tiled_depthwise_sums: the weights' gradient of depthwise layers, several channels per work item."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCAL_BYTES = 16384
 """Bytes of local memory in which a work group adds the sums of its work items."""
 FOLD_ACROSS = 16
 FOLD_DEEP = 16
-"""Work items of a group of ``fold``: channels side by side, and shares of an element's sum."""
+"""Work items of a work group of the kernel ``fold``: along channels, and along the shares of one element's sum."""
 GROUPS_PER_UNIT = (1, 2, 3, 4, 6)
 """Numbers of work groups per compute unit that are tried."""
 

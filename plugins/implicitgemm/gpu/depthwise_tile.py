@@ -1,4 +1,4 @@
-"""The tiles of depthwise layers on GPUs: which places and channels a work item computes, and what it reads.
+"""The tiles of depthwise layers on GPUs: the pixels and channels that a work item computes, and its reads.
 
 In NHWC a work item has ``vector`` neighbouring channels, which it reads and writes at once. In NCHW it has one channel,
 and its neighbours have the next columns. The reads of a tile are unrolled row by row of the source: each value is read
@@ -56,7 +56,7 @@ class DepthwiseTile:
         self.parts = range(vector // self.part)
         most = [max(phase.count[axis] for phase in geo.phases) for axis in range(3)]
         self.count = most[0], -(-most[1] // self.rows), -(-most[2] // self.columns)
-        """Tiles along d, h and w."""
+        """Number of tiles along d, h and w."""
         self.tiles = geo.images * math.prod(self.count)
         """Number of tiles in all images."""
         self.across = geo.groups // vector
@@ -66,11 +66,11 @@ class DepthwiseTile:
         if not self.nhwc:
             lanes = min(lanes, ITEMS // min(ITEMS, math.prod(self.count)))
         self.lanes = -(-self.across // -(-self.across // max(1, lanes)))
-        """Work items of a group that have different channels."""
+        """Work items of a work group that compute different channels."""
         self.slabs = -(-self.across // self.lanes)
         """Number of work groups that cover all channels."""
         self.deep = max(1, min(ITEMS // self.lanes, self.tiles if self.nhwc else math.prod(self.count)))
-        """Work items of a group that share a lane's channels."""
+        """Work items of a work group that compute the same channels."""
         self.blocks = -(-self.tiles // (self.deep * self.turns))
         """Number of work groups that cover all tiles of a slab's channels."""
         self.index = element_index(geo.images * max(geo.source.image, geo.target.image))
@@ -178,7 +178,7 @@ def fits(tile: DepthwiseTile) -> bool:
 
 
 def shapes(problem: ConvProblem, kind: type[DepthwiseTile] = DepthwiseTile) -> Iterator[Any]:
-    """Tiles that fit, without those that would leave half of their places empty."""
+    """Yield tiles that fit, without those that would leave half of their pixels empty."""
     count = [max(phase.count[axis] for phase in geometry_of(problem).phases) for axis in range(3)]
     lengths = (1, 2, 4, 7, 8)
     # In NCHW, two columns per work item leave gaps between neighbours' reads: small kernels over short rows took 1.5

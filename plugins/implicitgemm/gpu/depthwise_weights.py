@@ -58,7 +58,7 @@ class FilterSums:
         return StepPlan(self.workspace_size, [sums, total])
 
     def seconds(self, device: DeviceInfo) -> float:
-        """By instructions: a multiply-add, a load and its guard for each tap and place, and the place's own."""
+        """Predicted seconds by instructions: a multiply-add, a load and its guard per tap and pixel."""
         geo, known = self.geometry, rates(device)
         idle = max(1.0, 4 * device.compute_units / (self.parts * -(-geo.groups // 32)))
         operations = 2.0 * (self.places * geo.groups) * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle
@@ -66,7 +66,7 @@ class FilterSums:
 
 
 class DepthwiseWeights(KernelSolver):
-    """The weights' gradient of depthwise layers, with any number of filters a channel that registers hold."""
+    """Solves the weights' gradient of depthwise layers, with as many filters per channel as registers can sum."""
 
     @staticmethod
     def kernel(problem: ConvProblem, config: Mapping[str, Any]) -> FilterSums:
@@ -90,7 +90,7 @@ class DepthwiseWeights(KernelSolver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Chunks of the sum: some eight work groups a compute unit, or chunks of a few thousand places."""
+        """Yield numbers of chunks: for eight work groups per compute unit, or chunks of a few thousand pixels."""
         one = FilterSums(problem, 1)
         wide = -(-problem.g // one.lanes)
         most = max(1, one.places // (ITEMS // one.lanes * 8))

@@ -1,4 +1,4 @@
-"""Loader: which elements of a slice each work item of a group loads, and how many at a time."""
+"""Loader: the elements of a slice that each work item of a group loads, and the vectors in which it loads them."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class NarrowProduct:
 
     @staticmethod
     def number(at: int) -> str:
-        """A relative position as part of a name."""
+        """Return a relative position as part of an OpenCL name."""
         return f"m{-at}" if at < 0 else str(at)
 
     @functools.cached_property

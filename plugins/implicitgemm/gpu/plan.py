@@ -17,7 +17,7 @@ PACKED_ALIGNMENT = 1024
 
 
 def packed_bytes(product: Product) -> int:
-    """Bytes of the workspace that packed weights take."""
+    """Return the bytes of the workspace that packed weights take."""
     if product.problem.constant_weights:
         return 0
     return -(-product.packed_size // PACKED_ALIGNMENT) * PACKED_ALIGNMENT

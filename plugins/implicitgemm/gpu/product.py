@@ -17,7 +17,7 @@ MAX_INT_OFFSET = 2**31 - 2**24
 
 @dataclass(unsafe_hash=True)
 class Product:
-    """One problem under one Tile, whose numbers may be arrays where only arithmetic is done with them."""
+    """The sizes of one problem under one Tile. The tile's numbers may be arrays if only its cost is computed."""
 
     problem: ConvProblem
     tile: Tile
@@ -60,7 +60,7 @@ class Product:
 
     @functools.cached_property
     def run(self) -> tuple[int, int, int] | None:
-        """Taps of a slice along each axis, where slices hold taps."""
+        """Taps of a slice along each axis if slices hold taps; None if whole rows of taps do not fit a slice."""
         return tap_run(self.geometry)
 
     @functools.cached_property
@@ -131,7 +131,7 @@ class Product:
 
     @functools.cached_property
     def a(self) -> Loader:
-        """The target as the left operand of the weights' gradient."""
+        """Loader of the target as the left operand of the weights' gradient."""
         geo, t = self.geometry, self.tile
         if geo.target.nhwc:
             return across("a", t.bm, t.bk, t.items, geo.m % 4 == 0)
@@ -139,7 +139,7 @@ class Product:
 
     @functools.cached_property
     def b(self) -> Loader:
-        """The source as the right operand."""
+        """Loader of the source as the right operand."""
         geo, t = self.geometry, self.tile
         nhwc, four = geo.source.nhwc, geo.source.pixels % 4 == 0
         if self.data and not nhwc:
@@ -163,7 +163,7 @@ class Product:
         return self.tile.bm if self.data else self.a.pitch
 
     def weight_group(self, group: str) -> str:
-        """OpenCL text of a group's first weight."""
+        """Return OpenCL text of the offset of a group's first weight."""
         return f"(long){group} * {self.geometry.m * self.geometry.c * self.geometry.volume}"
 
     # --- offsets and sizes in memory ---------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Product:
 
 
 def element_index(elements: int) -> str:
-    """OpenCL type of offsets below ``elements``."""
+    """Return the OpenCL type of offsets below ``elements``."""
     return "int" if elements < MAX_INT_OFFSET else "long"
 
 

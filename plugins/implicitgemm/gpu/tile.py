@@ -21,8 +21,8 @@ class Tile:
     stages: int = 2
     split: int = 1
     walk: str = "channels"
-    """What a slice of BK covers. Data: ``channels`` of one tap, or the ``taps`` of one channel (few channels).
-    Weights: places, and a tile's columns are ``channels`` of one tap or run ``flat`` over both (few channels)."""
+    """Rows of a slice. Forward and data gradient: ``channels`` of one tap, or (with few channels) ``taps`` of one
+    channel. Weights' gradient: pixels; a tile's columns are ``channels`` of one tap or run ``flat`` over both."""
     unroll: int = 0
     """Steps of k by which the loop over a slice is unrolled; 0 unrolls all of them."""
     order: str = "parity"
