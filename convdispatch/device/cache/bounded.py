@@ -26,7 +26,8 @@ RETURNS = 4
 REMEMBERED = 8192
 """The number of evicted keys that are remembered, to count how often each returns."""
 LOW_WATER = 0.9
-"""Share of a bound down to which entries go once it is exceeded: to look for them takes longer than one is worth."""
+"""Once a bound is exceeded, entries are evicted down to this share of it, because searching for one entry alone takes
+too long."""
 
 
 class _Entry:
@@ -48,7 +49,7 @@ _making = _Making()
 
 
 class _Pending:
-    """A value that a thread is making, for the others that want it."""
+    """A value that one thread is making and that other threads may wait for."""
 
     def __init__(self) -> None:
         self.done, self.thread, self.dropped = threading.Event(), threading.get_ident(), False

@@ -87,7 +87,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 def _stand_in(*_: Any) -> None:
-    """Stands in a pickle, which nobody reads, for how a dataclass would be made."""
+    """Replaces the constructor of a dataclass in a pickle that is never loaded."""
 
 
 class Subject:
@@ -147,7 +147,7 @@ def _version(home: str) -> str:
 
 
 def _sources(home: str) -> list[tuple[str, str]]:
-    """Name and path of each source file, sorted; none where a version says enough."""
+    """The name and path of each source file of a package, sorted; empty where its version suffices."""
     if home.partition(".")[0] in sys.stdlib_module_names or home in _VERSIONED:
         return []
     module = sys.modules.get(home)

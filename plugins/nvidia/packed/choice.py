@@ -66,7 +66,7 @@ MAX_STACKED_COLUMNS = 1024
 MIN_WHOLE_CHANNELS = 16
 """Channels from which NHWC phases are not stacked: writing parts of a pixel took four times as long."""
 FLUSH_DEPTH = 192
-"""Products that tensor cores add, rounding toward zero, before the sum moves to a float32 register."""
+"""Products that tensor cores add, toward zero, before a float32 register does; ``math="ieee"``: one K-slice's."""
 COMPENSATED_FROM = 512
 """With ``math="ieee"``, sums of more products than this are compensated."""
 SHORT_GRADIENT = 1024

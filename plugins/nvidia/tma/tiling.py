@@ -112,13 +112,13 @@ class TmaTiling(Tiling):
 
     @property
     def sources(self) -> tuple[Gathered, ...]:  # type: ignore[override]
-        """Tensors that are written first."""
+        """Tensors that a launch writes before the product."""
         nbytes = self.itemsize * math.prod(self.problem.x_shape)
         return (Gathered("x", nbytes),) if self.tile.taps else ()
 
     @functools.cached_property
     def phases(self) -> tuple[PhaseOfTiles, ...]:
-        """The geometry's, the longest sums first, so that no work group begins one last."""
+        """The geometry's phases, those of the longest sums first, so that no work group begins a long sum last."""
         longest = sorted(self.geometry.phases, key=lambda phase: -phase.volume)
         return tuple(
             PhaseOfTiles(self._slices(p), p.taps[2], p.tap0[1:],
@@ -131,7 +131,7 @@ class TmaTiling(Tiling):
 
     @functools.cached_property
     def slices(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Of each phase: a block of channels of a tap, or 64 pixels."""
+        """Number of K-slices of each phase: a slice is a block of channels of one tap, or 64 pixels."""
         return tuple(phase.slices for phase in self.phases)
 
     def groups(self, units: int) -> int:
@@ -164,12 +164,12 @@ class TmaTiling(Tiling):
 
     @functools.cached_property
     def low(self) -> tuple[int, int, int]:
-        """The first pixel along (d, h, w) that output pixel 0 of any phase reads with any tap."""
+        """The first source pixel, along (d, h, w), that any tap of any phase reads for output pixel 0."""
         return tuple(min(self._reads(axis, False)) for axis in range(3))  # type: ignore[return-value]
 
     @functools.cached_property
     def gathered(self) -> Im2col:
-        """The tensor that taps gather."""
+        """The tensor map of the tensor that taps gather."""
         geo, low = self.geometry, self.low
         upper = tuple(low[a] + (self.count[a - 1] - 1) * geo.step[a] - (geo.source[a] - 1) for a in (2, 1))
         pixels = self.tile.bm if self.data else BOX_COLUMNS
@@ -191,19 +191,19 @@ class TmaTiling(Tiling):
 
     @property
     def maps(self) -> tuple[Map, Map]:
-        """Of A and of B."""
+        """The tensor maps of A and of B."""
         return (self.gathered, self.other) if self.data else (self.other, self.gathered)
 
     @property
     def column_boxes(self) -> int:
-        """Copies of a slice of B: none of columns that do not exist."""
+        """Boxes that are copied for a K-slice of B; columns that do not exist are not copied."""
         if not self.data:
             return self.tile.bn // self.block
         return -(-min(self.tile.bn, self.geometry.m) // BOX_COLUMNS) if self.transposed_weights else 1
 
     @property
     def b_box_bytes(self) -> int:
-        """Bytes of one of these copies."""
+        """Bytes of one box of B."""
         if not self.data:
             return BOX_COLUMNS * self.b_row_bytes
         return self.tile.bk * 128 if self.transposed_weights else min(self.tile.bn, self.geometry.m) * self.row_bytes
