@@ -1,4 +1,5 @@
-"""A net to the form that runs it: traced, fused, laid out both ways, planned, recorded, and the fastest form chosen."""
+"""Turns a net into the form that runs it: traced, fused, in both layouts, planned and recorded; the fastest form is
+chosen."""
 
 from __future__ import annotations
 

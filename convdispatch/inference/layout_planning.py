@@ -60,7 +60,7 @@ def plan(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float])
 
 
 def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> Costs:
-    """What the operations and reorders of a graph take, as far as layouts bear on it."""
+    """Return the predicted times of a graph's operations and reorders that depend on the layout."""
     speed, nodes, values = rates(device), {}, {}
     here = traced_layout(graph)
     if here is None:

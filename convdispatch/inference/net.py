@@ -88,12 +88,12 @@ class InferenceNet:
 
     @property
     def unshared_nbytes(self) -> int:
-        """What ``nbytes`` would be if nothing shared memory."""
+        """Return what ``nbytes`` would be if no values shared memory."""
         return self._program.nbytes - self._program.arena.size + self._program.arena.unshared
 
     @property
     def queue(self) -> cl.CommandQueue:
-        """Where a run begins and ends."""
+        """The queue on which a run begins and ends."""
         return self._program.queue
 
     @property

@@ -75,7 +75,8 @@ class Weights:
         return memory
 
     def settle(self) -> None:
-        """Wait until all are packed and copied: replays have no event to wait for, and may run on no queue at all."""
+        """Wait until all weights are packed and copied: replays have no event to wait for, and may run on no queue at
+        all."""
         while self._packing:
             self._packing.pop()[0].wait()
         self._queue.finish()

@@ -132,7 +132,7 @@ def _shares(inner: int) -> tuple[int, int]:
 
 
 def _cpu_groups(inner: int, middle: int) -> tuple[int, int]:
-    """A CPU's work group over the last two axes."""
+    """Return the size of a CPU's work group over the last two axes."""
     group_x = min(_CPU_GROUP, inner)
     return group_x, min(middle, max(1, _CPU_GROUP // group_x))
 
@@ -162,7 +162,7 @@ def _source(
     local = [name for name in formula.assigned if name not in known]
 
     def body(lane: str) -> list[str]:
-        """One element; ``lane`` is "" or the component of a vector of four."""
+        """Return the OpenCL lines for one element; ``lane`` is "" or the component of a vector of four."""
         lines = []
         for i, (name, _, read, written) in enumerate(operands):
             if name and (read or written):
@@ -280,5 +280,5 @@ def _vectors(operands: Any, stored: Any, steps: Any, body: Any, flat: bool) -> l
 
 
 def _line(text: str) -> str:
-    """A formula as one line of comment."""
+    """Return a formula as one line of comment in the kernel."""
     return " ".join(text.split()).replace("\\", "")
