@@ -32,7 +32,7 @@ class TensorLayout:
 
     channels: int
     size: tuple[int, ...]
-    """Pixels along each axis, as many axes as the caller has."""
+    """The number of pixels along each axis, for as many axes as the caller has."""
     nhwc: bool
 
     @classmethod
@@ -76,7 +76,8 @@ class Phase:
     count: Triple
     """The number of output places along each axis."""
     taps: Triple
-    """Taps along each axis; a 0 means that nothing reaches these places, whose sums are 0."""
+    """The number of kernel taps along each axis; a 0 means that no tap reaches these output places, whose sums are
+    0."""
     tap0: Triple
     """The kernel's tap that is tap 0 of this phase."""
     origin: Triple
@@ -146,7 +147,8 @@ class Geometry:
 
     @property
     def pointwise(self) -> bool:
-        """Whether the source's pixels are the places, one tap each: a plain matrix product."""
+        """Whether each output place reads one tap at its own source pixel, so that the convolution is a plain matrix
+        product."""
         return (
             self.volume == 1
             and len(self.phases) == 1

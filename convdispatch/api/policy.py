@@ -58,10 +58,10 @@ class Policy:
 
 
 DEFAULT = Policy()
-"""The policy in force where nobody set one."""
+"""The policy in force where none was set."""
 _current: ContextVar[Policy] = ContextVar("convdispatch_policy", default=DEFAULT)
 ask_policy: Callable[[], Policy] = _current.get
-"""``current_policy`` as one call of C, for code below Python."""
+"""``current_policy`` as one call of a C function, for native code."""
 
 
 def current_policy() -> Policy:

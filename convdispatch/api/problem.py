@@ -229,7 +229,7 @@ class ConvProblem:
 
     @property
     def dtype_text(self) -> str:
-        """The dtypes as texts have them: ``f32``; of x, w and y where they differ: ``u8s8s32``."""
+        """The dtypes as a problem's text spells them: ``f32``, or ``u8s8s32`` where those of x, w and y differ."""
         if not self.out_dtype:
             return DTYPES[self.dtype].short
         return f"{INTEGERS[self.dtype].short}s8{QUANTIZED[self.out_dtype].short}"

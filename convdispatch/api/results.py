@@ -25,7 +25,7 @@ class Result:
     median_ms: float | None = None
     """Median time of benchmarking, or of screening where the candidate was not benchmarked."""
     benchmarked: bool = False
-    """Whether it ran in turns with its rivals, often enough for an interval."""
+    """Whether the candidate ran in turns with its rivals, often enough for a confidence interval."""
     screening_ms: float | None = None
     """Median of screening, some three samples before benchmarking."""
     p20: float | None = None

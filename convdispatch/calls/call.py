@@ -36,7 +36,7 @@ class Call:
     packed_key: Any = None
     """The key under which constant weights hold the address of the form packed for this call."""
     again: Any = None
-    """Makes the call again, where it has been made twice in a row; see ``guarded_replay``."""
+    """The fast path that repeats a call that was made twice in a row; see ``guarded_replay``."""
     form: Any = None
     """The memory format of all operands, for PyTorch's operators."""
     shape: Any = None
@@ -79,7 +79,7 @@ class Call:
         return None
 
     def program(self, launcher: Any) -> Any:
-        """The launches as the native call path takes them, made once; None for what that does not take."""
+        """The launches in the form that the native call path takes, made once; None where it cannot make the call."""
         raise NotImplementedError
 
     def check_out(self, shape: tuple[int, ...], dtype: str, expected: str) -> None:

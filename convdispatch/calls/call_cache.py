@@ -31,7 +31,7 @@ class CallCache:
         dispatch.on_forget(self.forget)
 
     def store(self, part: str, key: Any, weights: Any, call: Any) -> None:
-        """``key`` decided a call, which is these weights' last one now."""
+        """Store a call as the last one of these weights, under the ``key`` that decided it."""
         known = self.last[part]
         if len(known) >= MAX_LAST_CALLS:
             known.clear()

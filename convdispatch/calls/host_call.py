@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 class HostCall(Call):
-    """A problem on a device for one kind of arrays in host memory."""
+    """The call of one problem on a device, for one kind of arrays in host memory."""
 
     host = True
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class QueueCall(Call):
-    """A problem on a context for one kind of arrays."""
+    """The call of one problem on an OpenCL context, for one kind of arrays."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 class StreamCall(Call):
-    """A problem on a CUDA device for one kind of arrays."""
+    """The call of one problem on a CUDA device, for one kind of arrays."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class StreamCall(Call):
         return int(found)
 
     def pack(self, w: Any, constant: Constant) -> None:
-        """Pack weights that are promised to stay, before a call asks for them. Raises as a call does."""
+        """Pack constant weights before a call needs the packed form. Raises as a call does."""
         if self.packs and self.packed_key not in constant.addresses:
             stream = self.arrays.stream(w)
             with stream.current():
@@ -290,7 +290,8 @@ def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: lis
 
 
 def loaded_launches(prepared: Prepared, stream: CudaStream) -> StreamLaunches | None:
-    """Load every program of a plan for CUDA, before anything of it runs; its launches, where these are all it gives.
+    """Load every program of a plan for CUDA, before any of its kernels runs; returns its launches, where it has no
+    other commands.
 
     Raises Unlaunchable.
     """

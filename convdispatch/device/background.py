@@ -57,7 +57,7 @@ class Threads:
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run ``work`` in one of the threads; its result or what it raises is the future's."""
+        """Run ``work`` in one of the threads; the returned future gets its result or exception."""
         future: Future[Any] = Future()
         with self._lock:
             self._waiting.append((future, work))

@@ -32,7 +32,7 @@ def _whole(digits: str) -> int:
 
 
 def _check(value: Any) -> None:
-    """Raise ValueError for what cannot be handled as other values are: too deep, or text of lone surrogates."""
+    """Raise ValueError for values that are nested too deep, and for text with lone surrogates."""
     level = [value]
     for _ in range(DEPTH + 1):
         texts = [each for each in level if isinstance(each, str) and not each.isascii()]

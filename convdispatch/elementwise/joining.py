@@ -161,7 +161,7 @@ def _parts(buffer: Tensor, axis: int, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _already(tensors: list[Tensor], axis: int) -> Tensor | None:
-    """The whole of which the tensors are neighbouring views, where they are that."""
+    """Return the tensor of which the given ones are adjacent views, or None."""
     first = tensors[0]
     whole = list(first.shape)
     whole[axis] = sum(tensor.shape[axis] for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Where the largest and smallest elements along an axis are."""
+"""Indices of the largest and smallest elements along an axis: ``argmax`` and ``topk``."""
 
 from __future__ import annotations
 

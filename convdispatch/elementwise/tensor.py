@@ -79,7 +79,8 @@ class Tensor:
 
     @classmethod
     def from_numpy(cls, array: Any, queue: cl.CommandQueue | None = None) -> Tensor:
-        """A copy of ``array`` (anything NumPy reads) on the queue's device; the host may change its own afterwards."""
+        """Return a copy of ``array`` (anything NumPy reads) on the queue's device; the caller may change the array
+        afterwards."""
         array = np.asarray(array, order="C")
         if array.dtype.hasobject:
             raise InvalidArgument(f"a tensor holds numbers, got an array of {array.dtype}")
@@ -192,7 +193,7 @@ class Tensor:
     # --- views, which share the tensor's memory ----------------------------------------------------------------------
 
     def _view(self, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int, back: Any = None) -> Tensor:
-        """A view; ``back`` turns its gradient into this tensor's, for the tape in force."""
+        """Return a view; ``back`` turns the view's gradient into this tensor's, for the active tape."""
         view = Tensor(self.base_data, shape, self.dtype, self.queue, strides, offset)
         if back is not None and (self.mark or type(self) is Parameter):
             tape = current_tape()
@@ -201,7 +202,8 @@ class Tensor:
         return view
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
-        """The same elements in another shape; one size may be -1. Raises InvalidArgument if that needs a copy."""
+        """Return the same elements in another shape; one size may be -1. Raises InvalidArgument if that needs a
+        copy."""
         sizes = _sizes(shape)
         known = math.prod(size for size in sizes if size != -1)
         if sizes.count(-1) == 1 and known and self.size % known == 0:

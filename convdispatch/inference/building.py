@@ -1,4 +1,5 @@
-"""A net to the form that runs it: traced, fused, laid out both ways, planned, recorded, and the fastest form chosen."""
+"""Turns a net into the form that runs it: traced, fused, in both layouts, planned and recorded; the fastest form is
+chosen."""
 
 from __future__ import annotations
 
@@ -219,7 +220,7 @@ def _forms(
 def _fastest(
     forms: list[InferenceNet], purpose: str, key: choice_cache.Key | None, known: choice_cache.Choice | None
 ) -> InferenceNet:
-    """The form that is fastest at its purpose; what was found is noted under ``key``."""
+    """Return the form that is fastest for the purpose; the result of the benchmark is stored under ``key``."""
     if len(forms) == 1:
         forms[0].watch = choice_cache.Watch(key, known) if key is not None and known is not None else None
         return forms[0]

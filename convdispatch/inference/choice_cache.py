@@ -46,14 +46,14 @@ Key: TypeAlias = "tuple[DeviceInfo, str]"
 
 
 def choice_key(graph: Graph, queue: cl.CommandQueue, purpose: str) -> Key | None:
-    """What a choice for this graph is stored under; None where none is to be stored."""
+    """Return the key under which a choice for this graph is stored; None if it must not be stored."""
     if replace(current_policy(), tier=None) != Policy():
         return None
     return device_info(queue.device), key_of(purpose, *described(graph))
 
 
 def described(graph: Graph) -> list[str]:
-    """What a net computes, an operation a text."""
+    """Return a text for each operation that a net computes."""
     found = []
     for node in graph.nodes:
         shapes = [ref.shape for ref in operands(node.result) if isinstance(ref, Ref)]
@@ -63,7 +63,7 @@ def described(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """A form, how many measurements in a row named it, and how noisy the last was."""
+    """A form, the number of consecutive measurements that named it, and the noise of the last measurement."""
 
     layout: str | None
     """The form's layout; where engines were timed, the engine's name."""

@@ -31,7 +31,7 @@ TIE = 1.03
 
 
 class Form(Protocol):
-    """What is asked of a net to time it."""
+    """The methods that a net needs in order to be timed."""
 
     inputs: Sequence[Any]
     queue: Any
@@ -74,7 +74,8 @@ def benchmark_forms(forms: Sequence[Form], purpose: str, favourite: int | None =
 
 
 def verdict_of(series: Sequence[Sequence[Sequence[float]]], favourite: int | None) -> Verdict:
-    """What two series say, each with the seconds of each form's calls, taken in turns; ``favourite`` wins ties."""
+    """Return the verdict of two series, each with the seconds of the forms' interleaved calls; ``favourite`` wins
+    ties."""
     leasts = [[min(samples) for samples in each] for each in series]
     # The least time of each form counts, because other work only adds time, and adds more to some forms than to others.
     ms = [min(times) for times in zip(*leasts, strict=True)]

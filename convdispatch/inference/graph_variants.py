@@ -1,4 +1,4 @@
-"""A net to its graphs: traced and fused, in the dtype and the math that are asked, and in each layout."""
+"""Turns a net into its graphs: traced and fused, in the requested dtype and math, and in each layout."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def traced_and_fused(
 
 
 def layouts_of(graph: Graph, wanted: str | None) -> tuple[str | None, ...]:
-    """Those to be looked at, where one is wanted or none; None is the layout as traced."""
+    """Return the layouts to build: the requested one, or all candidates; None is the layout as traced."""
     if wanted is not None:
         return (wanted,)
     pictures = any(len(ref.shape) == 4 for node in graph.nodes for ref in node.refs)

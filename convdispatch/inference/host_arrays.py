@@ -1,4 +1,4 @@
-"""A net on NumPy's arrays in place: nothing is copied on a CPU device that takes pointers of the host's.
+"""Runs a net on NumPy's arrays without copies, on a CPU device that accepts host pointers.
 
 The device's own threads run its launches, or PyTorch's threads do. Those spin after each of PyTorch's operators, on
 the cores that other threads would need: so a net that is called between PyTorch's operators runs in PyTorch's threads.

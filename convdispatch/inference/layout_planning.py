@@ -35,7 +35,8 @@ _POOLS = frozenset({"max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_p
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each operation that can turn, as it lies and turned; and of reordering each value."""
+    """The seconds of each operation that can change layout, in its present and in the other layout; and of reordering
+    each value."""
 
     nodes: dict[Node, tuple[float, float]]
     values: dict[Value, float]
@@ -59,7 +60,7 @@ def plan(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float])
 
 
 def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> Costs:
-    """What the operations and reorders of a graph take, as far as layouts bear on it."""
+    """Return the predicted times of a graph's operations and reorders that depend on the layout."""
     speed, nodes, values = rates(device), {}, {}
     here = traced_layout(graph)
     if here is None:
@@ -91,7 +92,7 @@ def _seconds(node: Node, layout: str, device: DeviceInfo, cost: Callable[[ConvPr
 
 
 def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
-    """The operations to turn: a minimum cut between what lies as traced and what is turned."""
+    """Return the operations that change layout, by a minimum cut between both layouts."""
     import networkx
 
     net: networkx.DiGraph = networkx.DiGraph()
@@ -128,7 +129,7 @@ def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
 
 
 def _readers(graph: Graph) -> dict[Value, list[Node | None]]:
-    """Who reads each value; None is the caller, who takes it as it was traced."""
+    """Return the nodes that read each value; None stands for the caller, who needs the layout as traced."""
     found: dict[Value, list[Node | None]] = {}
     for node in graph.nodes:
         for ref in node.refs:

@@ -64,7 +64,7 @@ def with_mixed_layouts(graph: Graph, device: DeviceInfo, ranked: Ranked) -> Grap
 
 
 def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> float:
-    """What the convolutions and reorders of a graph are predicted to take; NaN where that is not known.
+    """Return the predicted seconds of a graph's convolutions and reorders; NaN if that is unknown.
 
     ``ranked`` takes the candidates of each convolution.
     """

@@ -45,7 +45,7 @@ class Layer:
 
 
 class Watch(Protocol):
-    """What measures calls with the host's arrays, until it takes itself away."""
+    """The interface of an object that times calls with NumPy arrays, until it removes itself."""
 
     def call(self, net: InferenceNet, inputs: Sequence[np.ndarray], change: Change) -> Any:
         """The results of a call; waits."""
@@ -88,12 +88,12 @@ class InferenceNet:
 
     @property
     def unshared_nbytes(self) -> int:
-        """What ``nbytes`` would be if nothing shared memory."""
+        """Return what ``nbytes`` would be if no values shared memory."""
         return self._program.nbytes - self._program.arena.size + self._program.arena.unshared
 
     @property
     def queue(self) -> cl.CommandQueue:
-        """Where a run begins and ends."""
+        """The queue on which a run begins and ends."""
         return self._program.queue
 
     @property

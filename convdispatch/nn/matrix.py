@@ -1,4 +1,4 @@
-"""Products of matrices, many at once, as grouped 1×1 convolutions.
+"""Batched products of matrices as grouped 1×1 convolutions.
 
 ``z[b, m, n] = sum over k of x[b, m, k] * y[b, k, n]`` is a convolution of one picture with ``b * k`` channels and n
 pixels by weights ``[b * m, k]`` in b groups: both operands lie as they are, and nothing is copied.

@@ -42,7 +42,7 @@ class Module:
     """Whether batch norms and dropouts train; set by ``train`` and ``eval``."""
 
     def forward(self, *inputs: Any) -> Any:
-        """What calling the module computes."""
+        """Compute the module's result for its inputs; calling the module calls this method."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
@@ -69,7 +69,8 @@ class Module:
         return ((name, tensor) for name, tensor, _ in self._places())
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """What training changes, by name; one that is used in two places is named once."""
+        """The module's parameters, which training changes, with their names; a parameter that is used twice has one
+        name."""
         seen: set[int] = set()
         for name, tensor in self.named_tensors():
             if isinstance(tensor, Parameter) and id(tensor) not in seen:
@@ -77,7 +78,7 @@ class Module:
                 yield name, tensor
 
     def parameters(self) -> Iterator[Parameter]:
-        """What training changes."""
+        """The module's parameters, which training changes."""
         return (tensor for _, tensor in self.named_parameters())
 
     # --- training and evaluation modes -------------------------------------------------------------------------------

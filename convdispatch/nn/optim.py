@@ -21,7 +21,8 @@ from .loss_scaling import LossScaler
 
 
 class Optimizer:
-    """What optimisers share: parameters and gradients in flat buffers, and a state of as many numbers."""
+    """The base class of optimisers: parameters, gradients and the optimiser's state are flat buffers of equal
+    length."""
 
     state_names: tuple[str, ...] = ()
 
@@ -82,7 +83,7 @@ class Optimizer:
     """The names in the formula ``_text`` of the tensors that a step changes."""
 
     def _text(self) -> str:
-        """A step as a formula of p, g and the state."""
+        """The formula of a step, in the parameter p, the gradient g and the state."""
         raise NotImplementedError
 
     def _update(self, text: str, scaling: dict[str, Tensor]) -> None:

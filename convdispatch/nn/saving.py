@@ -119,7 +119,7 @@ def _remove_drafts(target: Path) -> None:
 
 
 def _writer() -> str:
-    """What names this process in a draft's name."""
+    """Return the text that identifies this process in a temporary file's name."""
     return f"{re.sub('[^a-zA-Z0-9]', '', platform.node())}-{os.getpid()}"
 
 

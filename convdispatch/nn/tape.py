@@ -119,7 +119,8 @@ class Tape:
         return tensor.mark if tensor.mark > self._first else 0
 
     def sink(self, tensor: Any) -> Tensor | None:
-        """Where the gradient of a Parameter can be written at once, or None: allocate it and return it.
+        """Return the tensor to which a Parameter's gradient can be written directly, or None: then allocate and return
+        it.
 
         For functions that ``backward`` calls: the memory of ``tensor.grad``, unless another use of the Parameter has
         been there already.

@@ -92,7 +92,7 @@ class OrtValue:
         return "cpu" if self.array.__dlpack_device__()[0] == 1 else "cuda"
 
     def data_ptr(self) -> int:
-        """Where the first element lies."""
+        """Return the address of the first element."""
         if isinstance(self.array, np.ndarray):
             return int(self.array.ctypes.data)
         if is_torch(self.array):

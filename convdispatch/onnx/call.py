@@ -16,7 +16,7 @@ OPERATORS: dict[str, Callable[[BoundNode], Any]] = {}
 
 
 class Unsupported(InvalidArgument):
-    """A model asks for what is not there: operators, types or forms of them."""
+    """The model needs operators, dtypes or variants of operators that are not implemented."""
 
 
 class NeedsValue(Exception):
@@ -28,7 +28,8 @@ class NeedsValue(Exception):
 
 
 def operator(*names: str) -> Callable[[Callable[[BoundNode], Any]], Callable[[BoundNode], Any]]:
-    """Enter a function under operators' names; it takes a BoundNode and returns an operand, or a sequence of them."""
+    """Register a function for operators by name; it takes a BoundNode and returns an operand, or a sequence of
+    operands."""
 
     def enter(function: Callable[[BoundNode], Any]) -> Callable[[BoundNode], Any]:
         for name in names:

@@ -53,7 +53,7 @@ def evaluate(node: Any, values: Mapping[str, np.ndarray], opsets: Mapping[str, i
 
 
 def _refuse_giants(model: Any, values: Mapping[str, np.ndarray], where: str) -> None:
-    """Infer the outputs' shapes, which takes no memory, and refuse those that would fill it."""
+    """Infer the outputs' shapes, which allocates nothing, and reject shapes that would exhaust the memory."""
     import onnx
     from onnx import numpy_helper
 

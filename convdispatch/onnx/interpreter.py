@@ -102,7 +102,7 @@ class Interpreter:
         return memory[key][0]  # type: ignore[no-any-return]
 
     def derive(self, what: tuple[Any, ...], source: np.ndarray, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """An array made of another constant, once."""
+        """Return an array that is computed from another constant, cached."""
         lasting = id(source) in self._lasting
         memory, key = (self._memory if lasting else self._mine), ("derived", id(source), *what)
         if key not in memory:
@@ -278,7 +278,7 @@ def _resolved(call: BoundNode) -> Any:
 
 
 def check_operators(model: Any, opsets: Mapping[str, int]) -> None:
-    """Raise Unsupported that names every node for which there is nothing, all at once."""
+    """Raise Unsupported with the names of all nodes whose operators are not implemented."""
     functions = {(f.domain, f.name): f for f in model.functions}
     missing: dict[str, list[str]] = {}
     seen: set[tuple[str, str]] = set()

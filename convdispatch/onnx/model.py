@@ -1,4 +1,5 @@
-"""``load``: a model file to a net that is called with arrays; a form is built for each set of shapes, and kept."""
+"""``load`` turns a model file into a net that is called with arrays; a form is built and cached for each set of
+shapes."""
 
 from __future__ import annotations
 
@@ -191,7 +192,7 @@ class OnnxNet:
             return form, fed
 
     def _nbytes(self, form: _Form) -> int:
-        """What a form takes on the device, about: weights may be packed for it."""
+        """Return the approximate bytes of a form on the device, because weights may be packed for it."""
         weights = sum(value.nbytes for value in self._constants.values())
         return 0 if form.net is None else weights + form.net.nbytes
 

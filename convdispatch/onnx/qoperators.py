@@ -1,4 +1,4 @@
-"""onnxruntime's quantized operators (its quantizer's QOperator format, domain ``com.microsoft``) in ONNX's own words.
+"""Converts onnxruntime's quantized operators (QOperator format, domain ``com.microsoft``) to standard ONNX operators.
 
     QLinearAdd(a, sa, za, b, sb, zb, sy, zy)  =  QuantizeLinear(Add(DequantizeLinear(a, sa, za), ...), sy, zy)
 

@@ -31,7 +31,7 @@ class NodeArg(NamedTuple):
 
 
 class ModelMetadata(NamedTuple):
-    """What the file says of itself."""
+    """The model's metadata: producer, domain, version, description, graph name and custom entries."""
 
     producer_name: str
     graph_name: str
@@ -97,7 +97,7 @@ class InferenceSession:
         return NodeArg(port.name, f"tensor({_TYPES.get(port.dtype.name, port.dtype.name)})", shape)
 
     def get_modelmeta(self) -> ModelMetadata:
-        """What the file says of itself."""
+        """The model's metadata: producer, domain, version, description, graph name and custom entries."""
         proto = self.net.model
         return ModelMetadata(
             proto.producer_name, proto.graph.name, proto.domain, proto.doc_string, proto.graph.doc_string,

@@ -64,7 +64,7 @@ class SessionOptions(_Entries):
         self._add(key, value)
 
     def get_session_config_entry(self, key: str) -> str:
-        """An entry that was kept. Raises InvalidArgument for another."""
+        """Return an entry that was added. Raises InvalidArgument for a missing one."""
         return self._get(key)
 
     def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
@@ -97,7 +97,7 @@ class RunOptions(_Entries):
         self._add(key, value)
 
     def get_run_config_entry(self, key: str) -> str:
-        """An entry that was kept. Raises InvalidArgument for another."""
+        """Return an entry that was added. Raises InvalidArgument for a missing one."""
         return self._get(key)
 
 

@@ -1,4 +1,4 @@
-"""The job behind ``convdispatch classify``: what is on a picture, and what each layer of the net that says so costs.
+"""The implementation of ``convdispatch classify``: the classes of a picture, and the time of each layer of the network.
 
 EfficientNet-lite0, or any ONNX file of ImageNet's classes, runs at batch 1 on one device. Besides the names the report
 holds, for every convolution, the solver that dispatch chose and its time, and the time of the whole net.
@@ -73,7 +73,7 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class ClassifyReport:
-    """What ``classify`` found; printing it with rich shows its tables."""
+    """The result of ``classify``; printing it with ``rich`` shows its tables."""
 
     device: str
     layout: str

@@ -1,4 +1,5 @@
-"""What was found, what loaded, what did not, why, and how to mend it: vendors, devices, plugins, layers, policy."""
+"""The state of this installation: what was found, what loaded, what did not, why, and how to fix it: vendors, devices,
+plugins, layers, policy."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ def _examined(probe: bool, again: bool) -> Report:
 
 
 def _cache_limit() -> str:
-    """The limit of the caches of programs, in words."""
+    """Return the limit of the caches of programs as text."""
     limit = cache_limit()
     return f"{limit >> 20} MiB, of which further sizes of layers take {min(limit, NEW_SHARE) >> 20}"
 

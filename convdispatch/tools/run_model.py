@@ -33,7 +33,7 @@ class Compared:
 
 @dataclass
 class RunReport:
-    """What ``run_model`` found; printing it with rich shows its tables."""
+    """The result of ``run_model``; printing it with ``rich`` shows its tables."""
 
     model: str
     device: str

@@ -34,7 +34,7 @@ def save(path: Path, run: Run) -> None:
 
 
 def restore(path: Path, run: Run) -> None:
-    """Bring the run to where it was saved.
+    """Restore the run to its saved state.
 
     Raises InvalidArgument for a file that is damaged, no checkpoint of this program, or of a run with other settings
     (only the number of epochs may have grown).

@@ -18,7 +18,7 @@ MOST_BYTES = 4 << 30
 """The most bytes of a data set that are read by default."""
 
 FASHION_FOLDERS = (Path("/usr/share/datasets/fashion-mnist"),)
-"""Where Debian's package dataset-fashion-mnist puts its files."""
+"""The folders that are searched for Fashion-MNIST: Debian's package dataset-fashion-mnist puts its files there."""
 _INSTALL = "install Debian's dataset-fashion-mnist, or name the folder that holds its four files"
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _TEST_SHARE = 5  # one in so many pictures of a folder is a test picture

@@ -78,7 +78,7 @@ class Run:
         self._gradients = capture(self._backward)
 
     def advance(self) -> None:
-        """Make one step; nothing waits, the loss is kept on the device."""
+        """Make one training step without waiting; the loss stays on the device."""
         epoch, place = divmod(self.step, self.steps_per_epoch)
         if epoch != self._epoch:
             rows = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.training))

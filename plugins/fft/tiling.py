@@ -129,7 +129,7 @@ def _summands(problem: ConvProblem) -> int:
 
 
 def axis_tiling(problem: ConvProblem, axis: str, n: int) -> AxisTiling:
-    """One axis of ``problem`` with transforms of ``n`` points."""
+    """Return the tiling of one axis of ``problem`` with transforms of ``n`` points."""
     inputs, outputs, taps, pad, dilation = (getattr(problem, letter + axis) for letter in "iokpd")
     if problem.direction == "bwd_data":
         return AxisTiling(n, inputs, outputs, (taps - 1) * dilation - pad, taps, dilation, True)

@@ -1,4 +1,4 @@
-"""``columns[k, place] = w' dy``, then each element of x is the sum of its columns: the data gradient in general.
+"""The data gradient in general: ``columns[k, position] = w' dy``, then each element of x sums its columns.
 
 Columns are computed for some images, groups and channels at a time. 16-bit tensors are widened first: sums are float32.
 """

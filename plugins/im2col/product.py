@@ -127,7 +127,7 @@ class WindowProduct:
         return each * (balance.memory if far else 1.0) * count + LAUNCH * balance.launch
 
     def suits(self, gemm: Mapping[str, Any]) -> bool:
-        """Whether a choice of the product fits the form: rows are only read in place."""
+        """Whether a choice of the product fits the form of the lowered matrix: ``rows`` must not be packed."""
         if self.config["form"] != "rows" or gemm["kind"] != "cpu":
             return True
         return bool(gemm["swap"]) and not gemm["pack_a"]
@@ -222,7 +222,7 @@ class WindowProduct:
 
 
 def _over_images(matrix: Matrix, window: PatchWindow, channels: int) -> Matrix:
-    """A tensor's matrix batched over (image, group) instead of group, its columns one image's places."""
+    """Return a tensor's matrix batched over (image, group) instead of group; its columns are one image's pixels."""
     return dataclasses.replace(
         matrix, col=Axis(1), batch=Axis(matrix.batch.stride, window.groups, channels * window.pixels)
     )

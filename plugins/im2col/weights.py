@@ -1,4 +1,4 @@
-"""``dw[oc, k] = sum over places of dy[oc, place] L[k, place]``: the weights' gradient, chunk after chunk of places.
+"""The weights' gradient, ``dw[oc, k] = sum over pixels p of dy[oc, p] L[k, p]``, one chunk of pixels after another.
 
 16-bit tensors are summed in a float32 copy of dw, which is rounded once at the end.
 """

@@ -121,20 +121,20 @@ class PatchWindow:
         return Matrix(Axis(self.volume), Axis(1, inner=self.volume, outer=inner * self.volume), batch)
 
     def tensor(self, channels: int) -> Matrix:
-        """A tensor of ``channels`` over the window's places as ``[channel, (image, place)]``, batched by group."""
+        """Return a tensor over the window's positions as ``[channel, (image, position)]``, batched by group."""
         group = channels // self.groups
         if self.nhwc:
             return Matrix(Axis(1), Axis(channels), Axis(group))
         return Matrix(Axis(self.pixels), Axis(1, self.pixels, channels * self.pixels), Axis(group * self.pixels))
 
     def offset(self, channels: int, start: int) -> int:
-        """Element offset of place ``start``, counted through the images, in such a tensor."""
+        """Return the element offset in a tensor of ``channels`` of position ``start``, counted through the images."""
         if self.nhwc:
             return start * channels
         return start // self.pixels * channels * self.pixels + start % self.pixels
 
     def chunks(self, most: int) -> Runs:
-        """Cut all places into runs (start, count) of about ``most`` or fewer, nearly equal ones.
+        """Cut all window positions into nearly equal runs (start, count) of at most about ``most``.
 
         NCHW's runs are whole images or lie in one image, so that a run's tensor elements have one formula.
         """
@@ -173,7 +173,7 @@ class PatchWindow:
 
 
 def runs(total: int, most: int, unit: int = 1, repeats: int = 1) -> Runs:
-    """``total`` places cut into nearly equal runs of ``most`` or fewer, multiples of ``unit`` but for the last."""
+    """Cut ``total`` window positions into nearly equal runs of at most ``most``, multiples of ``unit`` but the last."""
     most = max(unit, most // unit * unit)
     even = -(-total // -(-total // most))
     return Runs(repeats, total, -(-even // unit) * unit)

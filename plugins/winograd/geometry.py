@@ -1,4 +1,4 @@
-"""From a problem and a tile size to what the kernels read: tensors, tiles, and the transforms along each axis.
+"""The tensors, tiles and transforms of a problem for a tile size, as the kernels read them.
 
 Forward, and the data gradient as the same over dy with the kernel flipped:
 
@@ -27,7 +27,7 @@ Pair = tuple[int, int]
 
 @dataclass(unsafe_hash=True)
 class TileGeometry:
-    """One problem in tiles of ``m`` along each axis on which the kernel has more than one tap."""
+    """One problem cut into tiles of ``m`` along each axis on which the kernel has more than one tap."""
 
     problem: ConvProblem
     m: int
@@ -42,7 +42,7 @@ class TileGeometry:
         self.y = y = TensorLayout(p.oc, (p.oh, p.ow), self.nhwc)
         """Layout of the output tensor."""
         self.source, self.target = (y, x) if flipped else (x, y)
-        """The tensor that tiles are read from, and the one whose places they cover: written, or dy of the weights'
+        """The tensor that tiles are read from, and the one that they cover: the written one, or dy of the weights'
         gradient."""
         self.taps = p.kh, p.kw
         self.tile = tuple(m if taps > 1 else 1 for taps in self.taps)

@@ -65,8 +65,8 @@ class Activation:
     saturates: bool = False
     """Whether the result of large sums is a constant, so that errors come from the sums near zero."""
     shrinks: float = 0.0
-    """The result's norm falls behind that of its sums: relative errors grow by this times the fourth root of a sum's
-    length, on standard normal data."""
+    """The norm of the activation's result is smaller than that of its input: relative errors grow by this factor times
+    the fourth root of a sum's length, on standard normal data."""
     torch: Torch | None = None
     onnx: Onnx | None = None
     onednn: OneDNN | None = None

@@ -31,10 +31,10 @@ class HostArrays(Protocol):
         """The same for a result; 0 if kernels cannot write it in place."""
 
     def allocate(self) -> tuple[Any, int]:
-        """A new result, and its address."""
+        """Returns a new result array, and its address."""
 
     def compact(self, array: Any) -> tuple[Any, int]:
-        """A copy that kernels can read in place, and its address."""
+        """Returns a copy of an array that kernels can read in place, and the copy's address."""
 
     def view(self, array: Any) -> np.ndarray:
         """NumPy's view of an array, through which a result is copied."""

@@ -35,7 +35,7 @@ class Operands:
         self._after: list[Any] = []
         """Functions ``step(event) -> event``, called in order once the call's work is enqueued."""
         self._others: list[Any] = []
-        """Queues of arrays that are not this one: their next work waits for the call's."""
+        """Queues of operands other than the call's queue: their next work waits for the call."""
 
     def read(self, array: Any, strides: Sequence[int]) -> cl.MemoryObject:
         """Memory that holds the array's values, C-contiguous from its first byte on, once ``events`` are complete.

@@ -43,7 +43,7 @@ POLL_S = 0.002
 """The most seconds for which a search and a new call share the device, before the search is ended."""
 TRIES = 3
 ADOPT_S = 30.0
-"""Most seconds that a plan waits for others, with which calls take it."""
+"""The most seconds that a finished plan waits for others, so that calls adopt them together."""
 IDLE_S = 10.0
 """Seconds without a problem after which the child ends: on a GPU it holds a context."""
 START_S, LEAST_S = 180.0, 120.0

@@ -168,7 +168,8 @@ class Pending:
             self.answer = pool.ask(problem, policy, _seconds(problem))
 
     def resolved(self, wait: bool = False) -> Any:
-        """The call, loaded now where its plan is there; None while it is not, or where loading has had its share.
+        """The call, loaded now if its plan is ready; None while it is not, or if loading has used up its share of the
+        time.
 
         Raises what loading it raises.
         """

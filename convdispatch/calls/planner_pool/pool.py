@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 IDLE_S = 20.0
-"""Seconds after its last problem at which a child ends."""
+"""Seconds without a problem after which a child process ends."""
 MADE_BYTES = 16 << 20
 """Bytes of texts and binaries that children made and this process holds; older ones are read from disk."""
 _TRIES = 2

@@ -133,7 +133,8 @@ def all_weights() -> bool:
 
 
 def find(table: str, key: str, device: cl.Device | None = None) -> tuple[Any, str] | None:
-    """A value and the name of the collection that holds it; None where none in force for the device does."""
+    """Returns a value and the name of the collection that holds it; None where no collection in force for the device
+    does."""
     for one in _in_force:
         if device is None or _is_for(one, device):
             value = one.get(table, key)
@@ -143,7 +144,7 @@ def find(table: str, key: str, device: cl.Device | None = None) -> tuple[Any, st
 
 
 def note(table: str, key: str, value: Callable[[], Any], device: cl.Device | None = None) -> None:
-    """Give those who gather a value, which is asked for where it is new."""
+    """Add a value to the collections that are gathering; it is computed only if a collection lacks it."""
     for one in list(_gathering):
         if key not in one.tables[table] and (device is None or _is_for(one, device)):
             one.tables[table][key] = value()

@@ -159,7 +159,7 @@ class GemmSpec:
 
     @property
     def simplified(self) -> GemmSpec:
-        """The same product with every axis in its plainest form."""
+        """Return the same product with every axis in its simplest form."""
 
         def plain(matrix: Matrix, rows: int, cols: int) -> Matrix:
             return Matrix(matrix.row.simplified(rows), matrix.col.simplified(cols), matrix.batch.simplified(self.batch))

@@ -65,7 +65,7 @@ _limits: dict[Any, int] = {}
 
 @dataclass(frozen=True)
 class MemoryStatistics:
-    """One device's memory, in bytes and blocks, over all its queues' pools."""
+    """The memory that all pools of one device's queues hold, in bytes and blocks."""
 
     held_bytes: int
     """Bytes taken from the device, in use or kept for the next call."""

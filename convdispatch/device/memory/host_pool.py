@@ -18,7 +18,7 @@ from typing import Any
 KEEP = 1 << 29
 """The most bytes of unused blocks; those that have been unused longest are freed first."""
 _STEPS = 8
-"""Sizes of blocks in each power of two: at most an eighth of a block is waste."""
+"""The number of block sizes between two powers of two: at most an eighth of a block is unused."""
 
 
 def _capacity(size: int) -> int:

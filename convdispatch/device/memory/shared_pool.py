@@ -77,7 +77,7 @@ class _Block:
     offset: int
     size: int
     shared: Shared | None
-    """CUDA's allocation, where the block is all of it."""
+    """CUDA's allocation, where the block is the whole of it."""
     whole: bool = True
     """Whether the block is all of an allocation."""
 
@@ -91,7 +91,7 @@ class _Block:
 
 
 class _Lease:
-    """Gives its block back when the last buffer that holds it goes."""
+    """A block in use: gives the block back when the last buffer over it is released."""
 
     __slots__ = ("__weakref__", "block", "give_back")
 

@@ -17,7 +17,7 @@ _enqueue = cl.enqueue_nd_range_kernel
 
 
 class QueuePlace(NamedTuple):
-    """Buffers of a context, from their first byte on, on any of its queues."""
+    """The place for operands in buffers of a context, from their first byte on, on any of its queues."""
 
     context: cl.Context
 

@@ -53,7 +53,7 @@ _SWEEPS = 64
 
 
 def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
-    """The program of a text, carried, from its file or compiled; or of a binary.
+    """The program of a text, from a plan pack, from its cache file or newly compiled; or the program of a binary.
 
     Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()`` for what is not carried.
     """
@@ -186,7 +186,8 @@ def folder() -> Path | None:
 
 @functools.lru_cache(maxsize=4)
 def _default_folder(*_: str | None) -> Path:
-    """The user's, for the variables that it follows from: to work it out takes as long as to read a small file."""
+    """The user's cache folder for these environment variables, cached because computing it takes as long as reading a
+    small file."""
     return Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
 
 

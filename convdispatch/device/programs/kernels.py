@@ -40,9 +40,11 @@ _INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
 NEW_SHARE = 48 * MB
 """Bytes of the cache limit for new entries: further sizes of a layer, until they have returned several times."""
 PROGRAM_BYTES = 300 * KB
-"""Memory of a program beside what follows from its binary. Measured of Intel's runtime for CPUs, as the next."""
+"""Bytes of memory of a program beyond the part in proportion to its binary. Measured on Intel's runtime for CPUs, like
+BYTES_PER_BINARY_BYTE."""
 BYTES_PER_BINARY_BYTE = 17
-"""Memory of a program for each byte of its binary, from which it was loaded; compiled from its text it takes twice."""
+"""Bytes of memory of a program per byte of the binary from which it was loaded; a program compiled from text takes
+twice as many."""
 CALL_BYTES = 48 * KB
 """Bytes of Python's objects of a plan or a call, measured over 1,000 sizes of a layer."""
 FIRST_OF_A_KIND = 32
@@ -119,7 +121,7 @@ def kernel_text(package: str, file: str, **values: Any) -> str:
 
 
 def _included(text: str, name: str) -> str:
-    """The text with the header's files in it, and theirs in them."""
+    """The text with its header files included, and the files that these include."""
 
     def header(found: re.Match[str]) -> str:
         after = text.count("\n", 0, found.start()) + 2

@@ -87,7 +87,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 def _stand_in(*_: Any) -> None:
-    """Stands in a pickle, which nobody reads, for how a dataclass would be made."""
+    """Replaces the constructor of a dataclass in a pickle that is never loaded."""
 
 
 class Subject:
@@ -119,7 +119,7 @@ class Subject:
 
 
 def _home(module: str) -> str:
-    """The package, zones of this one apart, whose sources decide what a module's functions do."""
+    """The package whose sources decide what a module's functions do; inside this package, the subpackage."""
     parts = module.split(".")
     return ".".join(parts[:2] if parts[0] == __name__.partition(".")[0] else parts[:1])
 
@@ -147,7 +147,7 @@ def _version(home: str) -> str:
 
 
 def _sources(home: str) -> list[tuple[str, str]]:
-    """Name and path of each source file, sorted; none where a version says enough."""
+    """The name and path of each source file of a package, sorted; empty where its version suffices."""
     if home.partition(".")[0] in sys.stdlib_module_names or home in _VERSIONED:
         return []
     module = sys.modules.get(home)

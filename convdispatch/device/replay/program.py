@@ -36,7 +36,7 @@ class Program:
 
     def __init__(self, recording: Recording, schedule: Schedule | None = None) -> None:
         self.queue, self.lock = recording.queue, threading.RLock()
-        """The lock is held while commands are given, and while memory is taken."""
+        """The lock is held while commands are enqueued, and while memory is allocated."""
         self.schedule = schedule or Schedule.single(recording.commands)
         self.what = [command.what for command in recording.commands]
         self._recording = recording
@@ -187,7 +187,7 @@ class Program:
         return last[0]
 
     def _mark(self) -> Any:
-        """The event of all that the first queue was given before."""
+        """An event after all earlier commands of the first queue."""
         import pyopencl as cl
 
         event = cl.enqueue_marker(self.queue)

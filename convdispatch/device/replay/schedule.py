@@ -38,7 +38,7 @@ class Schedule:
 
     @classmethod
     def single(cls, commands: Sequence[Command]) -> Schedule:
-        """Everything on one queue, in order."""
+        """A schedule of all commands on one queue, in order."""
         return cls((Step(0, 0, tuple(range(len(commands)))),), 1)
 
     @classmethod

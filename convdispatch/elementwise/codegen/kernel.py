@@ -110,7 +110,7 @@ def _can_load_four(sizes: list[int], steps: list[list[int]], operands: tuple[Ope
 
 
 def _sizes(size: int, sizes: list[int], flat: bool, gpu: bool, wide: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Global and local size; work items beyond the elements return at once."""
+    """Return the global and the local size; surplus work items return immediately."""
     if flat or gpu:
         items = -(-size // wide)
         group = min(_GPU_GROUP if gpu else _CPU_GROUP, 1 << max(0, (items - 1).bit_length()))
@@ -132,7 +132,7 @@ def _shares(inner: int) -> tuple[int, int]:
 
 
 def _cpu_groups(inner: int, middle: int) -> tuple[int, int]:
-    """A CPU's work group over the last two axes."""
+    """Return the size of a CPU's work group over the last two axes."""
     group_x = min(_CPU_GROUP, inner)
     return group_x, min(middle, max(1, _CPU_GROUP // group_x))
 
@@ -162,7 +162,7 @@ def _source(
     local = [name for name in formula.assigned if name not in known]
 
     def body(lane: str) -> list[str]:
-        """One element; ``lane`` is "" or the component of a vector of four."""
+        """Return the OpenCL lines for one element; ``lane`` is "" or the component of a vector of four."""
         lines = []
         for i, (name, _, read, written) in enumerate(operands):
             if name and (read or written):
@@ -195,7 +195,8 @@ def _load(i: int, load: str, inner: int, lane: str, kind: str) -> str:
 
 
 def _places(sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], wide: int, gpu: bool) -> list[str]:
-    """Where this work item's first element lies in each operand: ``i0``, ``i1``, ..."""
+    """Return the OpenCL lines that compute the index of the work item's first element in each operand: ``i0``, ``i1``,
+    ..."""
     if not sizes:
         lines = [f"const ulong i = (ulong)get_global_id(0){f' * {wide}' if wide > 1 else ''};", "if (i >= n) return;"]
         return lines + [
@@ -279,5 +280,5 @@ def _vectors(operands: Any, stored: Any, steps: Any, body: Any, flat: bool) -> l
 
 
 def _line(text: str) -> str:
-    """A formula as one line of comment."""
+    """Return a formula as one line of comment in the kernel."""
     return " ".join(text.split()).replace("\\", "")

@@ -68,7 +68,7 @@ class _Form:
 
 
 class Reduction:
-    """One reduction made ready: one launch, or two with partial results between."""
+    """A compiled reduction: one launch, or two launches with partial results between them."""
 
     def __init__(self, first: Launch, second: Launch | None, partial: int, results: int) -> None:
         self._first, self._second, self._partial, self._results = first, second, partial, results
@@ -162,7 +162,7 @@ def plan(
 
 
 def _lanes(k: int, r: int, rows: bool) -> tuple[int, int]:
-    """How a GPU's group is shared between free and reduced indices."""
+    """Return how a GPU's work group is divided between free and reduced indices."""
     if rows:
         lanes_r = min(_GROUP, max(8, 1 << (max(1, r // 4) - 1).bit_length()))
         return _GROUP // lanes_r, lanes_r

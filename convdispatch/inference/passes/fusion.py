@@ -56,7 +56,7 @@ def _name_arguments(node: Node) -> None:
 
 
 def _linear_to_convolution(node: Node) -> None:
-    """A linear map is the convolution of 1×1 pictures; its result stays ``[mb, oc]`` to those who read it."""
+    """Turn a linear layer into a convolution of 1×1 images, whose result nodes still read as ``[mb, oc]``."""
     layout, x, w = node.kwargs.get("layout", "nchw"), node.kwargs["x"], node.kwargs["w"]
     if x.strides is not None or isinstance(w, Ref):
         return

@@ -50,7 +50,7 @@ def _is_slower(node: Node) -> bool:
 
 
 def _seconds(problem: ConvProblem, device: DeviceInfo) -> float:
-    """What the first choice is predicted to take; without end where there is none, 0 where nobody says."""
+    """Return the predicted seconds of the first choice: infinite if there is none, 0 if it has no cost model."""
     try:
         first = choices(problem, device, current_policy()).first
     except ConvDispatchError:

@@ -41,7 +41,7 @@ def reorder(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def relayout(graph: Graph, layout: str, turned: Set[Node] | None = None) -> Graph:
-    """The same net with its pictures in ``layout``; inputs and outputs lie as before. A new graph.
+    """Return a new graph of the same net that computes in ``layout``; inputs and outputs keep their layout.
 
     With ``turned`` the pictures of these operations alone, of which ``can_turn`` holds, are turned.
     """
@@ -55,7 +55,7 @@ def traced_layout(graph: Graph) -> str | None:
 
 
 def can_turn(node: Node) -> bool:
-    """Whether the operation computes the same on pictures that lie the other way, whoever makes and reads them."""
+    """Return whether the operation computes the same result on tensors of the other layout."""
     pictures = _pictures(node)
     if not pictures or not all(ref.is_whole or _is_vector(ref) for ref in pictures):
         return False
@@ -171,5 +171,5 @@ class _Relayout:
 
 
 def _is_vector(ref: Ref) -> bool:
-    """A flat view as pictures of one pixel."""
+    """Return whether an operand is a flat view as images of one pixel."""
     return ref.is_flat and sorted(ref.shape)[:2] == [1, 1] and (ref.shape[1:3] == (1, 1) or ref.shape[2:] == (1, 1))

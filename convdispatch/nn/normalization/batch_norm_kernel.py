@@ -32,7 +32,7 @@ GROUPS_PER_UNIT = 16
 
 
 class _Form(NamedTuple):
-    """What shapes the kernels' text."""
+    """The values that the kernels' source text depends on."""
 
     mb: int
     channels: int
@@ -47,7 +47,7 @@ class _Form(NamedTuple):
 
 
 def takes(x: Tensor, axis: int, vectors: Sequence[Tensor], residual: Tensor | None, tape: Tape | None) -> bool:
-    """The kernels here do for these operands, of which ``vectors`` are scale, shift and running statistics."""
+    """Return whether the kernels here support these operands; ``vectors`` are scale, shift and running statistics."""
     if runtime.device_info(x.queue.device).type == "cpu" or axis != 1:
         return False
     operands = (x, *vectors) if residual is None else (x, residual, *vectors)
@@ -104,7 +104,7 @@ def _place(tensor: Tensor) -> list:
 
 
 def _target(tape: Tape, vector: Tensor) -> Tensor:
-    """Where the gradient of a vector goes."""
+    """Return the tensor to which the gradient of a vector is written."""
     sink = tape.sink(vector) if tape.tracks(vector) else None
     return sink if sink is not None and sink.contiguous else Tensor.empty(vector.shape, vector.dtype, vector.queue)
 

@@ -1,4 +1,4 @@
-"""Max pooling that also says where each largest value stood."""
+"""Max pooling that also returns the index of each largest value."""
 
 from __future__ import annotations
 

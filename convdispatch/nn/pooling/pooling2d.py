@@ -224,7 +224,8 @@ def pooled(
 
 
 class _Launches(NamedTuple):
-    """Of a call without gradients, ``forward`` alone: the others would be compiled for nothing."""
+    """The kernel launches of a pooling; a call without gradients has only ``forward``, because the others would be
+    unused."""
 
     forward: Launch
     noted: type

@@ -108,7 +108,7 @@ def _resized(call: BoundNode, x: Tensor, sizes: dict[int, int], factors: dict[in
 
 
 def _coordinates(how: str, size: int, n: int, scale: float, region: tuple[float, float]) -> np.ndarray:
-    """Where each of ``size`` places lies among n."""
+    """Return the coordinate in the input of n elements for each of ``size`` output elements."""
     at = np.arange(size, dtype=np.float64)
     if how == "half_pixel":
         return (at + 0.5) / scale - 0.5

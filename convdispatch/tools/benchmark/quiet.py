@@ -50,7 +50,8 @@ class OtherProcesses:
         self._first, self._own_first = _ticks(stat), own()
 
     def load(self) -> float | None:
-        """Processors that others kept busy since; None where the system does not tell or no time has passed."""
+        """Return the number of processors that other processes kept busy since then; None if that is unknown or no time
+        has passed."""
         last = _ticks(self._stat)
         if self._first is None or last is None:
             return None
@@ -107,7 +108,7 @@ def disturbed(measured: Measured, device: Mapping[str, Any]) -> bool:
 
 
 def signs(report: Report) -> list[str]:
-    """What says that the machine was busy, a phrase each; empty for a quiet run."""
+    """Return a phrase for each sign that the machine was busy; empty for a quiet run."""
     return list(_signs(report, report.environment["device"]))
 
 

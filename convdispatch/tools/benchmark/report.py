@@ -1,4 +1,4 @@
-"""What a benchmark found, as values that are read from and written to JSON, and the journal that a rerun resumes from.
+"""The results of a benchmark, which are read from and written to JSON, and the journal from which a rerun resumes.
 
 A journal has one JSON value a line: first the report without its measurements, then each measurement as it was made.
 So what was measured is never lost, however the run ends. Times are milliseconds, memory bytes, rates a second.
@@ -27,7 +27,7 @@ EVIDENCE = 3
 
 @dataclass
 class Row:
-    """What a search found of one solver with one configuration."""
+    """The result of a search for one solver with one configuration."""
 
     solver: str
     config: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Works out what a report says: a line a layer, sums a net and an algorithm, means a type, gaps, regret."""
+"""Computes the summary of a report: a line per layer, sums per net and algorithm, means per type, gaps, regret."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """The winner in words, or who ran where it is not known."""
+        """Return the winner as text, or the solver that ran if the winner is unknown."""
         if not self.fastest:
             return "none"
         return self.winner or f"unknown ({self.fastest} ran)"

@@ -51,7 +51,7 @@ class Kind:
 
 @dataclass
 class TrainingReport:
-    """What ``profile_training`` found."""
+    """The result of ``profile_training``."""
 
     net: str
     device: str
@@ -136,7 +136,7 @@ def profile_training(
 
 
 def turns(steps: int = STEPS) -> int:
-    """What ``profile_training`` counts: steps of all kinds."""
+    """Return the number of steps of all kinds that ``profile_training`` reports as progress."""
     return WARM + steps + PROFILED
 
 

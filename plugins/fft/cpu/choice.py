@@ -188,7 +188,7 @@ def _least(g: Geometry) -> Geometry:
 
 
 def _pieces(g: Geometry) -> list[Geometry]:
-    """A geometry in whole, and with rows, divided channels and groups taken a share at a time."""
+    """Return a geometry as one piece, and divided into pieces by rows, by channels and by groups."""
     found = []
     blocks = ceil(g.d, g.lanes)
     for groups in dict.fromkeys((g.tiling.groups, ceil(g.tiling.groups, 4), 1)):

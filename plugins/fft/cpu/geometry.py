@@ -28,7 +28,7 @@ from ..transforms import half
 
 @dataclass(frozen=True)
 class Piece:
-    """What one round of forward transforms, products and inverse transforms covers, in the plan's order."""
+    """The part of the work that one round of forward transforms, products and inverse transforms computes."""
 
     group: int
     groups: int
@@ -46,7 +46,7 @@ class Piece:
 
 
 class Geometry:
-    """One configuration of one problem: ``tile`` (sizes of the transform), ``lanes``, and how much a piece holds.
+    """The sizes of one problem under one configuration: ``tile`` (sizes of the transform), ``lanes``, size of a piece.
 
     ``groups``, ``blocks`` (of the divided channels) and ``rows`` say how much of the work one piece takes.
     """
@@ -88,9 +88,9 @@ class Geometry:
         self.source_blocks = ceil(self.c, self.lanes)
         """Blocks of the source's channels."""
         self.kernel_groups = t.groups if self.held else groups
-        """Groups whose kernels' spectra are in memory at a time: all where the weights are constant."""
+        """Groups whose kernels' spectra are in memory at the same time: all if the weights are constant."""
         self.kernel_blocks = ceil(self.n, self.lanes) if self.held else self.blocks
-        """Blocks of the target's channels in memory at a time; of the summed ones where vectors run along these."""
+        """Blocks of target channels in memory at the same time; of summed channels if vectors run along these."""
         if self.along_c:
             self.kernel_blocks = self.source_blocks
         self.kernel_rows = self.n if self.along_c else self.c

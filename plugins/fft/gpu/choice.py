@@ -109,7 +109,7 @@ def _tensor(layout: Layout, side: int) -> float:
 
 
 def _product(layout: Layout, device: DeviceInfo) -> float:
-    """Seconds of a part's product, whole tiles and whole rounds of work groups, at the tile's share of the peak."""
+    """Return the seconds of a part's product in whole tiles and whole rounds of work groups, at the tile's speed."""
     known = rates(device)
     tile = layout.tile
     m, n, k = layout.result_rows, layout.chunks[1], layout.chunks[2]

@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True)
 class TransformAxis:
-    """One axis of a problem under transforms of ``size`` points; ``tiles`` 1 with ``step`` 0 is the whole image."""
+    """One axis of a problem with transforms of ``size`` points; ``tiles`` 1 and ``step`` 0 mean the whole image."""
 
     size: int
     tiles: int
@@ -133,7 +133,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class Line:
-    """One axis of a matrix of spectra: what its index counts, and the distance of the tiles' planes in the tensor."""
+    """One axis of a matrix of spectra: the meaning of its index, and the strides of the tiles' planes in the tensor."""
 
     total: int
     """Number of indices in one group."""

@@ -45,7 +45,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """One configuration of one problem: the spectra's shapes, parts and places in the workspace; pure.
+    """One configuration of one problem: the spectra's shapes, parts and offsets in the workspace; nothing is compiled.
 
     The products are m x n x k in each frequency and group: m the slots of the left operand, n those of the right one,
     k the rows of both. Each of the three is cut in ``parts``.
@@ -242,7 +242,7 @@ class _Kernels:
         return build(self._context, self._macros + kernel_text(__package__, "product.cl.mako", **values))
 
     def analyse(self, other: bool, place: int, row: int, slot: int) -> Launch:
-        """Transform a part of the left operand (``other``) or the right one to byte ``place``."""
+        """Return the launch that transforms a part of the left (``other``) or right operand to byte ``place``."""
         program, way = self._forward(other)
         tensor, area = way.planes.tensor, "workspace"
         arguments = [tensor, area, np.int64(place // _PAIR), np.int32(row), np.int32(slot)]
@@ -250,7 +250,7 @@ class _Kernels:
         return Launch(program, "analyse", size, (way.items,), arguments, names=OPERANDS)
 
     def product(self, home: str, left: int, right: int, result: int, accumulate: bool) -> Launch:
-        """Multiply the part at bytes ``left`` (of operand ``home``) and ``right`` into ``result``."""
+        """Return the launch that multiplies parts at ``left`` (of operand ``home``) and ``right`` into ``result``."""
         layout = self._layout
         items = layout.tile.items
         groups = -(-layout.result_rows // layout.tile.bm) * -(-layout.chunks[1] // layout.tile.bn)
@@ -261,7 +261,7 @@ class _Kernels:
         return Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)
 
     def synthesise(self, result: int, row: int, slot: int) -> Launch:
-        """Transform the part at byte ``result`` back into the output."""
+        """Return the launch that transforms the part at byte ``result`` back into the output."""
         program, way = self._inverse()
         problem = self._layout.problem
         extras = [name for name in ("bias", "residual") if getattr(problem, name)]

@@ -25,7 +25,7 @@ RESULT_OPS = 450.0  # operations at peak rate per element of dw
 
 
 class VectorKernel(Kernel):
-    """One configuration; it needs no workspace."""
+    """The kernel of the forward convolution and the data gradient; it needs no workspace."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, passes(problem)[0])
@@ -66,7 +66,7 @@ class VectorKernel(Kernel):
 
 
 class VectorSums(Kernel):
-    """One configuration; it needs no workspace."""
+    """The kernel of the weights' gradient; it needs no workspace."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, forward_pass(problem))

@@ -1,4 +1,4 @@
-"""From a problem to dense passes: ``target[n, place] = sum over (c, tap) of weights[n, c, tap] source[c, position]``.
+"""Dense passes of a problem: ``target[n, place] = sum over (c, tap) of weights[n, c, tap] source[c, position]``.
 
 ``position = place * step + tap * spread - pad`` along each axis, zero outside the source; the result is written at
 ``start + place * stride`` of the target. The forward convolution is one pass over x. The data gradient is one pass
@@ -51,7 +51,7 @@ class Pass:
     empty: bool = False
     """Whether no tap reaches the target elements of this pass: their sum is 0."""
     fold: int = 1
-    """Neighbouring places of a row that count as channels: ``n`` counts (place of the fold, channel)."""
+    """Neighbouring target elements of a row that count as channels: ``n`` counts (element of the fold, channel)."""
     width: int = 0
     """Target elements of a row before folding; 0 if the pass is not folded."""
 
@@ -67,7 +67,7 @@ class Pass:
         return 0 if self.empty else 2 * pixels * self.groups * self.n * self.c * self.volume
 
     def macros(self, names: str = "XYTSD") -> str:
-        """Sizes of source X, places Y, target Z and taps T; steps S, spreads D, strides U and pads P, along d, h, w."""
+        """Macros along d, h, w: sizes of source X, pass Y, target Z, taps T; steps S, spreads D, strides U, pads P."""
         sizes = {"X": self.source, "Y": self.places, "Z": self.target, "T": self.taps, "S": self.step}
         sizes |= {"D": self.spread, "U": self.stride, "P": tuple(f"({pad})" for pad in self.pad)}
         return "".join(define(**dict(zip((f"{name}{axis}" for axis in "DHW"), sizes[name]))) for name in names)
@@ -78,7 +78,7 @@ class Pass:
         return text + define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", self.w_step, strict=True)})
 
     def planes(self) -> dict[str, int]:
-        """Elements of a plane of the source, XP, and of the places, YP."""
+        """Macros of the elements in a plane of the source, XP, and of the pass' results, YP."""
         return {"XP": self.source[1] * self.source[2], "YP": self.places[1] * self.places[2]}
 
     @property
@@ -87,7 +87,7 @@ class Pass:
         return self.fold == 1 and self.places == self.target
 
     def folded(self, lanes: int) -> Pass:
-        """The same sums with neighbouring places of a row as channels, where few channels would leave lanes empty.
+        """Return the same sums with neighbouring pixels of a row as channels, if few channels would leave lanes empty.
 
         ``target[(j, n), place] = sum over t' of w[n, t' - j] source[place * J + t' - pad]``, j < J: a convolution of
         step J whose ``taps + J - 1`` taps are partly zeros. Worth it while those cost less than the empty lanes.

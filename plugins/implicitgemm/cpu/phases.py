@@ -33,7 +33,7 @@ FAR_PACKED_OPS = 600.0  # operations at peak rate per packed weight, if the pack
 CACHED_BYTES = 6 << 20  # bytes of packed weights that the caches hold
 LAUNCH_OPS = 4e6  # operations at peak rate in the time of one kernel launch
 SINGLE_PHASE_FACTOR = 1.08
-"""Measured over predicted time of a single phase: without a stride, many channels are read for few places."""
+"""Measured over predicted time without a stride (a single phase): many channels are read for few pixels."""
 
 
 class Part(NamedTuple):
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 class PhasesKernel(Kernel):
-    """The kernel of one configuration: tiles of ``mr`` target channels by ``nv`` vectors of places."""
+    """The kernel of one configuration: tiles of ``mr`` target channels by ``nv`` vectors of target pixels."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.passes = found = passes(problem)

@@ -55,7 +55,7 @@ def odd_lines(elements: int) -> int:
 
 
 def _taps(p: Pass, axis: int, start: int, count: int) -> int:
-    """Taps along an axis that the kernel runs for ``count`` places from ``start`` on: those that read the source."""
+    """Return the number of taps along an axis that read the source for any of ``count`` pixels from ``start`` on."""
     taps, step, spread, size = p.taps[axis], p.step[axis], p.spread[axis], p.source[axis]
     first = start * step - p.pad[axis]
     last = first + (count - 1) * step

@@ -44,7 +44,7 @@ LARGE_BYTES = 1 << 48
 LINE_BYTES = 128
 """Bytes of a cache line, which occupies each bank of the first-level cache once."""
 RESIDENT_ITEMS = 384
-"""Work items of 8x8 tiles that a compute unit holds at once, limited by their registers."""
+"""Work items of 8x8 tiles that are resident on a compute unit together, limited by their registers."""
 
 # The constants of the cost model are shares of a rate, or numbers of operations at the device's multiply-add peak.
 SUSTAINED = 0.92

@@ -18,7 +18,7 @@ MANY_GROUPS = 64
 """Work groups per compute unit from which on each work item processes several tiles."""
 MAX_CONFIGS = 24
 SECTOR_BYTES = 32
-"""Bytes that the second-level cache reads or writes at a time."""
+"""Bytes of a sector, the unit in which the second-level cache is read and written."""
 
 # The constants of the cost model were fitted to 669 timings on an H200, with an rms error of the logarithm of 0.17.
 REACHED_SHARE = 0.83  # share of the device's instruction rate that a busy device reaches

@@ -91,7 +91,7 @@ class DepthwiseTile:
 
     @property
     def reads(self) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
-        """{(depth, row) of the source: {tap: [(place, column)]}}, positions relative to the tile's first place."""
+        """{(depth, row) of the source: {tap: [(place, column)]}}, positions relative to the tile's first pixel."""
         return _reads(self.geometry, self.rows, self.columns)
 
     @staticmethod

@@ -37,7 +37,7 @@ class Tiled(Solver):
         return packed_bytes(product) + product.partial_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Multiply-adds of all tiles, whole waves of work groups, at the share of the peak that the tile reaches."""
+        """Return the predicted seconds: tiles in whole waves of work groups, at the share of the peak they reach."""
         return seconds(Product(problem, Tile.of(config)), device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TiledPlan:

@@ -171,7 +171,7 @@ class DataKernel(Kernel):
         return steps
 
     def spread_launch(self, context: Any, strips: int, place: list[Any]) -> Launch:
-        """The transform of a chunk of the source; ``place`` is its first strip and its group."""
+        """Return the launch that transforms a chunk of the source; ``place`` has its first strip and its group."""
         arguments = [self.source, "workspace", *place]
         return self.launch(context, "spread", [strips, ceil(self.case.c, SPREAD)], arguments)
 

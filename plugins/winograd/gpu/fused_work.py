@@ -15,7 +15,7 @@ ITEM_REGISTERS = 105
 
 @dataclasses.dataclass(unsafe_hash=True)
 class FusedWork:
-    """A geometry in groups of 8 ``im`` channels and 8 ``jn`` tiles, ``bk`` source channels at a time."""
+    """A geometry cut into work groups of 8 ``im`` channels and 8 ``jn`` tiles, in slices of ``bk`` source channels."""
 
     geometry: TileGeometry
     im: int
@@ -33,7 +33,7 @@ class FusedWork:
         """Work items in a work group."""
         slices, each = 2 * geo.points * self.bk * self.tn, geo.points * self.im * self.tn
         self.er = next((er for er in (4, 2) if er * each <= slices), 1)
-        """Rows of a work item that are stored at a time: as many as fit the slices' local memory."""
+        """Rows that a work item stores together: as many as fit the local memory of the slices."""
         self.local = max(slices, each * self.er)
         """Elements of local memory that a work group needs."""
         self.slices = -(-work.k // self.bk)

@@ -1,4 +1,4 @@
-"""What an engineer asks of a report, answered in sentences: which engine, why, how sure, how far from the device's
+"""Answers in sentences to what an engineer asks of a report: which engine, why, how sure, how far from the device's
 limit, and what to do about the worst layer."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ELSEWHERE = re.compile(r"\b(GPUs?|CPUs?|nvidia|intel|amd|device)\b", re.IGNORECA
 
 
 def answers(report: Report) -> list[tuple[str, str]]:
-    """Pairs of question and answer; empty where no layer has a time."""
+    """Return pairs of question and answer; empty if no layer has a time."""
     timed = [line for line in lines(report) if line.ms]
     if not timed:
         return []

@@ -1,4 +1,5 @@
-"""Two runs beside each other: each problem that both measured, the ratio of its times, and whether that says anything.
+"""The comparison of two runs: each problem that both measured, the ratio of its times, and whether the ratio is
+significant.
 
 A problem is faster or slower where the intervals of the two medians do not overlap and the ratio is beyond the
 tolerance; otherwise it is the same as far as one can know.
