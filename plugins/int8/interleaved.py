@@ -1,4 +1,4 @@
-"""``int8.interleaved``: depthwise, channels last, by AVX512-VNNI, which sums the bytes of four lines of x at once."""
+"""``int8.interleaved``: depthwise, channels last, by AVX512-VNNI, whose sums take the bytes of four lines of x."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AVX512-VNNI for depthwise sums as OpenCL text: four lines of x become one of words, whose bytes are summed at once.
+"""AVX512-VNNI for depthwise sums as OpenCL text: four lines of x become one of words, whose four bytes are summed.
 
 Functions are nothing but their assembly, as in ``vector_code``.
 """

@@ -1,4 +1,4 @@
-"""A tile as a configuration's JSON values, and back; and what cost models of one tile or of many at once share."""
+"""Converts tiles to a configuration's JSON values and back; helpers of cost models that rate many tiles together."""
 
 from __future__ import annotations
 

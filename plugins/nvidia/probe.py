@@ -1,4 +1,4 @@
-"""Whether a device's driver takes the instructions: a small convolution is compiled, run, checked; a pass is kept."""
+"""Checks that a device's driver accepts an engine: a small convolution is compiled, run, checked; a pass is cached."""
 
 from __future__ import annotations
 

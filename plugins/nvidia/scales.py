@@ -33,7 +33,7 @@ from . import SHARED
 TOP = 14
 """Exponent to which scaling brings the largest magnitude of a row."""
 LEAST_EXPONENT = 127 - 112
-"""Least biased exponent of a float32 that is told apart: smaller ones count as this one."""
+"""Least biased exponent of a float32 that the scales distinguish: smaller exponents count as this one."""
 NO_EXPONENT = -400
 """The norm (exponent) of a summed index at which all of B is zero: values of A there become zero."""
 MEAN_REACH = 10

@@ -153,7 +153,7 @@ class Script:
         wait_for: Sequence[cl.Event],
         starts: dict[str, int] | None = None,
     ) -> cl.Event:
-        """Enqueue the calls; the runtime copies the list, so it may be enqueued again at once.
+        """Enqueue the calls; the OpenCL runtime copies the list, so it may be enqueued again without waiting.
 
         ``starts``: byte offset of each operand in its buffer. Not to be called from two threads at the same time.
         """

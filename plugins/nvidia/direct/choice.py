@@ -129,7 +129,7 @@ def _parallel(tiling: DirectTiling) -> tuple[Any, Any, Any]:
 
 
 def _copied(tiling: DirectTiling, number: int) -> Any:
-    """Bytes of an operand's slice, in times of those that are copied 16 at once from whole lines."""
+    """Bytes of an operand's K-slice, weighted by the time of their copies relative to 16-byte copies of long rows."""
     operand = tiling.operands[number]
     rows = np.where(tiling.tile.bk == 16, SHORT_ROW_FACTOR, 1) if operand.along_k else 1
     return tiling.extent[number] * tiling.tile.bk * 4 * NARROW_COPY_FACTOR[operand.width] * rows
@@ -140,7 +140,7 @@ def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
     work, wait, output = _parallel(tiling)
 
     def together(tiles: Any) -> Any:
-        """Cycles of ``tiles`` tiles on one multiprocessor at once."""
+        """Cycles of ``tiles`` tiles that run simultaneously on one multiprocessor."""
         return np.maximum(work + wait, tiles * work) + output
 
     cycles = in_waves(tiling, units, _resident(tiling), together)

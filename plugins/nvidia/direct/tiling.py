@@ -134,11 +134,11 @@ class Operand:
 
     @functools.cached_property
     def width(self) -> int:
-        """Numbers that are copied at once: 4 where the tensor's sizes keep them together and aligned, else 2 or 1."""
+        """float32 numbers per copy: 4 where the tensor's sizes keep them contiguous and aligned, else 2 or 1."""
         return self.together(self.along_k)
 
     def together(self, along_k: bool) -> int:
-        """Neighbours along k, or along the rows, that are together and aligned everywhere: 4, 2 or 1."""
+        """Neighbours along k, or along the rows, that are contiguous and aligned everywhere: 4, 2 or 1."""
         inner, outer = (self.k, self.row) if along_k else (self.row, self.k)
         far = [inner.image, *(() if inner.rows else inner.steps[:2])] if inner.count else []
         for width in (4, 2):

@@ -75,7 +75,7 @@ def _seconds(tiling: GroupedTiling, units: int, copy: float) -> float:
     waves, rest = divmod(groups, resident)
 
     def together(count: int) -> float:
-        """Cycles of ``count`` work groups on one multiprocessor at once."""
+        """Cycles of ``count`` work groups that run simultaneously on one multiprocessor."""
         return t.turns * max(count * work, work + Costs.ARRIVAL_CYCLES) + count * filled
 
     cycles = waves * together(resident) + (together(rest) if rest else 0)

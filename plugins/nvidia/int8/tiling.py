@@ -21,7 +21,7 @@ REGISTERS = 65536
 MAX_WARPS = 64
 """Warps of a multiprocessor."""
 COPY_BYTES = 16
-"""Bytes that a work item copies, or writes, at once."""
+"""Bytes of one copy or one store of a work item."""
 MAP_BYTES = 256
 """Bytes of the two tensor maps of a copying warp."""
 MAX_GROUPS = 528

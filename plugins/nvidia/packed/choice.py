@@ -88,7 +88,7 @@ class _Cost:
     """Cycles of the instructions that store results, which tiles on one multiprocessor share too."""
 
     def together(self, tiles: Any) -> Any:
-        """Cycles of ``tiles`` tiles on one multiprocessor at once."""
+        """Cycles of ``tiles`` tiles that run simultaneously on one multiprocessor."""
         alone = np.maximum(self.busy, self.arrival) + FILL_CYCLES + self.output
         return np.maximum(alone, tiles * np.hypot(self.busy, self.stored) + np.where(tiles > 1, self.output, 0))
 

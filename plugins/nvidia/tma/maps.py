@@ -1,4 +1,4 @@
-"""Tensor maps: what a Hopper multiprocessor's copy engine (TMA) is told of a tensor in memory and of a box of it.
+"""Tensor maps: descriptions, for Hopper's copy engine (TMA), of a tensor in memory and of a box of it.
 
 A map is 128 bytes that only the driver can write: ``cuTensorMapEncode*`` of CUDA's driver, plain functions of the host.
 They are encoded for an address that means nothing, and the kernel puts its own pointer in: OpenCL tells no addresses.

@@ -139,7 +139,7 @@ class TmaTiling(Tiling):
         return min(self.tiles, units * self.tile.resident, MAX_GROUPS)
 
     def batches(self, half: int, runs: int) -> list[range]:
-        """A half's runs of results, in batches whose residuals are read at once: as many as registers hold by then.
+        """A half's runs of results, in batches whose residuals are read together: as many as registers then hold.
 
         Each run that leaves frees its sums; a multiprocessor's quarter has 16384 registers for its warps.
         """
