@@ -93,7 +93,7 @@ class Child:
         return self._owner == os.getpid() and self._process.poll() is None
 
     def say(self, values: Mapping[str, Any], content: bytes = b"") -> None:
-        """Send a message. That the child is dead, its missing answer tells."""
+        """Send a message; that the child has died shows only when its answer is missing."""
         with contextlib.suppress(OSError, ValueError):
             _send(self._process.stdin, values, content)  # type: ignore[arg-type]
 
@@ -240,7 +240,8 @@ def answer(values: Mapping[str, Any], content: bytes = b"") -> None:
 
 
 def ends_with_parent() -> bool:
-    """Whether the system ends this process with the thread that started it, from now on, also where it is halted."""
+    """Ask the system to kill this process, even a halted one, when the thread that started it ends; returns whether it
+    will."""
     if not sys.platform.startswith("linux"):
         return False
     return ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0) == 0

@@ -132,7 +132,7 @@ def _named(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
         heuristics = Descriptor(Kind.HEURISTICS).set(201, "descriptor", graph).set(200, "heuristics", mode)
         try:
             results = heuristics.finalize().get_descriptors(202, Kind.CONFIG)
-        except CudnnError:  # this heuristic mode does not support the operation
+        except CudnnError:  # cuDNN's heuristics in this mode do not support the operation
             continue
         for result in results:
             candidate = Candidate(result)

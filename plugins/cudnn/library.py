@@ -114,7 +114,7 @@ def library() -> Library:
 
 
 class Descriptor:
-    """One object of the backend interface, owned: attributes are set by number, then ``finalize``."""
+    """An owned cuDNN backend descriptor: attributes are set by number, then ``finalize``."""
 
     def __init__(self, kind: int) -> None:
         self._library, self.handle, self._held = library(), c_void_p(), []

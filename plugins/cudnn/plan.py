@@ -129,10 +129,10 @@ def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes:
 
 
 class CudnnPlan:
-    """One engine of cuDNN's, ready to run on any queue of its context.
+    """A plan of one cuDNN engine, which can run on any queue of its context.
 
-    Making one may wait for the device, so that ``enqueue`` never does: kernels are loaded, and what queues' bridges
-    share is made. Where memory was too short to run it once, its first enqueue may wait.
+    Creating the plan may wait for the device, so that ``enqueue`` never does: kernels are loaded, and what the bridges
+    of queues share is created. If memory was too short to run the engine once, the first enqueue may wait.
 
     Memory from the runtime is CUDA's too, so nothing is copied. Buffers from elsewhere, which CUDA cannot see, are
     copied into the pool's memory and back. A workspace too large to share is CUDA's alone, for the time of a run.

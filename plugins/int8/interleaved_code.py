@@ -32,7 +32,7 @@ def interleave(name: str, size: int, step: int, flip: bool) -> str:
     """
     whole, tail = divmod(size, 64)
     lines = []
-    if flip:  # zmm31 = 0x80 in every byte: flips the sign bit
+    if flip:  # zmm31 = 0x80 in every byte, to flip the sign bits of int8
         lines += [
             "vpternlogd $255, %%zmm31, %%zmm31, %%zmm31",
             "vpabsb %%zmm31, %%zmm31",
@@ -45,8 +45,8 @@ def interleave(name: str, size: int, step: int, flip: bool) -> str:
         made = [f"vmovdqu8 (%[{line}]), %%zmm{i}{masks}" for i, line in enumerate("abcd")]
         made += [f"vpxord %%zmm31, %%zmm{i}, %%zmm{i}" for i in range(4)] if flip else []
         for word, pairs in (
-            ("bw", ((4, 0, 1), (6, 2, 3))),  # vpunpckbw: bytes of two lines to pairs
-            ("wd", ((0, 4, 6), (2, 5, 7))),  # vpunpckwd: pairs to 32-bit words of four lines
+            ("bw", ((4, 0, 1), (6, 2, 3))),  # vpunpckbw interleaves the bytes of two lines into pairs
+            ("wd", ((0, 4, 6), (2, 5, 7))),  # vpunpckwd interleaves pairs into 32-bit words of four lines
         ):
             for to, first, second in pairs:
                 made += [

@@ -20,11 +20,11 @@ class Configured:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """From a configuration's JSON values."""
+        """A tile from a configuration's JSON values."""
         return cls(**config)
 
     def config(self) -> dict[str, Any]:
-        """As a configuration: what differs from the defaults."""
+        """The tile as a configuration: the fields that differ from their defaults."""
         found = ((name, getattr(self, name), default) for name, default in _defaults(type(self)))
         return {name: value for name, value, default in found if value != default}
 

@@ -67,13 +67,13 @@ class Planes:
         self.k, self.rows = (self.outer, self.channels)[:: 1 if self.summed == "outer" else -1]
         # near: whether neighbouring work items read neighbouring channels, not neighbouring pixels.
         self.near = self.steps[2] == 1 and self.channels > 1
-        self.width = 4 if self.steps[3] == 1 and self.pixels % 4 == 0 else 1  # pixels of one vector load
+        self.width = 4 if self.steps[3] == 1 and self.pixels % 4 == 0 else 1  # number of pixels of one vector load
         self.reads = self.pixels // self.width
         # side, lanes: planes (neighbouring channels) that a work group searches, and work items per plane.
         most = 32 if self.near and self.pixels >= 8 else max(1, ITEMS // _power(-(-self.reads // WANTED_READS)))
         self.side = min(_power(self.channels), most)
         self.lanes = ITEMS // self.side
-        self.blocks = -(-self.channels // self.side)  # work groups along the channels
+        self.blocks = -(-self.channels // self.side)  # number of work groups along the channels of a tensor
         whole = self.groups * self.outer * self.blocks
         # Parts that a plane is cut into.
         self.parts = max(1, min(WANTED_GROUPS // whole, self.reads // (8 * self.lanes)))
@@ -93,7 +93,7 @@ def _power(n: int) -> int:
 
 
 def planes(problem: ConvProblem, name: str) -> Planes:
-    """x, y or w of a problem as planes."""
+    """The tensor x, y or w of a problem as planes."""
     nhwc, g = problem.layout == "nhwc", problem.g
     if name == "w":
         outer, channels = problem.oc // g, problem.ic // g
@@ -127,7 +127,7 @@ class Scales:
         """Offset, in ints, of the norms of the summed indices, in B's buffer."""
 
     def named(self, letter: str) -> str:
-        """The operand that is A or B."""
+        """The name (x, w or y) of the operand that is A or B."""
         return (self.a if letter == "A" else self.b).name
 
     def marks_at(self, name: str) -> int:
@@ -135,8 +135,8 @@ class Scales:
         return self._marks[name]
 
     def exponent(self, name: str, norms: str, marks: str, at: tuple[str, str, str], margin: int = 0) -> str:
-        """OpenCL expression: what an operand's element is shifted by. ``norms`` and ``marks`` point to the two buffers
-        as ints, ``at`` are its group, row and k; ``margin`` are bits that it may grow afterwards."""
+        """OpenCL expression: the exponent by which an operand's element is scaled. ``norms`` and ``marks`` point to the
+        two buffers as ints, ``at`` is (group, row, k) of the element; ``margin``: bits by which it may grow later."""
         group, row, k = at
         each, sign = (self.a, "") if name == self.a.name else (self.b, "-")
         norm = f"{norms}[{self.norms_at} + {group} * {each.k} + {k}]"

@@ -1,4 +1,4 @@
-"""What oneDNN's AVX-512 weights' gradients compute wrongly, and what is done about it.
+"""Known errors of oneDNN's AVX-512 weight gradients: which implementations are skipped, which need zeroed memory.
 
 Found with oneDNN 3.12 on AVX-512 machines, some 10,000 random weights' gradients against float64, each with the scratch
 memory full of zeros and full of NaN, the images between NaN; of those that ``wrong`` and ``reads_scratch`` do not name,

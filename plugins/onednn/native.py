@@ -55,9 +55,9 @@ _CODE = bytes.fromhex(
 
 
 class Invocation(NamedTuple):
-    """One call: ``function(first, second, third, fourth)``, addresses all.
+    """One C call ``function(first, second, third, fourth)``; all fields are addresses or integers.
 
-    A text as ``second`` names an operand: the address of its buffer, plus ``offset`` bytes, takes its place.
+    A str as ``second`` names an operand: the address of its buffer plus ``offset`` bytes is passed instead.
     """
 
     function: int

@@ -79,7 +79,7 @@ class _Runner:
         self._work, self._lock = work, threading.Lock()
         calls = work.calls()
         self._together, self._apart = [Script(calls)], apart(calls)
-        self._last: tuple[Any, Any] | None = None  # (queue, event) of the previous run; None before the first
+        self._last: tuple[Any, Any] | None = None  # (OpenCL queue, event) of the previous run; None before the first
 
     def enqueue(self, queue: cl.CommandQueue, buffers: dict[str, Any], wait_for: Any) -> cl.Event:
         mixed = mixes_buffers(queue.device)

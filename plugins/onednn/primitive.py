@@ -19,14 +19,14 @@ from .library import library
 
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 """Numbers of ``dnnl_data_type_t``."""
-_TAG_ANY = 1  # dnnl_format_tag_any
-_USER_SCRATCHPAD = 1  # dnnl_scratchpad_mode_user
-_DIRECT = 1  # dnnl_convolution_direct
-_IMPLEMENTATION = 8  # dnnl_query_impl_info_str
+_TAG_ANY = 1  # dnnl_format_tag_any: oneDNN chooses the layout
+_USER_SCRATCHPAD = 1  # dnnl_scratchpad_mode_user: the caller passes the scratchpad
+_DIRECT = 1  # dnnl_convolution_direct: no Winograd
+_IMPLEMENTATION = 8  # dnnl_query_impl_info_str: the name of the implementation
 _BLOCKED = {"blocked": (16, {3: 56, 4: 78, 5: 121}), "blocked8": (8, {3: 69, 4: 102, 5: 142})}
 """(channels per block, format tags ``dnnl_aBc16b``, ``dnnl_aBc8b`` and their kin by number of axes)."""
-_INFERENCE = 96  # dnnl_forward_inference
-_TRAINING = 64  # dnnl_forward_training
+_INFERENCE = 96  # dnnl_forward_inference, a dnnl_prop_kind_t
+_TRAINING = 64  # dnnl_forward_training, a dnnl_prop_kind_t
 _QUERY = {"x": 129, "dx": 130, "w": 131, "dw": 132, "y": 133, "dy": 134, "scratch": 136}
 
 

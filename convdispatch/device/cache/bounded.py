@@ -68,7 +68,8 @@ class Budget:
         """How often each key was evicted, by the key's hash."""
 
     def add(self, entry: _Entry, new: bool) -> list[_Entry]:
-        """Count an entry, and take out those that go for it. Under the lock; a large one alone stays."""
+        """Add an entry, and remove those that are evicted for it. The caller holds the lock; a single entry above the
+        limit stays."""
         entry.turn = next(self.turns)
         entry.parts = [part for part in entry.parts if part.alive]
         for part in entry.parts:
@@ -101,7 +102,7 @@ class Budget:
         return self._shrink(entry) if nbytes > 0 else []
 
     def remove(self, entry: _Entry) -> None:
-        """Take out an entry; what it was made of stays. Under the lock."""
+        """Remove an entry from the budget; its parts stay. Under the lock."""
         entry.alive = False
         if entry.cache._all.get(entry.key) is entry:
             del entry.cache._all[entry.key]
@@ -113,7 +114,7 @@ class Budget:
             part.parents -= 1
 
     def _let_go(self, entry: _Entry, gone: list[_Entry]) -> None:
-        """Take out an entry, and those of its parts that nothing else holds."""
+        """Evict an entry, and those of its parts that no other entry uses."""
         self.remove(entry)
         gone.append(entry)
         if entry.new:

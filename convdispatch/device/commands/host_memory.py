@@ -46,7 +46,7 @@ class HostMemory(cl.SVM):
         return made
 
     def get_sub_region(self, offset: int, size: int) -> HostMemory:
-        """``size`` bytes from byte ``offset`` on; holds the whole."""
+        """The part of ``size`` bytes from byte ``offset`` on; keeps the whole memory alive."""
         return HostMemory.at(self.svm_ptr + offset, size, self)
 
     def bytes(self, offset: int, size: int) -> np.ndarray:
@@ -70,7 +70,7 @@ def pool_of(device: cl.Device) -> HostPool:
 
 
 def lease(device: cl.Device, size: int) -> Any:
-    """``size`` bytes of the device's pool as a ctypes array, whose end gives them back."""
+    """Host memory of ``size`` bytes from the device's pool, as a ctypes array; its end gives the memory back."""
     return allocator.take(pool_of(device), Place(device), size)
 
 
@@ -157,7 +157,7 @@ class HostQueue(OpenCLQueue):
         return cl.enqueue_svm_memfill(self.queue, part, np.asarray(number), size, wait_for=wait_for or None)
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
-        """``work`` gets the queue itself, and buffers over the host's memory."""
+        """Calls ``work`` with the OpenCL queue, and with buffers over the host's memory."""
         given = [self._buffer(each) if isinstance(each, HostMemory) else each for each in operands]
         return work(self.queue, *given, wait_for=wait_for)
 

@@ -55,7 +55,8 @@ class Kernel:
 
     @property
     def bound(self) -> cl.Kernel:
-        """The kernel that launches on OpenCL's queues set arguments of, one at a time; made when first launched."""
+        """The pyopencl kernel for launches on OpenCL queues, which set its arguments one launch at a time; made at the
+        first launch."""
         if self._bound is None:
             self._bound = self.make()
         return self._bound
@@ -67,14 +68,15 @@ class Kernel:
         return made
 
     def plain(self) -> cl.Kernel:
-        """The same for arguments that are set one by one, numbers as NumPy's of their types; quicker to make."""
+        """A pyopencl kernel whose arguments are set one by one, numbers as NumPy scalars; quicker to create than by
+        ``make``."""
         import pyopencl as cl
 
         return cl.Kernel(getattr(self.program, "opencl", self.program), self.name)
 
 
 class Late:
-    """A kernel's argument that is another at every replay: a number that is asked for, such as the next counter of a
+    """A kernel's argument that differs at every replay: a number that is asked for, such as the next counter of a
     random stream, or memory that the caller sets."""
 
     __slots__ = ("ask", "value")
@@ -117,7 +119,7 @@ class Commands:
         target_offset: int = 0,
         wait_for: Any = None,
     ) -> Any:
-        """Copy ``size`` bytes, from the given bytes on."""
+        """Copy ``size`` bytes from one memory to another, each from its byte offset on."""
         raise NotImplementedError
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Any:
@@ -130,7 +132,8 @@ class Commands:
         raise NotImplementedError
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
-        """``work(queue, *operands, wait_for=)``, which enqueues by its own means; None among operands stays None."""
+        """Call ``work(queue, *operands, wait_for=)``, which enqueues by its own means; None among operands stays
+        None."""
         raise NotImplementedError
 
     def fresh(self, size: int) -> Any:
@@ -150,7 +153,7 @@ class Commands:
         raise NotImplementedError
 
     def complete(self, event: Any) -> bool:
-        """Whether a command given here, or to others of the kind, has run to its end."""
+        """Whether a command of this kind of queue has completed."""
         import pyopencl as cl
 
         return event.command_execution_status == cl.command_execution_status.COMPLETE
@@ -160,7 +163,8 @@ class Commands:
         return None
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:
-        """``run(commands, wait_for=None)``: the launch with its arguments set, for many replays on this kind."""
+        """Returns ``run(commands, wait_for=None)``, a launch with its arguments set, for many replays on this kind of
+        commands."""
         if not any(type(a) is Late for a in arguments):
             return lambda commands, wait_for=None: commands.launch(kernel, arguments, wait_for)
 

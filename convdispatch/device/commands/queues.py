@@ -41,7 +41,7 @@ class OpenCLQueue(Commands):
             return kernel.bound(self.queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., cl.Event]:
-        """A kernel of its own that keeps its arguments: a replay is one enqueue."""
+        """Binds a launch to a new pyopencl kernel that keeps its arguments, so that a replay is one enqueue."""
         import pyopencl as cl
 
         own, sizes, enqueue = kernel.plain(), (kernel.global_size, kernel.local_size), cl.enqueue_nd_range_kernel

@@ -91,7 +91,7 @@ class Recording(Commands):
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Recording]:
-        """Inside the block, this thread's commands for the real queue come here, and nothing runs."""
+        """Inside the block, this thread's commands for the real queue are recorded, and nothing runs."""
         outer, thread.capturing = thread.capturing, self
         try:
             yield self
@@ -108,11 +108,11 @@ class Recording(Commands):
         return Slot(max(size, 1), persistent=persistent)
 
     def fresh(self, size: int) -> cl.MemoryObject:
-        """Real memory."""
+        """Allocates real memory from the queue, not a slot."""
         return memory.fresh(self.queue, size)
 
     def bring(self, array: np.ndarray) -> cl.MemoryObject:
-        """Real memory."""
+        """Copies an array to real memory of the queue, not to a slot."""
         return memory.fresh(self.queue, array.nbytes, array)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:

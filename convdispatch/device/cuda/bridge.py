@@ -163,7 +163,7 @@ class Bridge:
         return self._put_off is not None
 
     def catch_up(self, now: bool = False) -> None:
-        """Make the call that was put off, once the one before has come, or ``now``."""
+        """Make the postponed host call, once the preceding one has run, or ``now``."""
         with self:
             if self._put_off is None or (self._call_to_come() and not now):
                 return
@@ -175,11 +175,11 @@ class Bridge:
                 finished.set_status(_FAILED)
 
     def allocate(self, size: int) -> cl.MemoryObject:
-        """Memory from the queue's pool, which CUDA sees where ``shares`` says so."""
+        """Memory from the queue's pool, which CUDA can use too where ``shares`` is true."""
         return allocate(self.queue, size)
 
     def shares(self, size: int) -> bool:
-        """Whether a block of ``size`` bytes is CUDA's too."""
+        """Whether CUDA can use a block of ``size`` bytes too."""
         return shared_with_cuda(self.queue.context, self.queue.device, size)
 
     def copy(self, target: Any, source: Any, size: int, wait_for: Any) -> cl.Event:
@@ -189,7 +189,7 @@ class Bridge:
         return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None)
 
     def _forget(self) -> None:
-        """Let go of the oldest events, those whose call has surely been made: they are complete."""
+        """Drop the oldest events, whose host calls have certainly been made, so that they are complete."""
         import pyopencl as cl
 
         while self._own:

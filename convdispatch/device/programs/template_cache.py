@@ -119,7 +119,7 @@ class Subject:
 
 
 def _home(module: str) -> str:
-    """The package, zones of this one apart, whose sources decide what a module's functions do."""
+    """The package whose sources decide what a module's functions do; inside this package, the subpackage."""
     parts = module.split(".")
     return ".".join(parts[:2] if parts[0] == __name__.partition(".")[0] else parts[:1])
 

@@ -37,12 +37,12 @@ SCATTERED_STORE_FACTOR = 2.0  # time of storing single results with zeros betwee
 MEMORY_SHARE = 1.11  # memory bandwidth relative to a copy's; above 1, because some reads hit the cache
 SLICE_CYCLES = 60  # cycles of the barriers of one K-slice
 FILL_CYCLES = 770  # cycles of the prologue and the epilogue of one tile
-PART_PASSES = 1.35  # passes over memory that writing and adding partial sums takes
+PART_PASSES = 1.35  # passes over the partial sums that writing and adding them takes
 FIXUP_CYCLES = 10900.0  # cycles that a tile takes longer if work groups of the product add its partial sums
 FIXUP_CYCLES_PER_BYTE = 0.3  # cycles per byte of results, if work groups of the product add partial sums
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
-MAX_CHOICES = 32  # most tiles that are offered
-MIN_CHOICES = 4  # best tiles of each number format that are always offered
+MAX_CHOICES = 32  # most tiles that are offered to a search
+MIN_CHOICES = 4  # best tiles of each number format that are always offered to a search
 SHAPES = (
     (128, 128, 2, 4), (128, 128, 4, 2), (64, 128, 2, 2), (64, 128, 2, 4), (128, 64, 4, 2), (128, 64, 2, 2),
     (64, 64, 2, 2), (64, 256, 2, 4), (48, 128, 1, 4), (32, 64, 1, 4), (32, 128, 1, 4), (32, 256, 1, 8), (16, 128, 1, 4),

@@ -39,7 +39,7 @@ FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
 
 @dataclass(frozen=True)
 class DirectTile(WarpTile):
-    """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
+    """Shape of a work group's tile, and how the product is divided; see the head of ``product.cl.mako``."""
 
     bm: int
     bn: int
@@ -55,7 +55,7 @@ class DirectTile(WarpTile):
     compensated: bool = False
     """In split formats, whether the rounding error of a move to float32 registers is added to the next sums."""
     fixup: bool = False
-    """Whether work groups of the product add the parts of a sum, not a launch after it."""
+    """Whether work groups of the product add the partial sums, instead of a separate launch."""
 
     @property
     def depth(self) -> int:
@@ -183,7 +183,7 @@ def _operands(problem: ConvProblem) -> tuple[Operand, Operand]:
 
 @dataclass(unsafe_hash=True)
 class DirectTiling:
-    """What ``product.cl.mako`` is rendered from. Tuples of two are of A and of B."""
+    """The numbers from which ``product.cl.mako`` is rendered. Tuples of two are of A and of B."""
 
     problem: ConvProblem
     tile: DirectTile
@@ -214,7 +214,7 @@ class DirectTiling:
 
     @functools.cached_property
     def target(self) -> Operand:
-        """The result: its rows are m, its k stands for n."""
+        """The result as an operand: its rows are m, its ``k`` is n."""
         return _operand(self.problem, self.problem.written, 1 if self.data and self.nhwc else 0)
 
     @property
@@ -241,7 +241,7 @@ class DirectTiling:
 
     @property
     def misfit(self) -> str | None:
-        """Why the tile cannot run this problem; None when it can."""
+        """The reason why the tile cannot run this problem; None when it can."""
         return first_fault(self, self.faults())
 
     def faults(self) -> Iterator[tuple[Any, str]]:

@@ -161,7 +161,7 @@ class Slabs:
 
 @dataclass(unsafe_hash=True)
 class GroupedTiling(Slabs):
-    """One forward or data gradient problem under one GroupedTile."""
+    """The numbers of a forward or data gradient problem with a GroupedTile."""
 
     def _capacity(self) -> int:
         return self.tile.frag_m * self.tile.warps * 16
@@ -182,7 +182,7 @@ class GroupedTiling(Slabs):
 
     @property
     def misfit(self) -> str | None:
-        """Why this cannot run; None when it can."""
+        """The reason why the tile cannot run this problem; None when it can."""
         if self.local_bytes > MAX_LOCAL_BYTES:
             return f"{MAX_LOCAL_BYTES} bytes of pixels and weights a work group, got {self.local_bytes}"
         return None
@@ -190,7 +190,7 @@ class GroupedTiling(Slabs):
 
 @dataclass(unsafe_hash=True)
 class GroupedSums(Slabs):
-    """One weights' gradient under one SumsTile."""
+    """The numbers of a weight gradient with a SumsTile."""
 
     def _capacity(self) -> int:
         return self.tile.places
@@ -212,7 +212,7 @@ class GroupedSums(Slabs):
 
     @property
     def misfit(self) -> str | None:
-        """Why this cannot run; None when it can."""
+        """The reason why the tile cannot run this problem; None when it can."""
         if max(self.geometry.kernel) > MAX_KERNEL:
             most = f"{MAX_KERNEL}x{MAX_KERNEL}"
             return f"kernels of up to {most} for the weights' gradient, got {max(self.geometry.kernel)}"

@@ -35,7 +35,7 @@ WIDE_STORE_FACTOR = 1.3  # time of storing a tile's sums if a work item has 128 
 OVERLAP = 4.4  # exponent that joins the times of products and memory: 1 adds them, a large one takes the longer
 START_SECONDS = 2.2e-6  # seconds of the launch of the product
 PACK_SECONDS = 1.6e-6  # seconds of the launch that packs weights
-MAX_CHOICES = 16  # most tiles that are offered
+MAX_CHOICES = 16  # most tiles that are offered to a search
 MAX_STAGES = 8
 STAYING_ENGINES = ("tma", "halo")
 """Engines whose work groups stay and compute one tile after another."""

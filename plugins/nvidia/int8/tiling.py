@@ -136,7 +136,7 @@ class Int8Tiling:
 
     @property
     def misfit(self) -> str | None:
-        """Why the tile cannot run this problem; None when it can."""
+        """The reason why the tile cannot run this problem; None when it can."""
         return self._misfit_of_problem() or self._misfit_of_tile()
 
     def _misfit_of_problem(self) -> str | None:
@@ -176,7 +176,7 @@ class StreamTiling(Int8Tiling):
 
     def _arrange(self) -> None:
         t = self.tile
-        self.blocks = -(-self.c // t.bk)  # K-slices per tap
+        self.blocks = -(-self.c // t.bk)  # number of K-slices per tap
         self.slices = self.depth_slices = self.taps * self.blocks
         self.parts, self.part_k = self.taps, self.c
         p = self.problem
@@ -219,7 +219,7 @@ class StreamTiling(Int8Tiling):
 
     @property
     def maps(self) -> tuple[Map, Map]:
-        """Of x and of packed weights."""
+        """The tensor maps of x and of packed weights."""
         return self.source, self.weights
 
     def _misfit_of_problem(self) -> str | None:
@@ -248,7 +248,7 @@ class StreamTiling(Int8Tiling):
 def _tap_ranges(
     count: int, size: int, taps: int, step: int, pad: int, dilation: int
 ) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-    """Along an axis: each range of taps that some of ``count`` output pixels reads inside x; the range of each pixel.
+    """(the ranges of taps that output pixels read inside x along an axis, the index of each pixel's range).
 
     All but the first and last pixels read every tap, so there are few ranges: (first tap, the one after the last).
     """

@@ -56,11 +56,11 @@ PHASES_FACTOR = 1.2  # measured over predicted time of strided NHWC data gradien
 NATIVE_OVERLAP = 1.72
 NATIVE_FACTOR = 1.03  # measured over predicted time of 16-bit forward and data gradient, operands not cached
 NATIVE_WEIGHTS_FACTOR = 0.86  # measured over predicted time of 16-bit weight gradients, in 148 problems
-PART_PASSES = 1.5  # passes over memory that writing and adding partial sums takes
+PART_PASSES = 1.5  # passes over the partial sums that writing and adding them takes
 CARRY_FACTOR = 0.22  # time of compensated summation, relative to that of ``mma``'s products
 ADDITIONS_PER_CYCLE = 128.0  # float32 additions per cycle of a multiprocessor
 DRAIN_CYCLES = 60.0  # cycles until the tensor cores have finished and start again
-MAX_CHOICES = 40  # most tiles that are offered
+MAX_CHOICES = 40  # most tiles that are offered to a search
 MAX_STACKED_COLUMNS = 1024
 """Most columns of a product of stacked phases (all phases of a strided data gradient in one product)."""
 MIN_WHOLE_CHANNELS = 16
@@ -269,7 +269,8 @@ def _cut(tiling: Tiling, units: int) -> Iterator[list[int]]:
     t, slices = tiling.tile, functools.reduce(np.maximum, tiling.slices)
     if t.window:
         slices = slices // tiling.geometry.phases[0].volume
-    most = slices // (2 if t.window or tiling.data else 4)  # the most parts that are worth it, by K-slices
+    # Most parts of a sum: each part has at least 2 or 4 K-slices.
+    most = slices // (2 if t.window or tiling.data else 4)
     numbers = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), most.tolist())
     for each in zip(*numbers, strict=True):
         yield [1, *part_counts(*each)]

@@ -28,7 +28,7 @@ PACKING_ITEMS = 2**16
 
 @dataclass(frozen=True)
 class Tile(WarpTile):
-    """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
+    """Shape of a work group's tile, and how the product is divided; see the head of ``product.cl.mako``."""
 
     bm: int
     bn: int
@@ -43,13 +43,13 @@ class Tile(WarpTile):
     stages: int = 3
     split: int = 1
     window: bool = False
-    """Whether a work group keeps a window of source pixels in local memory and reads every tap out of it."""
+    """Whether a work group caches a window of source pixels in local memory, from which it reads every tap."""
     stacked: bool = False
-    """Data gradient with a stride: whether the phases are channels of one product."""
+    """Whether the phases of a strided data gradient are computed as channels of one product."""
     flush_every: int = 1
-    """``wgmma``: slices after which exact formats move their sums to float32 registers; 0: after every 16 of k."""
+    """With ``wgmma``, K-slices after which exact formats move sums to float32 registers; 0: after every 16 of k."""
     compensated: bool = False
-    """Exact formats: whether what such a move rounds away begins the next sums."""
+    """In exact formats, whether the rounding error of a move to float32 registers is added to the next sums."""
 
 
 @dataclass(unsafe_hash=True)
@@ -87,7 +87,7 @@ class Source:
 
 @dataclass(unsafe_hash=True)
 class Tiling:
-    """What ``product.cl.mako`` and ``pack.cl.mako`` are rendered from."""
+    """The numbers from which ``product.cl.mako`` and ``pack.cl.mako`` are rendered."""
 
     problem: ConvProblem
     tile: Tile
@@ -189,13 +189,13 @@ class Tiling:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Tensors that are packed."""
+        """Tensors that are packed before the product."""
         both = (self.source,) if self.data else (self.source, self.places)
         return tuple(source for source in both if not source.direct)
 
     @property
     def target(self) -> TensorLayout:
-        """What the data directions write."""
+        """The layout of the tensor that forward and data gradient write."""
         return TensorLayout(self.problem.channels_out, self.geometry.target, self.problem.layout == "nhwc")
 
     def depth(self, phase: Phase) -> int:
@@ -204,7 +204,7 @@ class Tiling:
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Slices of the phases before each."""
+        """For each phase, the number of K-slices of all phases before it."""
         return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
 
     @functools.cached_property
@@ -252,7 +252,7 @@ class Tiling:
 
     @property
     def misfit(self) -> str | None:
-        """Why the tile cannot run this problem; None when it can."""
+        """The reason why the tile cannot run this problem; None when it can."""
         return first_fault(self, self.faults())
 
     def faults(self) -> Iterator[tuple[Any, str]]:

@@ -45,7 +45,7 @@ TAKE_CYCLES = 1450.0  # cycles until 32 columns of partial sums are taken over
 REWRITE_SECONDS = 1.5e-6  # seconds of the launch that writes folded, widened or transposed weights
 GATHER_SECONDS = 0.96e-12  # seconds per element of a first layer's rewritten source, on 132 multiprocessors
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
-MAX_CHOICES = 24  # most tiles that are offered
+MAX_CHOICES = 24  # most tiles that are offered to a search
 
 
 def _unaligned(row_bytes: int) -> float:

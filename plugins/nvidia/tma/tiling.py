@@ -35,7 +35,7 @@ class TmaTile(Tile):
     block: int = 64
     """Source channels of a box of B, in the weight gradient."""
     fixup: bool = False
-    """Whether work groups of the product add the parts of a sum, not a launch after it."""
+    """Whether work groups of the product add the partial sums, instead of a separate launch."""
     pixels: int = 1
     """Neighbouring pixels that are one pixel to the product; see ``rewriting.folds``."""
     taps: int = 0
@@ -44,20 +44,20 @@ class TmaTile(Tile):
 
 @dataclass(frozen=True)
 class PhaseOfTiles:
-    """What the kernel needs of a phase, along (h, w); ``slices`` of all of the phase's sum."""
+    """Numbers of a phase that the kernel needs, along (h, w); ``slices`` are the K-slices of its whole sum."""
 
     slices: int
     taps_w: int
     tap0: tuple[int, int]
     offset: tuple[int, int]
-    """How far pixel 0 and tap 0 read beyond ``TmaTiling.low``."""
+    """Pixels from ``TmaTiling.low`` to the one that tap 0 reads for output pixel 0."""
     first: tuple[int, int]
     count: tuple[int, int]
 
 
 @dataclass(unsafe_hash=True)
 class TmaTiling(Tiling):
-    """m, n and k as where operands are packed; nothing is packed, and slices belong to one tap."""
+    """A Tiling (same m, n and k) whose operands are not packed: each K-slice belongs to one tap."""
 
     maps_bytes = MAX_GROUPS * MAP_BYTES
     staged = False  # results are stored from registers, not through local memory

@@ -25,7 +25,7 @@ INVERSE_MEMORY_SHARE = 0.612  # memory bandwidth of the inverse transform, relat
 PRODUCT_FACTOR = 0.97  # measured over modelled time of the matrix products
 MEMORY_SHARE = 0.847  # memory bandwidth of the matrix products, relative to a copy's
 FORMAT = "half2"
-MAX_CHOICES = 16  # most tiles that are offered
+MAX_CHOICES = 16  # most tiles that are offered to a search
 SHAPES = (
     (128, 128, 2), (64, 128, 1), (192, 128, 3), (128, 64, 2), (64, 64, 1), (192, 64, 3), (128, 96, 2), (128, 192, 2),
     (64, 192, 1),

@@ -70,7 +70,7 @@ class WinogradPlan(StepPlan):
         return text + kernel_text(__package__, file, tiling=tiling, geometry=self._points.geometry, **values)
 
     def _scales(self, names: str) -> list[Launch]:
-        """The search for the scales of some operands."""
+        """Launches that search for the scales of the operands ``names``."""
         return self._layout.scales.launches(self._context, names)
 
     def _tiles(self, data: Data, operand: str, inner: str, first: int) -> Launch:

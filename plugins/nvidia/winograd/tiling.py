@@ -1,4 +1,4 @@
-"""One problem in transformed tiles: a product for each point of a tile, as a 1x1 convolution with a group a point."""
+"""A problem in transformed tiles: one product per point of a tile, as a 1x1 convolution with one group per point."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def margin(matrices: tuple[Any, Any]) -> int:
 
 
 class PointsLayout:
-    """Where planes, weights, products and scales are: bytes into the workspace, or into the packed weights' buffer."""
+    """Byte offsets of planes, weights, products and scales in the workspace, or in the packed weights' buffer."""
 
     def __init__(self, geometry: TileGeometry, tiling: PointsTiling) -> None:
         areas = Areas()
@@ -120,7 +120,7 @@ class PointsWork(Work):
 
 @dataclass(frozen=True)
 class Points:
-    """A problem and a tile: everything that plan, costs and workspace ask."""
+    """A problem and a tile, with the numbers that plan, costs and workspace need."""
 
     problem: ConvProblem
     tile: PointsTile
