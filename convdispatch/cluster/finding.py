@@ -130,7 +130,7 @@ class _ClusterSearch:
         return Task(text, key, measure, (text, limits, self._again), **more)
 
     def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What runs on such a device by this machine's records; None where no plugin here serves it."""
+        """Return the choice for such a device by this machine's records; None if no plugin here supports the device."""
         try:
             first = rank(problem, device, Policy(workspace_limit=self._limits["workspace_limit"]))[0]
         except ConvDispatchError:

@@ -1,4 +1,4 @@
-"""What a worker offers: one device of this machine, its kind as Dask's resource, and processors to compile on.
+"""The offer of a worker: one device of this machine, its kind as a Dask resource, and processors that compile.
 
 A worker serves one device and offers the resource that is named after the device's kind (``device_key``), of which
 each task needs 1: as much as tasks may run there at a time. One alone measures (``exclusive``); where a worker has

@@ -107,7 +107,8 @@ def _sum_of_channels(tape: Tape, bias: Any, like: Tensor, layout: str, text: str
 
 
 class _Note:
-    """What the gradients of a convolution read. ``given`` and ``weight`` are x and w as ``conv`` had them."""
+    """The tensors that the gradients of a convolution read. ``given`` and ``weight`` are x and w as ``conv`` had
+    them."""
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ class OrtValue:
 
 
 class IOBinding:
-    """Where the inputs and outputs of a session lie.
+    """The arrays that are bound to the inputs and outputs of a session.
 
     An input is bound to an array, an OrtValue or an address; an output to memory of the caller's, which is written, or
     to a device, where the session makes it. ``session.run_with_iobinding(binding)`` runs, ``get_outputs`` tells.

@@ -15,7 +15,7 @@ from ..api.errors import InvalidArgument
 from ..device.programs.kernels import Programs
 from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
-from . import operators  # noqa: F401 (enters the operators)
+from . import operators  # noqa: F401 (importing the module registers the operators)
 from .arrays import Caller
 from .call import NeedsValue
 from .interpreter import Interpreter, Scope, check_operators, standard

@@ -168,7 +168,7 @@ def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: in
         path = (folder / location).resolve()
     except (OSError, ValueError) as error:  # A NUL character, or symbolic links in a circle, raise an error.
         raise InvalidArgument(f"{name}: {owner} lies in {location[:80]!r}, which is no place: {error}") from None
-    if not location or not path.is_relative_to(folder) or os.path.isabs(location):  # noqa: PTH117 (of a bare string)
+    if not location or not path.is_relative_to(folder) or os.path.isabs(location):  # noqa: PTH117 (a string)
         raise InvalidArgument(f"{name}: {owner} lies in {location!r}, outside the model's folder: refused")
     try:
         start = int(given.get("offset", "0"))

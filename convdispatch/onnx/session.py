@@ -80,11 +80,11 @@ class InferenceSession:
     # --- what the model file says ------------------------------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
-        """What ``run`` is fed."""
+        """Return the model's inputs, which ``run`` takes."""
         return [self._described(port) for port in self.net.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
-        """What ``run`` returns."""
+        """Return the model's outputs, which ``run`` returns."""
         return [self._described(port) for port in self.net.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
@@ -111,7 +111,7 @@ class InferenceSession:
         return [self._provider]
 
     def get_provider_options(self) -> dict[str, dict[str, Any]]:
-        """Its options."""
+        """Return the options of the execution provider."""
         return {self._provider: dict(self._provider_options)}
 
     def set_providers(
@@ -121,7 +121,7 @@ class InferenceSession:
         self._load(providers, provider_options)
 
     def get_session_options(self) -> SessionOptions:
-        """Those that the session was made with."""
+        """Return the session options with which the session was made."""
         return self._options
 
     def disable_fallback(self) -> None:

@@ -47,7 +47,8 @@ class Constant:
         return f"<constant weights of {self.dtype}, {tuple(self.shape)}, in {type(self.array).__name__}>"
 
     def seen_as(self, kind: str, view: Callable[[], Any]) -> Constant:
-        """The same weights as another kind of array over their memory, with a cache of packed forms of its own."""
+        """Return the same weights as another kind of array over the same memory, with a separate cache of packed
+        forms."""
         found = self._seen.get(kind)
         if found is None:
             found = self._seen.setdefault(kind, Constant(view()))
@@ -161,7 +162,7 @@ def _gathered(form: str, prepared: Any, commands: Commands, w: Any, wait_for: An
 
 
 def _weights_key(form: str, prepared: Any, commands: Commands, w: Any, wait_for: Any) -> str:
-    """What a packed form follows from: the plan's way of packing, and the weights' values."""
+    """Return the key of packed weights: the plan's way of packing, and the weights' values."""
     problem = prepared.problem
     source = _read(commands, w, int(np.prod(problem.w_shape)) * problem.itemsize, *(wait_for or ()))
     return f"{form} {hashlib.sha256(source).hexdigest()}"

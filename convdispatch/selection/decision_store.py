@@ -1,4 +1,4 @@
-"""What this machine decided, from process to process: one store that every door reads before it ranks or times.
+"""The decisions of this machine, stored across processes: one store that is read before anything is ranked or timed.
 
 A store belongs to a device and to *circumstances*, which are all that a decision follows from: the device and its
 driver, the sources of this package and of the plugins, the registry, records, verdicts and rates, and this library's
@@ -70,7 +70,7 @@ class DecisionStore:
                 publish(path, "".join(json.dumps(line) + "\n" for line in live))
 
     def get(self, table: str, key: str) -> dict[str, Any] | None:
-        """What was decided; None where nothing was."""
+        """Return the stored decision; None if there is none."""
         return self.tables.get(table, {}).get(key)
 
     def put(self, table: str, key: str, value: Mapping[str, Any]) -> None:

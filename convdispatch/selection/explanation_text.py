@@ -19,7 +19,7 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one solver answers for one problem, and what is known of it."""
+    """The verdict of one solver on one problem, and what is known of the solver's times."""
 
     solver: str
     plugin: str
@@ -64,7 +64,7 @@ class Explanation:
     """The source of the predicted times, such as the device's measured rates."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """Return the explanation as JSON values."""
         return {
             "problem": str(self.problem),
             "device": str(self.device),
@@ -158,7 +158,7 @@ def _cells(verdict: Verdict) -> list[str]:
 
 
 def _by(verdict: Verdict) -> str:
-    """What put it in its place, in a word."""
+    """Return as one word what gave a solver its rank."""
     source = str(verdict.source)
     if source.startswith("measured"):
         return "record" if verdict.benchmarked else "screening"

@@ -126,8 +126,8 @@ class Prepared:
         return [Slot(max(size, 1)) if there else None for size, there in zip(sizes, needed, strict=True)]
 
     def recorded(self, queue: cl.CommandQueue, slots: Sequence[Slot | None] = ()) -> Recording:
-        """Its commands on ``slots`` for x, w, y, bias and residual. Raises PluginError for a plan that returns no
-        event."""
+        """Return the plan's commands, recorded on ``slots`` for x, w, y, bias and residual. Raises PluginError for a
+        plan that returns no event."""
         recording = Recording(queue)
         self._enqueue_checked(recording, slots or self._slots())
         return recording

@@ -262,7 +262,8 @@ def serves(solver: Solver, device: DeviceInfo) -> bool:
 def predicted(
     solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any], math_: str = ""
 ) -> float | None:
-    """What a solver predicts for a configuration of a record, which may be none for it; None where it cannot say.
+    """Return the time that a solver predicts for a record's configuration; None if the configuration is invalid or
+    nothing is predicted.
 
     ``math_`` is the math that the configuration was offered for, where that is known: then only its cost is asked.
     """

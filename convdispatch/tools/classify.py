@@ -94,7 +94,7 @@ class ClassifyReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What ``classify`` does. Raises InvalidArgument for numbers out of range."""
+    """The options of ``classify``. Raises InvalidArgument for numbers out of range."""
 
     top: int = 5
     """The number of classes that are named for each picture."""

@@ -25,7 +25,8 @@ _ADDED = re.compile(r"(_nchwc|_nhwc|_bn|_mul|_token_\d+)$")
 
 @dataclass(frozen=True)
 class Step:
-    """What a library ran: operator or solver, milliseconds, and the results of the file's nodes that it computed."""
+    """One step that a library ran: operator or solver, milliseconds, and the results of the file's nodes that it
+    computed."""
 
     what: str
     ms: float

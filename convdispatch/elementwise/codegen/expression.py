@@ -115,7 +115,7 @@ class Formula:
         statements = [(target, writer.number(value)) for target, value in self.statements]
         return statements, None if self.result is None else writer.number(self.result)
 
-    @functools.lru_cache(maxsize=1024)  # noqa: B019 (formulas are themselves cached for good)
+    @functools.lru_cache(maxsize=1024)  # noqa: B019 (Formula objects are never freed, because they are cached)
     def derivative(self, name: str) -> str | None:
         """The result's derivative by ``name`` as a formula's text; None where it is 0 everywhere."""
         if self.result is None:

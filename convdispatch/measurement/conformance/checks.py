@@ -129,7 +129,8 @@ class Examination:
         return tray
 
     def compute(self, operands: Mapping[str, np.ndarray]) -> np.ndarray:
-        """What the plan makes of operands, over NaN and between guard zones. Raises Fault."""
+        """Return the plan's result for operands, in memory that was filled with NaN and lies between guard zones.
+        Raises Fault."""
         return self._once(Data("real", operands, np.empty(0)), NAN)
 
     def _once(self, data: Data, fill: int, shift: int = 0) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a case is computed from and compared with: integer and real operands, the float64 result, the error allowed."""
+"""The data of a case: integer and real operands, the expected float64 result, and the largest allowed error."""
 
 from __future__ import annotations
 

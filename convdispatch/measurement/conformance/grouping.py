@@ -1,4 +1,4 @@
-"""What failing cases have in common and passing ones have not: where a solver's author looks first."""
+"""Finds what failing cases have in common and passing ones have not, for the solver's author."""
 
 from __future__ import annotations
 

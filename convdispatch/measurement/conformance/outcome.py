@@ -1,4 +1,5 @@
-"""What the kit found: one outcome a solver and case, and the report of all, as values read from and written to JSON."""
+"""The results of the conformance kit: an outcome per solver and case, and the report of all, read from and written to
+JSON."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _TOKEN = re.compile(r'(?:[^\s"]|"[^"]*")+')
 
 @dataclass(frozen=True)
 class Knobs:
-    """What the options before a descriptor have set; tuples multiply."""
+    """The settings by the options before a descriptor; each combination of the tuples' values is one problem."""
 
     directions: tuple[tuple[str, bool], ...] = (("fwd", False),)
     dtypes: tuple[tuple[str, str | None], ...] = (("float32", None),)

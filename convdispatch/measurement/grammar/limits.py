@@ -27,7 +27,7 @@ def number(digits: str) -> int:
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a dialect can say of a problem."""
+    """The kinds of problem that a dialect can express."""
 
     name: str
     flags: Collection[str] = ()

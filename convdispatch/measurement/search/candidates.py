@@ -125,7 +125,7 @@ def _in_order(entries: list[Entry], best: list[str], slower: set[str]) -> list[E
 
 
 def _incumbent(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str:
-    """What a call under the policy runs now; nothing where it would fail."""
+    """Return the choice that a call under the policy runs now; empty if the call would fail."""
     try:
         first = ranking.rank(problem, device, policy)[0]
     except ConvDispatchError:

@@ -68,7 +68,7 @@ high because small problems do not fill a device."""
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What bounds a search, and what its caller knows."""
+    """The limits of a search, and what its caller knows."""
 
     budget_ms: float | None = None
     every_solver: bool = False

@@ -72,7 +72,7 @@ SURE = 6
 
 @dataclass(frozen=True)
 class Regret:
-    """What a rule's decisions cost: chosen time over best time, on problems where both are measured."""
+    """The cost of a rule's decisions: chosen time over best time, on problems where both are measured."""
 
     geomean: float = 1.0
     worst: float = 1.0
@@ -89,7 +89,7 @@ class Regret:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a solver would run for a problem if nothing were measured, and what it predicts for that."""
+    """The configuration that a solver would run for a problem if nothing were measured, and its predicted time."""
 
     config: Mapping[str, Any]
     cost: float | None
@@ -199,7 +199,8 @@ class Neighbours:
         return None
 
     def choose(self, problem: ConvProblem, offers: Mapping[str, Offer], first: str | None = None) -> Neighbour | None:
-        """What runs best by the nearest measured problems, of each solver's offer; ``first`` is what would run without.
+        """Return the solver that runs best by the nearest measured problems, of each solver's offer; ``first`` is what
+        would run without.
 
         None where none is near enough, or where they say nothing of the best one.
         """

@@ -50,7 +50,7 @@ class Preferred:
 
 
 def preferred(problem: ConvProblem, device: DeviceInfo) -> list[Preferred]:
-    """What the matching rules prefer, first place first. Raises InvalidPolicy."""
+    """Return the solvers that the matching rules prefer, the most preferred first. Raises InvalidPolicy."""
     rules, order = registry(), []
     first = rules.rule(problem, device)
     if rules.own is not None and first not in rules.rules[: rules.own]:

@@ -287,11 +287,11 @@ class _Ranking:
         return [Candidate(self.accepted[name], config, source, why)]
 
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
-        """What a solver offers for the problem."""
+        """Return the configurations that a solver offers for the problem."""
         return list(query(self.accepted[solver], self.problem, self.device).configs)
 
     def _affordable(self, solver: str) -> list[Mapping[str, Any]]:
-        """The same within the policy's workspace."""
+        """Return the configurations that a solver offers within the policy's workspace limit."""
         return query(self.accepted[solver], self.problem, self.device).within(self.policy.workspace_limit)
 
     def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
@@ -299,7 +299,7 @@ class _Ranking:
         return predicted(self.accepted[solver], problem, self.device, config)
 
     def _offers(self) -> dict[str, Offer]:
-        """What each accepted solver would run unmeasured."""
+        """Return the configuration that each accepting solver would run if nothing were measured."""
         found = {}
         for name, solver in self.accepted.items():
             answers = query(solver, self.problem, self.device)

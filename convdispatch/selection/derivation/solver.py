@@ -57,7 +57,8 @@ class Derived(Solver):
         return f"{'; '.join(said)}: {problem}{copied}"
 
     def innermost(self, problem: ConvProblem) -> ConvProblem:
-        """What the plugin's solver is given in the end; the problem itself where a rewriting does not apply."""
+        """Return the problem that the plugin's solver computes after all rewritings; the problem itself if one does not
+        apply."""
         solver: Solver = self
         while isinstance(solver, Derived):
             step = solver.rewritten(problem)

@@ -41,7 +41,8 @@ _said: set[str] = set()
 
 
 def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: Policy) -> Candidate | None:
-    """What a pack in force fixes; None where none does, or a policy or a lock file says more."""
+    """Return the candidate that a plan pack in force fixes; None if there is none, or a policy or a lock file takes
+    precedence."""
     found = (
         artifact_store.find("decisions", artifact_store.decision_key(problem, policy), device)
         if artifact_store.in_force()

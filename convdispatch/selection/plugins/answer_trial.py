@@ -158,7 +158,7 @@ def _ended_by(plugin: str, problem: ConvProblem, device: DeviceInfo, found: dict
 
 
 def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collection[str]) -> tuple[str, str]:
-    """Where a child was, and how it ended; two empty texts where it was asked everything."""
+    """Return at which query a child ended, and how; two empty texts if it replied to every query."""
     info = asdict(device) | {"extensions": sorted(device.extensions)}
     question = {"problem": str(problem), "device": info, "without": sorted(without)}
     version = plugins().fingerprints.get(plugin, "")
@@ -191,11 +191,11 @@ class _Child(Child):
         super().__init__("convdispatch.selection.answer_child", {}, environment={"CONVDISPATCH_PLUGINS": plugin})
 
     def answers_for(self, version: str) -> bool:
-        """Whether it can be asked on behalf of a version."""
+        """Return whether the child runs and has loaded this version of the plugin."""
         return self._version == version and self.alive
 
     def try_out(self, question: Mapping[str, Any]) -> tuple[str, str]:
-        """Where it was when it ended, and how; two empty texts where it answered everything."""
+        """Return at which query the child ended, and how; two empty texts if it replied to every query."""
         at, limit = "", LOAD_S
         self.say(question)
         try:

@@ -54,7 +54,7 @@ class Loaded:
 
 @dataclass
 class Plugins:
-    """What was loaded: the hooks, the solvers by name, the layers, and a report of each plugin that was found."""
+    """The loaded plugins: the hooks, the solvers by name, the layers, and a report of each plugin that was found."""
 
     manager: pluggy.PluginManager
     solvers: dict[str, Solver] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Plugins:
         return said or None
 
     def fingerprint(self, solver: str) -> str:
-        """What tells the version of the plugin that brought ``solver`` from others."""
+        """Return a text that identifies the version of the plugin to which ``solver`` belongs."""
         return self.fingerprints.get(self.provider(solver), "")
 
     def proven(self, solver: str) -> bool:
@@ -118,7 +118,7 @@ class _Found:
 
     @property
     def fingerprint(self) -> str:
-        """What tells this version of the plugin from others."""
+        """Return a text that identifies this version of the plugin."""
         return self.version if self.own else verdicts.fingerprint(self.version, self.places())
 
 

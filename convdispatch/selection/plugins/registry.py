@@ -39,7 +39,7 @@ KEYS_OF_A_FILE = frozenset({"version", "include", "families", "rules", "block", 
 
 @dataclass(frozen=True)
 class Rule:
-    """Where every condition of ``when`` matches, the solvers of ``prefer`` come first, in their order."""
+    """A rule: if every condition of ``when`` matches, the solvers of ``prefer`` rank first, in their order."""
 
     when: tuple[Condition, ...]
     prefer: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What plugins did on this machine, from process to process, in one file beside the user's records.
+"""The faults and successes of plugins on this machine, stored across processes in one file in the folder of records.
 
 Which plugins end the process that imports them; which solvers ``find`` saw compute wrong results, crash or hang; which
 plugins ``verify`` passed. All of it by the plugin's version and text: another version begins anew. What cannot be

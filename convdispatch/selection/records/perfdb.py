@@ -119,7 +119,8 @@ class PerfDB:
         return next(iter(self.folders.values()))
 
     def folder_of(self, device: DeviceInfo | str) -> Path:
-        """Where a device's records are written. Raises InvalidArgument for a text that is no device's key."""
+        """Return the folder to which a device's records are written. Raises InvalidArgument for a text that is no
+        device's key."""
         return self.folder / _key(device)
 
     # --- looking records up ------------------------------------------------------------------------------------------

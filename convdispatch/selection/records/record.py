@@ -36,7 +36,7 @@ class NewerSchema(ValueError):
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made a measurement, and what makes it obsolete when it changes."""
+    """The provenance of a measurement, which is obsolete when one of these values changes."""
 
     plugin: str = ""
     plugin_version: str = ""
@@ -130,7 +130,8 @@ class Record:
 
     @property
     def choice(self) -> tuple[str, str, str]:
-        """What the record is about: problem, solver and configuration. A newer record of one choice replaces."""
+        """Return the subject of the record: problem, solver and configuration. A newer record of one choice
+        replaces."""
         return self.problem, self.solver, json.dumps(dict(self.config), sort_keys=True)
 
     @property

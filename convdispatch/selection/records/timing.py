@@ -29,7 +29,7 @@ class BadTiming(ConvDispatchError):
 
 @dataclass(frozen=True)
 class Timing:
-    """What repeated runs of one candidate took, in milliseconds."""
+    """The times of repeated runs of one candidate, in milliseconds."""
 
     median: float
     ci: tuple[float, float]
@@ -100,7 +100,7 @@ def _rank(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who won, and how surely."""
+    """The winner of a comparison, and how certain that is."""
 
     winner: str | None
     """The name of the fastest candidate; None if no candidate has a time."""

@@ -86,7 +86,7 @@ class Choice:
 
 @dataclass
 class Measured:
-    """What was measured of one problem."""
+    """The measurements of one problem."""
 
     problem: str
     flops: int

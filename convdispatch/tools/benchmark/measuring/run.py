@@ -34,7 +34,7 @@ reference."""
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run measures, and for how long."""
+    """The options of a run: what it measures, and for how long."""
 
     against: Sequence[str] = ()
     """The names of the peers (other libraries) to compare with."""

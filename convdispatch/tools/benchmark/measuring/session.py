@@ -49,7 +49,7 @@ LEAST_MS = 2.0
 
 
 class Session:
-    """What stays the same from problem to problem: device, solvers, peers, budget (milliseconds a problem).
+    """The state that all problems of a run share: device, solvers, peers, budget (milliseconds per problem).
 
     ``watch`` is told by name of each candidate and peer before it first runs; ``limits`` are those that every rerun
     must have too: ``solver``, ``search``, ``budget_ms``, ``every_solver``.
