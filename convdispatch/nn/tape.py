@@ -151,7 +151,8 @@ class Tape:
         elif gradient.shape != result.shape:
             raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
         wanted = {tensor.mark for tensor in keep}
-        self._rectified -= wanted  # the gradient of a ReLU's result that the caller keeps is without the slope
+        # A gradient of a ReLU's result that the caller keeps must not include the ReLU's slope.
+        self._rectified -= wanted
         final: dict[int, Tensor] = {}
         self._written, self._accumulate = set(), accumulate
         gradients: dict[int, list[Tensor]] = {result.mark: [gradient]}
