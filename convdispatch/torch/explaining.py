@@ -1,4 +1,5 @@
-"""explain and report: which solver runs each layer of a model, why, its error and time, PyTorch's in the same run."""
+"""explain and report: which solver runs each convolution of a model and why, its error and time, and PyTorch's from the
+same run."""
 
 from __future__ import annotations
 
@@ -33,18 +34,18 @@ class Layer:
     """One call of a convolution in a model's forward pass."""
 
     name: str
-    """The module's, as ``named_modules`` has it."""
+    """The module's name in ``named_modules``."""
     problem: str
     solver: str | None
-    """None where the call is PyTorch's."""
+    """The name of the solver; None where PyTorch computes the call."""
     why: str
-    """What put the solver first, or why the call was left."""
+    """Why this solver ranked first, or why the call was left to PyTorch."""
     error: float | None = None
-    """Relative, by norm, against float64 on the first image."""
+    """Relative error (norm) of the result against float64, on the first image of the batch."""
     torch_error: float | None = None
-    """The same of PyTorch's own result."""
+    """Relative error (norm) of PyTorch's own result against float64, on the first image of the batch."""
     ms: float | None = None
-    """Median."""
+    """Median time of our call in milliseconds."""
     torch_ms: float | None = None
 
 
@@ -55,18 +56,18 @@ class Explained:
     device: str
     layers: tuple[Layer, ...]
     peak_bytes: int | None = None
-    """Most memory that PyTorch's allocator had given on CUDA during the forward pass; None elsewhere."""
+    """Peak bytes allocated by PyTorch's CUDA allocator during the forward pass; None on other devices."""
     torch_peak_bytes: int | None = None
-    """The same by PyTorch's own convolutions."""
+    """Peak bytes of the same forward pass with PyTorch's own convolutions."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """The same content as JSON values."""
         peaks = {"peak_bytes": self.peak_bytes, "torch_peak_bytes": self.torch_peak_bytes}
         return {"device": self.device, "layers": [asdict(layer) for layer in self.layers], **peaks}
 
     @property
     def memory(self) -> str:
-        """Both peaks in words; empty where there are none."""
+        """Both memory peaks as text; empty where they were not measured."""
         if self.peak_bytes is None or self.torch_peak_bytes is None:
             return ""
         return f"peak memory {self.peak_bytes / 2**20:.0f} MiB, PyTorch {self.torch_peak_bytes / 2**20:.0f} MiB"
@@ -104,7 +105,7 @@ def _cells(layer: Layer) -> list[tuple[str, int]]:
 
 
 def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
-    """Run ``model(*inputs)`` once without gradients, and tell of each of its convolutions.
+    """Run ``model(*inputs)`` once without gradients, and describe each of its convolutions.
 
     Each is timed as the model calls it, beside PyTorch's own kernel on the same tensors, in turns. What ``enable`` was
     given holds; without it, the defaults. Modes (train, eval) and buffers stay as they are.
@@ -122,7 +123,7 @@ def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
     stop, guard = engine.watch(ours), None if settings_in_force() is not None else enable()
     unwatch = counting.watch_left(theirs)
     try:
-        eager = torch.compiler.set_stance("force_eager")  # compiled graphs know no modules
+        eager = torch.compiler.set_stance("force_eager")  # compiled graphs do not call the model's modules
         with torch.no_grad(), keeping_buffers(model), _names(model, names), policy(tier="full"), eager:
             model(*inputs)
         stop()
@@ -139,7 +140,7 @@ def explain(model: torch.nn.Module, *inputs: Any) -> Explained:
 
 
 def _peaks(model: torch.nn.Module, inputs: Any) -> tuple[int | None, int | None]:
-    """Bytes of memory at most during a forward pass: ours, which is in force, and PyTorch's."""
+    """Peak memory in bytes of a forward pass: with our convolutions, which are enabled now, and with PyTorch's."""
     if not _on_cuda(model, inputs):
         return None, None
 
@@ -169,7 +170,7 @@ def _module(names: list[str]) -> str:
 
 @contextmanager
 def _names(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
-    """While it holds, ``names`` ends with the name of the module whose forward runs."""
+    """A context in which ``names`` ends with the name of the module whose forward runs."""
     handles = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(lambda *_, name=name: names.append(name or "(the model)")))
@@ -224,7 +225,7 @@ def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _timed(ours: Callable[[], Any], theirs: Callable[[], Any], cuda: bool) -> tuple[float, float]:
-    """Median milliseconds of both, in turns."""
+    """Median milliseconds of our call and of PyTorch's, run alternately."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
         for side, run in zip(times, (ours, theirs), strict=True):
@@ -249,7 +250,7 @@ _STYLE += "td:first-child,td:nth-child(2){text-align:left}.why td{color:#666;fon
 
 
 def report(model: torch.nn.Module, *inputs: Any, path: str | Path = "convdispatch-torch.html") -> Path:
-    """Write ``explain(model, *inputs)`` as one HTML page that needs nothing else; answers its path."""
+    """Write ``explain(model, *inputs)`` as one self-contained HTML page; returns its path."""
     found = explain(model, *inputs)
     rows = []
     for layer in found.layers:

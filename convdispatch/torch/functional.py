@@ -1,4 +1,4 @@
-"""conv1d to conv_transpose3d with ``torch.nn.functional``'s signatures, by the operator that compilers take whole."""
+"""conv1d to conv_transpose3d with ``torch.nn.functional``'s signatures, by an operator that compilers keep whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _conv(
     ndim: int, x: torch.Tensor, w: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> torch.Tensor:
     batched, lists = True, (stride, padding, dilation)
-    if not (isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)):  # PyTorch says what is wrong
+    if not (isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)):  # PyTorch raises its own error
         return getattr(torch.nn.functional, f"conv{ndim}d")(x, w, bias, *lists, groups)  # type: ignore[no-any-return]
     if not _as_layers_have_it(ndim, x, lists):
         x, batched, lists = _prepared(ndim, x, w, stride, padding, dilation)
@@ -34,7 +34,8 @@ def _conv(
 
 
 def _as_layers_have_it(ndim: int, x: torch.Tensor, lists: tuple[Any, Any, Any]) -> bool:
-    """Whether there is nothing to prepare: a batch, and tuples of numbers."""
+    """Whether the arguments need no conversion: the input has a batch axis, and stride, padding and dilation are
+    tuples."""
     stride, padding, dilation = lists
     return type(stride) is type(padding) is type(dilation) is tuple and x.ndim == ndim + 2
 
@@ -46,7 +47,8 @@ def _operator(x: torch.Tensor) -> Any:
 
 
 def _of_real_ones(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:
-    """A convolution of complex numbers by three of real ones, as above PyTorch's operator, which knows none."""
+    """A complex convolution by three real ones, as PyTorch computes it above its operator, which takes real numbers
+    only."""
     (a, b), (c, d) = (torch.view_as_real(each.resolve_conj()).unbind(-1) for each in (x, w))
     function = _operator(a)
     one, other, both = (function(left, right, None, *geometry) for left, right in ((a, c), (b, d), (a + b, c + d)))
@@ -57,7 +59,8 @@ def _of_real_ones(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -
 def _prepared(
     ndim: int, x: torch.Tensor, w: torch.Tensor, stride: Any, padding: Any, dilation: Any
 ) -> tuple[torch.Tensor, bool, tuple[Any, Any, Any]]:
-    """A batch, whether it was one, and stride, padding and dilation as a tuple with a number for each axis."""
+    """The input with a batch axis, whether it had one, and stride, padding and dilation as tuples with a number per
+    axis."""
     strides, dilations = _each(stride, ndim), _each(dilation, ndim)
     x, batched = _batched(x, ndim)
     if isinstance(padding, str):
@@ -78,7 +81,7 @@ def fused(
     dilation: Any,
     groups: int,
 ) -> torch.Tensor:
-    """``activation(conv(x) + residual)`` in one pass; what is added may be anything that broadcasts."""
+    """``activation(conv(x) + residual)`` in one pass; the residual may be anything that broadcasts."""
     ndim = w.ndim - 2
     if residual is not None and not (isinstance(residual, torch.Tensor) and residual.ndim == x.ndim):
         return unfused(_conv(ndim, x, w, bias, stride, padding, dilation, groups), residual, activation)
@@ -116,7 +119,7 @@ def _by_word(
     if any(step != 1 for step in strides):
         raise RuntimeError(f"padding='same' keeps the size only with stride 1, got stride {tuple(strides)}")
     totals = [spread * (size - 1) for spread, size in zip(dilations, w.shape[2:], strict=True)]
-    if any(total % 2 for total in totals):  # the odd one goes to the far side, as PyTorch has it
+    if any(total % 2 for total in totals):  # an odd total pads one more at the end of the axis, as in PyTorch
         x = torch.nn.functional.pad(x, [side for total in reversed(totals) for side in (0, total % 2)])
     return x, [total // 2 for total in totals]
 
@@ -146,7 +149,7 @@ _Tensor = torch.Tensor
 
 
 def _convolution(ndim: int) -> Callable[..., torch.Tensor]:
-    """``conv1d`` to ``conv3d``."""
+    """Create the function ``conv1d``, ``conv2d`` or ``conv3d``."""
 
     def conv(
         input: _Tensor,
@@ -163,7 +166,7 @@ def _convolution(ndim: int) -> Callable[..., torch.Tensor]:
 
 
 def _transposed_convolution(ndim: int) -> Callable[..., torch.Tensor]:
-    """``conv_transpose1d`` to ``conv_transpose3d``."""
+    """Create the function ``conv_transpose1d``, ``conv_transpose2d`` or ``conv_transpose3d``."""
 
     def conv_transpose(
         input: _Tensor,

@@ -1,4 +1,4 @@
-"""The arguments of ``aten::convolution`` as the problems of its forward and its two gradients."""
+"""Converts the arguments of ``aten::convolution`` into the problems of its forward and its two gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}
 
 
 class Geometry(NamedTuple):
-    """What ``aten::convolution`` is given beside tensors; a sequence of one number means all axes."""
+    """The arguments of ``aten::convolution`` that are not tensors; a sequence of one number applies to all axes."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -42,12 +42,13 @@ class Geometry(NamedTuple):
         output_padding: Sequence[int],
         groups: int,
     ) -> Geometry:
-        """Of the operator's own arguments."""
+        """The geometry from the operator's own arguments."""
         return cls(tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
 
     def rows(self, ndim: int) -> list[int]:
-        """Zeros to append to a transposed convolution's input along each axis, for an ``output_padding`` that reaches
-        beyond what a convolution's rounding down absorbs. Raises InvalidArgument for one that PyTorch refuses."""
+        """The number of zeros to append to a transposed convolution's input along each axis, for an ``output_padding``
+        that reaches beyond what a convolution's rounding down absorbs. Raises InvalidArgument for one that PyTorch
+        refuses."""
         if not self.transposed or not any(self.output_padding):
             return [0] * ndim
 
@@ -65,7 +66,7 @@ class Geometry(NamedTuple):
         return [max(0, extra - pad) // max(step, 1) if extra >= step else 0 for extra, step, pad in axes]
 
     def without(self, rows: Sequence[int]) -> Geometry:
-        """The geometry of an input that has the rows."""
+        """The geometry for an input to which these rows of zeros have been appended."""
         ndim = len(rows)
         extra = self.output_padding * ndim if len(self.output_padding) == 1 else self.output_padding
         steps = self.stride * ndim if len(self.stride) == 1 else self.stride
@@ -74,7 +75,7 @@ class Geometry(NamedTuple):
 
 
 def roles(part: str, transposed: bool) -> tuple[str, tuple[str, str, str]]:
-    """(direction, names of x, w, y) of a part: ``forward``, ``data`` (input's gradient) or ``weights``.
+    """The direction, and the names of x, w and y, of a part: ``forward``, ``data`` (input's gradient) or ``weights``.
 
     A transposed convolution is the backward-data of a plain one, so its input is that one's y.
     """
@@ -85,7 +86,7 @@ def roles(part: str, transposed: bool) -> tuple[str, tuple[str, str, str]]:
 
 
 def format_of(x: torch.Tensor, w: torch.Tensor, bias: Any, geometry: Geometry) -> Any:
-    """The memory format in which PyTorch would answer; None where it is not told for such a tensor."""
+    """The memory format of PyTorch's result; None if it cannot be known for such a tensor."""
     with_bias = None if bias is None else [w.shape[0]]
     backend = torch._C._select_conv_backend(x, w, bias, *_full(geometry, x.ndim - 2), with_bias)
     return torch._C._conv_determine_backend_memory_format(x, w, backend)
@@ -114,8 +115,8 @@ def problem_of(
     constant: bool = False,
     after: tuple[str | None, bool] = (None, False),
 ) -> ConvProblem:
-    """The problem of one part of a convolution; ``last`` when tensors lie channels last, ``after`` its activation and
-    whether a tensor is added.
+    """The problem of one part of a convolution; ``last``: tensors are channels last; ``after``: the activation, and
+    whether a residual is added.
 
     Raises InvalidArgument, InvalidProblem, by the operator's own names.
     """

@@ -1,4 +1,4 @@
-"""Activation layers of PyTorch as ``conv()``'s words, for layers that take in what follows them in a sequence."""
+"""PyTorch's activation layers as activation strings of ``conv()``, for layers that fuse the activation that follows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def _words_of(name: str, theirs: Torch) -> Callable[[Any], str | None]:
 MODULES: dict[type, Callable[[Any], str | None]] = {
     getattr(nn, each.torch.module): _words_of(name, each.torch) for name, each in ACTIVATIONS.items() if each.torch
 }
-"""Layers, as ``conv()``'s words; None where it has none."""
+"""For each activation layer class, a function that returns the activation string of ``conv()``, or None."""
 
 
 def has_hooks(module: Any) -> bool:
-    """Whether somebody looks at a module's calls, or changes them."""
+    """Whether a module has hooks, which see or change its calls."""
     before = module._forward_pre_hooks or module._backward_pre_hooks
     return bool(before or module._forward_hooks or module._backward_hooks)

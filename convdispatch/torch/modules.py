@@ -1,4 +1,4 @@
-"""Layers of a model's own parameters that call the operators, for compilers and export; ``convert`` puts them in."""
+"""Layers with a model's own parameters that call our operators, for compilers and export; ``convert`` inserts them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = nn.functional
 
 
 class _Conv:
-    """What ``nn.ConvNd`` does in ``_conv_forward``, by the operator; weights, hooks and state are the layer's own.
+    """``nn.ConvNd._conv_forward`` by our operator; weights, hooks and state are the layer's own.
 
     TorchScript, which must read all of a method, reads PyTorch's own instead.
     """
@@ -30,7 +30,7 @@ class _Conv:
 
 
 class Conv1d(_Conv, nn.Conv1d):
-    """``nn.Conv1d`` by the operator."""
+    """``nn.Conv1d`` by our operator."""
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if torch.jit.is_scripting():
@@ -43,7 +43,7 @@ class Conv1d(_Conv, nn.Conv1d):
 
 
 class Conv2d(_Conv, nn.Conv2d):
-    """``nn.Conv2d`` by the operator."""
+    """``nn.Conv2d`` by our operator."""
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if torch.jit.is_scripting():
@@ -56,7 +56,7 @@ class Conv2d(_Conv, nn.Conv2d):
 
 
 class Conv3d(_Conv, nn.Conv3d):
-    """``nn.Conv3d`` by the operator."""
+    """``nn.Conv3d`` by our operator."""
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if torch.jit.is_scripting():
@@ -80,10 +80,10 @@ class _ConvTranspose:
 
 
 class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
-    """``nn.ConvTranspose1d`` by the operator."""
+    """``nn.ConvTranspose1d`` by our operator."""
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
-        """As PyTorch's."""
+        """``forward`` with PyTorch's signature."""
         if torch.jit.is_scripting():
             extra = self._output_padding(
                 input, output_size, self.stride, self.padding, self.kernel_size, 1, self.dilation
@@ -96,10 +96,10 @@ class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
 
 
 class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
-    """``nn.ConvTranspose2d`` by the operator."""
+    """``nn.ConvTranspose2d`` by our operator."""
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
-        """As PyTorch's."""
+        """``forward`` with PyTorch's signature."""
         if torch.jit.is_scripting():
             extra = self._output_padding(
                 input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation
@@ -112,10 +112,10 @@ class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
 
 
 class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
-    """``nn.ConvTranspose3d`` by the operator."""
+    """``nn.ConvTranspose3d`` by our operator."""
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
-        """As PyTorch's."""
+        """``forward`` with PyTorch's signature."""
         if torch.jit.is_scripting():
             extra = self._output_padding(
                 input, output_size, self.stride, self.padding, self.kernel_size, 3, self.dilation
@@ -142,13 +142,13 @@ def _fused(layer: Any, input: torch.Tensor, activation: str | None) -> torch.Ten
 
 
 class Sequential(nn.Sequential):
-    """``nn.Sequential`` whose convolutions take in the activation that follows, in training too.
+    """``nn.Sequential`` whose convolutions fuse the activation that follows, in training too.
 
     Each layer stays what it is, with its own parameters and name; a pair of which somebody watches one runs one by one.
     """
 
-    def forward(self, input):  # as PyTorch's is written: TorchScript takes it for a tensor
-        """As PyTorch's."""
+    def forward(self, input):  # no annotations, as in PyTorch: TorchScript then assumes a tensor
+        """``forward`` with PyTorch's signature."""
         if torch.jit.is_scripting():
             for layer in self:
                 input = layer(input)
@@ -176,8 +176,8 @@ _PAIRED = (Conv1d, Conv2d, Conv3d)
 
 
 def _activation(layer: Any, after: Any) -> str | None:
-    """What comes after a convolution in ``conv()``'s words, where one pass may compute both and the result tells the
-    slope."""
+    """The activation string of ``conv()`` for the layer after a convolution, if one pass may compute both and the
+    activation's result determines its slope."""
     kind = type(after)
     if kind not in MODULES or _watched(layer) or _watched(after):
         return None
@@ -186,7 +186,7 @@ def _activation(layer: Any, after: Any) -> str | None:
 
 
 def _watched(module: Any) -> bool:
-    """Whether somebody looks at a module's calls, or changes them; or at all modules'."""
+    """Whether hooks see or change a module's calls, or those of all modules."""
     hooks = nn.modules.module
     return bool(
         has_hooks(module)
@@ -199,8 +199,8 @@ def _watched(module: Any) -> bool:
 
 
 def swap(module: nn.Module, pairs: bool = False) -> bool:
-    """Let a layer call the operator, in place, where it is exactly PyTorch's; whether it does. With ``pairs`` let
-    sequences take in activations."""
+    """Make a layer call our operator, in place, if it is exactly PyTorch's class; returns whether it does. With
+    ``pairs``, sequences fuse activations."""
     ours = Sequential if pairs and type(module) is nn.Sequential else _OURS.get(type(module))
     if ours is not None:
         module.__class__ = ours

@@ -1,4 +1,4 @@
-"""Several processes of one training take the same decisions, so that their results are the same.
+"""Makes the processes of one distributed training choose the same solvers, so that their results are the same.
 
 Processes meet in the store of ``torch.distributed``, without a collective operation, so no order of calls is asked of
 them. The lock file of rank 0 (``CONVDISPATCH_LOCK``) goes to all; of what it does not name, the first rank that comes
@@ -28,7 +28,7 @@ from ..selection.choice import lockfile, ranking
 from .requirements import lacking
 
 PATIENCE = timedelta(seconds=300)
-"""How long a rank waits for rank 0's ``enable()``."""
+"""How long a rank waits for rank 0 to call ``enable()``."""
 _PREFIX = "convdispatch/"
 _NONE = "-"
 _lock = threading.Lock()
@@ -37,7 +37,7 @@ _warned: set[int] = set()
 
 
 def many() -> bool:
-    """Whether this process is one of several."""
+    """Whether this process is one of several ranks."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
@@ -50,7 +50,7 @@ def _store() -> Any:
 
 
 def meet() -> Any:
-    """The store of this training, once rank 0's lock file is in force here too; None for a single process."""
+    """The store of this training, once rank 0's lock file applies in this process too; None for a single process."""
     global _met
     if not many():
         return None
@@ -75,7 +75,7 @@ def _from_rank_0(store: Any, rank: int) -> bytes:
     try:
         store.wait([key], PATIENCE)
         return store.get(key)
-    except RuntimeError as error:  # of the store, or of its connection
+    except RuntimeError as error:  # raised by the store, or by its connection
         raise RuntimeError(
             f"rank {rank} heard nothing of rank 0's decisions for {PATIENCE.total_seconds():g} s: call "
             f"convdispatch.torch.enable() on every rank, after init_process_group; or rank 0 has ended ({error})"
@@ -83,7 +83,8 @@ def _from_rank_0(store: Any, rank: int) -> bytes:
 
 
 def share(count: int) -> int:
-    """At which of ``count`` things to do this rank begins, so that ranks of one host do each a part first."""
+    """The index among ``count`` tasks at which this rank starts, so that the ranks of one host first do different
+    parts."""
     if not many():
         return 0
     distributed = torch.distributed
@@ -92,7 +93,8 @@ def share(count: int) -> int:
 
 
 def agree(problem: ConvProblem, device: Callable[[], Any], tensor: Any = None) -> None:
-    """Fix what runs a problem as the first rank chose, before this one plans it; nothing in a single process."""
+    """Lock the solver of a problem to the first rank's choice, before this rank plans it; does nothing in a single
+    process."""
     if not many():
         return
     store = meet()
@@ -112,7 +114,7 @@ def agree(problem: ConvProblem, device: Callable[[], Any], tensor: Any = None) -
 
 
 def _own_device(store: Any, number: int) -> None:
-    """Warn where another process of this host uses the same GPU."""
+    """Warn if another process of this host uses the same GPU."""
     if number in _warned:
         return
     _warned.add(number)

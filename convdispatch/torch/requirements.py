@@ -1,4 +1,4 @@
-"""What this package needs of PyTorch: its version, and names that are not public. Asked once, at import."""
+"""What this package requires of PyTorch: its version, and private names. Checked once, at import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 TESTED = "2.11 to 2.13"
-"""Versions that were tried."""
+"""The PyTorch versions with which this package was tested."""
 _CORE = {
     "torch.library.get_kernel": "an operator's kernel before it is overridden cannot be kept",
     "torch.library.register_autograd": "operators cannot have gradients",
@@ -41,8 +41,8 @@ def _found(path: str) -> Any:
 
 
 def lacking(names: dict[str, str], version: str | None = None) -> str | None:
-    """A sentence on the first of PyTorch's ``names`` that this PyTorch lacks, and what that prevents; None when all are
-    there."""
+    """A message about the first of PyTorch's ``names`` that this PyTorch lacks, and what that prevents; None if it has
+    all."""
     if version is None:
         version = importlib.import_module("torch").__version__
     for path, consequence in names.items():
@@ -56,7 +56,7 @@ def lacking(names: dict[str, str], version: str | None = None) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def require() -> None:
-    """Raises ImportError, in a sentence, where PyTorch is missing or lacks what this package builds on."""
+    """Raises ImportError, with a message, if PyTorch is missing or lacks what this package needs."""
     try:
         importlib.import_module("torch")
     except ImportError as error:

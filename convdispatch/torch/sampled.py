@@ -1,5 +1,5 @@
-"""Whether a tensor on the CPU still holds its values, by a sample of its memory: about 0.5 µs a look, 20 where none of
-it is in the caches; in the native module, which asks memory for all of it at once, a fifth of that.
+"""Checks whether a CPU tensor still has its values, by a sample of its memory. A check takes about 0.5 µs, and 20 µs if
+none of that memory is in the caches; the native module, which loads all of it in parallel, takes a fifth of that.
 
 For writes that neither PyTorch's version counter nor a read of a parameter's ``.data`` (``data_reads``) tells: those
 of a view that somebody keeps, NumPy's say. What a training loop writes that way is found for certain:
@@ -28,15 +28,15 @@ import torch
 from ..device.native import loading
 
 _WHOLE = 4096
-"""Bytes up to which all is compared."""
+"""A tensor of up to this many bytes is compared completely."""
 _RUNS, _RUN = 48, 64
-"""How many pieces of a larger tensor, and the bytes of one: a cache line."""
+"""The number of pieces that are compared of a larger tensor, and the bytes of each piece: one cache line."""
 _FLOATS = {torch.float32: np.float32, torch.float64: np.float64, torch.float16: np.float16}
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Sample:
-    """Some of a tensor's memory, and what it held; asked only while the tensor has that memory."""
+    """A sample of a tensor's memory and its values; valid only while the tensor has that memory."""
 
     __slots__ = ("_held", "_places", "_runs", "_words", "holds", "pieces")
 
@@ -45,7 +45,8 @@ class Sample:
         memory = np.frombuffer((ctypes.c_char * size).from_address(tensor.data_ptr()), np.uint8)
         self._runs, places = memory, []
         if size > _WHOLE:
-            # Rows of weights are even numbers of elements, and a step of an odd number of lines drifts along them.
+            # Rows of weights have even numbers of elements: a step of an odd number of cache lines hits other columns
+            # in each.
             step = max(_RUN, (size - _RUN) // (_RUNS * _RUN) * _RUN)
             step -= _RUN if step > _RUN and step // _RUN % 2 == 0 else 0
             self._runs = np.lib.stride_tricks.as_strided(memory, ((size - _RUN) // step + 1, _RUN), (step, 1))
@@ -55,13 +56,13 @@ class Sample:
         self._words = memoryview(memory.view(_WORDS[unit])) if places else None
         self._places = [(place, self._words[place]) for place in places] if self._words is not None else []
         self.pieces = self._pieces(memory, unit)
-        """Addresses and sizes of all that is compared, and what is there."""
+        """The addresses and sizes of all that is compared, and its bytes."""
         self.holds: Callable[[], bool] = _natively([self]) or self._holds
-        """Whether the sample is what it was."""
+        """A function that returns whether the sampled memory still has its values."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Sample | None:
-        """None for a tensor that does not fill one piece of the host's memory, whose writes are not found here."""
+        """A sample of a tensor; None if it is not dense in host memory, because writes to it cannot be detected."""
         if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.ndim == 0 or tensor.is_complex():
             return None
         forms = [torch.contiguous_format, {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)]
@@ -86,12 +87,12 @@ class Sample:
 
 
 def together(samples: Sequence[Sample]) -> Callable[[], bool]:
-    """What tells whether all are what they were."""
+    """A function that returns whether all samples still have their values."""
     return _natively(samples) or (lambda: all(sample.holds() for sample in samples))
 
 
 def _natively(samples: Sequence[Sample]) -> Callable[[], bool] | None:
-    """The same by the native module; None where there is none."""
+    """The same function by the native module; None if that is not available."""
     native = loading.module()
     if native is None:
         return None
@@ -101,7 +102,7 @@ def _natively(samples: Sequence[Sample]) -> Callable[[], bool] | None:
 
 
 def _numbers(memory: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The values, as NumPy compares them fast."""
+    """The values in a dtype that NumPy compares fast."""
     if dtype is torch.bfloat16:
         return (memory.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     values = memory.view(_FLOATS[dtype])
@@ -109,7 +110,7 @@ def _numbers(memory: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def _extremes(values: np.ndarray, rows: int) -> list[int]:
-    """Where the values are that a bound or pruning changes first."""
+    """The indices of the values that a clamp or pruning changes first."""
     sizes = np.abs(values)
     least = int(sizes.argmin())
     if sizes[least] == 0:

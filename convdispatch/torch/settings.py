@@ -1,4 +1,4 @@
-"""What holds for a call: what ``enable`` was given, PyTorch's own switches, and the policy in force."""
+"""The settings that apply to a call: the arguments of ``enable``, PyTorch's own switches, and the policy in force."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..api.problem import MATHS
 _C: Any = torch._C
 
 benchmark = _C._get_cudnn_benchmark
-"""``torch.backends.cudnn.benchmark``."""
+"""Whether ``torch.backends.cudnn.benchmark`` is set."""
 
 
 class Settings(NamedTuple):
-    """What ``enable`` was given."""
+    """The arguments of ``enable``."""
 
     math: str | None = None
     solver: str | None = None
@@ -29,7 +29,7 @@ DEFAULT = Settings()
 
 
 def checked(math: Any, solver: Any, min_flops: Any) -> Settings:
-    """Raises InvalidArgument for values that ``enable`` does not take."""
+    """The arguments of ``enable`` as Settings. Raises InvalidArgument for invalid values."""
     if math is not None and math not in MATHS:
         raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
     if solver is not None and not isinstance(solver, str):
@@ -42,12 +42,12 @@ def checked(math: Any, solver: Any, min_flops: Any) -> Settings:
 def _tf32_by_cudnn() -> bool:
     try:
         return _C._get_cudnn_allow_tf32()
-    except RuntimeError:  # the newer switch was set beside the older one, and PyTorch refuses to read that
+    except RuntimeError:  # PyTorch refuses to read the old switch once the new one is set
         return torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
 
 
 def switches(on_cuda: bool) -> tuple[bool, bool]:
-    """PyTorch's switches that decide a call, to be part of what calls are kept by: TF32 allowed, deterministic.
+    """PyTorch's switches that decide a call, for its cache key: whether TF32 is allowed, whether it is deterministic.
 
     Read where ``torch.backends`` reads them: its properties take longer than all the rest of a call's look-up.
     """
@@ -58,14 +58,15 @@ def switches(on_cuda: bool) -> tuple[bool, bool]:
 
 
 def math_of(settings: Settings, switched: tuple[Any, ...], dtype: str) -> str:
-    """The promise for float32 data: the one that was asked for, else what PyTorch's switches allow."""
+    """The math mode for float32 data: the one that was requested, else what PyTorch's switches allow."""
     if dtype != "float32":
         return "float32"
     return settings.math or ("tf32" if switched[0] else "float32")
 
 
 def policy_of(settings: Settings, switched: tuple[Any, ...]) -> Policy:
-    """The policy in force, with what ``enable`` and PyTorch ask for beside it; its tier bears on no call's identity."""
+    """The policy in force, combined with what ``enable`` and PyTorch request; without the tier, which is in no cache
+    key."""
     current = current_policy()
     if current.tier is not None:
         current = replace(current, tier=None)

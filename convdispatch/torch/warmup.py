@@ -1,5 +1,5 @@
-"""prepare and ready: what calls would choose, compile and load is made ready before, on all processors; what is under
-way in the background is waited for.
+"""prepare and ready: plan, compile and load in advance what calls will need, on all processors; wait for background
+work.
 
 Ranks of one training best call it before the first step: CUDA loads a program when the device is idle, and a device on
 which a collective is under way waits for the other ranks.
@@ -32,7 +32,7 @@ from .weights import promise
 
 
 def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any]:
-    """Make ready all that ``model(*inputs, **named)`` and its backward will ask for under ``enable()``.
+    """Prepare all that ``model(*inputs, **named)`` and its backward will use under ``enable()``.
 
     Runs the model once, by PyTorch's own convolutions, in the caller's modes (``no_grad``, ``inference_mode``,
     autocast; without gradients no backward is made ready); then plans each problem once, compiling in child processes
@@ -64,7 +64,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, **named: Any) -> dict[str, Any
 
 
 def ready(timeout: float = 600.0) -> dict[str, int]:
-    """Wait for what earlier calls left to the background, so that later calls run what stays.
+    """Wait for the background work of earlier calls, so that later calls run the final kernels.
 
     Returns how many of each were waited for: "kernels" that were being compiled, of problems that PyTorch computes
     meanwhile; "forms" of compiled graphs whose layouts were being built and timed; "measurements" of autotune, at most
@@ -79,8 +79,8 @@ def ready(timeout: float = 600.0) -> dict[str, int]:
 
 @contextlib.contextmanager
 def compiled_side_by_side(tasks: Sequence[Callable[[], Any]], device: torch.device | None) -> Iterator[None]:
-    """Run ``tasks``, which plan problems, in child processes too, with a line on a terminal. The block begins when
-    all is compiled: in it nothing is answered by another kernel meanwhile."""
+    """Run ``tasks``, which plan problems, also in child processes, with a progress line on a terminal. The block begins
+    when all is compiled: in it no call is computed by a substitute kernel."""
     done = [0]
     with policy(tier="full"), progress_line.shown("compiling", lambda: (done[0], len(tasks) - done[0])):
         with _compilers(device):
@@ -97,7 +97,7 @@ def _counted(task: Callable[[], Any], done: list[int]) -> None:
 
 
 def _outcome(task: Callable[[], Any]) -> str | None:
-    """Why a call is PyTorch's; None where it is ours."""
+    """The reason why PyTorch computes a call; None if we do."""
     try:
         call = task()
     except (ConvDispatchError, Fallback) as error:
@@ -107,7 +107,7 @@ def _outcome(task: Callable[[], Any]) -> str | None:
 
 @contextlib.contextmanager
 def keeping_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """After the block the model's buffers hold what they held before."""
+    """A context after which the model's buffers have the values that they had before."""
     before = {name: each.detach().clone() for name, each in model.named_buffers()}
     try:
         yield
@@ -118,12 +118,12 @@ def keeping_buffers(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _numbers(model: torch.nn.Module) -> list[int]:
-    """CUDA's devices on which the model lies."""
+    """The numbers of the CUDA devices that hold the model."""
     return sorted({each.get_device() for each in model.parameters() if each.is_cuda})
 
 
 def _compilers(device: torch.device | None) -> Any:
-    """Where compilers run side by side for a device of PyTorch's."""
+    """A context in which compilers run in parallel for a device of PyTorch's."""
     with contextlib.suppress(Fallback):
         if device is not None and device.type == "cuda":
             from .eager.cuda_stream import device as opencl_device
@@ -137,9 +137,10 @@ def _compilers(device: torch.device | None) -> Any:
 
 
 def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
-    """A mode in which convolutions are PyTorch's, and ``calls`` gets what makes the kept call of each part, once each.
+    """A mode in which PyTorch computes convolutions, and ``calls`` receives a function that plans the cached call of
+    each part, once per key.
 
-    Tensors are held until then: as many as a training step would hold of these layers.
+    The tensors are referenced until these functions have run: as many as a training step would hold of these layers.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -149,7 +150,7 @@ def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
         def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
             named = named or {}
             if function not in operators or len(arguments) < 9 or arguments[0].device.type not in ("cpu", "cuda"):
-                if torch.is_inference_mode_enabled():  # below autograd's part, nothing has taken ``conv2d`` apart yet
+                if torch.is_inference_mode_enabled():  # in inference mode, ``conv2d`` has not been decomposed yet
                     with self:
                         made = function.decompose(*arguments, **named)
                     if made is not NotImplemented:
@@ -158,7 +159,7 @@ def _recorder(calls: dict[Any, Callable[[], Any]]) -> Any:
             x, w, bias, *rest = arguments
             y = routing.original("convolution", *arguments)
             geometry = Geometry.of(*rest)
-            if any(geometry.rows(x.ndim - 2)):  # made of two operators, and of other shapes
+            if any(geometry.rows(x.ndim - 2)):  # such a call becomes two operators of other shapes
                 return y
             settings = routing.settings_in_force() or DEFAULT
             parts = [("forward", None, bias, promise(w) is not None)]

@@ -1,4 +1,4 @@
-"""Which weights are constant, and until when: their packed forms are kept with the tensor while its values hold.
+"""Which weights are constant, and until when: packed forms are cached with the tensor while it has the same values.
 
 PyTorch's version counter and the tensor's address tell most writes. ``p.data`` has a counter of its own, so a parameter
 of which it was read may have been written (``data_reads``). What else has the memory, NumPy's views say, is found on
@@ -21,7 +21,7 @@ from .sampled import Sample
 
 
 class _Seen:
-    """A tensor that served as weights, and its packed forms; those do not hold the tensor."""
+    """A tensor that was used as weights, and its packed forms, which do not reference the tensor."""
 
     __slots__ = (
         *("__weakref__", "address", "packed", "reads", "sample", "storage", "stride", "tensor", "times", "version"),
@@ -32,18 +32,19 @@ class _Seen:
         self.note(tensor)
         self.packed: Constant | None = None
         self.times = 0
-        """How often packed forms were begun."""
+        """The number of times that packing was started."""
 
     def note(self, tensor: torch.Tensor) -> None:
-        """The tensor's memory as it is now."""
+        """Note the tensor's current memory."""
         self.version, self.address, self.stride = tensor._version, tensor.data_ptr(), tensor.stride()
         self.sample: Sample | None = None
-        # A weak reference holds the number, not the memory, so that no other storage can have the same one.
+        # The weak reference keeps the storage's address reserved, not its memory, so that no other storage can get the
+        # same one.
         self.storage = tensor.untyped_storage()._weak_ref() if tensor.is_cuda else 0
         self.reads = Reads(tensor) if isinstance(tensor, torch.nn.Parameter) else None
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor has the memory, and as far as can be told the values, that it had."""
+        """Whether the tensor still has the memory and, as far as can be detected, the values that were noted."""
         if self.version != tensor._version or self.address != tensor.data_ptr() or self.stride != tensor.stride():
             return False
         if self.reads is not None and self.reads.since():
@@ -53,7 +54,7 @@ class _Seen:
         return not self.storage or self.storage == tensor.untyped_storage()._cdata
 
     def pack(self, tensor: torch.Tensor) -> Constant | None:
-        """A place for packed forms of the values that are there now; None where a write could not be found."""
+        """A new cache for packed forms of the current values; None if a write to the tensor could not be detected."""
         self.times += 1
         if tensor.is_cpu:
             self.sample = Sample.of(tensor)
@@ -67,7 +68,7 @@ _seen: dict[int, _Seen] = {}
 
 
 def _forget_before_swaps() -> None:
-    """From now on ``torch.utils.swap_tensors`` finds no weak reference of ours: it refuses tensors that have one.
+    """Patch ``torch.utils.swap_tensors`` to drop our weak references first: it refuses tensors that have one.
 
     Modules call it for every parameter that they move or load, where ``torch.__future__`` asks them to.
     """
@@ -87,7 +88,7 @@ def _forget_before_swaps() -> None:
 
 
 def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
-    """What keeps packed forms of ``weight``, or None where it may be another tensor, or hold other values, next time.
+    """The cache of packed forms of ``weight``; None if the next call may have another tensor or other values.
 
     On CPUs constant are a frozen Parameter (``requires_grad_(False)``) and, in ``torch.inference_mode``, any Parameter
     at once and another tensor when it comes a second time unchanged. On CUDA, a frozen Parameter in inference mode,
@@ -120,11 +121,11 @@ def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
 
 
 _alive: dict[int, weakref.ref[torch.Tensor]] = {}
-"""By id: tensors whose end somebody wants to see."""
+"""Weak references by id to tensors whose deletion must be detected."""
 
 
 def alive(weight: torch.Tensor) -> Callable[[], bool]:
-    """What says whether ``weight`` is there still; an id or an address alone may be another tensor's by then."""
+    """A function that returns whether ``weight`` still exists; an id or an address may be reused by another tensor."""
     key, reference = id(weight), _alive.get(id(weight))
     if reference is None or reference() is not weight:
         _forget_before_swaps()
@@ -144,8 +145,8 @@ def _ended(key: int, reference: weakref.ref[torch.Tensor]) -> None:
 
 
 def still(weight: torch.Tensor) -> Callable[[], Any] | None:
-    """What returns the memory of the packed forms that are promised for ``weight`` now while they are those of its
-    values, else None; holds neither weights nor memory."""
+    """A function that returns the memory of the packed forms cached for ``weight`` now, while they match its values,
+    else None; it references neither weights nor memory."""
     key = id(weight)
     found = _seen.get(key)
     if found is None or found.packed is None:

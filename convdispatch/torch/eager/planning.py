@@ -106,7 +106,7 @@ def _call(request: CallRequest) -> Any:
             from .cuda_stream import device, stream_call
 
             ranks.agree(problem, lambda: device(x), x)
-            # Empty, because a call that is built later must not hold x
+            # ``like`` is an empty tensor, because a call that is built later must not hold x.
             like = torch.empty(0, dtype=x.dtype, device=x.device)
             where, build = tiers.timed(lambda: device(x)), _under(request, stream_call, problem, shape, form, like)
             return tiers.first(where, problem, request.chosen, build, TORCH, on_cuda=True)

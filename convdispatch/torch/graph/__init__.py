@@ -1,5 +1,6 @@
-"""Graphs of ATen operators, as Dynamo captures them, turned into what computes them: an inference form of ours, or
-inductor's code with or without our convolutions. A new operator of forms goes to the ``aten_`` module of its kind.
+"""Turns graphs of ATen operators, as Dynamo captures them, into executables: an inference form of ours (a recorded
+program), or inductor's code with or without our convolutions. A new operator of forms goes to the ``aten_`` module of
+its kind.
 
 - ``aten_formulas``: operators that are formulas of elements.
 - ``aten_net``: a graph as a net of ours, operator by operator.

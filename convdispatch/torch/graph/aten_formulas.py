@@ -1,4 +1,4 @@
-"""ATen's functions of single elements, and its sums, extremes and norms over axes, as formulas of ours."""
+"""ATen's elementwise operators, and its sums, extremes and norms over axes, as formulas of ours."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def _pow(net: Any, x: Any, power: float) -> Tensor:
 
 @operator("aten.clamp.default", "aten.clamp_min.default")
 def _clamp(net: Any, x: Any, least: Any = None, most: Any = None) -> Tensor:
-    for text, bound in (("where(x < b, b, x)", least), ("where(x > b, b, x)", most)):  # NaN stays
+    # A NaN in x fails both comparisons, so the result is NaN, as in PyTorch.
+    for text, bound in (("where(x < b, b, x)", least), ("where(x > b, b, x)", most)):
         x = x if bound is None else apply(text, x=x, b=float(bound))
     return x  # type: ignore[no-any-return]
 

@@ -21,7 +21,7 @@ from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequanti
 
 
 class AtenNet:
-    """What computes a graph on tensors of ours, for ``inference.build``.
+    """Computes a graph on tensors of ours: the network that ``inference.build`` records.
 
     It takes ``feeds(given)`` of ``given(inputs)``: the inputs, and what PyTorch makes of integers among them before. It
     returns the tensors that are computed, as a tuple; ``results`` makes the graph's results of them. ``check`` comes
@@ -31,21 +31,22 @@ class AtenNet:
     training = False
 
     def __init__(self, traced: torch.fx.GraphModule, queue: Any, math: str) -> None:
-        """``traced`` has static sizes, and its weights as attributes."""
+        """``traced`` has static sizes, and its weights are attributes."""
         self.graph, self.root, self.queue, self.math = traced.graph, traced, queue, math
         self._results = list(traced.graph.output_node().args[0])
-        """The graph's results: nodes, or what is no tensor."""
+        """The graph's results: nodes, or values that are no tensors."""
         self._prologue = Prologue(traced.graph)
         self._computed: dict[torch.fx.Node, int] = {}
-        """By what is computed, its position among the results of a call."""
+        """The index of each computed node among the results of a call."""
         self._orders: list[tuple[int, ...] | None] = []
-        """For each of these, its axes as they lie in memory where that is not their order, as of channels last."""
+        """For each computed result: its axes in memory order where that differs from their own order, as in channels
+        last."""
         self._constants: dict[Any, torch.Tensor] = {}
         self._moved: dict[int, tuple[torch.Tensor, Tensor]] = {}
         self.integers = Known()
 
     def check(self, dtype: torch.dtype) -> None:
-        """Raises Missing for an operator, a type or an answer that is not there; works out constants."""
+        """Compute the constants. Raises Missing for an operator, a type or a result that is not supported."""
         self._dtype = dtype
         places: set[torch.fx.Node] = set()
         for node in self.graph.nodes:
@@ -63,7 +64,7 @@ class AtenNet:
             if self._prologue.takes(node, self._constants):
                 continue
             known = all(each in self._constants for each in parts) and not _draws(node)
-            if known and name != "<built-in function getitem>":  # also what is made of sizes alone
+            if known and name != "<built-in function getitem>":  # also constants that depend on sizes alone
                 with torch.no_grad():
                     self._constants[node] = node.target(*_mapped(node.args, self._constants.get), **node.kwargs)
                 self.integers.note(node, self._constants)
@@ -97,21 +98,23 @@ class AtenNet:
         self._orders = [_order_of(each.meta["val"]) for each in self._computed]
 
     def lies_otherwise(self) -> bool:
-        """Whether an answer may lie in memory otherwise than its axes follow: fake tensors lie where others do not."""
+        """Whether a result's memory order may differ from its axes' order; fake tensors may have other strides than
+        real ones."""
         return any(order is not None for order in self._orders)
 
     def lie_as(self, results: Sequence[Any]) -> None:
-        """Lets results lie in memory as these, the graph's own, do."""
+        """Give results the memory order of ``results``, which the graph itself computed."""
         for node, own in zip(self._results, results, strict=True):
             if node in self._computed:
                 self._orders[self._computed[node]] = _order_of(own)
 
     def given(self, inputs: Sequence[torch.Tensor]) -> dict[torch.fx.Node, torch.Tensor]:
-        """What a call is given, and what PyTorch makes of its integers, by node."""
+        """The inputs of a call, and what PyTorch computes of its integers and masks, by node."""
         return self._prologue(inputs)
 
     def feeds(self, given: dict[torch.fx.Node, torch.Tensor]) -> list[torch.Tensor]:
-        """What this net takes of it, of the type that it computes in: PyTorch's number of another type has no say."""
+        """The tensors of ``given`` that the net takes as inputs, in its computing type: a scalar of another type is
+        converted."""
         fed = (given[node] for node in self._prologue.feeds)
         return [x if x.ndim or x.dtype == self._dtype else x.to(self._dtype) for x in fed]
 
@@ -131,7 +134,7 @@ class AtenNet:
         raise AssertionError("a graph ends with its output")
 
     def results(self, computed: Sequence[Any], given: dict[torch.fx.Node, torch.Tensor]) -> list[Any]:
-        """The graph's results, of what is computed and given; a result that is an input is that very one."""
+        """The graph's results, from computed and given tensors; a result that is an input is that same tensor."""
         known = dict(given)
         for node, each, order in zip(self._computed, computed, self._orders, strict=True):
             known[node] = each if order is None else each.permute(*map(order.index, range(len(order))))
@@ -142,7 +145,8 @@ class AtenNet:
         ]
 
     def put(self, constant: Any) -> Any:
-        """A constant on the device, once; a tensor of ours, or no tensor, as it is."""
+        """A constant as a tensor on the device, copied once; tensors of ours and values that are no tensors are
+        returned as is."""
         if not isinstance(constant, torch.Tensor):
             return constant
         if id(constant) not in self._moved:
@@ -152,17 +156,18 @@ class AtenNet:
 
 
 def _of_its_type(constant: torch.Tensor, dtype: torch.dtype, operator: str) -> torch.Tensor:
-    """A constant as an operator whose numbers are ``dtype`` takes it: one number alone has no say in a result's type.
-    Raises Missing for numbers of another type, as weights that PyTorch refuses for such an input."""
+    """A constant as an operand of an operator that computes in ``dtype``: a scalar does not decide a result's type.
+    Raises Missing for an array of another floating type, since PyTorch refuses such weights."""
     if not isinstance(constant, torch.Tensor) or not constant.is_floating_point() or constant.dtype == dtype:
         return constant
-    if constant.ndim or dtype not in (torch.float32, torch.float64):  # narrow ones are computed in float32
+    if constant.ndim or dtype not in (torch.float32, torch.float64):  # PyTorch computes 16-bit types in float32
         raise Missing(f"{operator} takes numbers of {constant.dtype} with those of {dtype}")
     return constant.to(dtype)
 
 
 def _order_of(x: torch.Tensor) -> tuple[int, ...] | None:
-    """A tensor's axes, the outermost in memory first; None where that is their order, or where there are gaps."""
+    """A tensor's axes from the outermost to the innermost in memory; None if that is their own order, or if there are
+    gaps."""
     if x.is_contiguous() or not x.is_floating_point():
         return None
     order = sorted(range(x.ndim), key=lambda axis: -x.stride(axis))
@@ -170,7 +175,7 @@ def _order_of(x: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _viewed(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node is a view of, or the node itself."""
+    """The node of which a node is a view, or the node itself."""
     while node.op == "call_function" and node.all_input_nodes:
         view = node.all_input_nodes[0] if str(node.target) == "<built-in function getitem>" else node
         schema = getattr(view.target, "_schema", None)
@@ -182,12 +187,12 @@ def _viewed(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _draws(node: Any) -> bool:
-    """Whether it draws random numbers, which are no constant; those that nobody uses are not drawn here."""
+    """Whether a node draws random numbers, so that it is no constant; draws that nothing uses are not computed."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _makes_places(node: torch.fx.Node) -> bool:
-    """Whether its result is places: of an operator with two results, the second."""
+    """Whether a node's result is indices; of an operator with two results, the second is."""
     if str(node.target) == "<built-in function getitem>":
         return node.args[1] == 1 and str(node.args[0].target) in PLACES  # type: ignore[union-attr]
     return str(node.target) in PLACES and not isinstance(node.meta["val"], tuple | list)
@@ -314,7 +319,7 @@ def _same(net: AtenNet, x: Any, memory_format: Any = None) -> Tensor:
 
 @operator("aten.cat.default")
 def _cat(net: AtenNet, tensors: Any, axis: int = 0) -> Tensor:
-    some = [each for each in tensors if tuple(each.shape) != (0,)]  # PyTorch skips these, whatever the others' shapes
+    some = [each for each in tensors if tuple(each.shape) != (0,)]  # PyTorch's cat skips tensors of shape (0,)
     return functional.concatenate([net.put(each) for each in some], axis % some[0].ndim)
 
 
@@ -345,7 +350,8 @@ def _two(text: str) -> Callable[..., Tensor]:
 
 
 def _activation(name: str, theirs: Torch) -> Callable[..., Tensor]:
-    """One of the table's: its numbers come first, then arguments of which only one value is ours."""
+    """An operation for an activation of the table: its parameters come first, then arguments of which we support one
+    value."""
 
     def operation(net: AtenNet, x: Any, *given: Any, **named: Any) -> Tensor:
         values = {**theirs.attributes, **theirs.only, **dict(zip([*theirs.attributes, *theirs.only], given)), **named}
@@ -363,5 +369,5 @@ for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
     for _kind in ("Tensor", "Scalar"):
         OPERATORS[f"aten.{_name}.{_kind}"] = _two(f"x {_sign} y")
 for _name, _each in ACTIVATIONS.items():
-    if _each.torch is not None and _name != "gelu":  # which has another formula too
+    if _each.torch is not None and _name != "gelu":  # gelu has a second formula
         OPERATORS[f"aten.{_each.torch.function}.default"] = _activation(_name, _each.torch)

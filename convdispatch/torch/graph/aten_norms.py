@@ -1,4 +1,5 @@
-"""ATen's norms by a picture's own statistics, slopes, products of matrices, attention, pooling, as ours."""
+"""ATen's norms that compute their statistics from the input, PReLU, matrix products, attention and pooling, as
+ours."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from .operator_table import operator
 from .quantized import Missing
 
 _SCORES = 16 << 20
-"""Bytes of an attention's scores, up to which they may pass through memory where no kernel of ours keeps them in
-caches: PyTorch's does, and with 64 MB took 10.5 ms where products and a softmax took 22."""
+"""Bytes of attention scores up to which they may pass through memory where none of our kernels keeps them in caches.
+PyTorch's kernel does: with 64 MB it took 10.5 ms, matrix products and a softmax took 22 ms."""
 
 
 @operator("aten.native_group_norm.default")
@@ -33,10 +34,11 @@ def _no_statistics(net: Any, x: Any, w: Any, b: Any, training: bool, momentum: f
 
 
 def of_the_batch(net: Any, x: Any, w: Any, b: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
-    """A batch norm by what it is given, as instance norms are written; raises Missing where it would keep that."""
+    """A batch norm by the statistics of its input, as instance norms are traced; raises Missing if it has running
+    statistics."""
     if mean is not None or variance is not None:
         raise Missing("a batch norm in training")
-    if x.shape[0] == 1:  # PyTorch's instance norm of a batch: its pictures' channels one after the other
+    if x.shape[0] == 1:  # PyTorch traces an instance norm as a batch norm of one image with all channels
         return (functional.group_norm(x, x.shape[1], _put(net, w), _put(net, b), eps),)
     wide = (1, -1, *[1] * (x.ndim - 2))
     scale, shift = (None if v is None else _put(net, v).reshape(*wide) for v in (w, b))
@@ -68,7 +70,7 @@ def _attention(
     attn_mask: Any = None,
     scale: Any = None,
 ) -> Any:
-    """``softmax(q k^T * scale + mask) v`` of ``[..., places, size]``."""
+    """``softmax(q k^T * scale + mask) v``, with q, k and v of shape ``[..., positions, size]``."""
     if dropout:
         raise Missing("attention with dropout")
     q, k, v = map(net.put, (q, k, v))
@@ -80,14 +82,14 @@ def _attention(
     if isinstance(attn_mask, torch.Tensor):
         if attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
-        turned = net.put(attn_mask.transpose(-2, -1))  # as the kernel reads it: moved now, and at no call
+        turned = net.put(attn_mask.transpose(-2, -1))  # the constant mask is transposed once, as the kernel reads it
         attn_mask = turned.transpose(*range(turned.ndim - 2), -1, -2)
     return (functional.attention(q, k, v, attn_mask, causal=causal and attn_mask is None, scale=scale),)
 
 
 @operator("aten._safe_softmax.default")
 def _safe_softmax(net: Any, x: Any, axis: int, dtype: Any = None) -> Tensor:
-    """A softmax of zeros where all is masked."""
+    """A softmax that returns zeros where all values along the axis are masked."""
     least = -3.4e38 if x.dtype.itemsize == 4 else -1.7e308
     most = reduce("max", "x", (axis % x.ndim,), keepdims=True, x=x)
     return apply("where(m < b, 0, y)", m=most, y=functional.softmax(x, axis), b=least)
@@ -119,7 +121,8 @@ def _avg_pool(
 
 
 def _windows(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Any, Any, Any, Any]:
-    """A pooling's numbers for each axis of space; ATen gives one number for all, and no stride for the kernel's."""
+    """A pooling's parameters for each spatial axis; ATen passes one number for all, and no stride if it is the kernel
+    size."""
     ndim = x.ndim - 2
     each = ([*v] * ndim if len(v) == 1 else [*v] for v in (kernel, stride or kernel, padding, dilation))
     kernel, stride, padding, dilation = each

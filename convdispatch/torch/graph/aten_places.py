@@ -1,4 +1,4 @@
-"""ATen's places of extremes, what is looked up by such places, and distances of rows, as ours."""
+"""ATen's indices of extremes, table look-ups by such indices, and distances of rows, as ours."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _argmin(net: Any, x: Any, axis: int | None = None, keepdim: bool = False) ->
 
 
 class _Extremes(Sequence[Tensor]):
-    """The largest or smallest along an axis, and their places where somebody asks for them."""
+    """The largest or smallest values along an axis; their indices are computed only on access."""
 
     def __init__(self, x: Tensor, axis: int, keepdim: bool, largest: bool) -> None:
         self._given = x, axis % x.ndim, keepdim, largest
@@ -57,13 +57,13 @@ def _min(net: Any, x: Any, axis: int, keepdim: bool = False) -> _Extremes:
 
 @operator("aten.embedding.default")
 def _embedding(net: Any, table: Any, places: Any, *rest: Any) -> Tensor:
-    """Rows of a table at places that were computed, which are within it where they are those of its extremes."""
+    """Rows of a table at computed indices. Indices of extremes along the table's rows are always within the table."""
     return take(net.put(table), places, 0)  # type: ignore[no-any-return]
 
 
 @operator("aten._euclidean_dist.default")
 def _distances_by_products(net: Any, x: Any, y: Any) -> Tensor:
-    """``sqrt(|x|^2 + |y|^2 - 2 x y^T)`` of rows, as PyTorch computes many of them."""
+    """``sqrt(|x|^2 + |y|^2 - 2 x y^T)`` of rows, which PyTorch uses if there are many rows."""
     x, y = net.put(x), net.put(y)
     own, other = (reduce("sum", "square(v)", (-1,), keepdims=True, v=each) for each in (x, y))
     products = functional.matmul(x, y.transpose(*range(y.ndim - 2), -1, -2))

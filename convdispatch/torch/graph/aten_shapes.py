@@ -1,4 +1,4 @@
-"""ATen's parts, pads and enlargements of tensors as ours: parts are views, others a kernel over tables of places."""
+"""ATen's slices, pads and upsampling as ours: slices are views, the others a kernel that reads index tables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def _select(net: Any, x: Any, axis: int, place: int) -> Tensor:
 
 @operator("aten.as_strided.default", "aten.as_strided_.default")
 def _same_places(net: Any, x: Any, shape: Sequence[int], strides: Sequence[int], offset: Any = None) -> Tensor:
-    """What means over channels-last pictures end with: strides of axes of one place alone change."""
+    """A view with the same addresses, as in means of channels-last images: only strides of axes of size one may
+    change."""
     steps = list(itertools.accumulate(x.shape[:0:-1], lambda step, size: step * size, initial=1))[::-1]
     alike = all(size == 1 or mine == step for size, mine, step in zip(x.shape, strides, steps))
     if tuple(shape) != x.shape or not alike or offset:
@@ -69,18 +70,22 @@ def _stack(net: Any, tensors: Any, axis: int = 0) -> Tensor:
 @operator("aten.squeeze.dim", "aten.squeeze.dims")
 def _squeeze(net: Any, x: Any, axes: Any) -> Tensor:
     gone = {axis % x.ndim for axis in (axes if isinstance(axes, list | tuple) else (axes,))}
-    return x[tuple(0 if axis in gone and size == 1 else slice(None) for axis, size in enumerate(x.shape))]  # type: ignore[no-any-return]
+    return x[  # type: ignore[no-any-return]
+        tuple(0 if axis in gone and size == 1 else slice(None) for axis, size in enumerate(x.shape))
+    ]
 
 
 @operator("aten.expand.default")
 def _expand(net: Any, x: Any, shape: Sequence[int], implicit: bool = False) -> Tensor:
     known = (1,) * (len(shape) - x.ndim) + x.shape
-    return x.expand(*(old if new == -1 else new for new, old in zip(shape, known, strict=True)))  # type: ignore[no-any-return]
+    return x.expand(  # type: ignore[no-any-return]
+        *(old if new == -1 else new for new, old in zip(shape, known, strict=True))
+    )
 
 
 @operator("aten.copy.default")
 def _copy(net: Any, x: Any, other: Any, non_blocking: bool = False) -> Tensor:
-    """What is written over all of x."""
+    """``other``, broadcast to the shape of ``x``, which it overwrites."""
     return _expand(net, net.put(other), tuple(x.shape))
 
 
@@ -106,7 +111,7 @@ def _reflected(net: Any, x: Any, pads: Sequence[int]) -> Tensor:
 
 
 def _extended(x: Any, pads: Sequence[int], inside: Callable[[np.ndarray, int], np.ndarray]) -> Tensor:
-    """By places that lie in x already; ``inside`` answers them for places around it and an axis's size."""
+    """Pad with elements of ``x``; ``inside(indices, size)`` maps indices outside of an axis to indices inside."""
     tables = {}
     for place, (near, far) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
         axis = x.ndim - 1 - place
@@ -121,7 +126,7 @@ def _rolled(net: Any, x: Any, shifts: Sequence[int], axes: Sequence[int] = ()) -
         flat = x.reshape(-1)
         return _rolled(net, flat, shifts, (0,)).reshape(x.shape)
     tables = {axis % x.ndim: 0 for axis in axes}
-    for shift, axis in zip(shifts, axes, strict=True):  # an axis may be there twice
+    for shift, axis in zip(shifts, axes, strict=True):  # an axis may occur twice
         tables[axis % x.ndim] += shift
     places = {axis: (np.arange(x.shape[axis]) - shift) % x.shape[axis] for axis, shift in tables.items()}
     return sample(x, {axis: (at, None) for axis, at in places.items()})
@@ -140,7 +145,7 @@ def _repeat(net: Any, x: Any, times: Sequence[int]) -> Tensor:
 
 @operator("aten.upsample_nearest1d.default", "aten.upsample_nearest2d.default", "aten.upsample_nearest3d.default")
 def _nearest(net: Any, x: Any, sizes: Sequence[int], *scales: Any) -> Tensor:
-    """As PyTorch's "nearest": the place before, by the scale that was given or else by the sizes."""
+    """PyTorch's "nearest" upsampling: the index is rounded down, by the scale if it was passed, else by the sizes."""
     tables = {}
     for axis, (new, scale) in enumerate(zip(sizes, scales or [None] * len(sizes), strict=True), 2):
         step = np.float32(x.shape[axis] / new) if scale is None else np.float32(1 / scale)
@@ -168,7 +173,8 @@ def _linear(net: Any, x: Any, sizes: Sequence[int], corners: bool, *scales: Any)
 
 
 def _made_anew(x: Any, tables: dict[int, Any]) -> Tensor:
-    """By tables of which some change nothing: decoders bring all levels to one size, which the first has."""
+    """Upsample by index tables, of which some may change nothing: decoders bring all levels to the size of the
+    first."""
     changing = {}
     for axis, (places, weights) in tables.items():
         first = places.reshape(len(places), -1)[:, 0]

@@ -1,4 +1,4 @@
-"""One layout for a whole graph that learns on a GPU: channels last, in which tensor cores read 16 bits and TF32.
+"""One layout for a whole training graph on a GPU: channels last, in which tensor cores read 16-bit types and TF32.
 
 The conversion stands in Dynamo's graph, so PyTorch derives strides and gradients of everything between as it does for
 a user who calls ``model.to(memory_format=torch.channels_last)``. Results keep the strides that the model's own would
@@ -19,12 +19,12 @@ _CONVOLUTIONS = {torch.conv2d, torch.conv3d, torch.nn.functional.conv2d, torch.n
 
 
 def pays() -> bool:
-    """Whether convolutions on CUDA run in TF32 or in 16 bits now."""
+    """Whether convolutions on CUDA run in TF32 or in a 16-bit type now."""
     return switches(True)[0] or torch.is_autocast_enabled("cuda")
 
 
 def lay_channels_last(graph: fx.GraphModule) -> None:
-    """Let every 2-D and 3-D convolution of a graph of Dynamo's read its input and weight channels last."""
+    """Make every 2-D and 3-D convolution of a graph of Dynamo's read its input and weight channels last."""
     found = [node for node in graph.graph.nodes if node.target in _CONVOLUTIONS and len(node.args) >= 2]
     for node in found:
         rank = _rank(node.args[1])

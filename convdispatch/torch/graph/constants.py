@@ -1,4 +1,4 @@
-"""Which inputs of a graph are constant weights, and whether they still hold what was packed.
+"""Which inputs of a graph are constant weights, and whether they still have the values that were packed.
 
 Dynamo guards no values. So an input is taken for constant only where packing it pays: the operands of convolutions,
 matrix products and norms, and what these are computed of. Everything else (masks, tables, statistics) is read anew at
@@ -37,19 +37,19 @@ _WEIGHT_OPERANDS: dict[str, tuple[int, ...]] = {
     "aten.native_group_norm.default": (1, 2),
     "aten.embedding.default": (0,),
 }
-"""By operator, the positions of operands that a form packs or folds."""
+"""The indices of operands that a form packs or folds, by operator."""
 MAX_SETS = 4
-"""Sets of weights whose forms one graph keeps; the set that was not used for longest is freed for a fifth."""
+"""The number of weight sets for which one graph caches forms; the least recently used set is freed for a fifth."""
 _version = operator.attrgetter("_version")
 
 
 def packed_inputs(graph: fx.GraphModule, static: Sequence[int]) -> list[int]:
-    """The positions of inputs among ``static`` that only reach weight operands, directly or through operators on other
+    """The indices of inputs among ``static`` that only reach weight operands, directly or through operators on other
     such inputs: they are constants of a form. Quantized weights are among them."""
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     allowed = {placeholders[place] for place in static if _is_tensor(placeholders[place])}
     sources: dict[fx.Node, set[fx.Node]] = {node: {node} for node in allowed}
-    """For each value that is computed of static inputs alone: these inputs."""
+    """The static inputs of each value that is computed from static inputs alone."""
     for node in graph.graph.nodes:
         parts = node.all_input_nodes
         if node.op == "call_function" and parts and all(part in sources for part in parts):
@@ -69,7 +69,7 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 class Constants:
-    """Weights as they were when forms packed them, and these forms."""
+    """Weights with the values that forms packed, and these forms."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
@@ -81,18 +81,18 @@ class Constants:
 
     @staticmethod
     def can_watch(tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether writes to the tensors are noticed: those made in inference mode do not count them."""
+        """Whether writes to the tensors can be detected: inference tensors do not count them."""
         return not any(each.is_inference() or each.layout is not torch.strided for each in tensors)
 
     def _versions_and_addresses(self) -> list[int]:
         return [*map(_version, self.tensors), *map(torch.Tensor.data_ptr, self.tensors)]
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the very tensors."""
+        """Whether these are the same tensor objects."""
         return all(map(operator.is_, tensors, self.tensors))
 
     def unchanged(self) -> bool:
-        """Whether the tensors have the values that were packed, as far as can be told."""
+        """Whether the tensors have the values that were packed, as far as that can be detected."""
         if self._versions_and_addresses() != self._memory:
             return False
         if data_reads.count() != self._reads_seen:
@@ -102,31 +102,32 @@ class Constants:
         return self._same_samples()
 
     def forget_reads(self) -> None:
-        """Count no read of ``.data`` so far as a write: PyTorch reads it when it traces a graph of these tensors."""
+        """Treat no earlier read of ``.data`` as a write: PyTorch reads it when it traces a graph of these tensors."""
         self._reads = [data_reads.Reads(each) for each in self.tensors if isinstance(each, torch.nn.Parameter)]
         self._reads_seen = -1
 
 
 class WeightSets:
-    """The weights with which one graph was called lately, and the forms of each set, the one that was used last first:
-    Dynamo may use one graph for several models of a class, in turn."""
+    """The weight sets with which one graph was called lately, with the forms of each set, most recently used first:
+    Dynamo may use one graph for several models of a class alternately."""
 
     def __init__(self) -> None:
         self.sets: list[Constants] = []
-        """Replaced by another list at each change: a garbage collection may let go of some at any time."""
+        """The list is replaced, not changed, at each update, because a garbage collection may remove sets at any
+        time."""
         _watch_collections()
         _weight_sets.add(self)
         self._missed: deque[Any] = deque(maxlen=2 * MAX_SETS)
-        """The weights of the last calls that found no set, by identities and versions."""
+        """Ids and versions of the weights of the last calls that matched no set."""
 
     def free(self) -> None:
-        """Let go of all weights and forms."""
+        """Free all weights and forms."""
         self.sets = []
         self._missed.clear()
 
     def find(self, tensors: Sequence[torch.Tensor]) -> Constants | None:
-        """The set of such weights. None where their values have changed, or where they are new beside other sets: such
-        weights are packed when they come again, for weights that are others at each call are not worth it."""
+        """The set of these weights. None if their values have changed, or if they are new while other sets exist: new
+        weights are packed at their second call, because packing does not pay for weights that differ at each call."""
         for each in self.sets:
             if each.are(tensors):
                 others = [other for other in self.sets if other is not each]
@@ -152,12 +153,13 @@ _weight_sets: weakref.WeakSet[WeightSets] = weakref.WeakSet()
 
 
 def _let_go_of_forgotten() -> None:
-    """Let go of weights that nobody holds but the sets of all graphs, for their model is gone, and of their forms."""
+    """Free the weight sets, and their forms, whose tensors only the sets of all graphs reference: their model is
+    gone."""
     every = list(_weight_sets)
     held = Counter(id(each) for sets in every for weights in sets.sets for each in weights.tensors)
 
     def is_forgotten(weights: Constants) -> bool:
-        # Beside the sets the loop and the question itself hold a tensor.
+        # The loop variable and the argument of getrefcount are two more references.
         return bool(weights.tensors) and all(sys.getrefcount(each) <= held[id(each)] + 2 for each in weights.tensors)
 
     for sets in every:
@@ -168,7 +170,8 @@ def _let_go_of_forgotten() -> None:
 
 @functools.cache
 def _watch_collections() -> None:
-    """After each full garbage collection the weights of models that are gone go too: Dynamo keeps graphs longer."""
+    """After each full garbage collection, free the weights of deleted models: Dynamo caches graphs longer than the
+    models live."""
     gc.callbacks.append(_collected)
 
 

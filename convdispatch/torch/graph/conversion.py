@@ -1,4 +1,4 @@
-"""convert: a model's layers by ours, in place; or with ``fuse=True`` a copy of the model that Dynamo compiles for
+"""convert: replaces a model's layers by ours in place; or with ``fuse=True`` returns a copy that Dynamo compiles for
 us."""
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from ..dynamo_frames import unseen
 from ..modules import swap
 
 RECOMPILE_LIMIT = 64
-"""Graphs that Dynamo makes of one converted module before it runs the module's own code; PyTorch's default is 8."""
+"""The number of graphs that Dynamo makes of one converted module before it runs the module's own code; PyTorch's
+default is 8."""
 
 _MODULE_CALL = nn.Module.__call__
 MAX_HOOK_CHANGES = 4
-"""Times that a converted module is compiled anew because hooks on its parts have changed; then it runs its own code."""
+"""How many times a converted module is recompiled because hooks on its parts changed; then it runs its own code."""
 
 
 def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
@@ -98,8 +99,8 @@ def _compiled_copy(model: Any) -> nn.Module:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A model's copy, also where its last call left tensors with gradients in it, as ``weight_norm``'s and pruning's
-    weights, which PyTorch refuses to copy."""
+    """A copy of a model, also if its last call left non-leaf tensors in it, as ``weight_norm`` and pruning do: PyTorch
+    refuses to copy those."""
     held = (value for part in model.modules() for value in vars(part).values())
     computed = (value for value in held if isinstance(value, torch.Tensor) and not value.is_leaf)
     return copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})
@@ -110,30 +111,30 @@ def _is_convolution(module: nn.Module) -> bool:
 
 
 def _is_exported(model: nn.Module) -> bool:
-    """Whether a graph's operators are aten's own: they say themselves what is done as in training."""
+    """Whether a graph consists of aten's operators, whose arguments say themselves whether they run as in training."""
     return isinstance(model, torch.fx.GraphModule) and any(
         isinstance(node.target, torch._ops.OpOverload) for node in model.graph.nodes
     )
 
 
 class Compiled:
-    """Before a module's own class: a call that no compiled graph makes is compiled by the back end.
+    """A base class before a module's own class: a call outside of a compiled graph is compiled by our back end.
 
     A copy or a file of the module holds nothing of it, and is compiled anew at its first call.
     """
 
     def __init_subclass__(cls, **more: Any) -> None:
-        """Nothing of what the module's class does for its own."""
+        """Run no ``__init_subclass__`` of the module's own class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's result, by compiled graphs."""
+        """The module's result, computed by compiled graphs."""
         if not torch.compiler.is_compiling():
             state = self.__dict__.get("_compiled_state")
             if state is None:
                 state = self.__dict__.setdefault("_compiled_state", unseen(_State, self))
             if not state.ready():
                 return self._call_impl(*args, **kwargs)  # type: ignore[attr-defined]
-            # Another thread that traces a graph has its own function in place of Module.__call__ meanwhile.
+            # While another thread traces with torch.fx, Module.__call__ is the tracer's function.
             if nn.Module.__call__ is _MODULE_CALL or not any(
                 isinstance(x, fx.Proxy) for x in (*args, *kwargs.values())
             ):
@@ -148,17 +149,19 @@ class Compiled:
     def __reduce_ex__(self, protocol: Any) -> Any:
         made = super().__reduce_ex__(protocol)
         kind = type(self)
-        if isinstance(made, tuple) and made[1] == (kind,):  # no file knows this class
+        # The class is created at run time, so pickle cannot import it.
+        if isinstance(made, tuple) and made[1] == (kind,):
             return _revived, (kind.__mro__[2],), *made[2:]
         return made
 
 
 class _State:
-    """What compiles one module, and the hooks on its parts, for which Dynamo does not look again at a call."""
+    """The compiled call of one module, and the hooks on its parts, which Dynamo does not check again at a call."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
-        from ..compile.backend import Backend  # with all of a form's operators, which a first step does without
+        # Imported here because it imports all operators of forms, which a first training step does not need.
+        from ..compile.backend import Backend
 
         self.backend = Backend()
         weakref.finalize(module, self.backend.free)
@@ -192,8 +195,8 @@ class _State:
 
 
 def _frame_of(module: nn.Module) -> Callable[..., Any]:
-    """What Dynamo compiles of a module: a call of its ``_call_impl``, or a function around it where the module's
-    class is PyTorch's own, as ``nn.Sequential``, or ours, whose methods Dynamo looks into only from other functions."""
+    """What Dynamo compiles of a module: its ``_call_impl``, or a function around it if the module's class is PyTorch's
+    own, as ``nn.Sequential``, or ours: Dynamo inlines methods of those only from other functions."""
     call = module._call_impl
     if not str(type(module).forward.__module__).startswith(("torch.", "convdispatch.")):
         return call
@@ -205,13 +208,13 @@ def _frame_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def _is_traced() -> bool:
-    """Whether somebody records or transforms the call by other means than Dynamo: TorchScript, torch.fx, functorch."""
+    """Whether the call is recorded or transformed by other means than Dynamo: TorchScript, torch.fx, functorch."""
     recorded = torch._C._get_tracing_state() or torch._C._is_torch_function_mode_enabled()
     return bool(recorded) or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _hooks_of(module: nn.Module) -> tuple[Any, ...]:
-    """The hooks on a module's parts, by their numbers; empty where there are none."""
+    """The ids of the hooks on a module's parts; empty if there are none."""
     found = []
     for part in module.modules():
         for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks):
@@ -226,7 +229,7 @@ def _revived(kind: type) -> Any:
 
 @functools.cache
 def _compiled_class(kind: type) -> type:
-    """The class of the same name whose calls are compiled."""
+    """A subclass of the same name whose calls are compiled."""
     words = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind)(kind.__name__, (Compiled, kind), words)
 
@@ -234,13 +237,13 @@ def _compiled_class(kind: type) -> type:
 def _let_compile(module: nn.Module) -> None:
     try:
         module.__class__ = _compiled_class(type(module))
-    except TypeError:  # a class with slots, or with a layout of its own: it runs layer by layer
+    except TypeError:  # a class with slots or another layout stays uncompiled
         return
 
 
 @functools.cache
 def _options() -> dict[str, Any]:
-    """What keeps the graphs of one module apart from others' of its class, as far as this PyTorch knows it."""
+    """Options that separate the graphs of one module from others' of its class, as far as this PyTorch has them."""
     known = inspect.signature(torch.compile).parameters
     wanted = {"isolate_recompiles": True, "recompile_limit": RECOMPILE_LIMIT}
     return {name: value for name, value in wanted.items() if name in known}

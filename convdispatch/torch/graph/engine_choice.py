@@ -21,11 +21,11 @@ from ...inference import choice_cache
 from ...inference.form_benchmark import Verdict, verdict_of
 
 MIN_CONVOLUTION_SHARE = 0.97
-"""Share of a graph's multiply-adds in convolutions from which on a form is taken without a race. Shares, and a form's
-speed in multiples of inductor's: TinyNet-A 1.00 and 2.0, Visformer-T 0.95 and 0.65, MambaOut-F 0.16 and 1.2, XCiT-N
-0.10 and 1.26, FocalNet-T 0.03 and 0.68."""
+"""A graph whose convolutions do at least this share of its multiply-adds runs as a form without a race. Measured
+shares, and a form's speed in multiples of inductor's: TinyNet-A 1.00 and 2.0, Visformer-T 0.95 and 0.65, MambaOut-F
+0.16 and 1.2, XCiT-N 0.10 and 1.26, FocalNet-T 0.03 and 0.68."""
 RUNS = 4
-"""Timed calls of each engine in one of a race's two series; the least counts."""
+"""The number of timed calls of each engine in each of a race's two series; the shortest time counts."""
 ENGINES = ("form", "inductor")
 
 
@@ -55,14 +55,15 @@ def convolution_share(graph: fx.GraphModule) -> float:
 
 
 def faster(candidates: Sequence[Callable[[Sequence[torch.Tensor]], Any]], inputs: Sequence[torch.Tensor]) -> Verdict:
-    """What two series of timed calls say, after one call of each candidate that is not timed; the first wins ties."""
+    """The verdict of two series of timed calls, after one untimed call of each candidate; the first candidate wins
+    ties."""
     for run in candidates:
         run(inputs)
     return verdict_of([_series(candidates, inputs) for _ in range(2)], favourite=0)
 
 
 def _series(candidates: Sequence[Callable[..., Any]], inputs: Sequence[torch.Tensor]) -> list[list[float]]:
-    """Seconds of each candidate's calls, which take turns."""
+    """The seconds of each candidate's calls, which alternate."""
     samples: list[list[float]] = [[] for _ in candidates]
     for _ in range(RUNS):
         for run, times in zip(candidates, samples, strict=True):
@@ -73,7 +74,7 @@ def _series(candidates: Sequence[Callable[..., Any]], inputs: Sequence[torch.Ten
 
 
 class Race:
-    """The choice of an engine for one graph with static sizes, whose nodes tell what they make."""
+    """The choice of an engine for one graph with static sizes, whose nodes have metadata of their results."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         nodes = (f"{node.name} {node.target} {node.args} {node.kwargs} {_kinds(node)}" for node in graph.graph.nodes)
@@ -84,7 +85,7 @@ class Race:
         """The engine that won an earlier race; None where engines are to be timed."""
 
     def fastest(self, candidates: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Tensor]) -> Any:
-        """The fastest candidate, of those by engine; the decision store gets its name."""
+        """The fastest candidate of a mapping by engine; its name is written to the decision store."""
         verdict = faster(list(candidates.values()), inputs)
         name, winner = list(candidates.items())[verdict.best]
         choice_cache.store(self._key, name, 1, verdict, self._known)
@@ -92,6 +93,6 @@ class Race:
 
 
 def _kinds(node: fx.Node) -> Any:
-    """Shapes, strides and types of what a node makes."""
+    """Shapes, strides and types of a node's results."""
     values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     return [(*x.shape, *x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in values]

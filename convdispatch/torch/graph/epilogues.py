@@ -1,4 +1,4 @@
-"""Convolutions of a graph of ATen operators, with what follows them, as our operators.
+"""Replaces convolutions of a graph of ATen operators, and the operators that follow them, by our operators.
 
 ``use_our_operators`` is the pass for graphs that PyTorch's inductor compiles or that run operator by operator: frozen
 batch norms go into the weights (in float64), and a convolution takes in a sum with another tensor and an activation
@@ -24,7 +24,7 @@ _BATCH_NORMS = (_aten._native_batch_norm_legit_no_training.default,)
 
 
 def fold_constants(graph: fx.GraphModule) -> None:
-    """Compute what is made of attributes alone, as normalised or converted weights."""
+    """Compute values that depend on attributes alone, as normalised or converted weights."""
     known = {node: getattr(graph, str(node.target)) for node in graph.graph.nodes if _is_tensor_attribute(graph, node)}
     for node in list(graph.graph.nodes):
         parts = node.all_input_nodes
@@ -42,7 +42,8 @@ def fold_constants(graph: fx.GraphModule) -> None:
 
 
 def fold_batch_norms(graph: fx.GraphModule) -> None:
-    """Put batch norms of frozen statistics into the convolutions before them, whose result nothing else reads."""
+    """Fold batch norms of frozen statistics into the convolutions before them, if nothing else reads the
+    convolution."""
     for node in list(graph.graph.nodes):
         if node.target not in _BATCH_NORMS or any(user.target is not operator.getitem for user in node.users):
             continue
@@ -67,7 +68,7 @@ def fold_batch_norms(graph: fx.GraphModule) -> None:
 def _folded(
     weight: torch.Tensor, bias: Any, scale: Any, shift: Any, mean: torch.Tensor, variance: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A convolution's weight and bias with an affine map of its channels, computed in float64."""
+    """A convolution's weight and bias with an affine map of its output channels folded in, computed in float64."""
     factor = 1 / torch.sqrt(variance.double() + epsilon)
     factor = factor if scale is None else factor * scale.double()
     moved = ((0 if bias is None else bias.double()) - mean.double()) * factor
@@ -79,8 +80,8 @@ def _folded(
 
 
 def use_our_operators(graph: fx.Graph) -> int:
-    """Replace convolutions and their gradients by our operators, with the epilogues of those that nothing else reads;
-    the number of convolutions."""
+    """Replace convolutions and their gradients by our operators, with the epilogues of those whose result nothing else
+    reads; returns the number of convolutions."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     count = 0
     for node in reversed(list(graph.nodes)):
@@ -89,7 +90,7 @@ def use_our_operators(graph: fx.Graph) -> int:
             count += 1
         elif node.target in _CONVOLUTIONS:
             count += 1
-            if node.args[6]:  # transposed
+            if node.args[6]:  # the convolution is transposed
                 node.target = operators.convolution
             else:
                 _fuse(graph, node, order)
@@ -98,7 +99,7 @@ def use_our_operators(graph: fx.Graph) -> int:
 
 
 def freeze_weights(graph: fx.GraphModule) -> None:
-    """Let the weights of our operators be parameters that do not learn, whose packed forms are cached."""
+    """Make the weights of our operators parameters without gradients, whose packed forms are cached."""
     for node in graph.graph.nodes:
         if node.target in (fused_operator.fused_convolution, operators.convolution):
             weight = _constant(graph, node.args[1])
@@ -134,7 +135,7 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _residual(node: fx.Node, mine: fx.Node, order: dict[fx.Node, int]) -> fx.Node | None:
-    """The other operand of a sum with ``mine``, of the same shape and type."""
+    """The other operand of a sum with ``mine``, if it has the same shape and type."""
     if node.target is not _aten.add.Tensor or node.kwargs.get("alpha", 1) != 1 or len(node.args) != 2:
         return None
     one, other = node.args
@@ -158,7 +159,7 @@ def _activations() -> dict[Any, tuple[str, Any]]:
 
 
 def _activation(node: fx.Node, mine: fx.Node) -> str | None:
-    """An operator as ``conv()``'s activation; None where it has none."""
+    """An operator as an activation of ``conv()``; None if it is none."""
     known = _activations().get(node.target)
     if known is None or not node.args or node.args[0] is not mine:
         return None
@@ -182,7 +183,7 @@ def _constant(graph: fx.GraphModule, node: Any) -> torch.Tensor | None:
 
 
 def _attribute(graph: fx.GraphModule, name: str, value: torch.Tensor) -> fx.Node:
-    """A node that reads a tensor that the graph holds from now on."""
+    """A node that reads a tensor, which becomes an attribute of the graph."""
     graph.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
     node = graph.graph.get_attr(name)
     node.meta["val"] = value.to("meta")

@@ -1,4 +1,4 @@
-"""Inference forms of one graph of Dynamo's: a recorded program for each set of input shapes, least recently used first.
+"""Inference forms of one graph of Dynamo's: a recorded program per set of input shapes, in least-recently-used order.
 
 ``GraphForms`` is what the back end returns for a graph without gradients on a CPU. It is called with the graph's flat
 inputs. Those that are weights (``constants``) are packed into the form; the form holds for as long as they are
@@ -35,14 +35,15 @@ from .specialised import forget_originals, specialised, without_fakes
 from .tuning import is_tuned, tune
 
 MAX_FORMS = 8
-"""Forms of one graph; the least recently used one is freed for a ninth."""
+"""The number of forms that one graph caches; the least recently used one is freed for a ninth."""
 """Environment variable: "1" compares each form's first result with the graph's own, computed by PyTorch."""
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference (norm) between a form's first result and PyTorch's, under ``CONVDISPATCH_CHECK=1``."""
 MAX_INTEGER_DIFFERENCE = 2e-2
-"""The same where the graph rounds to integers: a tie may fall on the other side."""
+"""The largest relative difference (norm) if the graph rounds to integers: a tie may be rounded to the other side."""
 MAX_COMPILED = 2
-"""Sets of shapes of one graph that inductor compiles, for each takes seconds; further ones run operator by operator."""
+"""The number of shape sets of one graph that inductor compiles, because each takes seconds; further ones run operator
+by operator."""
 ENGINES = ("form", "inductor", "operators")
 """What may compute a graph without gradients: a form of ours, inductor with our convolutions, operators one by one."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -50,11 +51,11 @@ _TYPES = {
     "cpu": (torch.float32, torch.float64, *_INTEGERS),
     "cuda": (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS),
 }
-"""By device, the types of inputs for which forms are made."""
+"""The types of inputs for which forms are built, by device."""
 
 
 class Form:
-    """A recorded program and what surrounds it: ``form(inputs)`` returns the graph's results."""
+    """A recorded program with its prologue and results: ``form(inputs)`` returns the graph's results."""
 
     def __init__(self, net: AtenNet, program: Any) -> None:
         self._net, self._program = net, program
@@ -67,7 +68,7 @@ class Form:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         given = self._net.given(inputs)
         computed = self._program(*(each.detach().contiguous() for each in self._net.feeds(given)))
-        if self._program.layout != self._layout:  # another form of the same net has proved faster meanwhile
+        if self._program.layout != self._layout:  # another layout of the same net has proved faster
             self._layout, self._solvers = self._program.layout, _solvers(self._program)
         counting.several("convolution", self._solvers)
         return self._net.results(computed, given)
@@ -78,8 +79,8 @@ def _solvers(program: Any) -> list[str]:
 
 
 class OperatorForm:
-    """A graph for one set of shapes with its weights frozen and its convolutions ours: compiled by inductor, or
-    operator by operator."""
+    """A graph for one set of shapes with frozen weights and our convolutions: compiled by inductor, or run operator by
+    operator."""
 
     def __init__(self, run: Callable[..., Any], words: str) -> None:
         self._run, self._words = run, words
@@ -113,17 +114,18 @@ class GraphForms:
         self._dynamic = [place for place in range(count) if place not in packed]
         self._weight_sets = WeightSets()
         self._constants: Constants | None = None
-        """The weights of the call that looks for its form; between calls a graph holds none beside its sets."""
+        """The weights of the call that is looking for its form; between calls a graph references weights only in its
+        sets."""
         self._compiled = 0
         self._lock = threading.RLock()
 
     def descriptions(self) -> dict[str, str]:
-        """By the inputs' shapes: the form, or the reason why there is none."""
+        """The form for each set of input shapes, or the reason why there is none."""
         forms = [each for weights in self._weight_sets.sets for each in list(weights.forms.items())]
         return {_shapes_of(key): str(form) for key, form in forms}
 
     def free(self) -> None:
-        """Free all forms, and let go of their weights; a later call makes others."""
+        """Free all forms and weights; a later call builds new ones."""
         with self._lock:
             self._weight_sets.free()
 
@@ -140,7 +142,7 @@ class GraphForms:
         return self._unfused(inputs)
 
     def _find(self, inputs: Sequence[Any]) -> Form | OperatorForm | None:
-        """The form for a call, built now where its shapes are new; None where the call runs operator by operator."""
+        """The form for a call, built now if its shapes are new; None where the call runs operator by operator."""
         dynamic = [inputs[place] for place in self._dynamic]
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         settings = settings_in_force() or DEFAULT
@@ -159,7 +161,7 @@ class GraphForms:
         if form is None:
             from torch._dynamo.convert_frame import compile_lock
 
-            with compile_lock:  # tracers put functions of their own in PyTorch's classes meanwhile
+            with compile_lock:  # other threads' tracers patch PyTorch's classes
                 form = forms[key] = self._build(inputs, dynamic, key, dtype)
             while len(forms) > MAX_FORMS:
                 forms.popitem(last=False)
@@ -169,7 +171,7 @@ class GraphForms:
     def _build(
         self, inputs: Sequence[Any], dynamic: Sequence[Any], key: Any, dtype: torch.dtype
     ) -> Form | OperatorForm:
-        """What computes the graph for such inputs."""
+        """Build what computes the graph for such inputs."""
         forget_originals()
         tensors = [each for each in dynamic if isinstance(each, torch.Tensor)]
         device = tensors[0].device.type
@@ -190,14 +192,14 @@ class GraphForms:
         return OperatorForm(run, f"operator by operator, convolutions ours{why}")
 
     def _specialised(self, inputs: Sequence[Any]) -> fx.GraphModule:
-        """The graph for the sizes and weights of a call."""
+        """The graph specialised for the sizes and weights of a call."""
         graph = specialised(self._graph, self._is_static, inputs, self._packed)
         if self._constants is not None:
             self._constants.forget_reads()
         return graph
 
     def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
-        """The choice between a form and inductor; None where that is no question: inductor cannot be tried, results
+        """The timed choice between a form and inductor; None if there is no choice: inductor is unavailable, results
         must repeat from process to process, or a form is sure to win."""
         if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].deterministic:
             return None
@@ -205,8 +207,8 @@ class GraphForms:
         return Race(graph) if may_lose(graph) else None
 
     def _build_by_inductor(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], why: str) -> OperatorForm:
-        """The graph by inductor: with our convolutions on a GPU and where that was asked for, else as a whole, for on
-        a CPU inductor fuses what follows oneDNN's convolutions, and calls of ours cost the host more."""
+        """The graph compiled by inductor: with our convolutions on a GPU and if that was requested; else as a whole,
+        because on a CPU inductor fuses what follows oneDNN's convolutions, and calls of ours cost the host more."""
         self._compiled += 1
         ours = self._backend.engine == "inductor" or not tensors[0].is_cpu
         graph = self._specialised(inputs)
@@ -217,7 +219,7 @@ class GraphForms:
     def _build_form(
         self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], key: Any, dtype: torch.dtype
     ) -> Form | str:
-        """A form of ours; in words why there is none."""
+        """A form for the graph, or the reason why there is none, as text."""
         from ... import inference
 
         _, math, chosen = key
@@ -231,7 +233,7 @@ class GraphForms:
                 net.lie_as(self._unfused(list(inputs)))
             with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
                 fed = net.feeds(net.given(tensors))
-                # Timing chooses the layout, and each process may find another one faster.
+                # The layout is fixed: timing might choose another one in each process.
                 layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
                 shapes, dtypes = [tuple(x.shape) for x in fed], [DTYPES[x.dtype] for x in fed]
                 if is_tuned(self._backend.mode):
@@ -245,14 +247,14 @@ class GraphForms:
         return form
 
     def _compare(self, form: Form, inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Raises ConvDispatchError where a form's results are not the graph's own."""
+        """Raises ConvDispatchError if a form's results differ from those of the graph itself."""
         rounds = any(str(node.target) in QUANTIZING for node in self._graph.graph.nodes)
         most = MAX_INTEGER_DIFFERENCE if rounds else MAX_DIFFERENCE
         for ours, own in zip(form(tensors), self._graph(*inputs), strict=True):
             if not isinstance(own, torch.Tensor):
                 continue
             difference = (ours.double() - own.double()).norm() / own.double().norm().clamp_min(1e-30)
-            # Infinities and NaN stand at their places.
+            # Infinities and NaN must be at the same indices.
             close = torch.allclose(ours, own, rtol=most, equal_nan=True)
             if not difference <= most and not close:
                 raise ConvDispatchError(
@@ -263,7 +265,7 @@ class GraphForms:
 
 
 def _can_serve(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a form can run: plain tensors in the host's memory, and nobody who watches operators as they run."""
+    """Whether a form can run: plain tensors in host memory, and no watcher of operators."""
     if not tensors or ranks.many() or engine.watched() or runtime.forked:
         return False
     for x in tensors:
@@ -279,7 +281,8 @@ def _can_serve(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _kind(x: Any) -> Any:
-    """What a form depends on of an input: channels last inputs make channels last results."""
+    """The cache key of an input: its shape, type and device, and whether it is channels last, as its results will
+    be."""
     if not isinstance(x, torch.Tensor):
         return x
     channels_last = x.ndim in FORMATS and not x.is_contiguous() and x.is_contiguous(memory_format=FORMATS[x.ndim])
@@ -287,7 +290,7 @@ def _kind(x: Any) -> Any:
 
 
 def _dtype(tensors: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]) -> torch.dtype:
-    """The type that a form computes in: the first floating input's, else the weights'."""
+    """The dtype in which a form computes: that of the first floating input, else of the weights."""
     found = (x.dtype for x in (*tensors, *constants) if x.dtype in DTYPES)
     return next(found, torch.get_default_dtype())
 

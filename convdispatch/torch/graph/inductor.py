@@ -1,4 +1,4 @@
-"""What PyTorch's inductor compiles for us: everything of a graph but its convolutions, which stay our operators.
+"""What PyTorch's inductor compiles for us: all of a graph except its convolutions, which are calls of our operators.
 
 On GPUs that is Triton's code between our kernels, on CPUs C++; where the compiler is missing, graphs run operator by
 operator. Nothing is fused twice: our pass takes the epilogues of convolutions first, inductor gets the rest.
@@ -56,7 +56,7 @@ def options_of(mode: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compiled(graph: fx.GraphModule, inputs: Sequence[Any], backend: Any) -> Callable[..., Any]:
-    """A graph of Dynamo's, forward and where gradients are wanted backward, by inductor with our convolutions."""
+    """A graph of Dynamo's, forward and if gradients are needed backward, compiled by inductor with our convolutions."""
     from torch._inductor.compile_fx import compile_fx
 
     more = {**backend.patches, "post_grad_custom_pre_pass": _pass(is_tuned(backend.mode))}
@@ -64,7 +64,7 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Any], backend: Any) -> Call
 
 
 def with_our_operators(graph: fx.GraphModule, device: torch.device, mode: str | None) -> fx.GraphModule:
-    """A graph whose weights are attributes, with batch norms folded and our operators; changes the graph."""
+    """A graph whose weights are attributes, with batch norms folded and our operators; changes the graph in place."""
     fold_constants(graph)
     fold_batch_norms(graph)
     use_our_operators(graph.graph)
@@ -75,8 +75,8 @@ def with_our_operators(graph: fx.GraphModule, device: torch.device, mode: str | 
 
 
 def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backend: Any, ours: bool) -> Any:
-    """An inference graph whose weights are attributes, by inductor, which packs them too where that pays; with
-    ``ours``, its convolutions stay our operators. ``backend`` says mode and patches."""
+    """An inference graph whose weights are attributes, compiled by inductor, which packs weights too where that pays;
+    with ``ours``, its convolutions are our operators. ``backend`` has the mode and the patches."""
     from torch._inductor.compile_fx import compile_fx
 
     if ours:
@@ -90,13 +90,13 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
             more = {"fallback_random": True, **backend.patches, "freezing": True}
             return compile_fx(graph, list(inputs), config_patches=more)
 
-    # In a thread of its own: around a call of a compiled graph PyTorch has dispatch keys off that tracing needs.
+    # Compile in a new thread: during a compiled graph's call PyTorch disables dispatch keys that tracing needs.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(compile_graph).result()
 
 
 def operator_by_operator_compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """AOTAutograd's compiler where there is no other."""
+    """The compiler passed to AOTAutograd where inductor is not available."""
     return operator_by_operator(graph)
 
 

@@ -1,4 +1,4 @@
-"""ATen's operators that have a counterpart among ours: by name, what computes it on ours' tensors."""
+"""ATen's operators that have a counterpart among ours: by name, the function that computes them on tensors of ours."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 OPERATORS: dict[str, Callable[..., Any]] = {}
-"""By the operator's name; each takes the net first, then the operator's own arguments."""
+"""Functions by the operator's name; each takes the net first, then the operator's own arguments."""
 OF_SIZES = {
     f"aten.{name}.default" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 }
-"""Those that read of a tensor its sizes alone."""
+"""Operators that read only the sizes of their tensor."""
 PLACES = {"aten.argmax.default", "aten.argmin.default", "aten.max.dim", "aten.min.dim"}
-"""Those whose result, or second result, are places (int64) of numbers."""
+"""Operators whose result, or second result, is indices (int64) of elements."""
 TAKING = {"aten.embedding.default"}
-"""Those that take numbers at places that are computed."""
+"""Operators that read elements at computed indices."""
 _NAMES = "alias clone contiguous detach expand permute reshape unsqueeze _unsafe_view view"
 MOVING = {f"aten.{name}.default" for name in _NAMES.split()}
 MOVING |= {"aten.squeeze.dim", "aten.squeeze.dims", "aten.transpose.int"}
-"""Those that move such places as they move numbers."""
+"""Operators that reshape or move indices in the same way as floating-point elements."""
 
 
 def operator(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function under such names."""
+    """Register a function under these operator names."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         OPERATORS.update(dict.fromkeys(names, function))

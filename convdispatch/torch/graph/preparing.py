@@ -1,4 +1,4 @@
-"""The kernels of a graph's convolutions, compiled side by side before its first call.
+"""Compiles the kernels of a graph's convolutions in parallel before its first call.
 
 Whoever compiles a graph waits for its kernels anyway; a CUDA graph that is captured before they are there would keep
 PyTorch's for good.
@@ -24,7 +24,7 @@ from .tuning import tune
 
 
 def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool, tuned: bool = False) -> None:
-    """Plan every convolution of a graph with our operators. Sizes that are symbols are left: calls plan them.
+    """Plan every convolution of a graph with our operators. Convolutions of symbolic sizes are planned at their call.
 
     ``device`` is where the graph runs, None where its fake tensors say so; ``constant`` says whether the weights are
     frozen parameters, as in a graph for inference. ``tuned``: each problem is measured, and planned by what was found.
@@ -37,7 +37,7 @@ def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool
             for _ in range(1 + tuned):
                 planned = []
                 for task in tasks:
-                    with contextlib.suppress(Exception):  # a problem that is PyTorch's; the call will say so
+                    with contextlib.suppress(Exception):  # PyTorch computes this problem; the call reports why
                         planned.append(task())
                 if tuned:
                     _tune(planned)
@@ -54,7 +54,7 @@ def _tune(calls: Iterable[Any]) -> None:
 
 
 def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterator[Any]:
-    """What plans a node's problems: nothing for a node that is no convolution of ours, or has symbolic sizes."""
+    """Tasks that plan a node's problems: none for a node that is no convolution of ours, or has symbolic sizes."""
     if node.target is fused_operator.fused_convolution:
         x, w, bias, residual, activation, *geometry = node.args
         rest = (*geometry[:3], False, [0] * len(geometry[0]), geometry[3])

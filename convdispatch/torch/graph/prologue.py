@@ -1,4 +1,4 @@
-"""A form's prologue: what PyTorch computes of integers and masks that are given, before the form computes the rest.
+"""A form's prologue: what PyTorch computes from integer and mask inputs, before the form computes the rest.
 
 Forms compute numbers of one type. What a model makes of token ids, masks and bytes alone, up to the first numbers that
 come of them (an embedding, a comparison, a conversion), is a few small operators, which PyTorch runs at each call: with
@@ -17,7 +17,8 @@ from .quantized import Missing
 
 
 class Prologue:
-    """Filled node by node, in the graph's order; then ``finish``, then ``prologue(inputs)`` at each call."""
+    """The nodes of the prologue. ``takes`` each node in the graph's order, then ``finish``, then ``prologue(inputs)``
+    at each call."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -27,13 +28,15 @@ class Prologue:
         self._module: fx.GraphModule | None = None
         self._made: list[fx.Node] = []
         self.feeds: list[fx.Node] = []
-        """What the form is given, in order: inputs that are numbers, and numbers that the prologue makes."""
+        """The form's inputs in order: floating-point inputs of the graph, and floating-point results of the
+        prologue."""
 
     def __contains__(self, node: Any) -> bool:
         return node in self._nodes
 
     def takes(self, node: fx.Node, constants: Any) -> bool:
-        """Whether this operator is the prologue's: it takes integers or masks, and nothing that the form computes.
+        """Whether this operator belongs to the prologue: it takes integers or masks, and nothing that the form
+        computes.
 
         Raises Missing for one that would write to what is given.
         """
@@ -42,14 +45,14 @@ class Prologue:
             return False
         picks = str(node.target) == "<built-in function getitem>"
         if not picks and all(map(_is_number, parts)):
-            return False  # numbers of numbers are the form's
+            return False  # the form computes floating-point operators
         if not picks and node.target._schema.is_mutable:
             raise Missing(f"{node.target} writes to an input")
         self._nodes[node] = None
         return True
 
     def finish(self, root: Any, constants: dict[fx.Node, torch.Tensor], dtype: torch.dtype) -> None:
-        """Sort out what the form is given. Raises Missing where that is no numbers of its type."""
+        """Determine the form's inputs. Raises Missing if one of them is not of the floating-point type ``dtype``."""
         inside = [node for node in self._nodes if node.op != "placeholder"]
         asked = [node for node in self._nodes if any(user not in self._nodes for user in node.users)]
         taken = [node for node in asked if any(user.op != "output" and user not in self._nodes for user in node.users)]
@@ -67,7 +70,7 @@ class Prologue:
             known[node] = graph.placeholder(node.name)
         for node in inside:
             for part in node.all_input_nodes:
-                if part not in known:  # a constant of the model's, or one that was worked out
+                if part not in known:  # a constant of the model, or one that ``AtenNet.check`` computed
                     held = f"held_{len(known)}"
                     setattr(root, held, constants[part])
                     known[part] = graph.get_attr(held)
@@ -76,7 +79,7 @@ class Prologue:
         self._module = fx.GraphModule(root, graph)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
-        """By node, the inputs and what is made of them."""
+        """The inputs and the prologue's results, by node."""
         found = dict(zip(self._placeholders, inputs, strict=True))
         if self._module is not None:
             with torch.no_grad():

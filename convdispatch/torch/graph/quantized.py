@@ -1,4 +1,4 @@
-"""PyTorch's quantized programs (PT2E) as operations of ours: integers between layers, and convolutions of them.
+"""PyTorch's quantized programs (PT2E) as operations of ours: tensors between layers, and convolutions, are integer.
 
 An exported program says what is rounded by operators of ``quantized_decomposed``, which stand around each operation of
 numbers; weights are int8 behind a dequantization. A convolution between such is one of integers.
@@ -23,11 +23,12 @@ _PER_CHANNEL = f"{_LIBRARY}.dequantize_per_channel.default"
 
 
 class Missing(Exception):
-    """The text says what is not there."""
+    """Raised for an operation without a counterpart; the text says what is missing."""
 
 
 class _Integers(NamedTuple):
-    """What numbers were made of; scales and zero points of the tensor or of the first axis."""
+    """The integers from which floating-point numbers were dequantized, with scales and zero points of the tensor or of
+    its first axis."""
 
     values: Any
     scale: np.ndarray
@@ -45,14 +46,14 @@ def _form(scale: Any, zero: Any, least: int, most: int, dtype: Any) -> tuple[flo
 
 
 def quantize(net: Any, x: Any, scale: Any, zero: Any, least: int, most: int, dtype: Any) -> Tensor:
-    """Numbers to integers, by one scale; Missing for a range that is not the dtype's."""
+    """Quantize floating-point numbers, by one scale; raises Missing for a range that is not the dtype's."""
     return quantized.quantize(x, *_form(scale, zero, least, most, dtype))  # type: ignore[no-any-return]
 
 
 def dequantize(
     net: Any, x: Any, scale: Any, zero: Any, least: int, most: int, dtype: Any, *, out_dtype: Any = None
 ) -> Tensor:
-    """Integers to numbers, which are known as these integers from then on."""
+    """Dequantize integers; the result is known to be made of these integers from then on."""
     if out_dtype not in (None, torch.float32):
         raise Missing(f"integers to {out_dtype}")
     factor, point, _ = _form(scale, zero, least, most, dtype)
@@ -62,22 +63,22 @@ def dequantize(
 
 
 class Known:
-    """Which tensors and constants are numbers of integers, by id; what is known is held, so that ids stay their own."""
+    """Which tensors and constants are dequantized integers, by id; each is referenced, so that its id is not reused."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[Any, _Integers]] = {}
 
     def hold(self, numbers: Any, integers: _Integers) -> None:
-        """``numbers`` were made of ``integers``."""
+        """Note that ``numbers`` were dequantized from ``integers``."""
         self._found[id(numbers)] = numbers, integers
 
     def of(self, numbers: Any) -> _Integers | None:
-        """What numbers were made of, if that is known."""
+        """The integers from which numbers were dequantized, or None."""
         found = self._found.get(id(numbers))
         return None if found is None else found[1]
 
     def note(self, node: Any, constants: dict[Any, torch.Tensor]) -> None:
-        """Keep the integers of a constant that was worked out of them, and of its transpose."""
+        """Note the integers of a constant that was dequantized from them, and of its transpose."""
         name, made = str(node.target), constants[node]
         before = self.of(constants.get(node.args[0]))
         if name in ("aten.t.default", "aten.permute.default", "aten.transpose.int") and before and made.ndim == 2:
@@ -89,7 +90,8 @@ class Known:
                 self.hold(made, _Integers(values, *numbers))
 
     def convolution(self, net: Any, x: Any, w: Any, bias: Any, geometry: dict[str, Any]) -> Tensor | None:
-        """The convolution of integers, as numbers; None where x or w is none of these, or w has a zero point."""
+        """The convolution of integers, as floating-point numbers; None if x or w is not dequantized, or w has a zero
+        point."""
         given, weights = self.of(x), self.of(w)
         if given is None or weights is None or weights.zero.any() or not (weights.scale > 0).all():
             return None
@@ -109,7 +111,7 @@ class Known:
         )
 
     def product(self, net: Any, x: Any, w: Any, bias: Any) -> Tensor | None:
-        """``x @ w.T + bias`` of integers, as a convolution of pictures of one pixel; None as ``convolution``."""
+        """``x @ w.T + bias`` of integers, as a convolution of images of one pixel; None as ``convolution``."""
         given = self.of(x)
         if given is None or len(x.shape) != 2:
             return None

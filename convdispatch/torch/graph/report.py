@@ -1,4 +1,4 @@
-"""fusion: what became of the operations of a converted model, graph by graph."""
+"""fusion: reports what became of the operations of a converted model, graph by graph."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ class Fusion:
     """What became of a converted model's graphs."""
 
     forms: dict[str, str] = field(default_factory=dict)
-    """By module, graph and inputs' shapes: the form that runs, or the reason why the graph runs operator by
-    operator."""
+    """By module, graph and input shapes: the form that runs, or the reason why the graph runs operator by operator."""
     breaks: tuple[str, ...] = ()
-    """Where Dynamo could not go on capturing: the line of the model's code, and why."""
+    """Graph breaks of Dynamo: the line of the model's code, and the reason."""
 
     def __str__(self) -> str:
         lines = [f"form for {what}: {form}" for what, form in self.forms.items()]
@@ -23,7 +22,8 @@ class Fusion:
 
 
 def fusion(model: nn.Module) -> Fusion:
-    """What ``convert(model, fuse=True)`` did so far, of its result or of a model that holds it."""
+    """The report on what ``convert(model, fuse=True)`` compiled so far, of its result or of a model that contains
+    it."""
     forms: dict[str, str] = {}
     breaks: list[str] = []
     for name, module in model.named_modules():

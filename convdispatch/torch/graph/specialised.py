@@ -1,4 +1,4 @@
-"""A graph of Dynamo's for the sizes and weights of one call: sizes become numbers, weights become attributes."""
+"""Specialises a graph of Dynamo's for the sizes and weights of one call: sizes become numbers, weights attributes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.modes: list[weakref.ref[Any]] = []
-        """The modes of fake tensors of this thread's last captures."""
+        """The modes of fake tensors of the last captures in this thread."""
 
 
 _thread = _Thread()

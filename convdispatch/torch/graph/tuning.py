@@ -1,4 +1,5 @@
-"""``mode="max-autotune"``: the convolutions of a graph are measured before its first call, and the records decide."""
+"""``mode="max-autotune"``: measures the convolutions of a graph before its first call, and plans them by the
+records."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ...measurement.find import find, why_find
 from ...selection import dispatch
 
 BUDGET_MS = 2000.0
-"""Milliseconds for the search of one problem, compilation included."""
+"""Time budget in milliseconds for the search of one problem, compilation included."""
 
 
 def is_tuned(mode: str | None) -> bool:
@@ -23,7 +24,7 @@ def is_tuned(mode: str | None) -> bool:
 
 
 def tune(problems: Iterable[ConvProblem], device: Any) -> int:
-    """Measure each problem of which the records do not tell enough yet; how many there were.
+    """Measure each problem for which there are too few records; returns how many there were.
 
     A terminal shows how far it is. An interrupt ends it as any other work; what was measured until then is recorded,
     and the next run begins there.
@@ -33,7 +34,7 @@ def tune(problems: Iterable[ConvProblem], device: Any) -> int:
     done = [0]
     with progress_line.shown("measuring", lambda: (done[0], len(unknown) - done[0])):
         for problem in unknown:
-            with contextlib.suppress(ConvDispatchError):  # what cannot be measured is chosen as without this mode
+            with contextlib.suppress(ConvDispatchError):  # a failed measurement falls back to the usual choice
                 find(problem, device, budget_ms=BUDGET_MS)
                 dispatch.forget(problem)
             done[0] += 1

@@ -1,4 +1,4 @@
-"""Upsampling stays one operator in the graphs that AOTAutograd makes for forms.
+"""Keeps upsampling one operator in the graphs that AOTAutograd makes for forms.
 
 PyTorch's tracer would decompose it to gathers at computed places, which no form can read as an upsampling any more.
 """
@@ -15,12 +15,12 @@ from torch import sym_int
 
 _NAMES = "nearest1d nearest2d nearest3d linear1d bilinear2d trilinear3d"
 _KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-"""Keys under which PyTorch enters decompositions that are written in Python."""
+"""Dispatch keys under which PyTorch registers decompositions that are written in Python."""
 
 
 @contextlib.contextmanager
 def whole_upsampling() -> Iterator[None]:
-    """While it holds, tracing does not decompose upsampling. The caller holds Dynamo's lock: other threads trace
+    """A context in which tracing does not decompose upsampling. The caller holds Dynamo's lock: other threads trace
     nothing."""
     before: list[tuple[Any, dict[Any, Any]]] = []
     for name in _NAMES.split():
@@ -41,7 +41,7 @@ def whole_upsampling() -> Iterator[None]:
 
 
 def _by_sizes(operator: Any, x: torch.Tensor, sizes: Any, *rest: Any) -> torch.Tensor:
-    """An upsampling that is given sizes or scales, by the operator that takes both, also where sizes are symbols."""
+    """An upsampling by sizes or scales, by the operator that takes both, also for symbolic sizes."""
     *corners, scales = rest
     if sizes is None:
         sizes = [sym_int(size * scale) for size, scale in zip(x.shape[2:], scales, strict=True)]
