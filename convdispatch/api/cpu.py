@@ -15,15 +15,16 @@ PAGE = 4096
 """Bytes between the areas of a workspace: streams that begin on a page do not share one."""
 LINE = 64
 """Bytes of a cache line."""
-# Linux gives a process the matrix registers' 8 KB of state a thread on request: arch_prctl(ARCH_REQ_XCOMP_PERM,
-# XTILEDATA), https://docs.kernel.org/arch/x86/xstate.html.
+# On Linux a process must request the state of the AMX tile registers, 8 KB per thread, by
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): https://docs.kernel.org/arch/x86/xstate.html.
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 _FITTED = DeviceRates(340e9, 28e9, 8.5e-6)
 """Rates of the two cores with AVX-512 on which the cost models of CPU solvers were fitted."""
 
 
 class Balance(NamedTuple):
-    """What a launch and a byte of memory take in operations of a CPU's peak, in times of what they take two cores."""
+    """The cost of a launch and of a byte of memory in operations at a CPU's peak, relative to the same cost on two
+    cores."""
 
     launch: float = 1.0
     memory: float = 1.0
@@ -47,7 +48,7 @@ def cdiv(a: int, b: int) -> int:
 
 
 def lanes(device: DeviceInfo, dtype: str = "float32") -> int:
-    """Elements of a vector of sums."""
+    """The number of elements in one vector of sums."""
     wide = max(4, min(16, device.simd_width))
     return wide // 2 if dtype == "float64" else wide
 
@@ -66,13 +67,14 @@ def transposed(lanes: int) -> str:
 
 
 def uneven(jobs: int, device: DeviceInfo) -> float:
-    """How many times longer so many equal work groups take than evenly shared work: 2 for one of them on two cores."""
+    """How many times longer ``jobs`` equal work groups take than evenly shared work: 2 for one work group on two
+    cores."""
     rounds = -(-jobs // device.compute_units)
     return rounds * device.compute_units / jobs
 
 
 def registers(device: DeviceInfo) -> int:
-    """Vector registers: 32 with AVX-512, 16 otherwise."""
+    """The number of vector registers: 32 with AVX-512, 16 otherwise."""
     return 32 if device.simd_width >= 16 else 16
 
 
@@ -89,7 +91,8 @@ def lacking(*needed: str) -> str | None:
 
 
 def flags() -> frozenset[str]:
-    """The instructions of this machine's processor, as Linux names them; empty where the system does not tell."""
+    """The instructions of this machine's processor, as Linux names them; empty where the system does not provide
+    them."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

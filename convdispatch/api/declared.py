@@ -79,21 +79,21 @@ class Declared(Solver):
         return None if self._serves is None else self._serves(device)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """The declaration's reason, else the solver's own."""
+        """Returns the declaration's reason to refuse the device, else that of the solver's own ``rejects``."""
         return self.serves(device) or self.solver.rejects(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
-        """The solver's own."""
+        """Calls ``configs`` of the declared solver."""
         return self.solver.configs(problem, device)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """The solver's own."""
+        """Calls ``cost`` of the declared solver."""
         return self.solver.cost(problem, device, config)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        """The solver's own."""
+        """Calls ``workspace`` of the declared solver."""
         return self.solver.workspace(problem, device, config)
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
-        """The solver's own."""
+        """Calls ``plan`` of the declared solver."""
         return self.solver.plan(context, problem, config)

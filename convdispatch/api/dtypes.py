@@ -11,9 +11,9 @@ class DType(NamedTuple):
     """One element type."""
 
     short: str
-    """Name in problem texts: ``f32``."""
+    """The dtype's name in the text of a problem: ``f32``."""
     itemsize: int
-    """Bytes."""
+    """Bytes of one element."""
     storage: str
     """OpenCL C type of an element in memory."""
     accumulator: str
@@ -43,9 +43,9 @@ QUANTIZED: dict[str, DType] = {
 HEADER = 16
 """Words of a quantized convolution's table before the channels' (``quantization.py``)."""
 
-# Without cl_khr_fp16 half is only loaded and stored through vload_half and vstore_half, which OpenCL C always has. With
-# it casts do that, which round likewise: Intel's compiler calls a function for each vload_half, and vectorizes casts.
-# What bfloat16 takes is bfloat16.cl.
+# Without cl_khr_fp16, OpenCL C can only load and store half values, by vload_half and vstore_half. With it, casts
+# convert between half and float with the same rounding: Intel's compiler vectorizes casts, but calls a function for
+# each vload_half. The conversions of bfloat16 are in bfloat16.cl.
 _STORAGE = {
     "float32": """\
 #define REAL float

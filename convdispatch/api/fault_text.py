@@ -10,7 +10,7 @@ import traceback
 from . import settings
 
 _LOG = logging.getLogger("convdispatch")
-"""Has the whole traceback of each fault, at level DEBUG."""
+"""The logger that gets the whole traceback of each fault, at level DEBUG."""
 _LIBRARIES = {
     "convdispatch",
     "numpy",
@@ -30,7 +30,7 @@ def words(error: BaseException) -> str:
     for a sentence. CONVDISPATCH_TRACEBACK=1 prints the whole traceback too."""
     try:
         lines = str(error)[:100_000].strip().splitlines()
-    except BaseException:  # a plugin's exception may raise where it should speak
+    except BaseException:  # str() of a plugin's exception may itself raise
         lines = ["its message could not be read"]
     first = plain(lines[0], 300) if lines else ""
     kind = plain(type(error).__name__, 100)

@@ -32,7 +32,7 @@ class TensorLayout:
 
     channels: int
     size: tuple[int, ...]
-    """Pixels along each axis, as many axes as the caller has."""
+    """The number of pixels along each axis, for as many axes as the caller has."""
     nhwc: bool
 
     @classmethod
@@ -48,22 +48,22 @@ class TensorLayout:
 
     @property
     def pixels(self) -> int:
-        """Pixels of an image."""
+        """The number of pixels of an image."""
         return math.prod(self.size)
 
     @property
     def image(self) -> int:
-        """Elements from image to image."""
+        """The stride from image to image, in elements."""
         return self.channels * self.pixels
 
     @property
     def channel(self) -> int:
-        """Elements from channel to channel."""
+        """The stride from channel to channel, in elements."""
         return 1 if self.nhwc else self.pixels
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Elements from pixel to pixel along each axis."""
+        """The strides from pixel to pixel along each axis, in elements."""
         unit = self.channels if self.nhwc else 1
         return tuple(math.prod(self.size[axis + 1 :]) * unit for axis in range(len(self.size)))
 
@@ -74,26 +74,27 @@ class Phase:
 
     first: Triple
     count: Triple
-    """Places along each axis."""
+    """The number of output places along each axis."""
     taps: Triple
-    """Taps along each axis; a 0 means that nothing reaches these places, whose sums are 0."""
+    """The number of kernel taps along each axis; a 0 means that no tap reaches these output places, whose sums are
+    0."""
     tap0: Triple
     """The kernel's tap that is tap 0 of this phase."""
     origin: Triple
-    """Where place 0 and tap 0 read."""
+    """The source position that place 0 reads for tap 0, along each axis."""
 
     @property
     def places(self) -> int:
-        """Places of an image."""
+        """The number of output places of one image."""
         return math.prod(self.count)
 
     @property
     def volume(self) -> int:
-        """Taps."""
+        """The number of kernel taps of the phase."""
         return math.prod(self.taps)
 
     def reads(self, axis: int, step: int, spread: int) -> range:
-        """From the first to the last position along ``axis`` (0: d, 1: h, 2: w) that is read; empty without taps."""
+        """The range of source positions that the phase reads along ``axis`` (0: d, 1: h, 2: w); empty without taps."""
         if not self.volume:
             return range(0)
         reach = (self.taps[axis] - 1) * spread
@@ -120,17 +121,17 @@ class Geometry:
 
     @property
     def c(self) -> int:
-        """Source channels a group."""
+        """Source channels per group."""
         return self.source.channels // self.groups
 
     @property
     def m(self) -> int:
-        """Target channels a group."""
+        """Target channels per group."""
         return self.target.channels // self.groups
 
     @property
     def volume(self) -> int:
-        """Taps of the kernel."""
+        """The number of taps of the whole kernel."""
         return math.prod(self.kernel)
 
     @property
@@ -146,7 +147,8 @@ class Geometry:
 
     @property
     def pointwise(self) -> bool:
-        """Whether the source's pixels are the places, one tap each: a plain matrix product."""
+        """Whether each output place reads one tap at its own source pixel, so that the convolution is a plain matrix
+        product."""
         return (
             self.volume == 1
             and len(self.phases) == 1
@@ -156,7 +158,7 @@ class Geometry:
 
 
 def phase_count(problem: ConvProblem) -> int:
-    """Phases of the data gradient of a stride, without working them out; 1 in other directions."""
+    """The number of phases of a data gradient with this stride, without computing them; 1 in other directions."""
     if problem.direction != "bwd_data":
         return 1
     return min(problem.sd, problem.id) * min(problem.sh, problem.ih) * min(problem.sw, problem.iw)
@@ -180,11 +182,11 @@ def geometry_of(problem: ConvProblem) -> Geometry:
 
 
 def _phases(size: int, s: int, d: int, p: int, k: int, tap_step: int) -> list[tuple[int, int, int, int, int]]:
-    """(first, count, taps, tap0, origin) of each phase along one axis."""
+    """Returns (first, count, taps, tap0, origin) of each phase along one axis."""
     result = []
     for first in range(min(s, size)):
         count = -(-(size - first) // s)
-        # The first t with (first + p - t d) % s == 0, by the inverse of d among the remainders of s.
+        # The first kernel tap t with (first + p - t * d) % s == 0, by the inverse of dilation d modulo stride s.
         shared = s // tap_step
         tap0 = (first + p) // shared * pow(d // shared, -1, tap_step) % tap_step
         if (first + p) % shared or tap0 >= k:

@@ -16,7 +16,7 @@ __all__ = ["Policy", "current_policy", "forbid_when_frozen", "frozen", "policy"]
 
 @dataclass(frozen=True)
 class Policy:
-    """What the caller asks of the selection. Part of the plan cache's key."""
+    """The caller's constraints on the selection of a solver. Part of the plan cache's key."""
 
     solver: str | None = None
     """A solver's name or glob (``"winograd.*"``); only these are candidates."""
@@ -38,7 +38,7 @@ class Policy:
     """No compilation, timing, file access or allocation: raise Frozen instead."""
 
     def __post_init__(self) -> None:
-        # A policy is in the key of every warm call, so its hash is computed once.
+        # A Policy is part of the key of every warm call, so its hash is computed once.
         object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in self.__dataclass_fields__)))
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ class Policy:
 
     @property
     def selection(self) -> Policy:
-        """This policy without what does not bear on the choice of a plan."""
+        """This policy reduced to the fields that affect which plan is chosen."""
         if self.fallback and not self.frozen and self.tier is None:
             return self
         return replace(self, frozen=False, fallback=True, tier=None)
@@ -58,10 +58,10 @@ class Policy:
 
 
 DEFAULT = Policy()
-"""The policy in force where nobody set one."""
+"""The policy in force where none was set."""
 _current: ContextVar[Policy] = ContextVar("convdispatch_policy", default=DEFAULT)
 ask_policy: Callable[[], Policy] = _current.get
-"""``current_policy`` as one call of C, for code below Python."""
+"""``current_policy`` as one call of a C function, for native code."""
 
 
 def current_policy() -> Policy:
@@ -75,7 +75,7 @@ class _Unchanged:
 
 
 _UNCHANGED: Any = _Unchanged()
-"""The default of each choice of ``policy``: as it is outside the block."""
+"""The default of each argument of ``policy``: the value in force outside the block stays."""
 
 
 @contextlib.contextmanager
@@ -100,7 +100,8 @@ def policy(
     try:
         yield chosen
     finally:
-        # A block that ends in another context than it began in was never in force there.
+        # ContextVar.reset raises ValueError where the block ends in another context than it began in: the policy was
+        # never in force there.
         with contextlib.suppress(ValueError):
             _current.reset(token)
 

@@ -58,7 +58,7 @@ class ConvProblem:
     pd: int = 0
     ph: int = 0
     pw: int = 0
-    # None, the default, becomes the near side's pad, and for ndim what the sizes show.
+    # A far-side pad of None becomes the near side's pad; ndim of None becomes the number of axes that the sizes show.
     pd_r: int = None  # type: ignore[assignment]
     ph_r: int = None  # type: ignore[assignment]
     pw_r: int = None  # type: ignore[assignment]
@@ -159,10 +159,10 @@ class ConvProblem:
 
     @functools.cached_property
     def _hash(self) -> int:
-        # Hashing thirty fields costs more than the rest of a warm call, and a problem is a key in it.
+        # A ConvProblem is part of the key of every warm call, and hashing thirty fields costs more than the rest of it.
         return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init))
 
-    # --- derived numbers -------------------------------------------------------------------------------------------
+    # --- numbers derived from the fields ---------------------------------------------------------------------------
 
     @property
     def axes(self) -> str:
@@ -210,7 +210,7 @@ class ConvProblem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element of x and w, and of y but for a quantized convolution's."""
+        """Bytes of one element of x and w, and of y unless the convolution is quantized."""
         return (DTYPES.get(self.dtype) or INTEGERS[self.dtype]).itemsize
 
     @property
@@ -229,7 +229,7 @@ class ConvProblem:
 
     @property
     def dtype_text(self) -> str:
-        """The dtypes as texts have them: ``f32``; of x, w and y where they differ: ``u8s8s32``."""
+        """The dtypes as a problem's text spells them: ``f32``, or ``u8s8s32`` where those of x, w and y differ."""
         if not self.out_dtype:
             return DTYPES[self.dtype].short
         return f"{INTEGERS[self.dtype].short}s8{QUANTIZED[self.out_dtype].short}"
@@ -247,7 +247,7 @@ class ConvProblem:
 
     @property
     def depthwise(self) -> bool:
-        """One input channel a group."""
+        """Whether each group has one input channel."""
         return self.g > 1 and self.ic == self.g
 
     def replace(self, **changes: Any) -> ConvProblem:
@@ -261,7 +261,7 @@ class ConvProblem:
         """
         return _macros(self)
 
-    # --- text --------------------------------------------------------------------------------------------------------
+    # --- the problem as text -----------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         words = [self.direction, self.dtype_text]
@@ -330,7 +330,7 @@ def epilogue_macros(problem: ConvProblem) -> str:
 
 _LARGEST = 2**63 - 1
 _LETTER = re.compile(r"([a-z]+(?:_r)?)([0-9]+)")
-_LONGEST = 1000  # characters; a text with every letter has some 200
+_LONGEST = 1000  # most characters of a problem's text that is parsed; one with every letter has some 200
 
 
 def _parse(cls: type[ConvProblem], text: str) -> ConvProblem:

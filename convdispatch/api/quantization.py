@@ -83,7 +83,7 @@ class Quantization:
             raise InvalidArgument(f"{name} must lie within {dtype}, {limits.min} to {limits.max}, got {value}")
 
     def multipliers(self, channels: int, *, residual: bool = False) -> np.ndarray:
-        """What sums are multiplied by, float32, one a channel. Raises InvalidArgument.
+        """The factors by which the sums are multiplied: float32, one per output channel. Raises InvalidArgument.
 
         With a residual what is not rounded by itself becomes numbers first: they are added, and divided by y_scale.
         """
@@ -122,7 +122,7 @@ class Quantization:
     def table(
         self, channels: int, bias: Any = None, *, activation: str | None = None, residual: bool = False
     ) -> np.ndarray:
-        """What kernels read in the place of a bias: int32, ``Table`` says where what stands.
+        """The int32 table that kernels read instead of a bias; ``Table`` lists its words.
 
         ``bias`` is int32, in units of ``x_scale * w_scale``. Raises InvalidArgument.
         """
@@ -159,7 +159,7 @@ class Quantization:
         words[Table.usual] = all(2.0**-40 < each < 2.0**40 for each in magnitudes)
         if self.dtype in INTEGERS and (low, high) == self.bounds(None):
             largest = floats[HEADER + channels :].max(initial=0)
-            if residual:  # of two numbers that were rounded to bytes
+            if residual:  # with a residual, y is the sum of two numbers that were each rounded to 8 bits
                 sides = floats[Table.sum_scale] + floats[Table.residual_scale]
                 largest = sides / floats[Table.y_scale] / 2**20 if words[Table.rounds] else np.inf
             words[Table.saturates] = largest < 1

@@ -12,7 +12,7 @@ from .problem import ConvProblem
 
 @dataclass
 class Result:
-    """What a search found of one solver with one configuration. Times in milliseconds, memory in bytes."""
+    """The result of a search for one solver with one configuration. Times in milliseconds, memory in bytes."""
 
     solver: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -21,11 +21,11 @@ class Result:
     status: str = "not tried"
     """``measured``; ``cut``, being certain to lose; ``wrong``; ``failed``; ``refused``; ``not tried``."""
     reason: str = ""
-    """Why the candidate is not measured, in words."""
+    """The reason why the candidate was not measured."""
     median_ms: float | None = None
     """Median time of benchmarking, or of screening where the candidate was not benchmarked."""
     benchmarked: bool = False
-    """Whether it ran in turns with its rivals, often enough for an interval."""
+    """Whether the candidate ran in turns with its rivals, often enough for a confidence interval."""
     screening_ms: float | None = None
     """Median of screening, some three samples before benchmarking."""
     p20: float | None = None
@@ -33,12 +33,12 @@ class Result:
     ci: tuple[float, float] | None = None
     """Confidence interval of the median, 95 %."""
     count: int = 0
-    """The number of samples."""
+    """The number of timing samples of the candidate."""
     error: float | None = None
     """Measured relative error on sampled outputs, against float64: the worse of ``errors``; ``max_error`` obeys it."""
     errors: dict[str, float] = field(default_factory=dict)
-    """By kind of data: ``normal`` (norm), and ``scaled``, the worst plane where images, channels and summed axis differ
-    in scale."""
+    """Relative error by kind of test data: ``normal`` (norm), and ``scaled``, the worst plane where images, channels
+    and summed axis differ in scale."""
     workspace: int | None = None
     compile_ms: float | None = None
     deterministic: bool | None = None
@@ -55,7 +55,7 @@ class Results(list[Result]):
     tie: tuple[Result, ...] = ()
     """Results that cannot be told apart from the fastest; empty when there is no tie."""
     spent_ms: float = 0.0
-    """What the search took, compilation and verification included."""
+    """Milliseconds that the search took, compilation and verification included."""
     peak_bytes: int = 0
     """The most device memory that the search held at once: operands, workspace, packed weights."""
     conditions: str = ""

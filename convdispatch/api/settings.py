@@ -20,7 +20,7 @@ from .errors import InvalidArgument
 
 T = TypeVar("T")
 OFF = "off"
-"""The text by which a folder's setting says that nothing is stored."""
+"""The value of a folder's setting that means that nothing is stored."""
 _TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _NAME = re.compile(r"[\w.-]+")
@@ -32,7 +32,8 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """A type of value: what a text must be, in words, and the function that reads it, which raises ValueError."""
+    """A type of value: a description of the texts that are allowed, and the function that reads one, which raises
+    ValueError."""
 
     expected: str
     read: Callable[[str], T]
@@ -100,7 +101,7 @@ def _file(text: str) -> Path:
 
 
 def _one_of(*words: str) -> Kind[Any]:
-    """A word out of a list."""
+    """A kind of setting whose value is one word out of a list."""
 
     def read(text: str) -> str:
         if text not in words:
@@ -112,7 +113,7 @@ def _one_of(*words: str) -> Kind[Any]:
 
 
 def _number(low: float, high: float, unit: str) -> Kind[float]:
-    """A number between bounds, both included."""
+    """A kind of setting whose value is a number between two bounds, both included."""
 
     def read(text: str) -> float:
         found = float(text)
@@ -302,7 +303,7 @@ OCL_ICD_VENDORS = Setting(
     ("/etc/OpenCL/vendors",),
 )
 SETTINGS = {setting.name: setting for setting in list(globals().values()) if isinstance(setting, Setting)}
-"""All of them by name, in the order of the docs."""
+"""All settings by name, in the order of the documentation."""
 
 
 def texts() -> dict[str, str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 EPILOGUE = frozenset({"bias", "residual", "activation", "accumulate"})
-"""What may follow the convolution proper."""
+"""The operations that may follow the convolution itself."""
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from ..selection.prepared import Constant
 from .arrays.accepted import shape_of
 
 PLACES = {"fwd": (0, 1, 2), "bwd_data": (2, 1, 0), "bwd_weights": (0, 2, 1)}
-"""By direction: the operands that are read, and the result, as indices into (x, w, y)."""
+"""For each direction, the two operands that are read and the result, as indices into (x, w, y)."""
 
 
 class Request(NamedTuple):
@@ -27,26 +27,26 @@ class Request(NamedTuple):
 
     direction: str
     operands: tuple[Any, Any, Any]
-    """x, w, y; None for a result that is to be allocated."""
+    """The arrays x, w and y; None for a result that is to be allocated."""
     options: tuple[Any, ...]
-    """Stride, padding, dilation, groups, activation, layout, math, accumulate."""
+    """The options stride, padding, dilation, groups, activation, layout, math and accumulate, in this order."""
     bias: Any = None
     residual: Any = None
     queue: Any = None
     shape: tuple[int, ...] | None = None
-    """The result's, where the operands do not give it."""
+    """The result's shape, where the operands do not determine it."""
     names: tuple[str, str, str] = ("x", "w", "y")
-    """Of the operands, for errors."""
+    """The names of the operands in error messages."""
     quantization: Quantization | None = None
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """All operands."""
+        """All arrays of the call: x, w, y, bias and residual."""
         return (*self.operands, self.bias, self.residual)
 
     @property
     def roles(self) -> list[str]:
-        """Names of x, w, y as errors have them: a gradient is dy, the result out."""
+        """The names of x, w and y in error messages: a gradient is dy, the result is out."""
         roles = ["dy" if name == "y" and self.direction != "fwd" else name for name in self.names]
         roles[PLACES[self.direction][2]] = "out"
         return roles
@@ -66,7 +66,8 @@ class Request(NamedTuple):
             other.shape,
             shape,
             dtype,
-            beside is dtype or beside,  # no None: NumPy's float64 equals it
+            # True stands for an equal dtype; None could not, because NumPy's float64 dtype == None
+            beside is dtype or beside,
             options,
             kind,
             (Constant, type(other.array)) if type(other) is Constant else type(other),
@@ -159,7 +160,7 @@ def whole(name: str, value: Any, least: int) -> int:
 
 
 def _is_integer(value: Any) -> bool:
-    # An array has __index__ too, and refuses it unless it holds one integer.
+    # An array has __index__ too, which raises TypeError unless the array holds one integer.
     try:
         return not isinstance(value, bool) and getattr(value, "ndim", 0) == 0 and operator.index(value) is not None
     except TypeError:
@@ -167,7 +168,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def per_axis(name: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:
-    """One int for all axes, or one each, as a tuple of ``ndim`` ints. Raises InvalidArgument."""
+    """Expands one int for all axes, or one int per axis, to a tuple of ``ndim`` ints. Raises InvalidArgument."""
     if _is_integer(value):
         return (whole(name, value, least),) * ndim
     try:
@@ -189,7 +190,7 @@ def _padding(
             raise InvalidArgument(f"padding must be numbers, 'same' or 'valid', got {padding!r}")
         if any(step != 1 for step in strides):
             raise InvalidArgument(f"padding='same' keeps the size only with stride 1, got stride {strides}")
-        # As PyTorch: the odd one of an odd total goes to the far side.
+        # As in PyTorch, the odd element of an odd total padding goes to the far side.
         totals = [spread * (extent - 1) for spread, extent in zip(dilations, kernel, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]
     if _is_integer(padding):
@@ -228,8 +229,8 @@ def transposed_shape(
     groups: int,
     layout: str,
 ) -> tuple[tuple[int, ...], list[tuple[int, int]], list[int]]:
-    """Of a transposed convolution: its shape, the padding of the convolution whose data gradient it is, and the zeros
-    to append to x along each axis.
+    """Returns three things of a transposed convolution: the shape of its result, the padding of the convolution whose
+    data gradient it is, and the zeros to append to x along each axis.
 
     Along an axis the size is ``(size - 1) * stride - near - far + dilation * (kernel - 1) + output_padding + 1``. An
     ``output_padding`` of the stride or more (PyTorch bounds it by stride and dilation) is more than the convolution's
@@ -272,7 +273,7 @@ def transposed_shape(
 
 
 def described_problem(request: Request, dtype: str) -> ConvProblem:
-    """What a request for arrays of a dtype describes. Raises InvalidArgument, InvalidProblem."""
+    """The ConvProblem that a request for arrays of this dtype describes. Raises InvalidArgument, InvalidProblem."""
     direction, operands, options, bias, residual, _, shape, names, _ = request
     stride, padding, dilation, groups, activation, layout, math, accumulate = options
     x, w, y = operands
@@ -306,7 +307,7 @@ def described_problem(request: Request, dtype: str) -> ConvProblem:
 
 
 def sizes_of(name: str, shape: Any) -> tuple[int, ...]:
-    """An argument's sizes. Raises InvalidArgument for what is no tuple of integers."""
+    """An argument's sizes as a tuple of integers. Raises InvalidArgument for what is no tuple of integers."""
     try:
         return tuple(size.__index__() for size in shape)
     except (TypeError, AttributeError):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """What calls on every kind of memory have in common.
+    """The common part of calls on every kind of memory.
 
     ``call(x, w, y, bias, constant, residual, queue)`` runs it and returns the result. None stands for an operand that
     there is not, and for a result that is to be allocated; ``constant`` is the promise behind ``w``, if there is one.
@@ -28,21 +28,21 @@ class Call:
     host = False
     """Whether operands are in host memory."""
     launches: Any = None
-    """The executable, bound to its place; None while there is nothing to launch."""
+    """The executable, bound to where it is launched (``device/places``); None while there is nothing to launch."""
     prepared: Any = None
-    """The plan; None while there is none, or nothing to compute."""
+    """The prepared plan; None before ``prepare``, and where there is nothing to compute."""
     solver = "none: nothing to compute"
-    """The name of what runs."""
+    """The name of the solver that computes the call."""
     packed_key: Any = None
     """The key under which constant weights hold the address of the form packed for this call."""
     again: Any = None
-    """Makes the call again, where it has been made twice in a row; see ``guarded_replay``."""
+    """The fast path that repeats a call that was made twice in a row; see ``guarded_replay``."""
     form: Any = None
     """The memory format of all operands, for PyTorch's operators."""
     shape: Any = None
-    """The result's shape as PyTorch counts."""
+    """The result's shape in PyTorch's order of axes."""
     native: Any = None
-    """The launches for the native call path, once that asked; False for what it does not take."""
+    """The launches for the native call path, once it has asked for them; False where it cannot make the call."""
     backward_ready = True
 
     def __init__(self, problem: ConvProblem, device: cl.Device, count: Callable[[str], Any] | None = None) -> None:
@@ -58,7 +58,7 @@ class Call:
         self.empty = math.prod(self.out_shape) == 0 or problem.mb == 0
 
     def prepare(self, context: cl.Context) -> None:
-        """Choose the plan, or find it. Raises as ``dispatch.prepare``."""
+        """Choose the plan, or find it in the cache. Raises as ``dispatch.prepare``."""
         self.prepared = dispatch.prepare(self.problem, context)
         self.solver = str(self.prepared.solver.name)
 
@@ -73,13 +73,13 @@ class Call:
         return self.problem.direction == "bwd_weights" and not self.problem.accumulate
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """What makes the call again that was just made twice with ``given``: x, w, y, bias, residual and queue; None
-        where there is nothing quicker than to look it up. ``library`` is that of its arrays, None for NumPy's and
+        """A function that repeats the call that was just made twice with ``given`` (x, w, y, bias, residual and queue);
+        None where nothing is quicker than to look the call up. ``library`` is that of its arrays, None for NumPy's and
         OpenCL's."""
         return None
 
     def program(self, launcher: Any) -> Any:
-        """The launches as the native call path takes them, made once; None for what that does not take."""
+        """The launches in the form that the native call path takes, made once; None where it cannot make the call."""
         raise NotImplementedError
 
     def check_out(self, shape: tuple[int, ...], dtype: str, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""The one cache of calls: by all that decides them, and by the weights of a layer's last one."""
+"""The one cache of calls: by a key of all that decides them, and by the weights of the last call of each layer."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from ..device.programs.kernels import Programs
 from ..selection import dispatch
 
 MAX_LAST_CALLS = 256
-"""Weights of which the last call is remembered, of one part."""
+"""The most weights, per direction of convolution, whose last call is remembered."""
 
 
 class CallCache:
-    """Calls by all that decides them, and the last call of each weights: a layer's weights tell its call, most often,
-    and comparing is sooner than hashing."""
+    """Calls by a key of all that decides them, and the last call of each weights: these mostly identify the call, and
+    comparing one key is faster than hashing it."""
 
     def __init__(
         self, parts: Iterable[str], drop: Callable[[Any], Any] | None = None, used: Callable[[Any], int] | None = None
     ) -> None:
-        """``drop(call)`` is called with each that goes; ``used(call)`` returns when it ran elsewhere, 0 if it did not
-        since this was asked last."""
+        """``drop(call)`` is called with each evicted call; ``used(call)`` returns when a fast path last ran the call, 0
+        if none did since the last query."""
         self.last: dict[str, dict[int, tuple[Any, Any]]] = {part: {} for part in parts}
-        """By part and the weights' id: what decided their last call, and that call. Nothing rests on the id."""
+        """The key of the last call and the call itself, by direction and the id of the weights; a wrong id is
+        harmless."""
         self.calls = Programs(self._let_go, self._used)
         self._drop, self._asked = drop, used
         dispatch.on_forget(self.forget)
 
     def store(self, part: str, key: Any, weights: Any, call: Any) -> None:
-        """``key`` decided a call, which is these weights' last one now."""
+        """Store a call as the last one of these weights, under the ``key`` that decided it."""
         known = self.last[part]
         if len(known) >= MAX_LAST_CALLS:
             known.clear()
         known[id(weights)] = key, call
 
     def forget(self) -> None:
-        """Drop all calls."""
+        """Remove all calls from the cache."""
         self.calls.drop()
         self.forget_last()
 
     def forget_last(self) -> None:
-        """Every call is looked up next time."""
+        """Forget the weights' last calls, so that every call is looked up by its whole key next time."""
         for known in self.last.values():
             known.clear()
 
@@ -56,8 +57,8 @@ class CallCache:
                 self._drop(call)
 
     def _used(self, call: Any) -> int:
-        """When a call ran elsewhere; 1 where it is some weights' last one, which its next call then has to look up;
-        else 0."""
+        """When a fast path last ran a call; 1 if it is the last call of some weights, whose entry is removed; else
+        0."""
         used = 0 if self._asked is None else self._asked(call)
         for known in self.last.values():
             for key, (_, each) in known.items():
@@ -70,7 +71,7 @@ class CallCache:
 CACHE = CallCache(DIRECTIONS)
 CALLS, LAST = CACHE.calls, CACHE.last
 """A call that was made twice in a row is made ``again`` where its arguments are as before; see ``guarded_replay``."""
-if hasattr(os, "register_at_fork"):  # in a forked child calls ask whether they can be made
+if hasattr(os, "register_at_fork"):  # a forked child looks every call up again, and checks there whether it can be made
     os.register_at_fork(after_in_child=CACHE.forget_last)
 
 
@@ -80,7 +81,8 @@ def cached_call(direction: str, key: Any, second: Any) -> Any:
     try:
         if last is not None and last[0] == key:
             return last[1]
-    except ValueError:  # an array among the options: it has no hash either, which says what to do
+    except ValueError:
+        # Keys with an array among the options cannot be compared; hashing the key below raises the error to report.
         pass
     call = CALLS.get(key)
     if call is not None:

@@ -66,7 +66,7 @@ def conv(
     operands = x, w, out
     options = (stride, padding, dilation, groups, activation, layout, math, accumulate)
     last = _LAST_FORWARD.get(id(w))
-    # As _call has it: a call of that would cost a tenth.
+    # These lines repeat the body of _call, because calling it would add a tenth to the time of a warm call.
     if last is not None and quantization is None and (again := last[1].again) is not None:
         if bias is residual is queue is None:
             done = again("fwd", operands, options, None)
@@ -177,7 +177,7 @@ def _call(request: Request) -> Any:
 
 
 def _looked_up(request: Request) -> Any:
-    """As ``_call``, by all that decides the call."""
+    """Makes a call as ``_call`` does, found by the key of all that decides it."""
     direction, operands, options, bias, residual, queue, shape, _, quantization = request
     first, second, written = PLACES[direction]
     lead, other = operands[first], operands[second]
@@ -192,7 +192,7 @@ def _looked_up(request: Request) -> Any:
         key = request.key(devices)
         last = LAST[direction].get(id(other), (None, None))[1]
         call = cached_call(direction, key, other)
-    except TypeError:  # a list among the options, or something that is no array
+    except TypeError:  # a list among the options cannot be hashed, or an operand is not an array
         changed, key = tuple(map(_hashable, options)), None
         if changed != options:
             return _looked_up(request._replace(options=changed))
@@ -200,7 +200,7 @@ def _looked_up(request: Request) -> Any:
         key = None
     if call is None:
         alike = brought(request.arrays, lead, written)
-        if alike is not None:  # some were of another kind than the leading operand
+        if alike is not None:  # some operands were of another kind than the leading operand, and have been converted
             x, w, y, bias, residual = alike
             result = _looked_up(request._replace(operands=(x, w, y), bias=bias, residual=residual))
             return result if operands[written] is None else operands[written]
@@ -218,5 +218,5 @@ def _looked_up(request: Request) -> Any:
 
 
 def _hashable(option: Any) -> Any:
-    """An option's lists as tuples, so that a call with lists is found again too."""
+    """Returns an option with its lists turned into tuples, so that the key of a call with lists can be hashed."""
     return tuple(map(_hashable, option)) if type(option) in (list, tuple) else option

@@ -44,7 +44,7 @@ def described_call(request: Request, library: Library | None, devices: Sequence[
 
 
 def _stream_call(request: Request, library: Library, lead: Any, number: int, devices: Sequence[Any]) -> Call:
-    """For a library's arrays on a CUDA device."""
+    """The call for another library's arrays on a CUDA device."""
     from .arrays.stream_arrays import StreamArrays
     from .stream_call import StreamCall, refuse_capture
 
@@ -66,7 +66,7 @@ def _stream_call(request: Request, library: Library, lead: Any, number: int, dev
 
 
 def _library_call(request: Request, library: Library, lead: Any, devices: Sequence[Any]) -> Call:
-    """For a library's arrays in host memory: as NumPy's views of them."""
+    """The call for another library's arrays in host memory, which are used as NumPy views."""
     kinds = {type(each) for each in request.arrays if each is not None}
     if request.quantization is not None:
         if any(device is not None for device in devices[:5]):
@@ -79,7 +79,7 @@ def _library_call(request: Request, library: Library, lead: Any, devices: Sequen
 
 
 def _own_call(request: Request, lead: Any, arrays: Any = NumPyArrays) -> Call:
-    """For NumPy's arrays, and those of OpenCL queues."""
+    """The call for NumPy's arrays, and for arrays of OpenCL queues."""
     direction, operands = request.direction, request.operands
     written = PLACES[direction][2]
     if request.quantization is None:
@@ -153,7 +153,7 @@ def _check_places(request: Request, lead: Any) -> None:
 
 
 def _one_library(request: Request, library: Library, devices: Sequence[Any]) -> str:
-    """The dtype of all operands. Raises InvalidArgument where they are not of one library, device and dtype."""
+    """The common dtype of all operands. Raises InvalidArgument unless they are of one library, device and dtype."""
     read, roles = PLACES[request.direction][0], request.roles
     lead, dtype = roles[read], library.dtype(request.operands[read])
     for name, array, place in zip((*roles, "bias", "residual"), request.arrays, devices, strict=False):
@@ -197,7 +197,8 @@ def _check_quantized(request: Request, problem: ConvProblem, lead: Any) -> None:
         if array is not None and not isinstance(array, Constant) and isinstance(array, np.ndarray) != on_host:
             raise InvalidArgument(f"{name} must be where x is, NumPy's or on a device")
     assert request.quantization is not None
-    table_of(request.quantization, problem, request.bias, request.options[4])  # raises for what it cannot hold
+    # Only a check: table_of raises for numbers that the table of a quantized convolution cannot hold.
+    table_of(request.quantization, problem, request.bias, request.options[4])
 
 
 def _quantized_on_cuda(request: Request, library: Library, number: int) -> ConvProblem:
@@ -220,7 +221,7 @@ def _quantized_on_cuda(request: Request, library: Library, number: int) -> ConvP
 
 
 def view_of(library: Library, array: Any) -> Any:
-    """NumPy's view of a library's array in host memory, or of constant weights; other things as they are."""
+    """NumPy's view of a library's array in host memory, or of constant weights; returns other objects unchanged."""
     if array is None or isinstance(array, np.ndarray):
         return array
     if isinstance(array, Constant):

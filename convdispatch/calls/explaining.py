@@ -27,7 +27,8 @@ def explain(
     layout: Layout = "nchw",
     math: Math = "float32",
 ) -> Explanation:
-    """Every solver's answer to a problem: refused and why, or accepted and in which place, and the choice's source.
+    """Every solver's answer to a problem: refused with the reason, or accepted with its rank, and the source of the
+    choice.
 
     ``explain(problem, device)`` takes a ConvProblem or its text, and what ``runtime.find_device`` takes;
     ``explain(x, w, bias, ...)`` the arguments of a call of ``conv``, which is not made. Compiles nothing, runs nothing.
@@ -41,7 +42,7 @@ def explain(
                 f"explain takes a problem, such as 'mb1ic64ih56oc64kh3ph1', or arrays x and w as conv does; got "
                 f"{type(array).__name__} for {name}"
             )
-    dtype = str(problem.dtype).rpartition(".")[2]  # PyTorch says torch.float32
+    dtype = str(problem.dtype).rpartition(".")[2]  # PyTorch's dtypes print as torch.float32
     options = (stride, padding, dilation, groups, activation, layout, math, False)
     seen = described_problem(Request("fwd", (problem, w, None), options, bias, residual), dtype)
     queue = getattr(problem, "queue", None)

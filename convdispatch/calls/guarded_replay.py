@@ -1,4 +1,5 @@
-"""The same call once more: checked piece by piece, with no key to make or to look up. On CUDA the native path does it.
+"""The fast path of a repeated call: its arguments are compared one by one, with no key to build or look up. On CUDA the
+native path does this.
 
 What a warm call costs is asking its arrays what they are; here each is asked once. Where anything is not as it was the
 last time the answer is None, and the call is looked up by all that decides it.
@@ -38,13 +39,13 @@ def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...]
         try:
             if given_direction != direction or given_options != options or sizes != shape:
                 return None
-        except ValueError:  # an array among the options
+        except ValueError:  # options that contain an array cannot be compared
             return None
         if type(x) is not lead_kind or type(w) is not other_kind or type(out) is not out_kind:
             return None
-        if current_policy() not in policies:  # by identity first
+        if current_policy() not in policies:  # `in` compares by identity before it compares by value
             return None
-        # What the short way would look at, in one comparison, which takes the same objects for equal at once.
+        # All checks of the fast path as one comparison of tuples, which tests identity before equality.
         if at_once and facts == (
             x.dtype, w.dtype, out.dtype, x.shape, w.shape, out.shape, x.strides, w.strides, out.strides,
             x.queue, w.queue, out.queue, x.offset, w.offset, out.offset,
@@ -57,9 +58,9 @@ def replay_on_queue(call: Any, operands: Sequence[Any], options: tuple[Any, ...]
                 wait_for = x.events + w.events + before if x.events or w.events else before
                 try:
                     event = launches.run(known, memory, wait_for or None)
-                except Exception:  # which the short way sees too, and knows what to do
+                except Exception:  # the fast path meets the same error, and handles it
                     return fast_path(x, w, out, None)
-                if len(before) == 1:  # a third of what a slice takes
+                if len(before) == 1:  # replacing one element takes a third of the time that assigning a slice takes
                     before[0] = event
                 else:
                     before[:] = (event,)
@@ -95,7 +96,7 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
         try:
             if given_direction != direction or given_options != options or sizes != shape:
                 return None
-        except ValueError:  # an array among the options
+        except ValueError:  # options that contain an array cannot be compared
             return None
         if (
             type(x) is not lead_kind
@@ -106,7 +107,7 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
             or x.dtype is not dtype
             or w.dtype is not beside
             or given_queue is not queue
-            or current_policy() not in policies  # by identity first
+            or current_policy() not in policies  # `in` compares by identity before it compares by value
             or runtime.forked
         ):
             return None
@@ -133,7 +134,8 @@ def replay_on_host(call: Any, given: Sequence[Any], options: tuple[Any, ...], sh
 
 
 def _facts(array: Any) -> Any:
-    """What a bias or a residual must have in common with the one before; of what is no array nothing ever has."""
+    """The attributes in which a bias or a residual must equal the one of the call before; an object that is no array
+    never does."""
     if array is None:
         return None
     dtype = getattr(array, "dtype", None)
@@ -141,5 +143,5 @@ def _facts(array: Any) -> Any:
 
 
 def _plain(array: Any) -> bool:
-    """Whether one of PyTorch's tensors, if it is one, lies in host memory and records no gradient."""
+    """Whether an array, if it is a PyTorch tensor, is in host memory and records no gradient."""
     return array is None or type(array) is Constant or bool(array.is_cpu and not array.requires_grad)

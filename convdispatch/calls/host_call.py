@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 class HostCall(Call):
-    """A problem on a device for one kind of arrays in host memory."""
+    """The call of one problem on a device, for one kind of arrays in host memory."""
 
     host = True
 
@@ -56,12 +56,14 @@ class HostCall(Call):
             self.prepare(context)
         alone = pointers and self.prepared is not None and prefers_one_thread(self.prepared)
         self.ask = host_queue(self.device, alone)
-        """Returns the calling thread's queue, where the caller names none."""
+        """A function that returns the calling thread's queue, for calls that name none."""
         self.launch: Any = None
-        """``launch(addresses, queue, constant)`` runs it on addresses of x, w, y, bias and residual, 0 for those that
-        there are not; False, before anything is done, where one has no address or lies over the result."""
+        """``launch(addresses, queue, constant)`` runs the call on addresses of x, w, y, bias and residual, 0 for a
+        missing one; returns False, before anything is done, where an operand has no address or overlaps with the
+        result."""
         self.fast_path: Any = None
-        """The call on arrays that kernels take in place; its result, or None before anything is done."""
+        """A function that makes the call on arrays that kernels use in place; returns the result, or None before
+        anything is done."""
         if self.prepared is None:
             return
         place: Any = HostPlace(self.device, in_pytorch) if pointers else CopyPlace(context, problem.accumulate)
@@ -90,7 +92,7 @@ class HostCall(Call):
         residual: Any = None,
         queue: Any = None,
     ) -> Any:
-        """Run; waits."""
+        """Run the call and wait for its result."""
         if type(w) is Constant:
             constant, w = w, w.array
         operands, done = (x, w, y), None
@@ -155,7 +157,7 @@ class HostCall(Call):
         check_written(view)
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """See Call; of other libraries PyTorch's arrays alone are checked so quickly."""
+        """See Call; among other libraries only PyTorch's arrays can be checked so quickly."""
         alike = library is None or (library.records_gradients and type(given[self.other]) is not Constant)
         return replay_on_host(self, given, options, shape) if self.fast_path is not None and alike else None
 
@@ -177,7 +179,7 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
     written = call.written
 
     def pack(promise: Constant, queue: Any, address: int) -> Any:
-        """The packed form of weights at an address, complete; an operand of the place."""
+        """Packs the weights at an address and waits; returns an operand for the place where kernels run."""
 
         def work(commands: Any, weights: Any) -> Any:
             memory, event = promise.packed(prepared, commands, weights)
@@ -188,7 +190,7 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
         return promise.addresses[key]
 
     def run_packed(queue: Any, addresses: list[int], constant: Constant) -> Any:
-        packed = constant.addresses.get(key)  # held here: another thread may let go of it
+        packed = constant.addresses.get(key)  # this reference keeps the packed weights, which another thread may drop
         if packed is None:
             if not addresses[W]:
                 return False
@@ -211,14 +213,15 @@ def _run_and_recover(call: HostCall, place: HostPlace | CopyPlace) -> tuple[Call
             place.enqueue(again, queue, addresses, sizes, (written,))
             return True
         except BaseException:
-            queue.finish()  # no command may use the host's memory any longer
+            queue.finish()  # after this no command uses the caller's host memory any longer
             raise
 
     return run_packed if call.packs else lambda queue, addresses, constant: launched(queue, addresses), recover
 
 
 def _fast_path(call: HostCall, run: Callable[..., Any], recover: Callable[..., bool]) -> Callable[..., Any]:
-    """``path(lead, other, out, queue, bias, constant, residual)`` of a call, which it does not hold."""
+    """Returns the function ``path(lead, other, out, queue, bias, constant, residual)``, the call's fast path; it does
+    not reference the call."""
     arrays: HostArrays = call.arrays
     address, of_bias = arrays.input_address, arrays.bias_address
     output, allocate = arrays.output_address, arrays.allocate
@@ -249,8 +252,8 @@ def _fast_path(call: HostCall, run: Callable[..., Any], recover: Callable[..., b
 
 
 def host_queue(device: Any, alone: bool = False) -> Callable[[], Any]:
-    """What returns the calling thread's queue for host memory; ``alone``: the one whose commands the thread computes
-    itself, where there is one."""
+    """A function that returns the calling thread's queue for host memory; with ``alone``, the queue whose commands the
+    thread computes itself, where there is one."""
     own = threading.local()
 
     def ask() -> Any:

@@ -1,4 +1,4 @@
-"""Arrays with zeros appended: what a transposed convolution reads where its result goes on beyond the last tap."""
+"""Appends zeros to arrays, which a transposed convolution reads where its result extends beyond the last tap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .arrays.results import maker_of
 
 
 def extended(x: Any, rows: Sequence[int], layout: str, queue: Any = None) -> Any:
-    """``x`` with so many zeros at the far end of each of its spatial axes; a new array of its kind, on its queue."""
+    """Returns a new array of x's kind and queue: ``x`` with zeros appended at the far end of each spatial axis."""
     first = 2 if layout == "nchw" else 1
     more = [0] * len(x.shape)
     more[first : first + len(rows)] = rows

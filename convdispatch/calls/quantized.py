@@ -21,7 +21,7 @@ from .arguments import Request, describe
 from .arrays.array_library import Library
 
 _tables: weakref.WeakKeyDictionary[Any, dict[Any, tuple[Constant, Any]]] = weakref.WeakKeyDictionary()
-"""By quantization, and by bias where that is constant: tables that need not be made again."""
+"""Tables of quantized convolutions by quantization, and by bias where it is constant."""
 
 
 def quantized_problem(
@@ -74,7 +74,7 @@ def table_of(
     values = values.numpy() if hasattr(values, "numpy") else values.get() if hasattr(values, "get") else values
     made = Constant(quantization.table(problem.oc, values, activation=activation, residual=problem.residual))
     if bias is None or isinstance(bias, Constant):
-        known[key] = made, bias  # the bias lives as long, so that its id stays its own
+        known[key] = made, bias  # the entry keeps the bias alive, so that no other object gets its id
     return made
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class QueueCall(Call):
-    """A problem on a context for one kind of arrays."""
+    """The call of one problem on an OpenCL context, for one kind of arrays."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class QueueCall(Call):
         if not self.empty:
             self.prepare(self.context)
         self.known: Any = None
-        """The queue that was last seen to be of the context, and that the plan takes as it is."""
+        """The last queue that belongs to the context, and that the plan uses as it is."""
         self._note_queue(queue)
         self.queue_launches: Any = None
-        """What the fast path launches, where it launches x, w and y alone."""
+        """The launches of the fast path, where their only operands are x, w and y."""
         self.fast_path = self._make_fast_path()
 
     def __call__(
@@ -71,7 +71,7 @@ class QueueCall(Call):
         residual: Any = None,
         queue: Any = None,
     ) -> Any:
-        """Enqueue; the array that will be written."""
+        """Enqueue the call; returns the array that will be written."""
         operands, done = [x, w, y], None
         if self.fast_path is not None:
             lead, other, out = (operands[place] for place in self.places)
@@ -116,7 +116,7 @@ class QueueCall(Call):
             self.known = queue
 
     def _enqueue(self, operands: Sequence[Any], bias: Any, residual: Any, queue: Any) -> Any:
-        """Enqueue the call; the event of its last command."""
+        """Enqueue the call; returns the event of its last command."""
         brought, out = Operands(queue, self.context), operands[self.written]
         given: list[Any] = [None, None, None]
         for place in (self.lead, self.other):
@@ -124,8 +124,8 @@ class QueueCall(Call):
         if bias is not None:
             bias = brought.read(bias, self._bias_strides)
         if residual is not None:
-            # A residual that lies in the result is overwritten before it is read, unless the kernel that writes an
-            # element reads the residual's at the same place.
+            # A residual that shares memory with the result is overwritten before it is read, unless the kernel reads
+            # each element of the residual at the address at which it writes that element of the result.
             in_place = self.prepared.fuses_residual and residual.offset == out.offset
             shared = overlaps(out, residual) and not in_place
             residual = brought.read(residual, self._out_strides)
@@ -137,7 +137,8 @@ class QueueCall(Call):
         return brought.finish(dispatch.run(self.prepared, queue, given, brought.events or None, promise))
 
     def _zero(self, out: Any, queue: Any) -> Any:
-        """The gradient of no images is zero; every other empty result has nothing to write."""
+        """Fill the result with zeros where it is the gradient of no images; any other empty result has nothing to
+        write."""
         if not self.zeroes:
             return None
         brought = Operands(queue, self.context)
@@ -156,16 +157,18 @@ class QueueCall(Call):
         bias_strides = self._bias_strides
         shape, dtype, fuses_residual = self.out_shape, self.dtype, prepared.fuses_residual
         executable = prepared.executable(runtime.queue(self.device))
-        known = self.known  # the path holds no call, which holds it: one that nobody holds is gone at once
+        # The fast path holds `known` and not the call, so that no reference cycle delays the end of an unused call.
+        known = self.known
         on_buffers = not isinstance(known, Commands)
         launches: Any = executable.bind(QueuePlace(self.context)) if on_buffers else QueueEnqueue(executable)
-        # Who launches them without the look below has an operand for each of x, w, y and may launch again what failed.
+        # Callers of queue_launches skip the checks below: x, w and y are given, and a failed launch may be repeated.
         self.queue_launches = None if problem.bias or problem.residual or problem.accumulate else launches
         run = launches.run
 
         def beside(array: Any, strides: tuple[int, ...], queue: Any, before: Any) -> Any:
-            """The memory of a bias or a residual; None where it is not plain."""
-            if type(array) is Constant:  # a quantized convolution's table
+            """The memory of a bias or a residual; None where it is on another queue, has an offset or is not
+            contiguous."""
+            if type(array) is Constant:  # the bias of a quantized convolution is its table, a Constant
                 return array.on_device(queue)
             if array.queue is not queue or array.offset or array.strides != strides:
                 return None

@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 class StreamCall(Call):
-    """A problem on a CUDA device for one kind of arrays."""
+    """The call of one problem on a CUDA device, for one kind of arrays."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class StreamCall(Call):
         super().__init__(problem, stream.device, count)
         self.arrays, self.place, self._names, self._through_host = arrays, stream.place, names, through_host
         self.why_host: str | None = None
-        """Why the call goes through the host, if it does."""
+        """The reason why the call goes through the host; None where it does not."""
         self._read = [(place, self.sizes[place]) for place in self.places[:2]]
         if self.empty:
             return
@@ -80,7 +80,7 @@ class StreamCall(Call):
         residual: Any = None,
         queue: Any = None,
     ) -> Any:
-        """Give the call to the caller's stream; the array that will be written."""
+        """Launch the call on the caller's stream; returns the array that will be written."""
         if type(w) is Constant:
             constant, w = w, w.array
         operands, new = [x, w, y], (x, w, y)[self.written] is None
@@ -110,7 +110,8 @@ class StreamCall(Call):
         stream.check()
 
     def given(self, stream: CudaStream, addresses: list[int]) -> bool:
-        """Whether the launches were given on the operands' addresses; none was where memory or a context is lacking."""
+        """Whether the kernels were launched on the operands' addresses; none was where memory or a context is
+        lacking."""
         stream.place.recent.append(self.solver)
         if not launched(self.launches, stream, addresses):
             return False
@@ -128,14 +129,14 @@ class StreamCall(Call):
         return int(found)
 
     def pack(self, w: Any, constant: Constant) -> None:
-        """Pack weights that are promised to stay, before a call asks for them. Raises as a call does."""
+        """Pack constant weights before a call needs the packed form. Raises as a call does."""
         if self.packs and self.packed_key not in constant.addresses:
             stream = self.arrays.stream(w)
             with stream.current():
                 self.packed(constant, stream, self.arrays.memory(w, stream, self.sizes[W]).address)
 
     def replay(self, library: Any, given: Sequence[Any], options: tuple[Any, ...], shape: Any) -> Any:
-        """See Call: for PyTorch's tensors by the native call path, where there is one and it takes such a call."""
+        """See Call; PyTorch tensors use the native call path, where it is built and can make such a call."""
         plain = not self.problem.constant_weights and all(each is None for each in given[3:])
         launcher = None if BLOCKED or not (plain and library.records_gradients) else loading.launcher()
         program = None if launcher is None or self.launches is None else self.program(launcher)
@@ -145,7 +146,7 @@ class StreamCall(Call):
         like = tuple(None if place == self.written else each for place, each in enumerate(given[:3]))
         try:
             return launcher.replay(program, self.problem.direction, options, shape, policy, policy.frozen, kind, like)
-        except RuntimeError:  # PyTorch's objects are other than the path takes them to be
+        except RuntimeError:  # PyTorch's objects are not as the native call path expects them
             return None
 
     def program(self, launcher: Any) -> Any:
@@ -155,7 +156,8 @@ class StreamCall(Call):
         return self.native or None
 
     def _at_once(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, new: bool) -> Any:
-        """The written array, of operands that kernels can read in place; None, before anything is done, of others."""
+        """Makes the call on operands that kernels can read in place and returns the written array; for others None,
+        before anything is done."""
         arrays, written = self.arrays, self.written
         if arrays.copies or not (new or arrays.is_result(operands[written])):
             return None
@@ -171,7 +173,8 @@ class StreamCall(Call):
         if addresses is None:
             return None
         if constant is not None and self.packs:
-            addresses[W] = constant.addresses.get(self.packed_key, 1)  # 1 is no multiple of the alignment
+            # Address 1 marks weights that are not packed yet: it fails the alignment check.
+            addresses[W] = constant.addresses.get(self.packed_key, 1)
         first, second, third, fourth, fifth = addresses
         if (first | second | third | fourth | fifth) % ALIGNMENT:
             return None
@@ -182,7 +185,7 @@ class StreamCall(Call):
         return operands[written] if self.given(stream, addresses) else None
 
     def _generally(self, operands: list[Any], bias: Any, constant: Constant | None, residual: Any, new: bool) -> Any:
-        """The call on any operands: of those that kernels cannot read in place, on copies."""
+        """Makes the call on any operands; those that kernels cannot read in place are copied."""
         arrays, written, given = self.arrays, self.written, tuple(operands)
         lead = operands[self.lead]
         stream = arrays.stream(lead)
@@ -199,7 +202,7 @@ class StreamCall(Call):
                 if self.why_host is None:
                     try:
                         self._run(operands, bias, constant, residual, stream)
-                    except Unlaunchable as error:  # of constant weights' packing, before anything else ran
+                    except Unlaunchable as error:  # packing of constant weights failed, before any other kernel ran
                         self._give_up(error)
                 if self.why_host is not None:
                     assert self._through_host is not None, "a framework's call is its own"
@@ -221,7 +224,7 @@ class StreamCall(Call):
             for place, array in enumerate(operands)
         ]
         size, out = self.sizes[written], given[written]
-        if type(bias) is Constant:  # a quantized convolution's table
+        if type(bias) is Constant:  # the bias of a quantized convolution is its table, a Constant
             bias = bias.on_device(stream)  # type: ignore[arg-type]
         elif bias is not None:
             bias = arrays.memory(bias, stream, self.sizes[BIAS], of_bias=True)
@@ -242,7 +245,7 @@ class StreamCall(Call):
             stream.check()
 
     def _apart(self, addresses: Sequence[int], bias: Any) -> None:
-        """Raises InvalidArgument where the result would lie over an operand that is still read."""
+        """Raises InvalidArgument where the result overlaps with an operand that is still read."""
         for place, size in self._read:
             if self._overlapped(addresses[self.written], addresses[place], size):
                 refuse_shared(self._names[place])
@@ -254,7 +257,7 @@ class StreamCall(Call):
         return at < out + self.sizes[self.written] and out < at + size
 
     def _give_up(self, error: Unlaunchable) -> None:
-        """From now on the call goes through the host. Raises Fallback where it is the framework's."""
+        """Make the call go through the host from now on. Raises Fallback where it is a framework's call."""
         if self.problem.quantized:
             raise ConvDispatchError(
                 f"{self.solver} cannot run {self.problem} on a CUDA stream: {error}; call with NumPy's arrays or a "
@@ -274,7 +277,7 @@ class StreamCall(Call):
 
 
 def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: list[int]) -> bool:
-    """Whether a plan's launches were given on these addresses; none was where memory or a context is lacking."""
+    """Whether a plan's kernels were launched on these addresses; none was where memory or a context is lacking."""
     if launches is None:
         return False
     try:
@@ -287,7 +290,8 @@ def launched(launches: StreamLaunches | None, stream: CudaStream, addresses: lis
 
 
 def loaded_launches(prepared: Prepared, stream: CudaStream) -> StreamLaunches | None:
-    """Load every program of a plan for CUDA, before anything of it runs; its launches, where these are all it gives.
+    """Load every program of a plan for CUDA, before any of its kernels runs; returns its launches, where it has no
+    other commands.
 
     Raises Unlaunchable.
     """

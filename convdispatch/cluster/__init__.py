@@ -1,4 +1,4 @@
-"""Many devices on many machines by Dask's scheduler: problems × kinds of device become tasks, tasks become answers.
+"""Work on many devices of many machines by Dask's scheduler: each pair of a problem and a kind of device is a task.
 
 A scheduler and a process a device (``convdispatch cluster``, ``convdispatch worker``) stand on one side, ``find_many``
 and the commands with ``--cluster`` on the other. A new kind of work is a function that ``tasks.call`` names. Dask is an

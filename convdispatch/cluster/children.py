@@ -19,9 +19,9 @@ from .exclusive import exclusive
 from .offers import Offer
 
 SILENT_S = 60.0
-"""Seconds beside thrice a problem's budget after which a candidate that says nothing hangs."""
+"""Seconds, in addition to three times a problem's budget, after which a candidate without a message counts as hung."""
 DEFAULT_BUDGET_MS = 10_000.0
-"""A problem's budget where a search has none, for how long is compiled and waited."""
+"""The budget, in milliseconds, for compiling and waiting if a search has no budget of its own."""
 
 
 class Children:
@@ -53,7 +53,7 @@ class Children:
         budget_s = (limits["budget_ms"] or DEFAULT_BUDGET_MS) / 1e3
         if self._compilers:
             with self._compiling:
-                # An idle device waits for the compilation of its next problem, which is then shorter.
+                # An idle device waits for its next problem's compilation, which then gets less time.
                 waits = not self._measuring.locked()
                 self._compile(problem, budget_s / len(self._compilers) if waits else budget_s)
 
@@ -86,6 +86,6 @@ class Children:
 
 
 def _try(start: Any) -> None:
-    """What does not start now is tried again when it is needed, and then says why."""
+    """Try to start a child process; if that fails, it is tried again when it is needed, and then reports why."""
     with contextlib.suppress(Died):
         start()

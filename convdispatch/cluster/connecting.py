@@ -54,8 +54,8 @@ def connected(client: Any = None, security: Any = None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """No garbage is collected inside the block, but before it: the end of an earlier client that could not connect
-    takes the lock that the start of the next one holds, and a collection within that start would wait for ever."""
+    """Collect garbage before the block, and none inside it: the end of an earlier client that could not connect takes
+    the lock that the start of the next one holds, and a collection within that start would wait for ever."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""One at a time on one machine: whoever measures on a device holds a lock, also against workers of other clusters.
+"""One measurement at a time per device of a machine: a process that measures holds a lock, also against other clusters.
 
 Dask's resources keep two tasks of one worker apart; the lock keeps apart two workers that offer the same device, and
 two runtimes of one CPU, which share its processors. It is a lock of the system on a file, so it ends with its holder.

@@ -26,7 +26,7 @@ from .running import Failed, Run, cluster_run
 from .tasks import measure
 
 AGREE = 0.05
-"""The share of problems that is measured on a second device of the kind, where there is one."""
+"""The fraction of problems that is measured on a second device of the same kind, if there is one."""
 
 
 def _warn(words: str) -> None:
@@ -130,7 +130,7 @@ class _ClusterSearch:
         return Task(text, key, measure, (text, limits, self._again), **more)
 
     def _incumbent(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What runs on such a device by this machine's records; None where no plugin here serves it."""
+        """Return the choice for such a device by this machine's records; None if no plugin here supports the device."""
         try:
             first = rank(problem, device, Policy(workspace_limit=self._limits["workspace_limit"]))[0]
         except ConvDispatchError:
@@ -138,7 +138,7 @@ class _ClusterSearch:
         return choice_text(first.solver.name, first.config)
 
     def _record_answer(self, task: Task, answer: Any) -> Results | None:
-        """Record what a search found. None for a check on a second device, and for a failure."""
+        """Store the records of a search's results. None for a check on a second device, and for a failure."""
         if isinstance(answer, Failed) or "failure" in answer:
             why = answer if isinstance(answer, Failed) else f"{answer['failure']} (on {answer['place']})"
             self._tell(f"{task.words} was not measured on {task.kind}: {why}")

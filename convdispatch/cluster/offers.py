@@ -1,4 +1,4 @@
-"""What a worker offers: one device of this machine, its kind as Dask's resource, and processors to compile on.
+"""The offer of a worker: one device of this machine, its kind as a Dask resource, and processors that compile.
 
 A worker serves one device and offers the resource that is named after the device's kind (``device_key``), of which
 each task needs 1: as much as tasks may run there at a time. One alone measures (``exclusive``); where a worker has
@@ -18,7 +18,7 @@ from ..api.device import DeviceInfo
 from ..api.errors import NoDevice
 
 QUEUED = 2
-"""Tasks that a worker has at most: the one that measures, and the next."""
+"""The most tasks that a worker has: the one that it measures, and the next."""
 COMPILERS = 3
 """The most processors per GPU that compile while it is measured: a search of some seconds needs no more."""
 
@@ -32,17 +32,17 @@ class Offer:
     address: str
     """The text by which ``find_device`` finds the device on its machine."""
     place: str
-    """Machine and address in one word, which no other device has."""
+    """The machine and the device's address in one word, which no other device has."""
     info: dict[str, Any]
-    """DeviceInfo's fields."""
+    """The fields of the device's DeviceInfo."""
     compilers: int
     cores: tuple[int, ...]
-    """Processors for what is compiled meanwhile; empty for any."""
+    """The processors that compile while the device measures; if empty, any processor may."""
     version: str
 
     @property
     def device(self) -> DeviceInfo:
-        """The device in a solver's words."""
+        """Return the device as the DeviceInfo that solvers get."""
         tuples = {"max_work_item_sizes": tuple(self.info["max_work_item_sizes"])}
         return DeviceInfo(**{**self.info, **tuples, "extensions": frozenset(self.info["extensions"])})
 

@@ -27,9 +27,9 @@ class Task:
     work: Callable[..., Any]
     arguments: tuple[Any, ...]
     places: Collection[str] | None = None
-    """The devices that may run the task; None for all of the kind."""
+    """The devices that may run the task; None for all devices of the task's kind."""
     about: Any = None
-    """Any value of the caller's."""
+    """An arbitrary value that the caller attaches to the task."""
     deaths: int = 0
 
     def may_run(self, offer: Offer) -> bool:
@@ -44,7 +44,7 @@ class Pool:
         self._waiting: deque[Task] = deque()
         self._working: dict[Task, str] = {}
         self.workers: Mapping[str, Offer] = {}
-        """What workers offer, by Dask's address; ``again`` takes tasks back from those that are gone."""
+        """The offers of the workers, by their Dask address; ``again`` takes tasks back from workers that are gone."""
 
     def __bool__(self) -> bool:
         return bool(self._working or self._waiting)

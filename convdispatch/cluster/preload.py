@@ -1,4 +1,4 @@
-"""What Dask loads into a worker as it starts: the worker learns what it offers, and starts its children."""
+"""The module that Dask loads when a worker starts: it reads the worker's offer and starts its child processes."""
 
 from __future__ import annotations
 

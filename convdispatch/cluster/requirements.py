@@ -10,7 +10,7 @@ from ..api.errors import ConvDispatchError, InvalidArgument
 
 
 def distributed() -> Any:
-    """The package ``distributed``, which then says on standard error only what went wrong.
+    """Return the package ``distributed``, set to print only warnings and errors on standard error.
 
     Raises ConvDispatchError where it is not installed.
     """

@@ -1,4 +1,4 @@
-"""Tasks out, answers in, while workers come and go.
+"""Submits tasks to workers and collects their results, while workers come and go.
 
 Which worker a task goes to is decided here (``placing``), as late as it can be; Dask carries it there, runs no more on
 a worker than it offers, and says who is gone. Tasks of workers that are gone go to others. The scheduler holds a few
@@ -23,13 +23,13 @@ from .placing import DEATHS, Pool, Task
 LOOK_S = 2.0
 """Seconds between two queries for the scheduler's workers."""
 GONE_S = 120.0
-"""Tasks fail when no worker has offered their kind of device for so many seconds."""
+"""Seconds without a worker for a task's kind of device, after which the task fails."""
 FETCH_S = 5.0
-"""Seconds after which an answer that does not arrive is fetched anew: its worker may be gone meanwhile."""
+"""Seconds after which a result that does not arrive is fetched again, because its worker may be gone."""
 
 
 class Failed(Exception):
-    """Why a task has no answer."""
+    """The reason why a task has no result."""
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from .requirements import distributed, hint, why
 LOOPBACK = "127.0.0.1"
 CLOSE_S = 6.0
 CONNECT_S = 60.0
-"""Seconds in which a worker must reach its scheduler, and for which it stays when the scheduler has gone."""
+"""Seconds within which a worker must reach its scheduler, and for which it stays after the scheduler is gone."""
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""What runs in a Dask worker: it hands questions to child processes and carries their answers back.
+"""The tasks that run in a Dask worker: they send requests to child processes and return the replies.
 
 The worker's own process opens no device and holds no lock of Python's while others measure. Tasks are found by name, so
 workers need the same convdispatch as who asks.
@@ -46,5 +46,5 @@ def call(function: str, given: dict[str, Any], silent_s: float) -> dict[str, Any
 
 
 def idle(number: int) -> int:
-    """No work, for what a task costs beside its work."""
+    """A task without work, to measure the overhead of a task."""
     return number

@@ -15,7 +15,7 @@ from .running import Run
 from .tasks import call
 
 PART = 40
-"""Cases a task: some seconds' work, which is all that a dead worker costs."""
+"""The number of test cases per task: some seconds' work, which is all that is lost with a worker."""
 START_S = 180.0
 
 

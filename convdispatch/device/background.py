@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Any
 
 EXIT_S = 60.0
-"""Most seconds that the end of a process waits."""
+"""The most seconds that the end of the process waits for background work."""
 _changed = threading.Condition()
 _under_way: set[object] = set()
 _registered = _ended = False
@@ -58,7 +58,7 @@ class Threads:
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run ``work`` in one of the threads; its result or what it raises is the future's."""
+        """Run ``work`` in one of the threads; the returned future gets its result or exception."""
         future: Future[Any] = Future()
         with self._lock:
             self._waiting.append((future, work))
@@ -122,8 +122,8 @@ class Worker:
 
 @contextlib.contextmanager
 def at_work() -> Iterator[None]:
-    """What the end of the process waits for, of a daemon thread that otherwise waits for work. Ends the thread where
-    the process ends already."""
+    """The end of the process waits for this block, which a daemon thread runs between its waits for work. Ends the
+    thread where the process ends already."""
     token = object()
     if not _enter(token):
         raise SystemExit
@@ -139,7 +139,7 @@ def ended() -> bool:
 
 
 def _enter(token: object) -> bool:
-    """Note that something is under way; whether the process goes on."""
+    """Note that background work begins; returns False if the process is ending."""
     global _registered
     with _changed:
         if not _registered:
@@ -159,7 +159,7 @@ def _leave(token: object) -> None:
 
 
 def _wait() -> None:
-    """At exit."""
+    """Called at exit: waits for the background work that is under way."""
     global _ended
     until = time.monotonic() + EXIT_S
     try:
@@ -171,11 +171,12 @@ def _wait() -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(130)  # as a shell counts an interrupt; nothing is taken down under a compiler's feet
+        # 130 is a shell's status for an interrupt; no exit handlers run, as a compiler may still be at work
+        os._exit(130)
 
 
 def _after_fork() -> None:
-    """Of threads only the one that forked is in the child."""
+    """After a fork only the forking thread exists in the child, so locks are made anew."""
     global _changed
     _changed = threading.Condition()
     _under_way.clear()

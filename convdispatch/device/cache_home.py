@@ -27,11 +27,13 @@ def provide_cache() -> None:
     """Move the process's caches to ``temporary()`` where the user's cannot be written, with one warning."""
     wanted = Path(platformdirs.user_cache_dir("pytools", "pytools"))
     reason = _refusal(wanted)
-    if reason is None or "pyopencl.invoker" in sys.modules:  # which has found its place already
+    # pyopencl.invoker chooses its cache folder when it is imported
+    if reason is None or "pyopencl.invoker" in sys.modules:
         return
     place = temporary()
     os.environ[_VARIABLE] = str(place)
-    if _refusal(Path(platformdirs.user_cache_dir("pytools", "pytools"))):  # a system that does not heed the variable
+    # On this system platformdirs ignores XDG_CACHE_HOME.
+    if _refusal(Path(platformdirs.user_cache_dir("pytools", "pytools"))):
         os.environ["PYOPENCL_NO_CACHE"] = "1"
     words = f"the cache {wanted} cannot be written ({reason}): caches are in {place} ({_VARIABLE} names another place)"
     warnings.warn(words, ConvDispatchWarning, stacklevel=2)

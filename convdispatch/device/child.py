@@ -26,19 +26,19 @@ from typing import IO, Any
 FEW_THREADS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """The environment of a child in which NumPy computes nothing: NumPy starts as many threads as processors otherwise."""
 _MARK = b"\x02convdispatch "
-_PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+_PARENT_DEATH_SIGNAL = 1  # the option PR_SET_PDEATHSIG of prctl
 _END_S = 10.0
-"""Seconds in which a killed process has ended; one that a driver holds longer is left behind."""
+"""The most seconds that a killed process is waited for; one that hangs longer in a driver is left behind."""
 _EXPENDABLE = 500
 """Added to a child's badness of -1000 to 1000, by which Linux chooses whom it kills when memory runs out."""
 
 
 class Silent(queue.Empty):
-    """The child said nothing in time."""
+    """The child process did not answer in time."""
 
 
 class Answer(dict[str, Any]):
-    """What a child said; ``content`` is the bytes with it."""
+    """A child process's message: a JSON object, and the bytes ``content`` that came with it."""
 
     content: bytes = b""
 
@@ -61,7 +61,7 @@ class Child:
         home = str(Path(__file__).parents[2])
         paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
         self._owner = os.getpid()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes the file)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module],
@@ -69,7 +69,8 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)},
-                start_new_session=background,  # the system hangs up on the group of a halted child that is left alone
+                # A group of its own: the system sends SIGHUP to an orphaned process group that has a halted member.
+                start_new_session=background,
             )
         except BaseException:
             self._errors.close()
@@ -83,28 +84,29 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The child's process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs and is this process's own: not that of one which forked."""
+        """Whether the child runs and was started by this process, not by one that forked this process."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def say(self, values: Mapping[str, Any], content: bytes = b"") -> None:
-        """Send a message. That the child is dead, its missing answer tells."""
+        """Send a message; that the child has died shows only when its answer is missing."""
         with contextlib.suppress(OSError, ValueError):
             _send(self._process.stdin, values, content)  # type: ignore[arg-type]
 
     def hear(self, timeout_s: float | None = None) -> Answer | None:
-        """The next answer; None when the child has ended. Raises Silent; without ``timeout_s`` it waits for good."""
+        """Returns the child's next answer; None when the child has ended. Raises Silent; without ``timeout_s`` it waits
+        for good."""
         try:
             return self._answers.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
         except queue.Empty:
             raise Silent(f"it gave no answer within {timeout_s:.3g} s") from None
 
     def ask(self, values: Mapping[str, Any], content: bytes = b"") -> Answer:
-        """Say a question, and hear what the child says next. Raises EOFError for a child that has ended."""
+        """Send a question, and return the child's next answer. Raises EOFError for a child that has ended."""
         self.say(values, content)
         heard = self.hear()
         if heard is None:
@@ -112,15 +114,15 @@ class Child:
         return heard
 
     def exit_code(self) -> int | None:
-        """Of a child that has ended by itself; negative for the signal that killed it, None where it only closed its
-        output."""
+        """The exit code of a child that has ended by itself; negative for the signal that killed it, None where it only
+        closed its output."""
         try:
             return self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             return None
 
     def how_it_ended(self) -> str:
-        """Of a child that has ended by itself, in words."""
+        """A sentence on how a child ended by itself."""
         code = self.exit_code()
         if code is None:
             return "it closed its output"
@@ -131,21 +133,22 @@ class Child:
         return f"it ended with status {code}" + (f": {said[-1].strip()}" if said else "")
 
     def kill(self) -> None:
-        """End it, from any thread; who waits for it hears that it has ended, and closes it."""
+        """Kill the child, from any thread; a thread that waits for its answer learns that it has ended, and closes
+        it."""
         if self._owner == os.getpid():
             self._process.kill()
 
     def halt(self) -> None:
-        """Stop it where it is, at once: its end, which takes tens of milliseconds of memory's, is for ``close``.
+        """Halt the child at once: its end, which takes tens of milliseconds of memory's, is for ``close``.
 
         A child that called ``ends_with_parent`` does not outlast its parent so.
         """
         self.halted = True
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the child process has already ended
             self._process.send_signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """End it now, where it is this process's own."""
+        """End the child now, if this process started it."""
         self.kill()
         if self._owner == os.getpid():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -156,7 +159,7 @@ class Child:
 
 
 def _last_in_line(pid: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux has it
+    with contextlib.suppress(OSError, AttributeError):  # SCHED_IDLE exists on Linux only
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -170,7 +173,7 @@ def _send(stream: IO[bytes], values: Mapping[str, Any], content: bytes) -> None:
 
 
 def _messages(stream: IO[bytes]) -> Iterator[Answer]:
-    """What the other side sends until it ends; a message that it ended within is none."""
+    """The messages that the other process sends until it ends; one that was cut off is dropped."""
     for line in stream:
         _, mark, sizes = line.partition(_MARK)
         if not mark:
@@ -185,32 +188,33 @@ def _messages(stream: IO[bytes]) -> Iterator[Answer]:
 
 
 def _listen(stream: IO[bytes], answers: queue.Queue[Answer | None]) -> None:
-    with stream, contextlib.suppress(ValueError):  # what was printed into a message: nothing more is understood
+    # Text that was printed into a message makes all that follows unreadable.
+    with stream, contextlib.suppress(ValueError):
         for message in _messages(stream):
             answers.put(message)
     answers.put(None)
 
 
-# --- in the child ----------------------------------------------------------------------------------------------------
+# --- functions that run in the child process -------------------------------------------------------------------------
 
 
 def questions(idle_s: float | None = None) -> Iterator[Answer]:
-    """What the parent says, the setup first; ends when nothing came for ``idle_s`` seconds.
+    """The messages from the parent process, the setup first; ends when none came for ``idle_s`` seconds.
 
     When the parent is gone the process ends, whatever it is at.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_EXPENDABLE))
-    with contextlib.suppress(ValueError):  # not the main thread
+    with contextlib.suppress(ValueError):  # signal.signal raises outside the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     _answers()
     heard: queue.Queue[Answer] = queue.Queue()
 
     def listen() -> None:
-        # A reader of its own: the interpreter's end waits for whoever reads from its standard input.
+        # A duplicate of standard input: at exit the interpreter waits for a thread that reads from sys.stdin.
         for message in _messages(os.fdopen(os.dup(0), "rb")):
             heard.put(message)
-        os._exit(0)  # nobody reads on, and the main thread may be waiting for a kernel that never ends
+        os._exit(0)  # the parent has gone, and the main thread may be waiting for a kernel that never ends
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
@@ -222,7 +226,7 @@ def questions(idle_s: float | None = None) -> Iterator[Answer]:
 
 @functools.lru_cache(maxsize=1)
 def _answers() -> IO[bytes]:
-    """Where standard output went: what drivers and plugins print goes nowhere from now on."""
+    """The stream to the parent, which was standard output; what drivers and plugins print from now on is discarded."""
     sys.stdout.flush()
     stream, nowhere = os.fdopen(os.dup(1), "wb"), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -231,12 +235,13 @@ def _answers() -> IO[bytes]:
 
 
 def answer(values: Mapping[str, Any], content: bytes = b"") -> None:
-    """Say something to the parent."""
+    """Send an answer to the parent process."""
     _send(_answers(), values, content)
 
 
 def ends_with_parent() -> bool:
-    """Whether the system ends this process with the thread that started it, from now on, also where it is halted."""
+    """Ask the system to kill this process, even a halted one, when the thread that started it ends; returns whether it
+    will."""
     if not sys.platform.startswith("linux"):
         return False
     return ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0) == 0

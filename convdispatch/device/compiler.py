@@ -23,8 +23,8 @@ def _serve() -> None:
     chosen = cl.get_platforms()[platform].get_devices()[number]
     context = cl.Context([chosen])
     cuda = None
-    # A GPU's binary may be no machine code: what the driver makes of it is kept by the driver, and found by whoever
-    # asked, where it takes a third as long as compiling the text and one thread at a time.
+    # A GPU program's binary may not be machine code yet. Loading it here makes the driver compile it further and cache
+    # the result; in the parent process that would take a third of the compile time, one thread at a time.
     compiles_further = bool(chosen.type & cl.device_type.GPU)
     for request in asked:
         text = request.content
@@ -37,7 +37,8 @@ def _serve() -> None:
             program = built(context, request["options"], text.decode())
             binary = program.get_info(cl.program_info.BINARIES)[0]
             if request["for_cuda"]:
-                with contextlib.suppress(Exception):  # the other side says what is wrong with it
+                # The parent process loads the binary too, and reports what is wrong with it.
+                with contextlib.suppress(Exception):
                     cuda = cuda or cuda_of(chosen)
                     load(cuda, binary)
             elif compiles_further:
@@ -49,4 +50,4 @@ def _serve() -> None:
 
 if __name__ == "__main__":
     _serve()
-    os._exit(0)  # drivers need not be taken down
+    os._exit(0)  # end without exit handlers: drivers need not be shut down

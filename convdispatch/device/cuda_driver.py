@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _PINNED, _DEVICE, _READ_WRITE, _POSIX_FD = 1, 1, 3, 1
-# What a CUDA stream calls when the work before is done: function(first, second) from the three words it is given. Code
-# of the machine's own, because a function in Python would wait for Python's lock and hold the stream up.
+# Machine code that a CUDA stream calls when its earlier work is done: it calls function(first, second), given by three
+# words at its argument. A function in Python would wait for the interpreter's lock and hold the stream up.
 _TRAMPOLINES = {
-    "x86_64": "488b07488b7710488b7f08ffe0",  # mov rax,[rdi]; mov rsi,[rdi+16]; mov rdi,[rdi+8]; jmp rax
-    "aarch64": "090040f9010840f9000440f920011fd6",  # ldr x9,[x0]; ldr x1,[x0,16]; ldr x0,[x0,8]; br x9
+    "x86_64": "488b07488b7710488b7f08ffe0",  # x86-64: mov rax,[rdi]; mov rsi,[rdi+16]; mov rdi,[rdi+8]; jmp rax
+    "aarch64": "090040f9010840f9000440f920011fd6",  # AArch64: ldr x9,[x0]; ldr x1,[x0,16]; ldr x0,[x0,8]; br x9
 }
 
 
@@ -42,7 +42,7 @@ class CudaError(ConvDispatchError):
 
 
 class _NoWait(threading.local):
-    """``with no_wait:`` is where this thread must not wait for the device: it puts off what would."""
+    """Inside ``with no_wait:`` this thread must not wait for the device: what would wait is postponed."""
 
     depth = 0
 
@@ -157,7 +157,7 @@ def _driver() -> tuple[ctypes.CDLL | None, str | None]:
             function.restype, function.argtypes = c_int, arguments
     except AttributeError as error:
         return None, f"the CUDA driver is too old: {error}"
-    # Asked before every launch, and answered at once: Python's lock is kept meanwhile.
+    # cuCtxGetCurrent runs before every launch and returns at once, so it is called without releasing Python's lock.
     driver.cuCtxGetCurrent = ctypes.PyDLL(None, handle=driver._handle)["cuCtxGetCurrent"]
     status = driver.cuInit(0)
     return (driver, None) if status == 0 else (None, f"CUDA's driver finds no device: cuInit answers {status}")
@@ -184,7 +184,7 @@ def trampoline() -> int:
     protect.argtypes = (c_void_p, c_size_t, c_int)
     if protect(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
         raise CudaError("no executable memory for a call from CUDA's streams")
-    trampoline.page = page  # type: ignore[attr-defined]  # holds the memory as long as the address is known
+    trampoline.page = page  # type: ignore[attr-defined]  # keeps the executable page as long as its address is cached
     return address
 
 
@@ -204,7 +204,7 @@ class Shared:
         self.fd = fd.value
 
     def release(self) -> None:
-        """Unmap it in CUDA; OpenCL's own import goes with its buffer. Nothing may be running on it."""
+        """Unmap the memory in CUDA; OpenCL's import ends with its buffer. No command may be using the memory."""
         self._cuda("cuMemUnmap", self.address, self.size)
         self._cuda("cuMemAddressFree", self.address, self.size)
         self._cuda("cuMemRelease", self._handle)
@@ -246,7 +246,7 @@ class Cuda:
             self._check(name, getattr(self.driver, name)(*arguments))
 
     def is_current(self) -> bool:
-        """Whether the device's context is this thread's."""
+        """Whether the device's context is current in this thread."""
         found = c_void_p()
         self.driver.cuCtxGetCurrent(byref(found))
         return found.value == self.context.value
@@ -260,13 +260,13 @@ class Cuda:
             raise CudaError(self.error(name, status))
 
     def error(self, name: str, status: int) -> str:
-        """A status that is not 0, in words."""
+        """The CudaError for a status that is not 0."""
         text = c_char_p()
         self.driver.cuGetErrorName(c_int(status), byref(text))
         return f"{name}: {(text.value or b'unknown error').decode()} ({status})"
 
     def make(self, name: str, flags: int) -> c_void_p:
-        """A stream or an event."""
+        """Create a stream or an event."""
         made = c_void_p()
         self(name, byref(made), flags)
         return made
@@ -289,7 +289,7 @@ def cuda_of(device: cl.Device) -> Cuda | None:
 
 
 def current_number() -> int | None:
-    """CUDA's number of the device whose context is this thread's; None where there is none."""
+    """CUDA's number of the device whose context is current in this thread; None where there is none."""
     driver, found = _driver()[0], c_int()
     return None if driver is None or driver.cuCtxGetDevice(byref(found)) else found.value
 

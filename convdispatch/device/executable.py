@@ -1,4 +1,4 @@
-"""An executable: what a plan, or a whole net, is once it has run on a recording. It never changes.
+"""An executable: the recorded launches of a plan or of a whole net. It never changes.
 
 It holds the launches in their order: kernels, arguments that are numbers, and for each argument that is memory which
 operand it is and from which byte on. Scratch memory is laid out once, areas that are never in use together in the same
@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 X, W, Y, BIAS, RESIDUAL = range(5)
 """The numbers of a convolution's operands; areas of scratch memory have those that follow."""
 OUTPUTS = {"fwd": Y, "bwd_data": X, "bwd_weights": W}
-"""By direction: the operand that is written."""
+"""The operand that each direction writes."""
 SCRATCH_ALIGNMENT_BYTES = 256
 """Each area of scratch memory begins at a multiple of so many bytes."""
 
@@ -34,7 +34,7 @@ class KernelLaunch(NamedTuple):
 
     kernel: Kernel
     arguments: tuple[Any, ...]
-    """A Slot stands for each that is memory of the call."""
+    """The kernel's arguments; a Slot stands for each that is memory of the call."""
     memory: tuple[tuple[int, int, int], ...]
     """The arguments that are memory of the call: (argument's index, operand's number, bytes into the operand)."""
 
@@ -63,7 +63,8 @@ class Executable:
         outputs: Sequence[int],
         enqueue: Callable[..., Any] | None = None,
     ) -> None:
-        """``enqueue(queue, *operands, wait_for)`` gives everything to what stands for a queue; its event."""
+        """``enqueue(queue, *operands, wait_for)`` enqueues everything on a queue or its replacement, and returns the
+        event."""
         self.opaque, launches, self.enqueue = launches is None, launches or (), enqueue
         self.operands, self.outputs = tuple(None if slot is None else slot.size for slot in operands), tuple(outputs)
         roots = {slot.root: number for number, slot in enumerate(operands) if slot is not None}
@@ -91,14 +92,16 @@ class Executable:
         outputs: Sequence[int],
         enqueue: Callable[..., Any] | None = None,
     ) -> Executable:
-        """Opaque where the recording holds other commands than launches, or numbers that each call asks for anew."""
+        """The executable of a recording; opaque if it has commands other than launches, or numbers that each call asks
+        for anew."""
         if any(command.kernel is None or command.late for command in recording.commands):
             return cls(None, operands, outputs, enqueue)
         launches = [(command.kernel, command.arguments) for command in recording.commands if command.kernel]
         return cls(launches, operands, outputs, enqueue)
 
     def bind(self, place: Place[T]) -> T:
-        """What runs it at a place, the same for all who hold it; it holds the executable, and is not held by that."""
+        """The object that runs the executable at a place, shared by all callers; it references the executable, not the
+        reverse."""
         found = self._bound.get(place)
         if found is None:
             found = place.bind(self)
@@ -107,7 +110,7 @@ class Executable:
         return found  # type: ignore[return-value]
 
     def place(self, recording: Recording, operands: Sequence[Any]) -> Any:
-        """Record the launches on a longer recording's memory, or on real memory; the last command."""
+        """Record the launches on a longer recording's memory, or on real memory; returns the last command."""
         if self.opaque:
             return self.enqueue(recording, *operands)  # type: ignore[misc]
         memory = [*operands, *map(recording.allocate, self.scratch_sizes)]
@@ -135,13 +138,14 @@ class Executable:
 
 
 def note_launched(error: BaseException) -> None:
-    """Mark what went wrong after a command was given: the output may have been written in part."""
-    with contextlib.suppress(AttributeError):  # an exception with slots
+    """Mark an error that came after a command was enqueued, so that the output may have been written in part."""
+    with contextlib.suppress(AttributeError):  # an exception class with __slots__ takes no further attributes
         error.launched = True  # type: ignore[attr-defined]
 
 
 class Place(Protocol[T_co]):
-    """Where executables run; compares equal to another of the same memory and driver."""
+    """A place where executables run: one kind of memory and driver. Places of the same memory and driver compare
+    equal."""
 
     def bind(self, executable: Executable) -> T_co:
-        """What runs an executable there."""
+        """Returns the object that runs an executable in this place."""

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 
 _MANY = 10_000
-"""New objects that are worth it; Python itself collects after 700 to 2000."""
+"""The number of new objects from which the freeze below is worth its time; Python itself collects after 700 to 2000."""
 _INTERPRETERS = 1_000
 """More frozen objects than a process may begin with, before anybody froze any: 375 under Python 3.12."""
 _lock = threading.RLock()
@@ -38,6 +38,7 @@ def collection_put_off() -> Iterator[None]:
             _blocks -= 1
             if not _blocks and _collects:
                 if gc.get_count()[0] > _MANY and gc.get_freeze_count() < _INTERPRETERS:
-                    gc.freeze()  # all objects, of which a full collection hears again
+                    # freeze() and unfreeze() move all objects to the oldest generation, which full collections scan.
+                    gc.freeze()
                     gc.unfreeze()
                 gc.enable()

@@ -10,9 +10,9 @@ import json
 from typing import Any
 
 DEPTH = 64
-"""Most lists and objects within each other."""
+"""The most lists and objects nested within each other."""
 DIGITS = 40
-"""Most digits of a whole number; 64 bits have 20."""
+"""The most digits of a whole number; 64 bits have 20."""
 
 
 def loads(text: str | bytes) -> Any:
@@ -32,12 +32,12 @@ def _whole(digits: str) -> int:
 
 
 def _check(value: Any) -> None:
-    """Raise ValueError for what cannot be handled as other values are: too deep, or text of lone surrogates."""
+    """Raise ValueError for values that are nested too deep, and for text with lone surrogates."""
     level = [value]
     for _ in range(DEPTH + 1):
         texts = [each for each in level if isinstance(each, str) and not each.isascii()]
         for text in texts:
-            text.encode()  # UnicodeEncodeError is a ValueError
+            text.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
         below: list[Any] = []
         for each in level:
             if isinstance(each, dict):

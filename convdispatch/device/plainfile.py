@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 MOST_BYTES = 256 << 20
-"""Most bytes of a file of records, of a trace or of a report."""
+"""The most bytes that are read of a file of records, of a trace or of a report."""
 
 
 def must_be_plain(path: str | Path, most: int = MOST_BYTES) -> None:
@@ -26,7 +26,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     with os.fdopen(handle, "rb") as file:
         _check(os.fstat(handle), most)
         data = file.read(most + 1)
-    if len(data) > most:  # it grew, or says that it has none, as those of /proc do
+    if len(data) > most:  # the file has grown, or states a size of 0, as the files of /proc do
         raise OSError(errno.EFBIG, f"it has more than {most} bytes")
     return data
 

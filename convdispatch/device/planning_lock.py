@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 _PATIENCE = 0.5
-"""Seconds after which a thread that was aside goes on."""
+"""Seconds after which a thread that has waited for its turn goes on without it."""
 
 
 class _Thread(threading.local):
@@ -24,7 +24,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def locked(turn: threading.Lock) -> Iterator[None]:
-    """The block runs while no other thread's block of the same ``turn`` does, but for those that are aside."""
+    """Runs the block while no other thread runs a block of the same ``turn``, except threads inside ``unlocked``."""
     turn.acquire()
     _thread.turn, _thread.held = turn, True
     try:
@@ -37,7 +37,7 @@ def locked(turn: threading.Lock) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unlocked() -> Iterator[None]:
-    """The block waits, for a compiler or for another thread: others have their turn meanwhile."""
+    """Inside the block the thread waits for a compiler or another thread, and other threads take their turn."""
     turn = _thread.turn
     if turn is None or not _thread.held:
         yield

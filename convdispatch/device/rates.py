@@ -23,44 +23,46 @@ from ..api.rates import DeviceRates
 from . import jsontext, plainfile
 
 _FIELDS = {"flops": (1e5, 1e19), "bandwidth": (1e4, 1e17), "launch": (1e-9, 10.0)}
-"""What a device can have, in operations and bytes a second and in seconds: beyond it a prediction says nothing."""
+"""The range of each rate, in operations and bytes a second and in seconds; a value outside it is refused."""
 QUEUE_LAUNCH = 5.06e-6
 """Seconds of a launch on a GPU's OpenCL queue."""
 STREAM_LAUNCH = 0.8e-6
 """Seconds of a launch behind another on a stream of NVIDIA's, where most of theirs go: times of 493 problems in CUDA
 graphs, equal on an H100 and an H200."""
 _H200 = (65e12 / 132, 4.25e12 / 132)
-"""Measured, with 132 compute units."""
+"""Float32 operations and bytes a second per compute unit, measured on an NVIDIA H200, which has 132."""
 KINDS: dict[tuple[str, str], tuple[float, float]] = {
     ("nvidia", "sm_90"): _H200,
-    ("nvidia", "sm_80"): (0.97 * 19.5e12 / 108, 0.88 * 2.04e12 / 108),  # A100 of 80 GB
-    ("nvidia", "sm_8"): (0.97 * 82.6e12 / 128, 0.88 * 1.01e12 / 128),  # RTX 4090
-    ("nvidia", "sm_7"): (0.97 * 15.7e12 / 80, 0.88 * 0.9e12 / 80),  # V100
-    ("amd", "gfx94"): (0.97 * 81.7e12 / 304, 0.88 * 5.3e12 / 304),  # MI300X, without packed float32
-    ("amd", "gfx90a"): (0.97 * 23.9e12 / 104, 0.88 * 1.64e12 / 104),  # one die of an MI250X
-    ("amd", "gfx1"): (0.97 * 30.7e12 / 96, 0.88 * 0.96e12 / 96),  # RX 7900 XTX, without dual issue
-    ("intel", ""): (0.97 * 17.2e12 / 512, 0.88 * 0.56e12 / 512),  # Arc A770, whose units are vector engines
+    ("nvidia", "sm_80"): (0.97 * 19.5e12 / 108, 0.88 * 2.04e12 / 108),  # NVIDIA A100 with 80 GB
+    ("nvidia", "sm_8"): (0.97 * 82.6e12 / 128, 0.88 * 1.01e12 / 128),  # NVIDIA RTX 4090
+    ("nvidia", "sm_7"): (0.97 * 15.7e12 / 80, 0.88 * 0.9e12 / 80),  # NVIDIA V100
+    ("amd", "gfx94"): (0.97 * 81.7e12 / 304, 0.88 * 5.3e12 / 304),  # AMD MI300X, without packed float32
+    ("amd", "gfx90a"): (0.97 * 23.9e12 / 104, 0.88 * 1.64e12 / 104),  # one die of an AMD MI250X
+    ("amd", "gfx1"): (0.97 * 30.7e12 / 96, 0.88 * 0.96e12 / 96),  # AMD RX 7900 XTX, without dual issue
+    # Intel Arc A770, whose compute units are vector engines
+    ("intel", ""): (0.97 * 17.2e12 / 512, 0.88 * 0.56e12 / 512),
 }
 """By vendor and the beginning of the architecture, the first that fits: float32 operations and bytes a second of one
 compute unit. Where nothing is measured, makers' figures, times the share of theirs that the H200 reaches. Others count
 as the H200's units; ``convdispatch calibrate`` replaces all of it."""
-# Two cores with AVX-512 under Intel's runtime, measured.
+# Rates of one float32 lane, of memory and of launches, measured on two cores with AVX-512 under Intel's runtime.
 _CPU_LANE, _CPU_BANDWIDTH, _CPU_LAUNCH = 340e9 / 32, 28e9, 8.5e-6
 
 
 @functools.lru_cache(maxsize=64)
 def rates(device: DeviceInfo) -> DeviceRates:
-    """What was measured of a device, or the estimate. A file that cannot be read counts as none, with a warning."""
+    """The measured rates of a device, or else the estimate. A file that cannot be read counts as none, with a
+    warning."""
     if switched_off():
         return estimate(device)
     path = place(device)
-    if device.processor and not path.exists():  # perhaps from before files named processors
+    if device.processor and not path.exists():  # the file may be of a version whose file names lacked the processor
         path = place(dataclasses.replace(device, processor=""))
     try:
         values = jsontext.loads(plainfile.read_text(path))
         found = DeviceRates(*(float(values[name]) for name in _FIELDS), measured=True)
         for name, (least, most) in _FIELDS.items():
-            if not least <= getattr(found, name) <= most:  # not a number, too
+            if not least <= getattr(found, name) <= most:  # the comparison is false for NaN too
                 raise ValueError(f"{name} is between {least:g} and {most:g}, got {getattr(found, name):g}")
     except FileNotFoundError:
         return estimate(device)
@@ -72,7 +74,7 @@ def rates(device: DeviceInfo) -> DeviceRates:
 
 
 def switched_off() -> bool:
-    """Whether the user wants estimates."""
+    """Whether the user has switched measured rates off, so that estimates hold."""
     return settings.RATES.value() == settings.OFF
 
 
@@ -101,7 +103,7 @@ def keep(device: DeviceInfo, found: DeviceRates) -> Path:
 
 
 def place(device: DeviceInfo) -> Path:
-    """The file that holds what was measured on such a device."""
+    """The file of the rates that were measured on such a device."""
     chosen = settings.RATES.value()
     folder = Path(chosen) if chosen else Path(platformdirs.user_data_dir("convdispatch")) / "rates"
     words = (device.platform, device.vendor, device.arch, device.name, str(device.compute_units), device.processor)

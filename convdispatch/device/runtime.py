@@ -65,7 +65,7 @@ __all__ = [
 
 INSTALL = "pip install 'convdispatch[cpu]'"
 _PROBE = "kernel void probe(global int *p) { p[get_global_id(0)] = (int)get_global_id(0) + 41; }"
-_LOCAL_THREAD = 1 << 31  # CL_QUEUE_THREAD_LOCAL_EXEC_ENABLE_INTEL
+_LOCAL_THREAD = 1 << 31  # the queue property CL_QUEUE_THREAD_LOCAL_EXEC_ENABLE_INTEL
 _threads = threading.local()
 _lock = threading.RLock()
 
@@ -141,7 +141,8 @@ def _ranked() -> cl.Device:
     def rank(device: cl.Device) -> tuple[int, int]:
         info = device_info(device)
         kind = {"gpu": 0, "accelerator": 1, "cpu": 2}[info.type]
-        simulator = info.vendor == "oclgrind"  # finds faults, thousands of times too slow to compute with
+        # Oclgrind finds faults in kernels, and is thousands of times too slow to compute with
+        simulator = info.vendor == "oclgrind"
         return (3 if simulator else kind, 1 if info.vendor == "pocl" else 0)
 
     failures = []
@@ -190,7 +191,7 @@ FORKED = (
     'it by "spawn" or "forkserver"'
 )
 forked = False
-"""Whether this process is such a child."""
+"""Whether this process is a forked child of a process that computes by OpenCL."""
 
 
 def refuse_forked() -> None:
@@ -201,7 +202,7 @@ def refuse_forked() -> None:
 
 def _after_fork() -> None:
     global forked, _lock
-    being_made = not _lock.acquire(blocking=False)  # by a thread that the child lacks
+    being_made = not _lock.acquire(blocking=False)  # a thread that the child does not have was making a context
     _lock = threading.RLock()
     if being_made or _context.cache_info().currsize:
         forked = True
@@ -246,7 +247,7 @@ def serial_queue(device: cl.Device | None = None) -> cl.CommandQueue | None:
 
 
 def new_serial_queue(device: cl.Device) -> cl.CommandQueue | None:
-    """Another queue whose commands whoever gives them computes; None where there is none."""
+    """A new queue whose commands the enqueuing thread computes itself; None where the device has none."""
     import pyopencl as cl
 
     if "cl_intel_exec_by_local_thread" in device.extensions.split():
@@ -256,7 +257,8 @@ def new_serial_queue(device: cl.Device) -> cl.CommandQueue | None:
 
 
 def is_synchronous(queue: cl.CommandQueue) -> bool:
-    """Whether commands are over when the call that gives them returns, as Intel says of this thread's serial queues."""
+    """Whether commands are complete when the call that enqueues them returns, as on Intel's serial queue of this
+    thread."""
     return any(queue is each for each in _threads.__dict__.get("serial", {}).values())
 
 
@@ -302,16 +304,17 @@ def pending(queue: cl.CommandQueue) -> cl.Event:
         return queue
     import pyopencl as cl
 
-    real = getattr(queue, "queue", queue)  # what stands for one may be given
+    real = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
     event = cl.enqueue_marker(real)
     real.flush()
     return event
 
 
 def hold(queue: cl.CommandQueue, event: cl.Event) -> None:
-    """What is enqueued on ``queue`` from now on begins after ``event``, a flushed command of another queue."""
+    """Make all commands enqueued on ``queue`` from now on wait for ``event``, a flushed command of another queue."""
     if isinstance(queue, Commands):
-        queue.after(event)  # type: ignore[attr-defined]  # a CUDA stream, which stands for its commands' events
+        # `event` is a CUDA stream, which stands for its commands' events
+        queue.after(event)  # type: ignore[attr-defined]
         return
     import pyopencl as cl
 
@@ -320,7 +323,7 @@ def hold(queue: cl.CommandQueue, event: cl.Event) -> None:
 
 
 def complete(event: cl.Event) -> bool:
-    """Whether a command has run to its end."""
+    """Whether an OpenCL command has completed."""
     import pyopencl as cl
 
     return event.command_execution_status == cl.command_execution_status.COMPLETE

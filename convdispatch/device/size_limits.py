@@ -34,7 +34,7 @@ def must_fit(device: DeviceInfo, itemsize: int, shapes: Mapping[str, Sequence[in
 
 
 def problem_must_fit(problem: ConvProblem, device: DeviceInfo) -> None:
-    """As ``must_fit``, for a convolution's operands and result."""
+    """Checks a convolution's operands and result as ``must_fit`` does."""
     must_fit(device, max(problem.itemsize, problem.out_itemsize), _operands(problem))
 
 

@@ -23,7 +23,7 @@ PHASES = {
     "plan": "make plans of programs",
     "packing": "pack constant weights",
 }
-"""Names of phases, and what each does."""
+"""The names of the phases, and a description of each."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Spent:
 
 @dataclass
 class Notes:
-    """What was spent, by (layer, phase); a layer is a problem's text, an operation's name, or empty."""
+    """The time spent, by (layer, phase); a layer is a problem's text, an operation's name, or empty."""
 
     spent: dict[tuple[str, str], Spent] = field(default_factory=dict)
 
@@ -47,14 +47,14 @@ class Notes:
 
     @property
     def layers(self) -> list[str]:
-        """Layers in the order in which they were first met."""
+        """The layers, in the order of their first phase."""
         return list(dict.fromkeys(name for name, _ in self.spent))
 
 
 class _Thread(threading.local):
     layer = ""
     inner = 0.0
-    """Seconds of the phases that ended inside the present one."""
+    """Seconds of the inner phases that ended inside the present phase."""
 
 
 _thread = _Thread()
@@ -82,7 +82,7 @@ def phase(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def layer(name: str) -> Iterator[None]:
-    """What this thread does in the block is done for a layer; an outer layer's name wins."""
+    """Inside the block this thread works for a layer; an outer block's layer takes precedence."""
     outer = _thread.layer
     _thread.layer = outer or name
     try:
@@ -92,7 +92,7 @@ def layer(name: str) -> Iterator[None]:
 
 
 def current_layer() -> str:
-    """For whom this thread works; to be handed to a thread that works for it."""
+    """The layer for which this thread works, to be passed to a thread that works for it."""
     return _thread.layer
 
 

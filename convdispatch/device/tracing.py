@@ -25,7 +25,7 @@ _thread = _Thread()
 
 
 def operation(function: Function) -> Function:
-    """``function`` as an operation: where a trace is in force, the trace is called and answers the result."""
+    """Makes ``function`` an operation: where a trace is in force, the trace is called and returns the result."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ def naming(name: str) -> Iterator[None]:
 
 
 def source() -> str:
-    """What the operations of this thread are called for; empty where nobody says so."""
+    """The name for which this thread's operations are called, such as a file's node; empty where none is set."""
     return _thread.source
 
 

@@ -18,7 +18,7 @@ A new function of formulas goes to ``codegen.expression``; a new operation to a 
 - ``tensor``: memory and views.
 """
 
-from . import operators  # noqa: F401 (attaches to Tensor)
+from . import operators  # noqa: F401 (importing the module adds the operators to Tensor)
 from .codegen.symbols import where
 from .filling import fill, full, zeros
 from .gathering import take, take_along_axis

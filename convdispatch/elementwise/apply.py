@@ -91,7 +91,8 @@ def forms(key: list[Any], named: dict[str, Any], written: Tensor | None) -> tupl
     known = None
     for name, value in named.items():
         if isinstance(value, Tensor):
-            if value.queue is not known:  # asking a queue for its context costs more than all else here
+            # The context is read once per queue, because that call costs more than everything else in this loop.
+            if value.queue is not known:
                 known = value.queue
                 key.append(known.context)
             key += (name, value.shape, value.strides, value.dtype, value.offset & 15)

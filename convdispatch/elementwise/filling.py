@@ -28,10 +28,10 @@ def fill(tensor: Tensor, value: float) -> Tensor:
 
 
 def full(shape: Sequence[int], value: float, dtype: Any = np.float32, queue: cl.CommandQueue | None = None) -> Tensor:
-    """A new tensor of one value."""
+    """Return a new tensor filled with one value."""
     return fill(Tensor.empty(shape, dtype, queue), value)
 
 
 def zeros(shape: Sequence[int], dtype: Any = np.float32, queue: cl.CommandQueue | None = None) -> Tensor:
-    """A new tensor of zeros."""
+    """Return a new tensor of zeros."""
     return full(shape, 0, dtype, queue)

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 LANES = 16
-"""Elements of a vector."""
+"""The number of elements of the kernel's vectors."""
 MAX_CHANNELS = 8
-"""Channels of a picture, at most."""
+"""The most channels of an image that is interleaved."""
 ITEM_VECTORS = 64
-"""Vectors of pixels of a work item: 16 took 1.04 to 1.3 times as long, 128 0.86 to 1."""
+"""The number of vectors of pixels per work item; 16 took 1.04 to 1.3 times as long, 128 took 0.86 to 1 times as
+long."""
 
 
 def interleaved(x: Tensor) -> Tensor | None:
@@ -73,11 +74,12 @@ def _turned(x: Tensor, dtype: np.dtype, vector: str, read: str) -> Tensor | None
 @keeps_programs
 def _launch(context: cl.Context, images: int, channels: int, pixels: int, vector: str, read: str) -> Launch:
     lines = []
-    for k in range(channels):  # the vector of elements 16 k to 16 k + 15: element e is channel e % C of pixel e / C
+    # Vector k has the elements 16 k to 16 k + 15; element e is channel e % C of pixel e / C, of C channels.
+    for k in range(channels):
         places = [divmod(LANES * k + lane, channels) for lane in range(LANES)]
         value = "v0"
         for c in range(1, channels):
-            # Lanes of channel c come from its plane, those of channels before it from what was put together so far.
+            # Lanes of channel c are taken from its plane, lanes of earlier channels from the vector built so far.
             first = [pixel if c == 1 else lane for lane, (pixel, _) in enumerate(places)]
             mask = [LANES + pixel if channel == c else first[lane] for lane, (pixel, channel) in enumerate(places)]
             value = f"shuffle2({value}, v{c}, ({vector})({', '.join(map(str, mask))}))"

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 MAX_PARTS = 8
-"""Tensors that one kernel takes."""
+"""The most tensors that one kernel joins."""
 GPU_GROUP = 256
-"""Work items of a GPU's group, at most."""
+"""The most work items of a work group on a GPU."""
 GPU_MIN_LENGTH = 64
-"""Least length of the longest row, in work items: shorter ones leave groups empty."""
+"""The least length of the longest row in work items; shorter rows leave work groups empty."""
 CPU_MIN_ROWS = 16
-"""Rows from which a CPU's kernel is worth it."""
+"""The number of rows from which the CPU's kernel is faster than separate copies."""
 CPU_MAX_ROWS = 64
-"""Rows of a CPU's work item, at most."""
+"""The most rows that a work item on a CPU copies."""
 CPU_LANES = 16
-"""Elements of a CPU's vectors."""
+"""The number of elements of the CPU kernel's vectors."""
 _BITS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "ulong2"}
 
 
@@ -77,7 +77,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 1) -> Tensor:
             _copy(tensors, views, result, axis)
     tape = current_tape()
     if tape is not None and any(tape.tracks(tensor) for tensor in tensors):
-        # The gradients are views too; what needs them contiguous copies them.
+        # The gradients of joined tensors are views of dy; what needs them contiguous copies them.
         tape.record(result, tensors, lambda dy: _parts(dy, axis, sizes))
     return result
 
@@ -110,7 +110,8 @@ inline void copy_row(global const uint *restrict x, global uint *restrict y, con
   if (n % 16) vstore16(vload16(0, x + n - 16), 0, y + n - 16);
 }
 """
-"""A row by vectors of sixteen; the last one ends with the row, so what two write is the same."""
+"""Copies a row by vectors of sixteen; the last vector ends with the row, and overlaps the vector before it with equal
+values."""
 
 
 @keeps_programs
@@ -160,7 +161,7 @@ def _parts(buffer: Tensor, axis: int, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _already(tensors: list[Tensor], axis: int) -> Tensor | None:
-    """The whole of which the tensors are neighbouring views, where they are that."""
+    """Return the tensor of which the given ones are adjacent views, or None."""
     first = tensors[0]
     whole = list(first.shape)
     whole[axis] = sum(tensor.shape[axis] for tensor in tensors)

@@ -1,4 +1,4 @@
-"""What computes, attached to Tensor: arithmetic, casts, assignment to views, and the gradients of views.
+"""The arithmetic of Tensor: operators, casts, assignment to views, and the gradients of views.
 
 Tensor itself stands below the formulas; importing this package attaches, so whoever has a Tensor has its operators.
 """

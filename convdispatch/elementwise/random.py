@@ -41,7 +41,7 @@ class Generator:
         return self._fill("normal", shape, dtype, mean, deviation)
 
     def advance(self, blocks: int, queue: Any = None) -> Any:
-        """Set ``blocks`` counters aside, four numbers each; the first of them.
+        """Reserve ``blocks`` counters, of four random numbers each, and return the first one.
 
         For work on ``queue`` that is captured: what a kernel takes in its place, so that each replay does this anew.
         """

@@ -1,4 +1,5 @@
-"""apply, reduce and mean: formulas over tensors, computed by kernels that are kept, and noted on the tape in force."""
+"""``apply``, ``reduce`` and ``mean``: formulas over tensors, computed by cached kernels and recorded on the active
+tape."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from .tensor import Tensor
 def apply(
     expression: str | Callable[..., Any], *operands: Any, out: Tensor | None = None, dtype: Any = None, **named: Any
 ) -> Any:
-    """Compute ``expression`` for every element, in one kernel that is compiled once and kept.
+    """Compute ``expression`` for every element, in one kernel that is compiled once and cached.
 
     ``expression`` is text over named operands, ``apply("max(x, 0) * s", x=x, s=0.5)``, or a Python function of element
     values, ``apply(lambda x, y: x * y + 1, x, y)``. Operands are tensors, of any strides, that broadcast as in NumPy,

@@ -84,7 +84,7 @@ def combine(
     out: Tensor | Sequence[Tensor] | None = None,
     store: Tensor | None = None,
 ) -> tuple[_BoundReduction, list[Tensor]]:
-    """What ``reduce`` computes, without a note on a tape: (what was decided, results)."""
+    """Compute ``reduce`` without recording it on a tape; return (the bound reduction, results)."""
     texts = (expression,) if isinstance(expression, str) else tuple(expression)
     given = () if out is None else (out,) if isinstance(out, Tensor) else tuple(out)
     outs = tuple(each.dtype for each in given)

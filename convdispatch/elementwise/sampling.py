@@ -29,9 +29,9 @@ Table = tuple[np.ndarray, np.ndarray | None]
 """Indices ``[out, taps]`` into an axis and their weights; without weights there is one tap, ``[out]``."""
 _GROUP = 256
 CPU_GROUP_ITEMS = 1024
-"""Work items of a group on a CPU, at most."""
+"""The most work items of a work group on a CPU."""
 CPU_MIN_GROUPS = 64
-"""Groups on a CPU, at least, where there are several rows in each."""
+"""The least number of work groups on a CPU if each has several rows."""
 
 
 def sample(x: Tensor, tables: Mapping[int, Table], fill: float = 0.0) -> Tensor:
@@ -42,7 +42,8 @@ def sample(x: Tensor, tables: Mapping[int, Table], fill: float = 0.0) -> Tensor:
     """
     axes = tuple(sorted(axis % x.ndim for axis in tables))
     operands: list[Tensor | None] = []
-    queue = getattr(x.queue, "queue", x.queue)  # a recording's own queue: tables are there before the net runs
+    # In a recording, the tables are uploaded on the recording's own queue, so that they exist before the net runs.
+    queue = getattr(x.queue, "queue", x.queue)
     given = {axis % x.ndim: table for axis, table in tables.items()}
     for axis in axes:
         index, weight = given[axis]
@@ -129,8 +130,8 @@ def _source(form: _Form, by_rows: bool) -> str:
     index = "uint" if total < 2**31 else "ulong"
     last, place_type = len(shape) - 1, "int" if by_rows and math.prod(shape) < 2**31 else "long"
     if by_rows:
-        # A CPU's compiler makes vectors of neighbours along dimension 0: what another axis says is the same for all of
-        # them, and places of 32 bits are looked up twice as many at once.
+        # A CPU's compiler makes vectors of work items along dimension 0, which share the index of every other axis. A
+        # vector holds twice as many 32-bit indices as 64-bit ones.
         lines = [
             f"{index} rest = get_global_id(1);",
             f"const {index} a{last} = get_global_id(0), item = rest * ({index}){result[-1]} + a{last};",
@@ -160,7 +161,8 @@ def _source(form: _Form, by_rows: bool) -> str:
             lines.append(f"const int j{n} = i{n}[a{axis}]; missing |= j{n} < 0;")
             lines.append(f"from += ({place_type})max(j{n}, 0) * {steps[axis]};")
         raw = dtype.itemsize == 2 and dtype.name in ("float16", "bfloat16")
-        if raw:  # moved as a value of its kind, for half is no type to compute in
+        # A 16-bit float is only moved, as a value of its storage type, because kernels do not compute in half.
+        if raw:
             value = f"missing ? ({kind})({_number(fill, dtype)}) : {store.load.format(p='x', i='from')}"
             lines.append(store.store.format(p="y", i="item", v=f"({value})") + ";")
         else:

@@ -1,4 +1,4 @@
-"""Where the largest and smallest elements along an axis are."""
+"""Indices of the largest and smallest elements along an axis: ``argmax`` and ``topk``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _MOST = 1 << 15
-"""Elements of a row that are ranked against each other at once; longer rows are ranked piece by piece."""
+"""The most elements of a row that one launch ranks against each other; longer rows are ranked piece by piece."""
 _ARGMAX = """\
 kernel void argmax(global const {store} *restrict x, const long offset, global long *restrict y) {{
   const long inner = get_global_id(0), outer = get_global_id(1);
@@ -35,7 +35,7 @@ kernel void argmax(global const {store} *restrict x, const long offset, global l
   y[outer * {inner} + inner] = place;
 }}
 """
-# An element's rank is the number of those that come before it: larger ones, NaN first, and equal ones before it.
+# An element's rank is the number of elements before it: larger ones (NaN is the largest), and earlier equal ones.
 _TOPK = """\
 kernel void topk(global const {store} *restrict x, const long offset, global {store} *restrict values,
                  global long *restrict places) {{

@@ -1,4 +1,5 @@
-"""Which tape is in force in this thread: what an operation asks before it notes itself (see ``convdispatch.tape``)."""
+"""The tape that is active in this thread, which an operation queries before it records itself (see
+``convdispatch.tape``)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "base_data", "dtype", "mark", "offset", "queue", "shape", "strides")
-    __array_priority__ = 1000  # so that NumPy numbers leave the operators to this class
+    # The priority makes NumPy's numbers leave the operators to this class.
+    __array_priority__ = 1000
     __array_ufunc__ = None
 
     def __init__(
@@ -64,7 +65,7 @@ class Tensor:
         self.queue = queue
         self.strides = _row_major(shape, dtype.itemsize) if strides is None else strides
         self.offset = offset
-        self.mark = 0  # the tape's; see tape.py
+        self.mark = 0  # The mark belongs to the tape of automatic differentiation (tape.py).
 
     @classmethod
     def empty(cls, shape: Sequence[int], dtype: Any = np.float32, queue: cl.CommandQueue | None = None) -> Tensor:
@@ -73,12 +74,13 @@ class Tensor:
         shape, dtype = tuple(map(operator.index, shape)), np.dtype(dtype)
         if shape and min(shape) < 0:
             raise InvalidArgument(f"a shape holds sizes of 0 or more, got {shape}")
-        # Of the base class also when asked of Parameter: a result is no parameter.
+        # The result is a Tensor also if the method is called on Parameter, because a result is no parameter.
         return Tensor(runtime.allocate(queue, math.prod(shape) * dtype.itemsize), shape, dtype, queue)
 
     @classmethod
     def from_numpy(cls, array: Any, queue: cl.CommandQueue | None = None) -> Tensor:
-        """A copy of ``array`` (anything NumPy reads) on the queue's device; the host may change its own afterwards."""
+        """Return a copy of ``array`` (anything NumPy reads) on the queue's device; the caller may change the array
+        afterwards."""
         array = np.asarray(array, order="C")
         if array.dtype.hasobject:
             raise InvalidArgument(f"a tensor holds numbers, got an array of {array.dtype}")
@@ -130,7 +132,7 @@ class Tensor:
         if not self.size:
             return np.empty(self.shape, self.dtype)
         self._must_be_real("numpy()")
-        # One transfer of all bytes between the lowest and the highest element, then the view on the host.
+        # One transfer copies all bytes between the lowest and the highest element; the host array is a view of them.
         reach = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
         low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
         span = np.empty(high - low + self.dtype.itemsize, np.uint8)
@@ -150,7 +152,7 @@ class Tensor:
             self._assign(Tensor.from_numpy(array, self.queue))
         return self
 
-    # --- what it is --------------------------------------------------------------------------------------------------
+    # --- properties --------------------------------------------------------------------------------------------------
 
     @property
     def ndim(self) -> int:
@@ -188,10 +190,10 @@ class Tensor:
     def __repr__(self) -> str:
         return f"Tensor({self.shape}, {self.dtype}, {self.queue.device.name.strip()!r})"
 
-    # --- views: the same memory, never a copy --------------------------------------------------------------------
+    # --- views, which share the tensor's memory ----------------------------------------------------------------------
 
     def _view(self, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int, back: Any = None) -> Tensor:
-        """A view; ``back`` turns its gradient into this tensor's, for the tape in force."""
+        """Return a view; ``back`` turns the view's gradient into this tensor's, for the active tape."""
         view = Tensor(self.base_data, shape, self.dtype, self.queue, strides, offset)
         if back is not None and (self.mark or type(self) is Parameter):
             tape = current_tape()
@@ -200,7 +202,8 @@ class Tensor:
         return view
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
-        """The same elements in another shape; one size may be -1. Raises InvalidArgument if that needs a copy."""
+        """Return the same elements in another shape; one size may be -1. Raises InvalidArgument if that needs a
+        copy."""
         sizes = _sizes(shape)
         known = math.prod(size for size in sizes if size != -1)
         if sizes.count(-1) == 1 and known and self.size % known == 0:

@@ -1,4 +1,5 @@
-"""A net to the form that runs it: traced, fused, laid out both ways, planned, recorded, and the fastest form chosen."""
+"""Turns a net into the form that runs it: traced, fused, in both layouts, planned and recorded; the fastest form is
+chosen."""
 
 from __future__ import annotations
 
@@ -99,13 +100,14 @@ def build(
     if threads not in THREADS:
         raise InvalidArgument(f"threads must be one of {', '.join(THREADS)}, got {threads!r}")
     packed_use = choice_use = purpose
-    if threads == PYTORCH:  # a call there is over when it returns, and which form is fastest depends on their number
+    # In PyTorch's threads a call returns when it has finished, and the number of threads decides which form is fastest.
+    if threads == PYTORCH:
         purpose, packed_use = "latency", "latency in PyTorch's threads"
         choice_use = f"{packed_use}, {intraop.thread_count()}"
     from_environment()
     compiled = thread.compiled
     graph = traced_and_fused(net, shapes, dtype, queue, math)
-    # What tracing needs was not there, nor will be the rest; but beside a GPU's compilers that start, choosing is slow.
+    # A CPU net whose tracing had to compile kernels is cold; on a GPU, compilers that start would disturb the choice.
     is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
     layouts, counts = layouts_of(graph, layout), _counts(queues, threads)
     free = layout is None and queues is None
@@ -175,7 +177,8 @@ def problems(
 def _counts(wanted: int | None, threads: str) -> tuple[int, ...]:
     if wanted is not None:
         return (wanted,)
-    return (1,) if threads == PYTORCH else (1, 4)  # commands there run one after the other
+    # In PyTorch's threads commands run one after the other, so that several queues gain nothing.
+    return (1,) if threads == PYTORCH else (1, 4)
 
 
 def _plans(
@@ -206,7 +209,8 @@ def _forms(
         commands, made = lowered.recording.commands, []
         for count in counts:
             schedule = Schedule.single(commands) if count == 1 else Schedule.branches(commands, lowered.needs, count)
-            if schedule.queues > 1 or not made:  # more queues are no other form where nothing can overlap
+            # Where no commands can overlap, a schedule for more queues equals that for one.
+            if schedule.queues > 1 or not made:
                 made.append(InferenceNet(lowered, Program(lowered.recording, schedule), layout, threads))
         forms += made
     weights.settle()
@@ -216,7 +220,7 @@ def _forms(
 def _fastest(
     forms: list[InferenceNet], purpose: str, key: choice_cache.Key | None, known: choice_cache.Choice | None
 ) -> InferenceNet:
-    """The form that is fastest at its purpose; what was found is noted under ``key``."""
+    """Return the form that is fastest for the purpose; the result of the benchmark is stored under ``key``."""
     if len(forms) == 1:
         forms[0].watch = choice_cache.Watch(key, known) if key is not None and known is not None else None
         return forms[0]

@@ -30,28 +30,30 @@ if TYPE_CHECKING:
     from ..api.device import DeviceInfo
 
 ENOUGH = 2
-"""Measurements in a row that must name the same form."""
+"""The number of consecutive measurements that must name the same form before the choice is final."""
 CALM = 0.15
 """The most that other work may add to a run, as a fraction, for a measurement to be final."""
 NOISY_RECALLS = 8
-"""A choice of noisy measurements is built so often, then judged anew: what was wrong under load does not stay."""
+"""After this many builds a choice from noisy measurements is measured again, so that a wrong choice under load does not
+last."""
 CONTRADICTS = 0.75
-"""Of the time at which a form was judged: if it then takes less, it was judged on a machine that did other work."""
+"""If a form takes less than this fraction of its measured time, it was measured while the machine did other work."""
 _WATCHED = 5
-"""Calls with NumPy arrays, each waited for, that are timed after a form was built unmeasured."""
+"""The number of calls with NumPy arrays, each waited for, that are timed after a form was built without a
+measurement."""
 Key: TypeAlias = "tuple[DeviceInfo, str]"
-"""The device, and the text under which its store holds the choice."""
+"""The device, and the key of the choice in the device's decision store."""
 
 
 def choice_key(graph: Graph, queue: cl.CommandQueue, purpose: str) -> Key | None:
-    """What a choice for this graph is stored under; None where none is to be stored."""
+    """Return the key under which a choice for this graph is stored; None if it must not be stored."""
     if replace(current_policy(), tier=None) != Policy():
         return None
     return device_info(queue.device), key_of(purpose, *described(graph))
 
 
 def described(graph: Graph) -> list[str]:
-    """What a net computes, an operation a text."""
+    """Return a text for each operation that a net computes."""
     found = []
     for node in graph.nodes:
         shapes = [ref.shape for ref in operands(node.result) if isinstance(ref, Ref)]
@@ -61,7 +63,7 @@ def described(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """A form, how many measurements in a row named it, and how noisy the last was."""
+    """A form, the number of consecutive measurements that named it, and the noise of the last measurement."""
 
     layout: str | None
     """The form's layout; where engines were timed, the engine's name."""
@@ -69,9 +71,9 @@ class Choice:
     votes: int = 0
     noise: float = 0.0
     recalls: int = 0
-    """How often it was built unmeasured since the last measurement."""
+    """The number of builds of this choice without a measurement since the last one."""
     ms: float = 0.0
-    """What a call took when it was measured; 0 where that is not known."""
+    """The measured milliseconds of a call; 0 if unknown."""
 
     @property
     def is_final(self) -> bool:

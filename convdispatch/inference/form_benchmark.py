@@ -19,19 +19,19 @@ from ..api.errors import InvalidArgument
 
 PURPOSES = ("latency", "throughput")
 ROUNDS = 5
-"""Turns of each form in a series."""
+"""The number of timed samples of each form in a series, the forms interleaved."""
 LEAST_ROUNDS = 2
-"""Turns of each form in a series where runs are long."""
+"""The least number of timed samples of each form in a series, if runs are long."""
 SERIES_S = 1.0
-"""A series should take no longer, but for its least rounds."""
+"""Seconds that a series should take at most, except for its least rounds."""
 SAMPLE_S = 0.02
-"""A turn of one form."""
+"""Seconds of one timed sample of a form, which repeats the net."""
 TIE = 1.03
-"""Forms whose times differ by less are one as good as the other."""
+"""The ratio of two forms' times below which they count as equally fast."""
 
 
 class Form(Protocol):
-    """What is asked of a net to time it."""
+    """The methods that a net needs in order to be timed."""
 
     inputs: Sequence[Any]
     queue: Any
@@ -74,9 +74,11 @@ def benchmark_forms(forms: Sequence[Form], purpose: str, favourite: int | None =
 
 
 def verdict_of(series: Sequence[Sequence[Sequence[float]]], favourite: int | None) -> Verdict:
-    """What two series say, each with the seconds of each form's calls, taken in turns; ``favourite`` wins ties."""
+    """Return the verdict of two series, each with the seconds of the forms' interleaved calls; ``favourite`` wins
+    ties."""
     leasts = [[min(samples) for samples in each] for each in series]
-    ms = [min(times) for times in zip(*leasts, strict=True)]  # other work only adds, and to some more than to others
+    # The least time of each form counts, because other work only adds time, and adds more to some forms than to others.
+    ms = [min(times) for times in zip(*leasts, strict=True)]
     best = min(range(len(ms)), key=lambda i: ms[i])
     if favourite is not None and ms[favourite] <= TIE * ms[best]:
         best = favourite

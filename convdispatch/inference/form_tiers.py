@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from .net import Change, InferenceNet
 
 LEAST = 16
-"""Convolutions to be planned for the other forms: for fewer nobody need wait long."""
+"""The least number of unplanned convolutions for which other forms are built in the background; fewer compile soon
+enough."""
 SAMPLES = 4
-"""Calls of each form that are timed, after one that is not."""
+"""The number of calls of each form that are timed, after one untimed call."""
 
 
 def tiered(
@@ -75,7 +76,7 @@ class Tiers:
         self._build, self._keep = build, keep
         _undecided.add(net)
         self._others: Sequence[InferenceNet] | None = None
-        """None until they are built; none where that failed."""
+        """The other forms of the net: None until they are built, empty if that failed."""
         self._lock, self._turn = threading.Lock(), 0
         self._samples: list[list[float]] = []
         self.thread = threading.Thread(
@@ -87,7 +88,7 @@ class Tiers:
         others: Sequence[InferenceNet] = ()
         try:
             others = self._build()
-        except Exception:  # the first form goes on; who builds the net next time learns why
+        except Exception:  # The first form stays in use; the next build of the net raises the error again.
             pass
         finally:
             self._samples = [[] for _ in range(1 + len(others))]
@@ -147,7 +148,8 @@ def settle(net: InferenceNet) -> bool:
     if not isinstance(net.watch, Tiers):
         return False
     net.watch.thread.join()
-    given = [np.zeros(x.shape, x.dtype) for x in net._lowered.inputs]  # who asks for ``net.inputs`` holds the form
+    # The inputs are read from ``_lowered``, because reading ``net.inputs`` would bind the net to its present form.
+    given = [np.zeros(x.shape, x.dtype) for x in net._lowered.inputs]
     while isinstance(net.watch, Tiers):
         net(*given)
     return True

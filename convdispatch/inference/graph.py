@@ -1,4 +1,4 @@
-"""A traced net: values, the nodes that make them from others, and views of values as their operands."""
+"""A traced net: values, the nodes that compute them, and views of values as the nodes' operands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Value:
     shape: tuple[int, ...]
     dtype: np.dtype
     node: Node | None = None
-    """Its maker; None for the net's input."""
+    """The node that computes the value; None for an input of the net."""
 
     @property
     def nbytes(self) -> int:
@@ -32,13 +32,13 @@ class Value:
 
     @property
     def whole(self) -> Ref:
-        """A view of all elements as they lie."""
+        """Return a view of all elements of the value."""
         return Ref(self, self.shape)
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A view of a value, as a tensor is one of memory; ``strides`` None means contiguous."""
+    """A view of a value, like a tensor's view of memory; ``strides`` None means contiguous."""
 
     value: Value
     shape: tuple[int, ...]
@@ -64,9 +64,10 @@ class Node:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any = None
-    """Refs in the structure that the function returns."""
+    """The results as Refs, in the structure that the function returns."""
     sources: tuple[str, ...] = ()
-    """Names of what the node computes in the net's own words, where it has some: all that was fused into it."""
+    """The model file's names of the nodes that this node computes, fused ones included; empty if the net has no
+    names."""
 
     @property
     def name(self) -> str:
@@ -80,13 +81,14 @@ class Node:
 
     @property
     def values(self) -> list[Value]:
-        """What the node makes."""
+        """Return the values that the node computes."""
         made = [ref.value for ref in operands(self.result) if isinstance(ref, Ref)]
         return [value for value in made if value.node is self]
 
 
 def is_planned(node: Node) -> bool:
-    """A convolution with constant weights, which is planned and packed when the net is lowered."""
+    """Return whether a node is a convolution with constant weights, which is planned and packed when the net is
+    lowered."""
     return node.name in CONVOLUTIONS and isinstance(node.kwargs["w"], Tensor) and not _is_lengthened(node)
 
 
@@ -109,10 +111,10 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     output: Any = None
     background: Background = field(default_factory=Background)
-    """What still computes some of the weights."""
+    """The background work that still computes some of the weights."""
 
     def uses(self) -> dict[Value, int]:
-        """How many operands of nodes, and of the output, view each value."""
+        """Return the number of operands, of nodes and of the output, that view each value."""
         count: dict[Value, int] = {}
         for ref in [*(ref for node in self.nodes for ref in node.refs), *operands(self.output)]:
             if isinstance(ref, Ref):

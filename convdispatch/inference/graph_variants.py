@@ -1,4 +1,4 @@
-"""A net to its graphs: traced and fused, in the dtype and the math that are asked, and in each layout."""
+"""Turns a net into its graphs: traced and fused, in the requested dtype and math, and in each layout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def traced_and_fused(
     each = isinstance(dtype, list | tuple)
     wanted = dtype if each else dtype_of(dtype)
     traced = wanted if each else traced_in(net, wanted)
-    # A module in training would update its statistics and drop activations.
+    # A module in training mode would update its batch-norm statistics and apply dropout.
     training = getattr(net, "training", False)
     if training:
         net.eval()  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def traced_and_fused(
 
 
 def layouts_of(graph: Graph, wanted: str | None) -> tuple[str | None, ...]:
-    """Those to be looked at, where one is wanted or none; None is the layout as traced."""
+    """Return the layouts to build: the requested one, or all candidates; None is the layout as traced."""
     if wanted is not None:
         return (wanted,)
     pictures = any(len(ref.shape) == 4 for node in graph.nodes for ref in node.refs)

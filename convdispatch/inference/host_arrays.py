@@ -1,4 +1,4 @@
-"""A net on NumPy's arrays in place: nothing is copied on a CPU device that takes pointers of the host's.
+"""Runs a net on NumPy's arrays without copies, on a CPU device that accepts host pointers.
 
 The device's own threads run its launches, or PyTorch's threads do. Those spin after each of PyTorch's operators, on
 the cores that other threads would need: so a net that is called between PyTorch's operators runs in PyTorch's threads.
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from .lower import Lowered
 
 OWN, PYTORCH = THREADS = "own", "pytorch"
-"""Whose threads run a net on a CPU: those of the device's runtime, or PyTorch's intra-op threads."""
+"""The threads that run a net on a CPU: those of the OpenCL runtime, or PyTorch's intra-op threads."""
 ALIGNMENT_BYTES = 16
-"""Bytes of the largest vector that kernels of layers load as one value; NumPy's own arrays begin at such addresses."""
+"""The alignment in bytes that layers' kernels require of arrays, that of their largest vector loads; NumPy's arrays
+have it."""
 _ndarray = np.ndarray
 
 
@@ -104,10 +105,11 @@ class HostNet:
         try:
             if self._launches.run(self._queue, [*given, *map(address, made)]):
                 return made
-            made = [host_memory.empty(device, *form) for form in self._results]  # an array of out overlaps an operand
+            # A given output array overlaps an operand, so the results go to new arrays.
+            made = [host_memory.empty(device, *form) for form in self._results]
             self._launches.run(self._queue, [*given, *map(address, made)])
         except BaseException:
-            self._queue.finish()  # no command may use the arrays any longer
+            self._queue.finish()  # After an error no command may use the arrays any longer.
             raise
         return made
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..api.problem import ConvProblem
 
 GAIN = 0.97
-"""A plan that is predicted to take more of the better uniform layout's time is not worth building."""
+"""The largest fraction of the best uniform layout's time at which a mix of layouts is worth building."""
 _UNIT = 1e12
 """Capacities are whole picoseconds: with integers the cut is exact, and the same wherever it is computed."""
 _FIRST_FACTOR = {"local_response_norm": 1.5}
@@ -35,7 +35,8 @@ _POOLS = frozenset({"max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_p
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each operation that can turn, as it lies and turned; and of reordering each value."""
+    """The seconds of each operation that can change layout, in its present and in the other layout; and of reordering
+    each value."""
 
     nodes: dict[Node, tuple[float, float]]
     values: dict[Value, float]
@@ -51,14 +52,15 @@ def plan(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float])
     if not times or any(math.isnan(time) for both in times for time in both):
         return None
     uniform = min(total(graph, costs, turned) for turned in (frozenset(), frozenset(costs.nodes)))
-    if math.fsum(min(both) for both in times) > GAIN * uniform:  # not even if reorders were free
+    # No mix of layouts is faster than one layout, even if reorders took no time.
+    if math.fsum(min(both) for both in times) > GAIN * uniform:
         return None
     found = cut(graph, costs)
     return found if total(graph, costs, found) <= GAIN * uniform else None
 
 
 def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], float]) -> Costs:
-    """What the operations and reorders of a graph take, as far as layouts bear on it."""
+    """Return the predicted times of a graph's operations and reorders that depend on the layout."""
     speed, nodes, values = rates(device), {}, {}
     here = traced_layout(graph)
     if here is None:
@@ -67,7 +69,8 @@ def costs_of(graph: Graph, device: DeviceInfo, cost: Callable[[ConvProblem], flo
     for node in graph.nodes:
         for ref in (*node.refs, *(ref for ref in operands(node.result) if isinstance(ref, Ref))):
             if len(ref.value.shape) == 4:
-                alike = math.prod(sorted(ref.value.shape[1:])[:2]) == 1  # one pixel lies alike in both layouts
+                # A tensor of one pixel has the same bytes in both layouts.
+                alike = math.prod(sorted(ref.value.shape[1:])[:2]) == 1
                 moved = 2 * ref.value.nbytes / speed.bandwidth + speed.launch
                 values[ref.value] = 0.0 if alike else moved
         if can_turn(node):
@@ -80,7 +83,8 @@ def _seconds(node: Node, layout: str, device: DeviceInfo, cost: Callable[[ConvPr
         return cost(replace(problem_of(node), layout=layout))
     speed, shape = rates(device), node.result.shape
     moved = sum(ref.value.nbytes for ref in node.refs) + node.result.value.nbytes
-    if node.name == "concatenate":  # parts of one picture with channels first are written in their place
+    # The parts of a one-image concatenation in NCHW are computed in place, so joining them costs nothing.
+    if node.name == "concatenate":
         return 0.0 if layout == "nchw" and shape[0] == 1 else moved / speed.bandwidth + speed.launch
     slow = device.type == "cpu" and layout == "nchw"
     factor = 2.0 if node.name in _POOLS and slow else _FIRST_FACTOR.get(node.name, 1.0) if slow else 1.0
@@ -88,7 +92,7 @@ def _seconds(node: Node, layout: str, device: DeviceInfo, cost: Callable[[ConvPr
 
 
 def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
-    """The operations to turn: a minimum cut between what lies as traced and what is turned."""
+    """Return the operations that change layout, by a minimum cut between both layouts."""
     import networkx
 
     net: networkx.DiGraph = networkx.DiGraph()
@@ -99,7 +103,8 @@ def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
     def capacity(seconds: float) -> int:
         return round(seconds * _UNIT)
 
-    for node, name in names.items():  # an arc is cut where its tail stays and its head turns
+    # The cut takes an edge from a vertex that keeps its layout to one that changes it.
+    for node, name in names.items():
         here, there = costs.nodes[node]
         net.add_edge(stays, name, capacity=capacity(there))
         net.add_edge(name, turns, capacity=capacity(here))
@@ -108,7 +113,8 @@ def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
         if seconds is None:
             continue
         maker = stays if value.node is None else names.get(value.node, stays)
-        for reader in readers:  # one that wants the other layout brings the value's vertex with it
+        # A reader in the other layout pulls the value's vertex to its side of the cut, which then costs one reorder.
+        for reader in readers:
             name = stays if reader is None else names.get(reader, stays)
             if name != stays:
                 net.add_edge(f"t{place}", name)
@@ -123,7 +129,7 @@ def cut(graph: Graph, costs: Costs) -> frozenset[Node]:
 
 
 def _readers(graph: Graph) -> dict[Value, list[Node | None]]:
-    """Who reads each value; None is the caller, who takes it as it was traced."""
+    """Return the nodes that read each value; None stands for the caller, who needs the layout as traced."""
     found: dict[Value, list[Node | None]] = {}
     for node in graph.nodes:
         for ref in node.refs:

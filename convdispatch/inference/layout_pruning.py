@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from ..api.problem import ConvProblem
 
 Ranked: TypeAlias = "dict[ConvProblem, Choices]"
-"""Candidates of convolutions, so that none are ranked twice."""
+"""The ranked candidates of each convolution, cached so that none is ranked twice."""
 
 PRUNED_FROM = 1.4
-"""A layout that is predicted to take so much longer than another is not built: the ratio of two predictions was within
-a ninth of the measured one for three nets, but 1.3 where nets of depthwise layers were no slower."""
+"""A layout that is predicted to take this many times as long as another one is not built: the ratio of two predictions
+was within a ninth of the measured one for three nets, but 1.3 where nets of depthwise layers were no slower."""
 
 
 def pruned(
@@ -64,7 +64,7 @@ def with_mixed_layouts(graph: Graph, device: DeviceInfo, ranked: Ranked) -> Grap
 
 
 def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> float:
-    """What the convolutions and reorders of a graph are predicted to take; NaN where that is not known.
+    """Return the predicted seconds of a graph's convolutions and reorders; NaN if that is unknown.
 
     ``ranked`` takes the candidates of each convolution.
     """

@@ -1,4 +1,4 @@
-"""A graph to a recorded program: each node's commands, in order, with what each node depends on."""
+"""Turns a graph into a recorded program: each node's commands, in order, and the nodes on which each node depends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoweredNode:
-    """What a node became: for a convolution its problem and its plan."""
+    """The result of lowering a node: for a convolution, its problem and its plan."""
 
     name: str
     problem: ConvProblem | None = None
@@ -72,7 +72,7 @@ def lower(
 
 
 def problem_of(node: Node) -> ConvProblem:
-    """What a convolution with constant weights asks to solve."""
+    """Return the ConvProblem of a convolution with constant weights."""
     given = node.kwargs
     x = given["x"]
     if node.name == QUANTIZED:
@@ -106,7 +106,7 @@ def _hashable(option: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _described(x_shape: tuple[int, ...], w_shape: tuple[int, ...], dtype: str, **given: Any) -> ConvProblem:
-    """One problem for layers alike, however often they are asked."""
+    """Return the ConvProblem of a layer, cached, so that equal layers share one object."""
     return describe("fwd", x_shape, w_shape, None, dtype, **_DENSE | given, constant_weights=True)
 
 
@@ -166,10 +166,12 @@ class _Lowering:
         return self._memory[value]
 
     def _operand(self, operand: Any) -> Tensor:
-        """A tensor whose queue is the recording: a view of a value's slot, or of a parameter's memory."""
+        """Return an operand as a tensor whose queue is the recording: a view of a value's slot, or of a parameter's
+        memory."""
         if isinstance(operand, Ref):
             base = self._tensor(operand.value)
-            if operand.is_whole:  # perhaps a part of what it is joined to, with gaps
+            # The operand may be a part of a concatenation's memory, and then have gaps between its rows.
+            if operand.is_whole:
                 return base
             offset = base.offset + operand.offset
             return Tensor(base.base_data, operand.shape, base.dtype, self.recording, operand.strides, offset)
@@ -219,7 +221,7 @@ class _Lowering:
         return LoweredNode(node.name, problem, prepared)
 
     def _table(self, node: Node, problem: ConvProblem) -> Any:
-        """What a quantized convolution reads in the place of a bias."""
+        """Return the table that a quantized convolution reads instead of a bias."""
         given, queue = node.kwargs, self.recording.queue
         words = given["quantization"].table(
             problem.oc, given.get("bias"), activation=given.get("activation"), residual=problem.residual
@@ -251,7 +253,7 @@ class _Lowering:
         self._within = {
             node: later for node, later in incremental_concats(self.graph).items() if not _is_contiguous(later)
         }
-        """Concatenations whose result is a part, with gaps, of a later one's."""
+        """The concatenations whose result is a strided part of a later concatenation's result."""
         for join in joins:
             parts = [ref.value for ref in join.kwargs["tensors"] if isinstance(ref, Ref) and ref.is_whole]
             if _is_contiguous(join):
@@ -265,17 +267,17 @@ class _Lowering:
                 if isinstance(maker.kwargs.get("expression"), str) and maker.kwargs.get("out") is None:
                     self._formulas[maker] = join
         self._filled = {*self._within, *self._within.values(), *self._formulas.values()}
-        """Concatenations whose memory is there before they are computed."""
+        """The concatenations whose memory is allocated before they are computed."""
 
     def _write_part(self, node: Node) -> None:
-        """A formula's result in its place of the concatenation that reads it."""
+        """Write a formula's result into its part of the concatenation that reads it."""
         part = self._part(self._formulas[node], node.result.value)
         given = map_operands(self._operand, {k: v for k, v in node.kwargs.items() if k not in ("expression", "dtype")})
         compute(node.kwargs["expression"], given, out=part)
         self._memory[node.result.value] = part
 
     def _result(self, node: Node) -> Tensor:
-        """Where a convolution writes: memory of its own, or its part of a concatenation."""
+        """Return the memory that a convolution writes: its own, or its part of a concatenation."""
         value = node.result.value
         part = None if value in self._memory else self._buffer_part(value)
         if part is not None:
@@ -298,7 +300,7 @@ class _Lowering:
         axis, shapes = join.kwargs.get("axis", 1), [ref.shape for ref in join.kwargs["tensors"]]
         if value not in self._memory:
             part = self._buffer_part(value) if later is None else self._part(later, value)
-            if part is None:  # of which nothing is allocated before it is used
+            if part is None:  # The concatenation's memory has not been allocated yet.
                 part, _ = concatenation_buffer(shapes, axis, value.dtype, self.recording)  # type: ignore[arg-type]
             self._memory[value] = part
         whole, axis = self._memory[value], axis % len(value.shape)

@@ -1,4 +1,5 @@
-"""One net on several devices of one process: batches go to whichever is free, results come back in order."""
+"""Runs one net on several devices in one process: each batch goes to a free device, and results are returned in
+order."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ..api.errors import InvalidArgument
 from ..device import background, runtime
 
 AHEAD = 2
-"""Batches a device that are taken before the oldest result is asked for."""
+"""The number of batches per device that are enqueued before the oldest result is waited for."""
 
 
 def chosen_devices(devices: Any) -> list[Any]:
@@ -102,7 +103,7 @@ class InferenceNets:
 
 
 class _Result:
-    """A result that one thread gives and another waits for."""
+    """A result that one thread sets and another waits for."""
 
     def __init__(self) -> None:
         self._given: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 Change = Callable[[np.ndarray], Any]
-"""What is made of each result."""
+"""A function that converts each result array, for instance to a tensor of PyTorch."""
 
 
 def _same(array: np.ndarray) -> np.ndarray:
@@ -41,11 +41,11 @@ class Layer:
     solver: str = ""
     source: str = ""
     sources: tuple[str, ...] = ()
-    """What it computes in the net's own words, as a file's nodes, where they are known."""
+    """The model file's names of the nodes that the layer computes, if known."""
 
 
 class Watch(Protocol):
-    """What measures calls with the host's arrays, until it takes itself away."""
+    """The interface of an object that times calls with NumPy arrays, until it removes itself."""
 
     def call(self, net: InferenceNet, inputs: Sequence[np.ndarray], change: Change) -> Any:
         """The results of a call; waits."""
@@ -64,12 +64,12 @@ class InferenceNet:
         self._lowered, self._program, self._threads = lowered, program, threads
         self.layout, self.queues = layout, program.schedule.queues
         self.ms = float("nan")
-        """What a call took when forms were compared; NaN where there was one form."""
+        """The milliseconds of a call when forms were compared; NaN if there was only one form."""
         self.watch: Watch | None = None
         self._quick: HostNet | None = None
-        """The fast path of calls with the host's arrays, after the first."""
+        """The fast path of calls with NumPy arrays, from the second call on."""
         self.tried: list[str] = []
-        """Every form that was built and its milliseconds, for the record."""
+        """A description of every form that was built, with its milliseconds."""
 
     @property
     def described(self) -> str:
@@ -88,12 +88,12 @@ class InferenceNet:
 
     @property
     def unshared_nbytes(self) -> int:
-        """What ``nbytes`` would be if nothing shared memory."""
+        """Return what ``nbytes`` would be if no values shared memory."""
         return self._program.nbytes - self._program.arena.size + self._program.arena.unshared
 
     @property
     def queue(self) -> cl.CommandQueue:
-        """Where a run begins and ends."""
+        """The queue on which a run begins and ends."""
         return self._program.queue
 
     @property
@@ -290,7 +290,8 @@ class InferenceNet:
         if other is not None:
             ready = [runtime.pending(other)]
         event = runtime.copy(queue, memory, given.base_data, inner.nbytes, source_offset=given.offset, wait_for=ready)
-        if other is not None:  # its later work may have the tensor's memory, should the tensor go
+        # The other queue must keep the tensor until it is copied: freed memory would serve that queue's later work.
+        if other is not None:
             queue.flush()
             runtime.hold(other, event)
 

@@ -103,7 +103,7 @@ def _fresh(results: Any, known: dict[Slot, Value]) -> list[Tensor]:
     return found
 
 
-# Shape and dtype of the result, without running the operation: (function, args, kwargs) -> (shape, dtype).
+# Each function below returns the result's shape and dtype for (function, args, kwargs), without running the operation.
 
 
 _DENSE = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "layout": "nchw"}

@@ -24,7 +24,7 @@ class Background:
     def __init__(self) -> None:
         self._thread = Threads(1, "convdispatch-weights")
         self._pending: dict[int, Future[Any]] = {}
-        """By their memory, which views share."""
+        """The background computations of weights, by the weights' memory, which views share."""
 
     def begin(self, made: Tensor, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Let ``compute`` fill ``made``."""
@@ -50,10 +50,10 @@ class Weights:
         self._queue, self._background = queue, background
         self._made: dict[Any, Any] = {}
         self._packing: list[tuple[Any, Tensor | None]] = []
-        """Events of weights that are being packed, and what must live until then."""
+        """The events of weights that are being packed, each with a tensor that must live until then."""
 
     def take(self, given: Tensor, prepared: Prepared) -> Any:
-        """Memory with weights as a plan takes them; nodes that share weights share it."""
+        """Return memory with the weights in a plan's form; nodes that share weights share the memory."""
         key = id(given), prepared.pack_key if prepared.packed_size else None
         return self._made[key] if key in self._made else self._made.setdefault(key, self._make(given, prepared))
 
@@ -62,18 +62,21 @@ class Weights:
         self._background.wait(w)
         if w.offset or not w.contiguous:
             w = w.copy()
-        if w.queue != self._queue:  # with which there is no order
+        # Work on different queues has no order, so the weights' own queue is finished first.
+        if w.queue != self._queue:
             w.queue.finish()
         if not prepared.packed_size:
-            return (w.copy() if w is given else w).base_data  # later changes do not reach the net
+            # The weights are copied, so that later changes of them do not reach the net.
+            return (w.copy() if w is given else w).base_data
         memory, event = constant(w).packed(prepared, self._queue, w.base_data)
         if event is not None:
-            # A copy on the same queue may be given back: its memory serves what is enqueued after the packing.
+            # A copy on the same queue may be freed: its memory serves commands enqueued after the packing.
             self._packing.append((event, None if w.queue == self._queue else w))
         return memory
 
     def settle(self) -> None:
-        """Wait until all are packed and copied: replays have no event to wait for, and may run on no queue at all."""
+        """Wait until all weights are packed and copied: replays have no event to wait for, and may run on no queue at
+        all."""
         while self._packing:
             self._packing.pop()[0].wait()
         self._queue.finish()

@@ -23,7 +23,7 @@ TARGET = "convdispatch.convolution"
 """The name of the custom call in compiled programs; its attribute is the problem as text."""
 _alive: list[Any] = []
 _calls = Programs()
-"""By platform, the device's number and a problem's text."""
+"""Prepared calls by platform, device number and the problem's text."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -42,7 +42,8 @@ def call_for(platform: str, text: bytes, number: int = 0) -> Any:
     key = (platform, number, text)
     call = _calls.get(key)
     if call is None:
-        with policy(tier=None):  # a compiled program keeps what it gets: no general kernel for the time being
+        # A compiled XLA program keeps its call, so it must not get a general kernel for the time being.
+        with policy(tier=None):
             call = _calls.make(key, lambda: _made(platform, ConvProblem.parse(text.decode()), number))
     return call
 
@@ -92,6 +93,6 @@ def _on_cuda(frame: Frame) -> None:
             if not call.empty:
                 call.launch(stream, _addresses(call.problem, frame))
     finally:
-        for free in borrowed:  # in the stream's order
+        for free in borrowed:  # memory is freed in the stream's order, after the kernels that use it
             free()
     counting.ours(call.solver)

@@ -33,7 +33,7 @@ def ours(solver: str) -> None:
 
 
 def counters() -> dict[str, Any]:
-    """What became of convolutions so far, in this process.
+    """Counts of how this process's convolutions were computed so far.
 
     ``ours`` counts calls computed here, ``solvers`` by whom. XLA's own calls are seen by nobody, so what is left is
     counted when a program is compiled: ``lowered`` convolutions were compiled to run here, ``left`` were not, and

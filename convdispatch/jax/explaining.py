@@ -22,12 +22,12 @@ class Layer:
     """One convolution of a traced function."""
 
     name: str
-    """What jax calls it: the scopes in which it stands, or its place."""
+    """The name of the convolution in jax: its enclosing scopes, or its position."""
     problem: str
     solver: str | None
-    """None where XLA computes it."""
+    """The solver's name; None where XLA computes the convolution."""
     why: str
-    """What put the solver first, or why XLA has it."""
+    """The reason why the solver was chosen, or why XLA computes the convolution."""
 
 
 @dataclass(frozen=True)

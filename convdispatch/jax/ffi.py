@@ -16,7 +16,7 @@ _METADATA = 1
 """The extension by which XLA asks which version a handler speaks."""
 _EXECUTE = 3
 _INTERNAL, _EXHAUSTED = 13, 8
-"""Codes of errors."""
+"""XLA's error codes INTERNAL and RESOURCE_EXHAUSTED."""
 
 
 class _Base(ctypes.Structure):
@@ -113,7 +113,7 @@ class _FreeArguments(ctypes.Structure):
 
 _Function = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 _LEAST = _Frame.future.offset
-"""Bytes of a frame that are read."""
+"""The number of bytes of a call frame that are read."""
 
 
 class Frame:
@@ -190,7 +190,7 @@ def handler(compute: Callable[[Frame], None]) -> tuple[Any, Any]:
                 _keep_thread()
                 compute(Frame(frame))
             return None
-        except BaseException as error:  # nothing may be raised through XLA
+        except BaseException as error:  # no Python exception may pass through XLA's C++ frames
             code = _EXHAUSTED if isinstance(error, MemoryError) else _INTERNAL
             message = f"convdispatch: {type(error).__name__}: {error}".encode()
             given = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message, code)

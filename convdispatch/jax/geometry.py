@@ -35,17 +35,17 @@ class Plan(NamedTuple):
     swapped: bool
     """Whether rhs is what the problem reads first."""
     crop: tuple[tuple[int, int], ...]
-    """What is cut off lhs at both ends of each axis of space."""
+    """The number of elements cut off lhs at both ends of each spatial axis."""
     reverse_rhs: bool
     reverse_out: bool
     orders: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    """Of lhs, rhs and the result, their axes from the outermost in memory to the innermost."""
+    """The axes of lhs, rhs and the result, each from the outermost in memory to the innermost."""
     regroup: int
     """Groups whose channels change sides in rhs: of a grouped data gradient, 1 elsewhere."""
 
 
 class _Window(NamedTuple):
-    """One axis of space."""
+    """The window of the convolution along one spatial axis."""
 
     size: int
     kernel: int
@@ -101,7 +101,7 @@ def plan_of(
 
 
 class _Sizes(NamedTuple):
-    """Of lhs its batch and features, of rhs its output and input features, and the numbers of groups."""
+    """Sizes: batch and features of lhs, output and input features of rhs, and the numbers of groups."""
 
     n: int
     c: int
@@ -118,7 +118,7 @@ def _forward(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict
         crop.append(cut)
         numbers |= _axis(axis, w.size - sum(cut), w.kernel, w.stride, max(0, w.low), max(0, w.high), w.rhs_dilation)
     if _is_product(sizes, windows) and specs[1][1] < specs[1][0]:
-        # Weights lie with input channels outside: the data gradient of the product the other way round reads them so.
+        # The weights have input channels outermost: the data gradient of the opposite product reads them in place.
         numbers |= {"ic": sizes.o, "oc": sizes.c}
         problem = ConvProblem(ndim=len(windows), direction="bwd_data", **numbers, **common)
         return Plan(problem, False, tuple(crop), False, False, _orders(specs, common["layout"], (0, 1, 0)), 1)
@@ -133,7 +133,7 @@ def _data(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict[st
     for axis, w in _named(windows):
         reach, stride = w.rhs_dilation * (w.kernel - 1), w.lhs_dilation
         low, high = reach - w.low, reach - w.high
-        high += 0 if high >= 0 else min(stride - 1, -high)  # what rounding down absorbs
+        high += 0 if high >= 0 else min(stride - 1, -high)  # what rounding down in the output size absorbs
         if low < 0 or high < 0:
             raise Fallback(f"a transposed convolution that reaches beyond its kernel, got padding {(w.low, w.high)}")
         numbers |= _axis(axis, w.out, w.kernel, stride, low, high, w.rhs_dilation)
@@ -151,15 +151,16 @@ def _weights(sizes: _Sizes, windows: Sequence[_Window], specs: Any, common: dict
     for axis, w in _named(windows):
         cut = max(0, -w.low)
         size, low = w.size - cut, max(0, w.low)
-        # As many positions of y as rhs has: the far end is padded or cut so that it comes out.
+        # Y must have as many positions as rhs: the far end of x is padded or cut accordingly.
         need = w.rhs_dilation * (w.kernel - 1) + w.stride * (w.out - 1) + 1 - size - low
-        over = -need  # elements behind the last one that is used; fewer than a step are rounded down
+        # Elements of x behind the last one that is read; fewer than one step of them are lost by rounding down.
+        over = -need
         cut_far = max(0, over - (w.rhs_dilation - 1))
         crop.append((cut, cut_far))
         numbers |= _axis(axis, size - cut_far, w.out, w.rhs_dilation, low, max(0, need), w.stride)
     swapped = sizes.batches == 1 and _is_product(sizes, [w._replace(kernel=w.out) for w in windows])
     swapped = swapped and specs[2][0] < specs[2][1]
-    if swapped:  # the result lies with input channels outside: so it does where x and y change places
+    if swapped:  # the result has input channels outermost in memory, as it has where x and y change places
         numbers |= {"ic": sizes.o, "oc": sizes.n}
     problem = ConvProblem(ndim=len(windows), direction="bwd_weights", **numbers, **common)
     _same(problem, [w.kernel for w in windows])
@@ -184,7 +185,7 @@ def _weights_of_transposed(sizes: _Sizes, windows: Sequence[_Window], specs: Any
     problem = ConvProblem(ndim=len(windows), direction="bwd_weights", **numbers, **common)
     _same(problem, [w.size for w in windows])
     crop = ((0, 0),) * len(windows)
-    # The result's batch is lhs's, which is oc here, its features are rhs's, ic.
+    # The result's batch axis is the batch of lhs, here oc; its feature axis is the output features of rhs, here ic.
     return Plan(problem, True, crop, False, True, _orders(specs, common["layout"], (1, 1, 0)), 1)
 
 
@@ -194,7 +195,7 @@ _READERS = {
     (True, False): _weights,
     (True, True): _weights_of_transposed,
 }
-"""By whether it is of weights, and whether lhs is dilated."""
+"""The function that reads a convolution, by whether it is a weights' gradient and whether lhs is dilated."""
 
 
 def _is_product(sizes: _Sizes, windows: Sequence[_Window]) -> bool:
@@ -215,7 +216,7 @@ def _axis(axis: str, size: int, kernel: int, stride: int, low: int, high: int, d
 
 
 def _same(problem: ConvProblem, sizes: Sequence[int]) -> None:
-    """What is read as y must have y's size. Raises Fallback."""
+    """Check that the operand that is read as y has y's size. Raises Fallback."""
     found = [getattr(problem, "o" + axis) for axis in _AXES[3 - problem.ndim :]]
     if found != list(sizes):
         raise Fallback(f"the geometry is no gradient's: its y would be {found}, got {list(sizes)}")

@@ -20,7 +20,7 @@ from .geometry import Plan, plan_of
 
 _HALVES = ("float16", "bfloat16")
 _MATHS = {"DEFAULT": "tf32", "HIGH": "float32", "HIGHEST": "ieee"}
-"""What jax's precisions of float32 data are here; on CPUs jax knows no TF32."""
+"""The ``math`` option for each of jax's precisions of float32 data; on CPUs jax has no TF32."""
 
 
 def planned(platform: str, lhs: Any, rhs: Any, out: Any, math: str | None, params: dict[str, Any]) -> Plan:
@@ -28,13 +28,14 @@ def planned(platform: str, lhs: Any, rhs: Any, out: Any, math: str | None, param
     if lhs.dtype != rhs.dtype:
         raise Fallback(f"operands of one type only, got {lhs.dtype} and {rhs.dtype}")
     dtype = str(lhs.dtype)
-    if platform == "cpu" and dtype in _HALVES and str(out.dtype) == "float32":  # whose sums are float32 in any case
+    # On CPUs the sums of 16-bit floats are float32 in any case.
+    if platform == "cpu" and dtype in _HALVES and str(out.dtype) == "float32":
         dtype, params = "float32", params | {"preferred_element_type": None}
     return plan_of(lhs.shape, rhs.shape, out.shape, dtype, _math(platform, dtype, math, params), **params)
 
 
 def _math(platform: str, dtype: str, math: str | None, params: dict[str, Any]) -> str:
-    """What jax's precision asks of float32 data."""
+    """The ``math`` option that jax's precision means for float32 data."""
     if dtype != "float32":
         return "float32"
     if math is not None:
@@ -48,7 +49,7 @@ def _math(platform: str, dtype: str, math: str | None, params: dict[str, Any]) -
 
 
 def lower(platform: str, theirs: Any, math: str | None, ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
-    """A rule for lowering; ``theirs`` is jax's own."""
+    """The lowering rule of a convolution; ``theirs`` is jax's own rule."""
     try:
         devices = getattr(ctx.module_context.axis_context, "num_devices", 1) or 1
         if devices > 1:
@@ -66,7 +67,7 @@ def lower(platform: str, theirs: Any, math: str | None, ctx: Any, lhs: Any, rhs:
 
 
 def _computed(plan: Plan, out: Any, params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
-    """The call, with what its operands go through before and its result behind it."""
+    """Emit the call, with the transformations of its operands before it and of its result after it."""
     lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
     lhs, rhs = (lax.convert_element_type(each, out.dtype) for each in (lhs, rhs))
     if any(map(any, plan.crop)):
@@ -75,7 +76,7 @@ def _computed(plan: Plan, out: Any, params: dict[str, Any], lhs: Any, rhs: Any) 
         far = [size - cuts.get(axis, (0, 0))[1] for axis, size in enumerate(lhs.shape)]
         lhs = lax.slice(lhs, near, far)
     if plan.reverse_rhs:
-        rhs = lax.rev(rhs, tuple(rhs_spec[2:]))  # jax reversed them: XLA takes out both
+        rhs = lax.rev(rhs, tuple(rhs_spec[2:]))  # jax has reversed rhs already: XLA removes both reversals
     if plan.regroup > 1:
         rhs = _regrouped(rhs, rhs_spec[0], rhs_spec[1], plan.regroup)
     operands, orders = (lhs, rhs), plan.orders[:2]

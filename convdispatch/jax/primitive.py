@@ -97,7 +97,7 @@ def disable() -> None:
 
 
 def settings_in_force() -> dict[str, Any] | None:
-    """What ``enable`` was given; None where it is not in force."""
+    """The arguments of ``enable``; None where it is not in force."""
     return _in_force
 
 
@@ -112,4 +112,4 @@ def _set(settings: dict[str, Any] | None) -> None:
             if settings is not None:
                 rule = functools.partial(lower, platform, rule, settings["math"])
             mlir.register_lowering(jax_conv_p, rule, platform=platform)
-        jax.clear_caches()  # programs hold what they were lowered to
+        jax.clear_caches()  # programs in jax's caches contain the lowering rules that held when they were compiled

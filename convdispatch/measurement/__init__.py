@@ -1,4 +1,4 @@
-"""What is true of an engine: solvers and problems become times, errors and verdicts.
+"""Measurements of engines: times, errors and verdicts for solvers and problems.
 
 What is measured is stored by ``selection.records``. A new dialect goes to ``grammar``, a new check of plugins to
 ``conformance``. May import selection, device and api.

@@ -1,4 +1,4 @@
-"""A search in a process of its own, beside the caller's: its compilers, locks and contexts are none of the caller's.
+"""A search in a separate background process, with compilers, locks and contexts of its own.
 
 The parent says a device, then a problem a line with what runs it now; the child answers with records. It runs where no
 other process wants the processor, and says so where the device had other work meanwhile: the incumbent's times differ
@@ -18,13 +18,15 @@ from ..selection.records.record import LEAST_SAMPLES, choice_text
 
 MODULE = __name__
 BETTER = 1.05
-"""So many times faster than what runs now a candidate must be to replace it: times of one queue are not another's."""
+"""A candidate must be this many times faster than the solver in use to replace it, because times differ between
+queues."""
 UNSTEADY = 1.5
-"""Times that the slow samples of the incumbent may take of the quick ones, on a device without other work."""
+"""The highest ratio of slow to quick samples of the solver in use on a device without other work."""
 
 
 def disturbance(results: Results, incumbent: str) -> str:
-    """What the incumbent's times say of other work on the device, in words; nothing where they are steady."""
+    """Return as text what the times of the solver in use say about other work on the device; empty if they are
+    steady."""
     for result in results:
         timed = result.p20 and result.count >= LEAST_SAMPLES and choice_text(result.solver, result.config) == incumbent
         if timed and result.p80 > UNSTEADY * result.p20:

@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 UNSTEADY = 1.5
-"""Time of slow samples over quick ones from which the device counts as busy with other work."""
+"""The ratio of slow to quick samples from which the device counts as busy with other work."""
 
 SHARED = 0.7
-"""Of a CPU's processors, or of those that its control group may use, what a process has at least where nobody else
-works; samples under steady load are alike. Under a quota a kernel runs at full speed until it is used up, which is what
-most samples see."""
+"""The fraction of a CPU's processors (or of its control group's) that a process has at least if nothing else runs;
+samples under steady load are alike. Under a quota a kernel runs at full speed until it is used up, which is what most
+samples see."""
 
 SLICED = 1.3
-"""Times that a GPU's samples may take of its quickest single run: beside another process' work it has slices of time,
+"""The highest ratio of a GPU's sample to its quickest single run: beside another process' work it has slices of time,
 in which one kernel of half a millisecond fits and a sample does not. Hot devices lose a tenth of their clock."""
 
 _NOTHING = "kernel void nothing(global int *p) { if (get_global_id(0) == 12345) *p = 1; }"
 _CHAIN = 200
-"""Launches of a sample, each behind the last."""
+"""The number of launches in a sample, each after the previous one."""
 _SAMPLES = 9
 
 
 class Unsteady(Exception):
-    """The device had other work: what was measured is not kept."""
+    """The device had other work, so the measured rates are discarded."""
 
 
 def calibrate(device: cl.Device, steady: bool = False) -> DeviceRates:
-    """Measure and keep a device's rates. Raises BuildFailed where no kernel runs, OSError where nothing can be kept,
+    """Measure and store a device's rates. Raises BuildFailed where no kernel runs, OSError where nothing can be kept,
     and with ``steady`` Unsteady where samples differ too much."""
     roof, info = measure_roof(device, "float32", matrix=False), runtime.device_info(device)
     for name, peak in (("multiply-adds", roof.flops), ("copies", roof.bandwidth)):

@@ -18,13 +18,13 @@ from ..device.child import Child, Silent
 START_S = 180.0
 """Seconds that a child may take to load its plugins and open the device, on a busy machine."""
 DEATHS = 6
-"""Children that one question may cost."""
+"""The most child processes that one request may end before it fails."""
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 class Died(Exception):
-    """The child is gone, by itself or killed because it was silent: the message says how.
+    """The child process has ended, by itself or killed because it was silent; the message says how.
 
     ``at`` names the candidate that it last said to be at, or nothing; ``without`` those of deaths before (``outlive``).
     """
@@ -80,7 +80,7 @@ class RestartingChild:
         self._child.say(question)  # type: ignore[union-attr]
 
     def hear(self, limit_s: float) -> dict[str, Any]:
-        """The next thing that the child says. Raises Died, and OutOfTime; the child has ended then."""
+        """Return the child's next message. Raises Died, and OutOfTime; the child has ended then."""
         if self._child is None:
             raise OutOfTime
         left = limit_s if self._until is None else min(limit_s, self._until - time.monotonic())
@@ -134,7 +134,7 @@ class RestartingChild:
             child.close()
 
     def end(self) -> None:
-        """End the child for good, from any thread: whoever waits for it hears OutOfTime."""
+        """End the child for good, from any thread; a thread that waits for the child gets OutOfTime."""
         with self._lock:
             self._ended = True
         if self._child is not None:

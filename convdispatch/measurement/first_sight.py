@@ -1,4 +1,4 @@
-"""A device that is seen for the first time is calibrated: in a child process, beside the caller's work, once.
+"""Calibrates a device once, when it is first used, in a child process in the background.
 
 The child gives way to other processes, and keeps nothing where its samples differ too much for a device without other
 work, where it had too few of a CPU's processors (of those that a container may use), or slices of a GPU's time; then it
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 AGAIN_S = 3600.0
 """Seconds after which a device that could not be calibrated is tried again."""
 CHILD_S = 60.0
-"""Most seconds that the calibrating child may take."""
+"""The most seconds that the child process may take to calibrate a device."""
 _seen: set[Any] = set()
 _lock = threading.Lock()
 
 
 def seen(device: cl.Device) -> None:
-    """A plan is made for a device: have it calibrated, where that was not done or tried. Returns at once."""
+    """Called when a plan is made for a device: calibrate the device in the background if that was not done or tried.
+    Returns at once."""
     if device in _seen:
         return
     with _lock:

@@ -18,7 +18,7 @@ from ..api.problem import ConvProblem
 from ..api.rates import DeviceRates
 
 LEAST = 4
-"""Fewer problems than this leave three constants undetermined."""
+"""The least number of measured problems that determines the model's three constants."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Fit:
     launches: float
     fitted_ms: tuple[float, ...]
     off: float
-    """Geometric mean of the factor by which the model is off, 1 at least."""
+    """The geometric mean of the factor, at least 1, between the fitted model's predictions and the measured times."""
     off_today: float | None
-    """The same of today's ``cost``; None where it predicts nothing."""
+    """The geometric mean of that factor for the solver's present ``cost``; None if it predicts nothing."""
 
     def code(self) -> str:
         """The model as a solver's method."""

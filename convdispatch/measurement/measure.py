@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ..selection.records.timing import BadTiming, Timing, check_time, order_interval, summarise
 
 PRECISION = 0.01
-"""Width of a confidence interval over the median, below which a candidate needs no further samples."""
+"""The ratio of a confidence interval's width to the median, below which a candidate needs no further samples."""
 CUT_FACTOR = 3.0
 """Below six samples there is no interval: cut a candidate whose best is this many times a rival's worst."""
 
@@ -44,12 +44,12 @@ class Candidate:
     name: str
     sample: Callable[[], float]
     expected_ms: float | None = None
-    """What one run is thought to take: a run that cannot end within the budget is not begun."""
+    """The expected milliseconds of one run; a run that cannot end within the budget is not started."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What benchmarking found of one candidate.
+    """The result of benchmarking one candidate.
 
     ``status`` is ``measured``, ``cut`` (certain to lose), ``failed`` (it raised, or its times are impossible),
     ``unsteady`` (too many wild samples, as on a busy machine) or ``not tried`` (the budget ended first). ``timing`` is

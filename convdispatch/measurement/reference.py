@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..api.problem import ConvProblem
 
 _GATHER = 1 << 22
-"""Most elements that ``sample`` gathers at once (32 MB in float64)."""
+"""The most elements that ``sample`` gathers in one step (32 MB in float64)."""
 
 
 def compute(problem: ConvProblem, **operands: np.ndarray | None) -> np.ndarray:

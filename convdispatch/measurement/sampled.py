@@ -10,7 +10,7 @@ from .search.trialdata import error_limit
 
 
 def sampled_fault(problem: ConvProblem, got: np.ndarray, **operands: np.ndarray) -> str | None:
-    """What is wrong with ``got``, the written tensor in the problem's layout, in words; None where it is right.
+    """Return as text what is wrong with ``got``, the written tensor in the problem's layout; None if it is right.
 
     The error (root mean square) is held against what is summed, |x| times |w|, or against the whole tensor where that
     is more: a caller's data may cancel, and are no fault of the solver's. Data that are not finite are not judged.

@@ -82,7 +82,7 @@ def _flat(state: object) -> list[tuple[str, _Tensor]]:
     return list(state.items())
 
 
-# --- what a pickle's names become ------------------------------------------------------------------------------------
+# --- stand-ins for the classes that a pickle names -------------------------------------------------------------------
 
 
 class _Inert:
@@ -138,7 +138,7 @@ class _Tensor(_Inert):
         last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         if 0 not in shape and last >= storage.numel:
             raise pickle.UnpicklingError(f"a tensor reaches element {last} of a storage of {storage.numel}")
-        if math.prod(shape) > storage.numel:  # a stride of 0 would turn a few bytes into any amount of memory
+        if math.prod(shape) > storage.numel:  # with a stride of 0 a few bytes could ask for any amount of memory
             raise pickle.UnpicklingError(f"a tensor of shape {shape!r} is larger than its storage of {storage.numel}")
         self._set(storage=storage, offset=offset, shape=tuple(shape), strides=tuple(strides))
 
@@ -198,13 +198,13 @@ class _Unpickler(pickle.Unpickler):
         return self._storage(key, kind.dtype, numel)
 
 
-# --- the two containers ----------------------------------------------------------------------------------------------
+# --- the two container formats ---------------------------------------------------------------------------------------
 
 
 def _read_zip(file: BinaryIO, most: int) -> object:
     with zipfile.ZipFile(file) as archive:
         held, there = sum(entry.file_size for entry in archive.infolist()), os.fstat(file.fileno()).st_size
-        if held > there:  # entries that overlap, or sizes that are not true
+        if held > there:  # the archive has entries that overlap, or states false sizes
             raise InvalidArgument(f"the archive's entries would take {held} bytes of a file of {there}")
         members = {name.partition("/")[2]: name for name in archive.namelist()}
         if "data.pkl" not in members:
@@ -240,7 +240,7 @@ def _read_legacy(file: BinaryIO, most: int) -> object:
         return storages.setdefault(key, _Storage(dtype, numel))
 
     state = _Unpickler(_described(file, most), order, storage).load()
-    for key in _Unpickler(_described(file, most)).load():  # the raw storages follow in the order of this list
+    for key in _Unpickler(_described(file, most)).load():  # the raw storages follow in the order of this list of keys
         wanted = storages[key]
         if int.from_bytes(_exactly(file, 8), "little" if order == "<" else "big") != wanted.numel:
             raise pickle.UnpicklingError(f"storage {key} differs in length from its description")
@@ -267,7 +267,7 @@ class _Bounded:
 
 
 def _described(file: Any, most: int) -> io.BytesIO:
-    """The pickle at a file's place, as bytes of their own, its commands looked through; the file stands behind it.
+    """A copy of the pickle at the file's position, with its opcodes checked; leaves the file behind the pickle.
 
     A pickle numbers what it remembers as it likes, and its reader makes room for the largest number there is: one in
     139 bytes asks for gigabytes. So no number may be larger than the pickle has bytes.
@@ -288,7 +288,7 @@ def _described(file: Any, most: int) -> io.BytesIO:
 
 
 def _exactly(file: BinaryIO, size: int) -> bytes:
-    # A length comes from the file: measure what is left before asking for that much memory.
+    # The size comes from the file, so it is compared with the bytes that are left before memory is allocated.
     left = os.fstat(file.fileno()).st_size - file.tell()
     if size > left:
         raise EOFError(f"the file ends {size - left} bytes too early")

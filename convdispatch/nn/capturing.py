@@ -20,7 +20,8 @@ from ..elementwise.tensor import Tensor
 
 _SHAPES = 4
 GRAPH_FROM = 16
-"""Commands from which on a CUDA graph, and its two crossings between queue and stream, cost less than enqueuing."""
+"""The number of commands from which a CUDA graph, with its two synchronisations of queue and stream, costs less than
+enqueuing."""
 
 
 def capture(function: Callable[..., Any]) -> Captured:
@@ -96,7 +97,8 @@ class Captured:
         key = (given[0].queue, *((x.shape, x.dtype) for x in given))
         with self._lock:
             if key not in self._known:
-                results = self._function(*given)  # plans are made, gradients get their memory
+                # The first call, which is not recorded, makes plans and allocates gradients.
+                results = self._function(*given)
                 self._known[key] = None
                 if len(self._known) > _SHAPES:
                     self._known.popitem(last=False)

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 FIRST_GROUP_ITEMS = 256
-"""Work items of a group of the first launch, at most."""
+"""The most work items in a work group of the first launch."""
 SECOND_GROUP_ITEMS = 32
-"""Work items of a group of the second launch that share a channel."""
+"""The number of work items in a work group of the second launch that sum one channel."""
 MAX_VECTORS = 64
-"""Vectors of channels side by side in a group of the first launch."""
+"""The most vectors of channels side by side in a work group of the first launch."""
 GROUPS_PER_UNIT = 8
-"""Groups of the first launch for each compute unit."""
+"""The number of work groups of the first launch for each compute unit."""
 MIN_ROWS = 16
-"""Rows of a work item below which there are fewer groups."""
+"""The least rows per work item; with fewer rows, fewer work groups are launched."""
 
 
 def channel_sums(context: cl.Context, dtype: str, rows: int, channels: int) -> Callable[[Commands, Any, Any], None]:

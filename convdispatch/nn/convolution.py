@@ -107,7 +107,8 @@ def _sum_of_channels(tape: Tape, bias: Any, like: Tensor, layout: str, text: str
 
 
 class _Note:
-    """What the gradients of a convolution read. ``given`` and ``weight`` are x and w as ``conv`` had them."""
+    """The tensors that the gradients of a convolution read. ``given`` and ``weight`` are x and w as ``conv`` had
+    them."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class _Note:
         self.needs_x, self.needs_bias, self.needs_residual = map(tape.tracks, (x, self.bias, residual))
         self.slope = gradient_of_result(activation) if activation else None
         self.x_shape, self.given_shape = x.shape, given.shape
-        # Only what the gradients read is held: y for the activation's slope, x for the weights', the weights for x's.
+        # Only tensors that the gradients read are held: y for the activation's slope, x for dw, and the weights for dx.
         self.x = given if self.w is not None else None
         self.y: Tensor | None = None
 
@@ -139,7 +140,8 @@ class _Note:
     def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, w, bias and residual."""
         layout, db, dw, dx = self.geometry["layout"], None, None, None
-        if type(dy) is Rectified:  # the pooling after the ReLU knew what the ReLU cut
+        # The pooling after the ReLU noted which values the ReLU cut, so dy has its slope already.
+        if type(dy) is Rectified:
             if self.needs_bias:
                 db = _sum_of_channels(self.tape, self.bias, dy, layout, dy.formula, **dy.operands)
         elif self.y is None:
@@ -164,7 +166,7 @@ class _Note:
 
 
 _FILTERS: weakref.WeakKeyDictionary[Tensor, Tensor] = weakref.WeakKeyDictionary()
-"""Matrices to their views as filters: a call remembers the last one of the same weights, by the object."""
+"""The view of each weight matrix as 1x1 filters, cached so that calls with the same weights get the same object."""
 
 
 def _filters_of(w: Any, layout: str) -> Any:
@@ -239,7 +241,8 @@ def transposed_convolution(
         db = dw = dx = None
         if needs_bias:
             db = _sum_of_channels(tape, bias, dy, layout)
-        if needs_w:  # the convolution that this is the transpose of reads dy and would have made x
+        # dw swaps both operands, because dy is the input of the forward convolution that is transposed here.
+        if needs_w:
             dw = conv_backward_weights(dy, held, w.shape, out=tape.sink(w), **options)
         if needs_x:
             dx = conv(dy, w, **options)

@@ -36,7 +36,7 @@ class _Weighted(Module):
     def _make(
         self, shape: tuple[int, ...], inputs: int, biases: int, queue: Any, rng: np.random.Generator | None
     ) -> None:
-        # Uniform within 1/sqrt(inputs of one output), as PyTorch's layers begin.
+        # Weights are initialised uniformly within 1 / sqrt(number of inputs per output), as in PyTorch's layers.
         rng, queue = rng or np.random.default_rng(), queue or runtime.queue()
         bound = 1 / math.sqrt(inputs)
 
@@ -56,7 +56,7 @@ class _Planned(_Weighted):
     _w: Any = None
 
     def problem(self, x_shape: Sequence[int], residual: bool = False) -> ConvProblem:
-        """The problem that calling this layer with an x of that shape asks to solve."""
+        """Return the ConvProblem of a call of this layer with an x of that shape."""
         w, options = self._shaped(), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1} | self.options
         options |= {"bias": self.bias is not None, "residual": residual, "constant_weights": self._w is not None}
         x_shape = picture_of(x_shape, options["layout"]) if len(x_shape) == 2 else x_shape
@@ -75,7 +75,7 @@ class _Planned(_Weighted):
 
     @property
     def operand(self) -> Any:
-        """What ``conv()`` gets as w: the weight, or the constant that was made of it."""
+        """Return the argument w of ``conv()``: the weight, or the constant that wraps it."""
         return self.weight if self._w is None else self._w
 
 

@@ -15,9 +15,9 @@ from ..elementwise import apply, full, reduce
 from ..elementwise.tensor import Tensor
 
 MAX_SCALE = 2.0**24
-"""The largest scale."""
+"""The largest factor by which the loss is scaled."""
 MIN_SCALE = 1.0
-"""The least scale."""
+"""The smallest factor by which the loss is scaled."""
 _UPDATE = """
 scale = where(bad > 0, max(scale * 0.5, least), where(well + 1 >= interval, min(scale * 2, largest), scale))
 well = where(bad > 0, 0, where(well + 1 >= interval, 0, well + 1))
@@ -55,7 +55,7 @@ class LossScaler:
         return self._bad, self._scale
 
     def update(self) -> None:
-        """Change the scale by what the last ``check`` found."""
+        """Change the scale by the result of the last ``check``."""
         apply(
             ";".join(_UPDATE.strip().split("\n")),
             **{"scale": self._scale, "well": self._well, "bad": self._bad},

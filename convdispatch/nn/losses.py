@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _ROW_WORK_ITEMS = 64
-"""Work items of a row, but for long rows on a GPU."""
+"""The number of work items that compute a row of logits, except for long rows on a GPU."""
 _REGISTER_ELEMENTS = 16
-"""Elements of a row that a GPU's work item keeps in registers at most."""
+"""The most elements of a row that a GPU's work item holds in registers."""
 
 
 @operation
@@ -97,7 +97,7 @@ def cross_entropy(x: Tensor, labels: Any, *, reduction: str = "mean") -> Tensor:
     given, labels = dense(x), dense(labels)
     slope = Tensor.empty(x.shape, x.dtype, x.queue) if watched else None
     scale = 1.0 / rows if reduction == "mean" else 1.0
-    # A float16 slope is scaled when its gradient is known, which may have been made large to keep it from vanishing.
+    # A float16 slope is scaled in the backward pass, where the loss scale of dy keeps it from underflowing.
     later = scale if x.dtype == np.float16 else 1.0
     launch = _cross_entropy(x.context, x.dtype.name, width, rows, scale / later if watched else None)
     losses = Tensor.empty((rows,), x.dtype, x.queue)
@@ -152,7 +152,8 @@ def _cross_entropy(context: cl.Context, dtype: str, width: int, rows: int, slope
     """The kernel of all rows' losses, and of their slopes times ``slope_scale`` unless that is None."""
     text, items = _text(context, dtype, width, slope=slope_scale is not None)
     names = ("x", "offset", "labels", "labels_offset", "losses", *(("slopes",) if slope_scale is not None else ()))
-    number = (np.float64 if dtype == "float64" else np.float32)(slope_scale or 0.0)  # of the kernel's ACC
+    # The slope's factor has the kernel's accumulation type, ACC.
+    number = (np.float64 if dtype == "float64" else np.float32)(slope_scale or 0.0)
     return Launch(build(context, text), "cross_entropy", (rows * items,), (items,), (number, *names), names=names)
 
 

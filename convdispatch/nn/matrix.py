@@ -1,4 +1,4 @@
-"""Products of matrices, many at once, as grouped 1×1 convolutions.
+"""Batched products of matrices as grouped 1×1 convolutions.
 
 ``z[b, m, n] = sum over k of x[b, m, k] * y[b, k, n]`` is a convolution of one picture with ``b * k`` channels and n
 pixels by weights ``[b * m, k]`` in b groups: both operands lie as they are, and nothing is copied.
@@ -35,9 +35,9 @@ def matmul(x: Tensor, y: Tensor, math_mode: str = "float32") -> Tensor:
     if not math.prod(shape) * k:
         return zeros(shape, x.dtype, x.queue)
     many, mats = math.prod(x.shape[:-2]), math.prod(y.shape[:-2])
-    if mats == 1:  # one matrix for all rows of all x
+    if mats == 1:  # One matrix multiplies all rows of all x, so it is the image of a single 1x1 convolution.
         groups, picture, weights = 1, (1, k, 1, n), (many * m, k, 1, 1)
-    elif many == 1:  # one x for all matrices, which are as many pictures
+    elif many == 1:  # One x multiplies all matrices, which are the images of a batch.
         groups, picture, weights = 1, (mats, k, 1, n), (m, k, 1, 1)
     else:
         x, y = (dense(t.expand(*lead, *t.shape[-2:])) if t.shape[:-2] != lead else t for t in (x, y))

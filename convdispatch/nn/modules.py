@@ -42,13 +42,13 @@ class Module:
     """Whether batch norms and dropouts train; set by ``train`` and ``eval``."""
 
     def forward(self, *inputs: Any) -> Any:
-        """What calling the module computes."""
+        """Compute the module's result for its inputs; calling the module calls this method."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         return self.forward(*inputs, **options)
 
-    # --- parts and values --------------------------------------------------------------------------------------------
+    # --- submodules, parameters and buffers --------------------------------------------------------------------------
 
     def children(self) -> Iterator[tuple[str, Module]]:
         """The modules among the attributes, also those in lists, with their names (``"blocks.3"``)."""
@@ -69,7 +69,8 @@ class Module:
         return ((name, tensor) for name, tensor, _ in self._places())
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """What training changes, by name; one that is used in two places is named once."""
+        """The module's parameters, which training changes, with their names; a parameter that is used twice has one
+        name."""
         seen: set[int] = set()
         for name, tensor in self.named_tensors():
             if isinstance(tensor, Parameter) and id(tensor) not in seen:
@@ -77,10 +78,10 @@ class Module:
                 yield name, tensor
 
     def parameters(self) -> Iterator[Parameter]:
-        """What training changes."""
+        """The module's parameters, which training changes."""
         return (tensor for _, tensor in self.named_parameters())
 
-    # --- modes -------------------------------------------------------------------------------------------------------
+    # --- training and evaluation modes -------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Module:
         """Set ``training`` here and in all parts; training thaws weights. Returns the module."""
@@ -104,7 +105,7 @@ class Module:
             part.thaw()
         return self
 
-    # --- values by name ----------------------------------------------------------------------------------------------
+    # --- state dictionaries: values by name --------------------------------------------------------------------------
 
     def torch_axes(self, name: str) -> tuple[int, ...] | None:
         """The order of this module's tensor ``name`` in which its axes are PyTorch's; None when it is that already."""

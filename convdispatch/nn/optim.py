@@ -21,7 +21,8 @@ from .loss_scaling import LossScaler
 
 
 class Optimizer:
-    """What optimisers share: parameters and gradients in flat buffers, and a state of as many numbers."""
+    """The base class of optimisers: parameters, gradients and the optimiser's state are flat buffers of equal
+    length."""
 
     state_names: tuple[str, ...] = ()
 
@@ -48,7 +49,7 @@ class Optimizer:
         for parameter in self.parameters:
             starts.append(place)
             place += -(-max(1, parameter.size) // unit) * unit
-        # Zeros between parameters stay zeros: their gradients are, too.
+        # The padding between parameters stays zero, because its gradients are zero.
         self.values, self.gradients = _flat(place, first), _flat(place, first)
         self._starts = starts
         for parameter, start in zip(self.parameters, starts, strict=True):
@@ -79,16 +80,16 @@ class Optimizer:
         scaler.update()
 
     written: tuple[str, ...] = ()
-    """Names in ``_text`` of what a step changes."""
+    """The names in the formula ``_text`` of the tensors that a step changes."""
 
     def _text(self) -> str:
-        """A step as a formula of p, g and the state."""
+        """The formula of a step, in the parameter p, the gradient g and the state."""
         raise NotImplementedError
 
     def _update(self, text: str, scaling: dict[str, Tensor]) -> None:
         raise NotImplementedError
 
-    # --- the state as arrays, for checkpoints ------------------------------------------------------------------------
+    # --- the optimizer's state as arrays, for checkpoints ------------------------------------------------------------
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The optimiser's own numbers by name: the count of steps, and for each parameter by its place the state."""

@@ -19,7 +19,7 @@ from ..elementwise.tensor import Tensor
 from .convolution import dense
 
 DEQUANTIZED = "({0} - {2!r}) * {1!r}"
-"""An integer's number as a formula of it, its scale and its zero point."""
+"""The formula that dequantizes an integer {0} with scale {1} and zero point {2}."""
 
 
 def quantized_formula(text: str, scale: float, zero_point: int, dtype: Any) -> str:
@@ -32,20 +32,20 @@ def quantized_formula(text: str, scale: float, zero_point: int, dtype: Any) -> s
 @operation
 def quantize(x: Tensor, scale: float, zero_point: int, dtype: str) -> Tensor:
     """ONNX's QuantizeLinear: ``saturate(round(x / scale) + zero_point)``."""
-    return apply(quantized_formula("x", scale, zero_point, dtype), dtype=np.dtype(dtype), x=x)  # type: ignore[no-any-return]
+    return apply(quantized_formula("x", scale, zero_point, dtype), dtype=np.dtype(dtype), x=x)  # type: ignore
 
 
 @operation
 def quantize_pixels(x: Tensor, scale: float, zero_point: int, dtype: str) -> Tensor:
     """``quantize`` of pictures with channels first, as pictures with channels last."""
     made = quantized_pixels(x, scale, zero_point, dtype)
-    return quantize(x.transpose(0, 2, 3, 1), scale, zero_point, dtype) if made is None else made  # type: ignore[no-any-return]
+    return quantize(x.transpose(0, 2, 3, 1), scale, zero_point, dtype) if made is None else made  # type: ignore
 
 
 @operation
 def dequantize(x: Tensor, scale: float, zero_point: int, dtype: str = "float32") -> Tensor:
     """ONNX's DequantizeLinear: ``(x - zero_point) * scale``."""
-    return apply(DEQUANTIZED.format("x", float(scale), int(zero_point)), dtype=np.dtype(dtype), x=x)  # type: ignore[no-any-return]
+    return apply(DEQUANTIZED.format("x", float(scale), int(zero_point)), dtype=np.dtype(dtype), x=x)  # type: ignore
 
 
 @operation

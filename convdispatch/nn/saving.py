@@ -47,7 +47,7 @@ _CODES = {
 _NAMES = {code: name for name, code in _CODES.items()}
 _LARGEST_HEADER = 100_000_000
 _ABANDONED_S = 3600.0
-"""Seconds after which a draft has no writer any more, whoever that was."""
+"""Seconds after which a temporary checkpoint file counts as abandoned by its writer."""
 
 
 def save_tensors(
@@ -119,7 +119,7 @@ def _remove_drafts(target: Path) -> None:
 
 
 def _writer() -> str:
-    """What names this process in a draft's name."""
+    """Return the text that identifies this process in a temporary file's name."""
     return f"{re.sub('[^a-zA-Z0-9]', '', platform.node())}-{os.getpid()}"
 
 
@@ -150,7 +150,7 @@ def _sync_folder(folder: Path) -> None:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
-        except OSError:  # some file systems cannot
+        except OSError:  # Some file systems do not support fsync of a folder.
             pass
         finally:
             os.close(handle)
@@ -164,7 +164,7 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], d
     source = Path(path)
     try:
         data = source.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+    except (OSError, ValueError) as error:  # A path that contains a NUL character raises ValueError.
         raise InvalidArgument(f"checkpoint {source} cannot be read: {_reason(error)}") from None
     try:
         return _parse(data)

@@ -22,7 +22,7 @@ __all__ = ["Ones", "Rectified", "Tape", "current_tape", "paused"]
 _marks = itertools.count(1)
 Backward = Callable[..., Sequence["Tensor | None"]]
 _AT_ONCE = 8
-"""So many gradients of one tensor are added up by one kernel."""
+"""The most gradients of one tensor that one kernel adds up."""
 
 
 class Rectified(Tensor):
@@ -119,7 +119,8 @@ class Tape:
         return tensor.mark if tensor.mark > self._first else 0
 
     def sink(self, tensor: Any) -> Tensor | None:
-        """Where the gradient of a Parameter can be written at once, or None: allocate it and return it.
+        """Return the tensor to which a Parameter's gradient can be written directly, or None: then allocate and return
+        it.
 
         For functions that ``backward`` calls: the memory of ``tensor.grad``, unless another use of the Parameter has
         been there already.
@@ -150,7 +151,8 @@ class Tape:
         elif gradient.shape != result.shape:
             raise InvalidArgument(f"the gradient must have the result's shape {result.shape}, got {gradient.shape}")
         wanted = {tensor.mark for tensor in keep}
-        self._rectified -= wanted  # the gradient of a ReLU's result that the caller keeps is without the slope
+        # A gradient of a ReLU's result that the caller keeps must not include the ReLU's slope.
+        self._rectified -= wanted
         final: dict[int, Tensor] = {}
         self._written, self._accumulate = set(), accumulate
         gradients: dict[int, list[Tensor]] = {result.mark: [gradient]}

@@ -1,4 +1,4 @@
-"""A caller's arrays to what an inference net takes, and its results to arrays of the caller's kind."""
+"""Converts a caller's arrays to the inputs of an inference net, and its results to arrays of the caller's kind."""
 
 from __future__ import annotations
 

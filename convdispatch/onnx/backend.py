@@ -13,7 +13,7 @@ from .model import OnnxNet, load
 from .reading import onnx_package
 
 onnx_package()
-from onnx.backend.base import Backend as _Backend  # noqa: E402 (after the sentence that says what to install)
+from onnx.backend.base import Backend as _Backend  # noqa: E402 (onnx_package() first checks that onnx is installed)
 from onnx.backend.base import BackendRep as _BackendRep  # noqa: E402
 from onnx.backend.base import namedtupledict  # noqa: E402
 

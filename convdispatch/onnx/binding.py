@@ -92,7 +92,7 @@ class OrtValue:
         return "cpu" if self.array.__dlpack_device__()[0] == 1 else "cuda"
 
     def data_ptr(self) -> int:
-        """Where the first element lies."""
+        """Return the address of the first element."""
         if isinstance(self.array, np.ndarray):
             return int(self.array.ctypes.data)
         if is_torch(self.array):
@@ -122,7 +122,7 @@ class OrtValue:
 
 
 class IOBinding:
-    """Where the inputs and outputs of a session lie.
+    """The arrays that are bound to the inputs and outputs of a session.
 
     An input is bound to an array, an OrtValue or an address; an output to memory of the caller's, which is written, or
     to a device, where the session makes it. ``session.run_with_iobinding(binding)`` runs, ``get_outputs`` tells.

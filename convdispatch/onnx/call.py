@@ -12,11 +12,11 @@ from ..elementwise.tensor import Tensor
 
 Operand = Tensor | np.ndarray | None
 OPERATORS: dict[str, Callable[[BoundNode], Any]] = {}
-"""Name of each operator of ONNX's own domain to what computes it."""
+"""The function that computes each operator of ONNX's default domain, by the operator's name."""
 
 
 class Unsupported(InvalidArgument):
-    """A model asks for what is not there: operators, types or forms of them."""
+    """The model needs operators, dtypes or variants of operators that are not implemented."""
 
 
 class NeedsValue(Exception):
@@ -28,7 +28,8 @@ class NeedsValue(Exception):
 
 
 def operator(*names: str) -> Callable[[Callable[[BoundNode], Any]], Callable[[BoundNode], Any]]:
-    """Enter a function under operators' names; it takes a BoundNode and returns an operand, or a sequence of them."""
+    """Register a function for operators by name; it takes a BoundNode and returns an operand, or a sequence of
+    operands."""
 
     def enter(function: Callable[[BoundNode], Any]) -> Callable[[BoundNode], Any]:
         for name in names:
@@ -69,7 +70,7 @@ class BoundNode:
         found = [scope.find(name) if name else (None, frozenset()) for name in node.input]
         self.operands: list[Operand] = [value for value, _ in found]
         self.sources: list[frozenset[str]] = [source for _, source in found]
-        """The net's inputs that each operand depends on."""
+        """The names of the net's inputs that each operand depends on."""
         self.attributes, self.standard = attributes_of(node, scope), standard(node.domain)
         versions = ("", "ai.onnx") if self.standard else (node.domain,)
         self.opset: int = next((scope.opsets[domain] for domain in versions if domain in scope.opsets), 1)

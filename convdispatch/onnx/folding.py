@@ -14,9 +14,9 @@ import numpy as np
 from ..api.errors import InvalidArgument
 
 MOST_BYTES = 1 << 31
-"""Of one folded value; larger ones are no weights but an attack, or a mistake."""
+"""The most bytes of one folded value; a larger value is no weight but an attack, or a mistake."""
 _SMALL = 4096
-"""Values that shape inference is told; larger tensors only say their shape."""
+"""The most elements of a constant whose values shape inference gets; of larger ones it gets only the shape."""
 
 
 class Unfoldable(Exception):
@@ -53,7 +53,7 @@ def evaluate(node: Any, values: Mapping[str, np.ndarray], opsets: Mapping[str, i
 
 
 def _refuse_giants(model: Any, values: Mapping[str, np.ndarray], where: str) -> None:
-    """Infer the outputs' shapes, which takes no memory, and refuse those that would fill it."""
+    """Infer the outputs' shapes, which allocates nothing, and reject shapes that would exhaust the memory."""
     import onnx
     from onnx import numpy_helper
 

@@ -21,12 +21,12 @@ from .call import OPERATORS, BoundNode, NeedsValue, Operand, Unsupported, attrib
 from .reading import onnx_package, to_array
 
 MOST_NODES = 200_000
-"""Of a graph with its functions walked through."""
+"""The most nodes of a graph, those of its functions and subgraphs included."""
 MOST_DEPTH = 48
-"""Functions within functions and graphs within graphs."""
+"""The deepest nesting of functions and subgraphs."""
 _ALWAYS_FOLDED = frozenset({"Constant"})
 _HOST = frozenset({"Shape", "Size"})
-"""Known of a tensor before it has values."""
+"""The operators whose result is known from a tensor's shape, before the tensor has values."""
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
@@ -39,7 +39,7 @@ class Scope:
         self.values: dict[str, Operand] = {}
         self.sources: dict[str, frozenset[str]] = {}
         self.makers: dict[str, Any] = {}
-        """The node that made each value, for operators that look at what they follow."""
+        """The node that produced each value, by name, for operators that depend on their predecessor."""
         self.opsets, self.outer = opsets, outer
         self.attributes: dict[str, Any] = attributes or {}
         self.depth: int = 0 if outer is None else outer.depth + 1
@@ -79,13 +79,15 @@ class Interpreter:
         self.queue, self.math, self._memory = queue, math, memory
         self._mine: dict[Any, Any] = {}
         self._lasting: set[int] = memory.setdefault("lasting", set())
-        """Ids of arrays that are the same in every pass: initialisers, and what is folded of them."""
+        """The ``id`` of each array that is the same in every pass: initialisers, and constants folded from them."""
         self._functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
         self._nodes, self._most = 0, queue.device.global_mem_size
         self.zero_pads: dict[int, tuple[Tensor, Tensor, dict[int, tuple[int, int]]]] = {}
-        """Tensors, by id, that are another one with so many zeros before and behind it along each axis."""
+        """Tensors, by ``id``, that are zero-padded copies: the padded tensor, the original, and the zeros before and
+        after each axis."""
         self.made: dict[int, tuple[str, Sequence[Operand], Mapping[str, Any]]] = {}
-        """The operator of ONNX's own that made a tensor, by id, its operands and attributes; see ``quotients``."""
+        """The standard ONNX operator that produced a tensor, by the tensor's ``id``, with operands and attributes; see
+        ``quotients``."""
         self._seen: list[Tensor] = []
         _count(model.graph.node, self._functions, {})
 
@@ -100,7 +102,7 @@ class Interpreter:
         return memory[key][0]  # type: ignore[no-any-return]
 
     def derive(self, what: tuple[Any, ...], source: np.ndarray, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """An array made of another constant, once."""
+        """Return an array that is computed from another constant, cached."""
         lasting = id(source) in self._lasting
         memory, key = (self._memory if lasting else self._mine), ("derived", id(source), *what)
         if key not in memory:
@@ -276,7 +278,7 @@ def _resolved(call: BoundNode) -> Any:
 
 
 def check_operators(model: Any, opsets: Mapping[str, int]) -> None:
-    """Raise Unsupported that names every node for which there is nothing, all at once."""
+    """Raise Unsupported with the names of all nodes whose operators are not implemented."""
     functions = {(f.domain, f.name): f for f in model.functions}
     missing: dict[str, list[str]] = {}
     seen: set[tuple[str, str]] = set()

@@ -1,4 +1,5 @@
-"""``load``: a model file to a net that is called with arrays; a form is built for each set of shapes, and kept."""
+"""``load`` turns a model file into a net that is called with arrays; a form is built and cached for each set of
+shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ..api.errors import InvalidArgument
 from ..device.programs.kernels import Programs
 from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
-from . import operators  # noqa: F401 (enters the operators)
+from . import operators  # noqa: F401 (importing the module registers the operators)
 from .arrays import Caller
 from .call import NeedsValue
 from .interpreter import Interpreter, Scope, check_operators, standard
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from ..api.problem import ConvProblem
 
 _MOST_VALUES = 4096
-"""Elements of an input whose values a form may depend on."""
+"""The most elements of an input whose values a form may depend on."""
 _NEWEST_KNOWN = 7
-"""The oldest operator set of ONNX whose habits are known; older files are read by the same rules."""
+"""The oldest operator set of ONNX whose semantics are implemented; older files are read by the same rules."""
 
 
 def load(
@@ -52,9 +53,10 @@ class Port(NamedTuple):
     name: str
     dtype: np.dtype
     shape: tuple[int | str | None, ...] | None
-    """Numbers, names of symbolic sizes, None for unnamed ones; None where not even the rank is said."""
+    """The sizes: numbers, names of symbolic sizes, None for unnamed sizes; None instead of a tuple if the rank is
+    unknown."""
     declared: Any = None
-    """The file's own type, which ``dtype`` may stand in the place of."""
+    """The type that the file declares, which ``dtype`` may replace."""
 
     def __str__(self) -> str:
         shape = (
@@ -68,7 +70,7 @@ class _Form(NamedTuple):
 
     net: inference.InferenceNet | None
     outputs: list[Any]
-    """A known array, or the place among the net's results."""
+    """For each output a constant array, or its index among the net's results."""
 
 
 class OnnxNet:
@@ -94,7 +96,7 @@ class OnnxNet:
         for sparse in proto.graph.sparse_initializer:
             self._constants[sparse.values.name] = self._converted(dense(sparse))
         self.optional = [self._port(value) for value in proto.graph.input if value.name in held]
-        """Initialisers that a call may give other values."""
+        """The initialisers that are also inputs, so that a call may replace their values."""
         self._folder, self._feeding = folder, dict[frozenset[str], OnnxNet]()
         self._memory: dict[Any, Any] = {"lasting": {id(value) for value in self._constants.values()}}
         self._forms = Programs.of(self)
@@ -190,7 +192,7 @@ class OnnxNet:
             return form, fed
 
     def _nbytes(self, form: _Form) -> int:
-        """What a form takes on the device, about: weights may be packed for it."""
+        """Return the approximate bytes of a form on the device, because weights may be packed for it."""
         weights = sum(value.nbytes for value in self._constants.values())
         return 0 if form.net is None else weights + form.net.nbytes
 

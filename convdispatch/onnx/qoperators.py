@@ -1,4 +1,4 @@
-"""onnxruntime's quantized operators (its quantizer's QOperator format, domain ``com.microsoft``) in ONNX's own words.
+"""Converts onnxruntime's quantized operators (QOperator format, domain ``com.microsoft``) to standard ONNX operators.
 
     QLinearAdd(a, sa, za, b, sb, zb, sy, zy)  =  QuantizeLinear(Add(DequantizeLinear(a, sa, za), ...), sy, zy)
 
@@ -22,7 +22,7 @@ _OF_ONE = {
 }  # fmt: skip
 _OF_TWO = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
 _OWN = ("QuantizeLinear", "DequantizeLinear")
-"""ONNX's own under another domain."""
+"""The standard ONNX operators that also exist in another domain."""
 
 
 def in_onnxs_words(model: Any) -> Any:

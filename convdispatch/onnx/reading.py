@@ -17,7 +17,7 @@ import numpy as np
 from ..api.errors import InvalidArgument
 
 MOST_BYTES = 1 << 31
-"""Protocol buffers hold no more."""
+"""The most bytes of a protocol buffer, and so of a model file without external data."""
 MOST_AXES = 64
 
 
@@ -168,7 +168,7 @@ def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: in
         path = (folder / location).resolve()
     except (OSError, ValueError) as error:  # A NUL character, or symbolic links in a circle, raise an error.
         raise InvalidArgument(f"{name}: {owner} lies in {location[:80]!r}, which is no place: {error}") from None
-    if not location or not path.is_relative_to(folder) or os.path.isabs(location):  # noqa: PTH117 (of a bare string)
+    if not location or not path.is_relative_to(folder) or os.path.isabs(location):  # noqa: PTH117 (a string)
         raise InvalidArgument(f"{name}: {owner} lies in {location!r}, outside the model's folder: refused")
     try:
         start = int(given.get("offset", "0"))

@@ -17,7 +17,7 @@ from .model import OnnxNet, Port, load
 from .session_options import SessionOptions, chosen_provider
 
 _TYPES = {"float32": "float", "float64": "double", "object": "string"}
-"""ONNX's names of types that are not NumPy's."""
+"""ONNX's names of dtypes that differ from NumPy's names."""
 
 
 class NodeArg(NamedTuple):
@@ -25,13 +25,13 @@ class NodeArg(NamedTuple):
 
     name: str
     type: str
-    """``"tensor(float)"``."""
+    """The type in ONNX's notation, such as ``"tensor(float)"``."""
     shape: list[int | str | None]
-    """Numbers, names of symbolic axes, None for unnamed ones; empty too where the file says no shape."""
+    """The sizes: numbers, names of symbolic axes, None for unnamed axes; also empty if the file declares no shape."""
 
 
 class ModelMetadata(NamedTuple):
-    """What the file says of itself."""
+    """The model's metadata: producer, domain, version, description, graph name and custom entries."""
 
     producer_name: str
     graph_name: str
@@ -80,11 +80,11 @@ class InferenceSession:
     # --- what the model file says ------------------------------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
-        """What ``run`` is fed."""
+        """Return the model's inputs, which ``run`` takes."""
         return [self._described(port) for port in self.net.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
-        """What ``run`` returns."""
+        """Return the model's outputs, which ``run`` returns."""
         return [self._described(port) for port in self.net.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
@@ -97,7 +97,7 @@ class InferenceSession:
         return NodeArg(port.name, f"tensor({_TYPES.get(port.dtype.name, port.dtype.name)})", shape)
 
     def get_modelmeta(self) -> ModelMetadata:
-        """What the file says of itself."""
+        """The model's metadata: producer, domain, version, description, graph name and custom entries."""
         proto = self.net.model
         return ModelMetadata(
             proto.producer_name, proto.graph.name, proto.domain, proto.doc_string, proto.graph.doc_string,
@@ -111,7 +111,7 @@ class InferenceSession:
         return [self._provider]
 
     def get_provider_options(self) -> dict[str, dict[str, Any]]:
-        """Its options."""
+        """Return the options of the execution provider."""
         return {self._provider: dict(self._provider_options)}
 
     def set_providers(
@@ -121,7 +121,7 @@ class InferenceSession:
         self._load(providers, provider_options)
 
     def get_session_options(self) -> SessionOptions:
-        """Those that the session was made with."""
+        """Return the session options with which the session was made."""
         return self._options
 
     def disable_fallback(self) -> None:

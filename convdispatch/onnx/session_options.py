@@ -11,7 +11,7 @@ from .. import runtime
 from ..api.errors import ConvDispatchWarning, InvalidArgument, NoDevice
 
 _DEVICES = {"CUDAExecutionProvider": "nvidia", "CPUExecutionProvider": "cpu"}
-"""Providers to what ``runtime.find_device`` takes, the faster first."""
+"""The argument of ``runtime.find_device`` for each execution provider, the fastest provider first."""
 
 
 class GraphOptimizationLevel(enum.IntEnum):
@@ -64,7 +64,7 @@ class SessionOptions(_Entries):
         self._add(key, value)
 
     def get_session_config_entry(self, key: str) -> str:
-        """An entry that was kept. Raises InvalidArgument for another."""
+        """Return an entry that was added. Raises InvalidArgument for a missing one."""
         return self._get(key)
 
     def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
@@ -97,7 +97,7 @@ class RunOptions(_Entries):
         self._add(key, value)
 
     def get_run_config_entry(self, key: str) -> str:
-        """An entry that was kept. Raises InvalidArgument for another."""
+        """Return an entry that was added. Raises InvalidArgument for a missing one."""
         return self._get(key)
 
 

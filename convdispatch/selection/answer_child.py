@@ -1,4 +1,5 @@
-"""In a child process of ``plugins.answer_trial``: asks the solvers of one plugin, and says where it is."""
+"""The child process of ``plugins.answer_trial``: it queries the solvers of one plugin, and reports each query before it
+starts."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def _serve() -> None:
 
 
 def _ask(name: str, solver: Any, problem: ConvProblem, device: DeviceInfo) -> None:
-    """All that a choice among solvers asks of one: of the problem, then of what rewritings make of it."""
+    """Make every query that a choice makes of one solver: for the problem itself, then for its rewritings."""
     seen = visible_problem(solver, problem)
     answer({"at": f"{name} serves"})
     solver.serves(device)

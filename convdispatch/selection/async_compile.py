@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 WAIT_S = 0.1
-"""Seconds that a first call waits for its chosen plan."""
+"""Seconds that the first call of a problem waits for its chosen plan before it runs the general one."""
 LONGEST_S = 0.5
-"""A call that would compute by ``general`` for longer waits for its plan: compiling takes less."""
+"""A call whose general plan would run longer than these seconds waits for its chosen plan, which compiles in less."""
 _GENERAL = GenericSolver()
 _plans = Programs(family=without_numbers)
 _lock = threading.Lock()
@@ -35,7 +35,7 @@ _under_way: dict[Any, Future[Prepared]] = {}
 
 
 def is_enabled(policy: Policy) -> bool:
-    """Whether a call under a policy may compute by another plan meanwhile."""
+    """Whether a call under a policy may run the general plan while its chosen plan compiles."""
     # A graph capture waits for the chosen plan, because the recording would replay the general plan for good.
     if policy.tier != "ready" or thread.capturing is not None:
         return False
@@ -49,7 +49,7 @@ def ready_first(
     make: Callable[[], Prepared],
     arrived: Callable[[], Any],
 ) -> Prepared:
-    """The plan that ``make()`` returns, if it takes at most ``WAIT_S``; else the general plan, until ``arrived()``.
+    """Return the plan of ``make()`` if it is ready within ``WAIT_S``; else the general plan, until ``arrived()``.
 
     Raises what ``make`` raises, where the caller still waits for it.
     """

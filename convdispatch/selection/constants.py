@@ -36,9 +36,9 @@ class Constant:
         self.array = array
         self._packed: dict[Any, Any] = {}
         self.addresses: dict[Any, Any] = {}
-        """Addresses of packed forms that are complete, by the key of the fast path that reads them."""
+        """The device addresses of packed weights that are complete, by the key of the fast path that reads them."""
         self.releases = 0
-        """How often packed forms were released: a fast path that remembers one compares this number."""
+        """The number of times that packed weights were released; a fast path that caches an address compares it."""
         self._device_copies: dict[Any, Any] = {}
         self._seen: dict[str, Constant] = {}
         self._lock = threading.Lock()
@@ -47,7 +47,8 @@ class Constant:
         return f"<constant weights of {self.dtype}, {tuple(self.shape)}, in {type(self.array).__name__}>"
 
     def seen_as(self, kind: str, view: Callable[[], Any]) -> Constant:
-        """The same weights as another kind of array over their memory, with a cache of packed forms of its own."""
+        """Return the same weights as another kind of array over the same memory, with a separate cache of packed
+        forms."""
         found = self._seen.get(kind)
         if found is None:
             found = self._seen.setdefault(kind, Constant(view()))
@@ -79,7 +80,7 @@ class Constant:
     def packed(
         self, prepared: Any, queue: cl.CommandQueue, w: cl.MemoryObject, wait_for: Sequence[cl.Event] | None = None
     ) -> tuple[cl.MemoryObject, cl.Event | None]:
-        """The packed form that ``prepared`` wants, and the event after which it is there; None once that is past.
+        """Return the packed weights for ``prepared``, and the event after which they are complete; None once they are.
 
         Made once a context and pack key, on ``queue``, after ``wait_for``, when ``w`` holds the weights.
         """
@@ -141,7 +142,8 @@ def _pack(prepared: Any, commands: Commands, queue: Any, w: Any, wait_for: Any) 
 
 
 def _gathered(form: str, prepared: Any, commands: Commands, w: Any, wait_for: Any, made: Callable[[], Any]) -> Any:
-    """What ``made`` returns; the packed form goes into the pack if packing takes longer than reading it would."""
+    """Return what ``made`` returns; the packed weights go into the plan pack if packing takes longer than reading them
+    would."""
     made()[1].wait()  # The first packing is not timed, because it loads its kernels.
     packed_s = read_s = math.inf
     # The least of three times counts, so that other work on the machine does not decide what a plan pack holds.
@@ -160,7 +162,7 @@ def _gathered(form: str, prepared: Any, commands: Commands, w: Any, wait_for: An
 
 
 def _weights_key(form: str, prepared: Any, commands: Commands, w: Any, wait_for: Any) -> str:
-    """What a packed form follows from: the plan's way of packing, and the weights' values."""
+    """Return the key of packed weights: the plan's way of packing, and the weights' values."""
     problem = prepared.problem
     source = _read(commands, w, int(np.prod(problem.w_shape)) * problem.itemsize, *(wait_for or ()))
     return f"{form} {hashlib.sha256(source).hexdigest()}"

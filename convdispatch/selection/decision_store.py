@@ -1,4 +1,4 @@
-"""What this machine decided, from process to process: one store that every door reads before it ranks or times.
+"""The decisions of this machine, stored across processes: one store that is read before anything is ranked or timed.
 
 A store belongs to a device and to *circumstances*, which are all that a decision follows from: the device and its
 driver, the sources of this package and of the plugins, the registry, records, verdicts and rates, and this library's
@@ -43,13 +43,13 @@ from .solver_query import admits, query, serves
 
 SUFFIX = ".decisions"
 MAX_FILE_BYTES = 8 << 20
-"""Bytes of a file after which nothing is added: some 30,000 decisions."""
+"""The size in bytes of a decision file after which nothing is appended: some 30,000 decisions."""
 SOURCES = ("api", "device", "elementwise", "inference", "measurement", "nn", "selection")
-"""Zones of this package whose sources bear on a decision."""
+"""The subpackages of convdispatch whose source code affects a decision."""
 _DECISION_FIELDS = {"solver": str, "config": dict, "source": str, "math": str}
 _lock = threading.Lock()
 _stores: dict[DeviceInfo, tuple[Any, DecisionStore]] = {}
-"""By device: what the store's circumstances were computed for, and the store."""
+"""For each device, the values that the store's key was computed from, and the store."""
 
 
 class DecisionStore:
@@ -57,9 +57,9 @@ class DecisionStore:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        """Where decisions are written; None where the kernel cache is off."""
+        """The file to which decisions are written; None if the kernel cache is off."""
         self.tables: dict[str, dict[str, Any]] = {}
-        """By table and key."""
+        """The stored decisions, by table and then by key."""
         lines = _lines(path)
         for table, key, value in lines:
             self.tables.setdefault(table, {})[key] = value
@@ -70,7 +70,7 @@ class DecisionStore:
                 publish(path, "".join(json.dumps(line) + "\n" for line in live))
 
     def get(self, table: str, key: str) -> dict[str, Any] | None:
-        """What was decided; None where nothing was."""
+        """Return the stored decision; None if there is none."""
         return self.tables.get(table, {}).get(key)
 
     def put(self, table: str, key: str, value: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from .plugins.contract import TRAITS, LoadedAs, traits_of
 from .plugins.loader import plugins
 
 MOST_CONFIGS = 1000
-"""Configurations that a solver may offer for a problem; one that offers more has no end, or is no list to search."""
+"""The most configurations that a solver may offer for a problem; longer lists are endless, or too long to search."""
 _VALUES = (ConvProblem, DeviceInfo, Policy)
 _KINDS = {ConvProblem: "problem", DeviceInfo: "device", Policy: "policy"}
 _PLAIN = (str, int, float, bool, type(None))
@@ -40,7 +40,7 @@ class ArgumentsChanged(PluginError):
 
 
 def ask(solver: Solver, method: str, *arguments: Any) -> Any:
-    """What ``solver.method(*arguments)`` answers, over copies; an iterator of configurations as a list.
+    """Return what ``solver.method`` returns for copies of the arguments; an iterator of configurations becomes a list.
 
     Raises what the solver raises, and ArgumentsChanged where it changed a problem, device or policy, or the attributes
     that it was loaded with; it is named and set aside then.
@@ -113,7 +113,7 @@ def _copied_value(value: Any) -> Any:
 
 
 def changed(handed: Any, values: Mapping[str, Any]) -> str:
-    """What differs between a handed copy and the values that it was made of, in words; empty where nothing does."""
+    """Return as text what differs between a copy that a plugin got and its original; empty if nothing differs."""
     theirs = vars(handed)
     try:
         if type(handed) in _VALUES and theirs | values == theirs:
@@ -164,7 +164,7 @@ def set_plugin_aside(plugin: str, reason: str) -> None:
 
 
 def banned(solver: Solver) -> str | None:
-    """Why the solver's whole plugin is set aside for this process, or None."""
+    """Return why the solver's whole plugin is set aside for this process, or None."""
     loaded = plugins()
     if not loaded.banned:
         return None

@@ -24,7 +24,8 @@ __all__ = ["Explanation", "Verdict", "explain"]
 
 
 def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
-    """Every solver's answer to a problem: refused and why, or accepted and in which place, and the choice's source.
+    """Return every solver's verdict on a problem: refused with the reason, or accepted with its rank; and the choice's
+    source.
 
     ``problem`` may be text; ``device`` is what ``runtime.find_device`` takes. Compiles nothing, runs nothing.
     Raises MemoryLimit for what the device cannot hold.

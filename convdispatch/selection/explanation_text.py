@@ -1,4 +1,5 @@
-"""What explain answers, and that in words: why the first is first, in a sentence; every answer, in 80 columns."""
+"""The result of ``explain`` and its text: a sentence that says why the first solver is first, and a table of all
+verdicts."""
 
 from __future__ import annotations
 
@@ -13,38 +14,39 @@ from ..api.problem import ConvProblem
 from .text_table import PIPED_WIDTH, UNBOUNDED, Column, Table
 
 WIDTH = 80
-"""Columns of the text of an explanation where nobody says how many there are."""
+"""The default width of an explanation's text, in columns."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one solver answers for one problem, and what is known of it."""
+    """The verdict of one solver on one problem, and what is known of the solver's times."""
 
     solver: str
     plugin: str
     status: str
-    """``chosen``, ``accepted``, ``refused`` or ``quarantined``."""
+    """The solver's status for the problem: ``chosen``, ``accepted``, ``refused`` or ``quarantined``."""
     reason: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
-    """What put it in its place: a lock file, a measurement, a neighbour, a line of the registry, a prediction."""
+    """What gave the solver its rank: a lock file, a measurement, a neighbour, a line of the registry, or a
+    prediction."""
     predicted: float | None = None
-    """Predicted cost, in seconds."""
+    """The time that the solver predicts for the problem, in seconds."""
     predicted_ms: float | None = None
     measured_ms: float | None = None
-    """Median of its best record for this problem."""
+    """The median time, in milliseconds, of the solver's best record for this problem."""
     ci_ms: tuple[float, float] | None = None
-    """Interval of that median, 95 %."""
+    """The 95 % confidence interval of the measured median, in milliseconds."""
     benchmarked: bool | None = None
-    """Whether that was in turns with its rivals; False for screening alone."""
+    """Whether the measured time comes from interleaved benchmarking with rivals; False for screening alone."""
     error: float | None = None
-    """Measured relative error of that record."""
+    """The relative error that the solver's best record measured."""
     workspace: int | None = None
-    """Bytes: of the record, or as the solver states them without compiling."""
+    """Workspace in bytes: that of the record, or what the solver states without compiling."""
     fuses: tuple[str, ...] = ()
     """Parts of the problem's epilogue that the solver computes itself."""
     rewriting: str | None = None
-    """Of a derived solver: what is done to the problem, and what it becomes."""
+    """How a derived solver rewrites the problem, and what the problem becomes; None for other solvers."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,12 @@ class Explanation:
     source: str | None
     verdicts: tuple[Verdict, ...]
     why: str = ""
-    """In a sentence: who runs, what put it first, its time and the next one's."""
+    """A sentence that says which solver runs, what ranked it first, its time, and the time of the next solver."""
     predicted_by: str = ""
-    """What predicted milliseconds rest on."""
+    """The source of the predicted times, such as the device's measured rates."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """Return the explanation as JSON values."""
         return {
             "problem": str(self.problem),
             "device": str(self.device),
@@ -74,7 +76,8 @@ class Explanation:
         }
 
     def text(self, width: int = WIDTH, every: bool = False) -> str:
-        """The sentence, the table, who refuses and why; with ``every`` a line for each solver that refuses."""
+        """Return the text of the explanation: the sentence, the table, the solvers that refuse and why; with ``every``
+        a line for each solver that refuses."""
         return "\n".join(_lines(self, width, every))
 
     def __str__(self) -> str:
@@ -85,7 +88,8 @@ class Explanation:
 
 
 def sentence(verdicts: Iterable[Verdict], because: str) -> str:
-    """Who runs and why, how long that takes, and who comes next; ``because`` is the rule in words, if one decided."""
+    """Return a sentence: which solver runs and why, how long that takes, and which solver is next; ``because`` is the
+    rule in words, if one decided."""
     ranked = [verdict for verdict in verdicts if verdict.status in ("chosen", "accepted")]
     if not ranked:
         return "nobody runs it: every solver refuses"
@@ -154,7 +158,7 @@ def _cells(verdict: Verdict) -> list[str]:
 
 
 def _by(verdict: Verdict) -> str:
-    """What put it in its place, in a word."""
+    """Return as one word what gave a solver its rank."""
     source = str(verdict.source)
     if source.startswith("measured"):
         return "record" if verdict.benchmarked else "screening"

@@ -30,7 +30,7 @@ _LETTERS = [
 ]
 _STRIDES = [f"{tensor}{axis}" for tensor, axes in (("X", "NC"), ("Y", "NC"), ("W", "OC")) for axis in f"{axes}DHW"]
 _FLOPS = {"cpu": 3e8, "gpu": 3e10}
-"""Operations a second that a compute unit does at least, of a CPU; of a whole GPU."""
+"""The least speed of the generic kernel in operations per second: of one compute unit of a CPU, and of a whole GPU."""
 
 
 def generic_s(problem: ConvProblem, device: DeviceInfo) -> float:

@@ -74,7 +74,7 @@ class _Watched:
     def __init__(self, plan: Any, problem: Any) -> None:
         self._plan, self._made_for = plan, problem
         self.outcome: Any = None
-        """The event of the last call."""
+        """The event that the plan's last call returned."""
         self.operands: tuple[Any, ...] = ()
         self.error: BaseException | None = None
 
@@ -134,7 +134,7 @@ def run_layered(problem: Any, solver: Any, plan: Any, queue: Any, operands: tupl
 
 
 def _layer_of(error: BaseException) -> str | None:
-    """The innermost layer whose code an error came through; None where that cannot be told."""
+    """Return the innermost layer whose code an error passed through; None if that is unknown."""
     manager, found = plugins().manager, None
     modules = {getattr(manager.get_plugin(f"layer {name}"), "__name__", ""): name for name in plugins().layers}
     frame = error.__traceback__

@@ -54,7 +54,7 @@ class Prepared:
         self.workspace_size = plan.workspace_size
         self._executable: Executable | None = None
         self.grow: Callable[[int], Any] = _uncounted
-        """Adds bytes of packed weights to the plan's entry, where the plan is in a bounded cache."""
+        """Adds bytes of packed weights to the size of the plan's cache entry, if the plan is in a bounded cache."""
         self._packers: weakref.WeakSet[Constant] = weakref.WeakSet()
         self.packed_size = getattr(plan, "packed_size", 0) if problem.constant_weights else 0
         self.pack_key = (context, solver.name, getattr(plan, "pack_key", None) or (seen, repr(sorted(config.items()))))
@@ -62,9 +62,9 @@ class Prepared:
         self._epilogue = None if seen == problem else _Epilogue(context, problem, seen)
         self.layered = bool(plugins().layers)
         self.recordable = getattr(plan, "recordable", True) and not self.layered
-        """Whether the plan gives all its commands by the header's means, so that they can be recorded."""
+        """Whether the plan enqueues all its commands through the plugin interface, so that they can be recorded."""
         self.streams = getattr(plan, "streams", False) and not self.layered
-        """Whether a plan that enqueues by its own means also takes a CUDA stream in the place of a queue."""
+        """Whether a plan that enqueues commands by itself also accepts a CUDA stream instead of an OpenCL queue."""
         self.bare = not self.layered and self._epilogue is None and not (problem.bias or problem.residual)
         """Whether a call is nothing but ``plan.enqueue(queue, x, w, y, workspace, wait_for)``."""
 
@@ -118,15 +118,16 @@ class Prepared:
         return commands.call(self._enqueue_own, operands, self.solver.name, wait_for)
 
     def _slots(self) -> list[Slot | None]:
-        """What stands for x, w, y, bias and residual; ``w`` is the packed form, where there is one."""
+        """Return the slots of x, w, y, bias and residual in a recording; ``w`` is the packed form, where there is
+        one."""
         sizes = list(operand_sizes(self.problem))
         sizes[W] = self.packed_size or sizes[W]
         needed = [True] * 3 + [size > 0 for size in sizes[3:]]
         return [Slot(max(size, 1)) if there else None for size, there in zip(sizes, needed, strict=True)]
 
     def recorded(self, queue: cl.CommandQueue, slots: Sequence[Slot | None] = ()) -> Recording:
-        """Its commands on ``slots`` for x, w, y, bias and residual. Raises PluginError for a plan that returns no
-        event."""
+        """Return the plan's commands, recorded on ``slots`` for x, w, y, bias and residual. Raises PluginError for a
+        plan that returns no event."""
         recording = Recording(queue)
         self._enqueue_checked(recording, slots or self._slots())
         return recording

@@ -15,21 +15,23 @@ from dataclasses import dataclass
 from ..api.problem import ConvProblem
 
 FAR = 1 << 20
-"""Elements that padding, stride and dilation may reach beyond the input; beyond, an axis is rewritten if possible."""
+"""The most elements that padding, stride and dilation may reach beyond the input; otherwise the axis is rewritten if
+possible."""
 MOST_PLACES = 1 << 31
-"""Elements along an axis that 32-bit indices can count."""
+"""The number of elements along an axis that 32-bit indices can count."""
 _TILE = 64
-"""Outputs and taps that kernels may count beyond the last, because they compute whole tiles."""
+"""The number of outputs and taps that kernels may count beyond the last one, because they compute whole tiles."""
 _MOST_TAPS = 1 << 16
-"""Most taps of an axis that are examined one by one."""
+"""The most filter taps of an axis that are examined one by one."""
 
 Meeting = tuple[int, int, int]
-"""A tap, and the first and last output that it meets inside the input."""
+"""A filter tap, and the first and last output for which the tap reads inside the input."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The part of one axis that takes part in sums: sizes and first indices of x, w and y, and the geometry between."""
+    """The part of one axis that contributes to sums: sizes and first indices of x, w and y, and the reduced
+    geometry."""
 
     i: int
     k: int
@@ -42,7 +44,7 @@ class Cut:
     p: int = 0
     p_r: int = 0
     meets: bool = True
-    """Whether any tap meets the input; if none does, every sum is zero, and the sizes are 1."""
+    """Whether any filter tap reads inside the input; if none does, every sum is zero, and the reduced sizes are 1."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -63,7 +65,7 @@ def out_of_reach(problem: ConvProblem) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def reduction(problem: ConvProblem) -> dict[str, Cut] | None:
-    """For each axis the part that takes part in sums, where that has a smaller geometry; else None."""
+    """Return for each axis the part that contributes to sums, if its geometry is smaller; else None."""
     cuts, changed = {}, False
     for axis in problem.axes:
         i, k, o, s, d, p, p_r = (getattr(problem, n) for n in (*(f"{x}{axis}" for x in "ikosdp"), f"p{axis}_r"))

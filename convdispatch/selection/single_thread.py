@@ -10,9 +10,9 @@ from .prepared import Prepared
 from .solver_query import predicted
 
 _WAKING = 2.25e6
-"""What waking others costs, in operations of the device's peak: n cores save (n - 1)/n of a call's work. On two cores
-1x1 layers and others that are predicted to take 4.5 million beside their launch broke even; below it they took 1.07 to
-2.2 times as long by both as by one."""
+"""The cost of waking other threads, in operations at the device's peak speed: n cores save (n - 1)/n of a call's work.
+On two cores 1x1 layers and others that are predicted to take 4.5 million beside their launch broke even; below it they
+took 1.07 to 2.2 times as long by both as by one."""
 
 
 def prefers_one_thread(prepared: Prepared) -> bool:

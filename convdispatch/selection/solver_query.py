@@ -49,9 +49,9 @@ __all__ = [
 ]
 
 FLOORS = {"tf32": ("float32", "ieee"), "fast": ("float32", "ieee")}
-"""For each ``math`` of a problem, the more accurate ones in which a solver is asked too, the first preferred."""
+"""For each ``math`` of a problem, the more accurate maths for which a solver is queried too, the first preferred."""
 _MOST_ANSWERS = 8192
-"""Cached answers: those of some fifty solvers, derived ones among them, for 160 problems."""
+"""The most cached replies of solvers: those of some fifty solvers, derived ones among them, for 160 problems."""
 
 _lock = threading.Lock()
 _answers: OrderedDict[tuple[Any, ConvProblem, DeviceInfo], SolverAnswers] = OrderedDict()
@@ -62,7 +62,7 @@ class Fault(Exception):
 
 
 class SolverAnswers:
-    """What a solver answers for a problem, without the parts of the epilogue that it does not fuse."""
+    """The cached replies of a solver for a problem, without the parts of the epilogue that it does not fuse."""
 
     def __init__(self, solver: Solver, problem: ConvProblem, device: DeviceInfo) -> None:
         self.solver, self.problem, self.device = solver, problem, device
@@ -186,7 +186,7 @@ class SolverAnswers:
 
     _kind = ""
     _said = False
-    """Whether the answers are in the cache: a fault that is found later is reported at once."""
+    """Whether these answers are in the cache; a fault that occurs later is then reported immediately."""
 
     def _say(self) -> None:
         plugin = plugins().provider(self.solver.name)
@@ -262,7 +262,8 @@ def serves(solver: Solver, device: DeviceInfo) -> bool:
 def predicted(
     solver: Solver, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any], math_: str = ""
 ) -> float | None:
-    """What a solver predicts for a configuration of a record, which may be none for it; None where it cannot say.
+    """Return the time that a solver predicts for a record's configuration; None if the configuration is invalid or
+    nothing is predicted.
 
     ``math_`` is the math that the configuration was offered for, where that is known: then only its cost is asked.
     """
@@ -301,7 +302,8 @@ def canonical(config: Mapping[str, Any]) -> str:
 
 
 def guarded(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """``call(*arguments)``; what is no Exception, such as SystemExit, becomes a PluginError that says ``what``."""
+    """Return ``call(*arguments)``; a BaseException such as SystemExit becomes a PluginError whose message starts with
+    ``what``."""
     try:
         return call(*arguments)
     except (Exception, KeyboardInterrupt):
@@ -332,7 +334,7 @@ def checked_plan(solver: Solver, plan: Any) -> Any:
 
 
 class _Wrong(Exception):
-    """A return value of another kind than the contract names; the text says what it was and what was expected."""
+    """A solver returned a value of the wrong kind; the message says what it was and what was expected."""
 
 
 def _wrong(answer: Any, expected: str) -> _Wrong:

@@ -1,5 +1,4 @@
-"""A table as lines of text: names and numbers stand whole at any width, and what there is no room for is left out in
-words.
+"""A table as lines of text: names and numbers are never cut, and a caption names the columns that do not fit.
 
 Every command and ``explain`` print their tables by this module, on a terminal, in a pipe and in a string.
 """
@@ -13,15 +12,16 @@ from typing import Any, Literal
 from unicodedata import east_asian_width
 
 GAP = 2
-"""Spaces between two columns."""
+"""The number of spaces between two columns of a table."""
 UNBOUNDED = 1000
-"""Columns from which the output is no terminal (a pipe's console is 10,000 wide): nothing is left out there."""
+"""The width from which the output is no terminal (a pipe's console is 10,000 wide), so that no column is left out."""
 PIPED_WIDTH = 120
-"""Columns into which sentences are wrapped where the output is no terminal."""
+"""The width to which sentences are wrapped if the output is no terminal."""
 LEAST_WIDTHS = ((16, 24), (12, 18), (8, 12))
-"""Least columns of a name and of a sentence, which may be folded; the later pairs where a terminal is very narrow."""
+"""The least widths of a column of names and of sentences, whose cells may be folded; the later pairs are for very
+narrow terminals."""
 BREAKS = " ._-,;:/|"
-"""Characters behind which a word that is longer than its column is folded."""
+"""The characters after which a word that is longer than its column is folded."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _wrapped(text: str, room: int) -> list[str]:
 
 
 def text_width(text: str) -> int:
-    """Columns that a terminal takes for a text: two for a wide East Asian character."""
+    """Return the columns that a terminal uses for a text: two for a wide East Asian character."""
     return len(text) if text.isascii() else sum(2 if east_asian_width(one) in "WF" else 1 for one in text)
 
 

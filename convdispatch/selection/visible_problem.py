@@ -9,7 +9,7 @@ from ..api.problem import ConvProblem
 from ..api.solver import Solver
 
 SIZES_OF_A_LAYER = 4
-"""The first sizes of a layer that count as the net's own, because nets have equal layers at several resolutions."""
+"""The number of sizes per layer that count as the net's own, because nets have equal layers at several resolutions."""
 _LAYER = [each.name for each in fields(ConvProblem) if each.init and each.name not in ("mb", "id", "ih", "iw")]
 
 

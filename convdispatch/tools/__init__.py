@@ -1,4 +1,5 @@
-"""What a person runs: a command turns its arguments into a call of one function here or below, its result into text.
+"""The command line: a command turns its arguments into a call of one function of this package, and the result into
+text.
 
 A new subcommand is a module of ``cli``, a new peer one of ``benchmark``; what several commands need is here. May import
 everything below; nothing imports tools.

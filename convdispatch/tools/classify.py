@@ -1,4 +1,4 @@
-"""The job behind ``convdispatch classify``: what is on a picture, and what each layer of the net that says so costs.
+"""The implementation of ``convdispatch classify``: the classes of a picture, and the time of each layer of the network.
 
 EfficientNet-lite0, or any ONNX file of ImageNet's classes, runs at batch 1 on one device. Besides the names the report
 holds, for every convolution, the solver that dispatch chose and its time, and the time of the whole net.
@@ -73,14 +73,15 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class ClassifyReport:
-    """What ``classify`` found; printing it with rich shows its tables."""
+    """The result of ``classify``; printing it with ``rich`` shows its tables."""
 
     device: str
     layout: str
     pictures: tuple[Picture, ...]
     layers: tuple[LayerTime, ...] = ()
     net_ms: float | None = None
-    """Median of the whole net, warm, at batch 1, from the input on the device to the logits on the device."""
+    """The median milliseconds of the whole net, warm, at batch 1, from the input on the device to the logits on the
+    device."""
     runs: int = 0
     model: str = "EfficientNet-lite0"
 
@@ -93,20 +94,20 @@ class ClassifyReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What ``classify`` does. Raises InvalidArgument for numbers out of range."""
+    """The options of ``classify``. Raises InvalidArgument for numbers out of range."""
 
     top: int = 5
-    """Names for each picture."""
+    """The number of classes that are named for each picture."""
     layout: str = "nchw"
     """The layout of EfficientNet-lite0; a model file has its own."""
     runs: int = 10
-    """Samples of each layer's time; 0 for no timing."""
+    """The number of samples of each layer's time; 0 for no timing."""
     most_pixels: int = MOST_PIXELS
-    """A picture of more pixels is refused."""
+    """The most pixels of a picture; larger pictures are refused."""
     mean: Sequence[float] = IMAGENET[0]
-    """What is subtracted from a file's pictures, which are RGB, 0 to 255."""
+    """The mean per colour that is subtracted from pictures (RGB, 0 to 255) for a model file."""
     scale: Sequence[float] = IMAGENET[1]
-    """What the rest is divided by."""
+    """The deviation per colour by which pictures are divided after the mean is subtracted."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.top <= CLASSES:

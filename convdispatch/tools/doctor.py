@@ -1,4 +1,5 @@
-"""What was found, what loaded, what did not, why, and how to mend it: vendors, devices, plugins, layers, policy."""
+"""The state of this installation: what was found, what loaded, what did not, why, and how to fix it: vendors, devices,
+plugins, layers, policy."""
 
 from __future__ import annotations
 
@@ -44,11 +45,11 @@ class Report:
     cache_limit: str
     dropin_folder: str
     folders: dict[str, str]
-    """What is written on this machine, by name; ``convdispatch config`` says how much."""
+    """The folders that convdispatch writes on this machine, by name; ``convdispatch config`` shows their sizes."""
     environment: dict[str, str] = field(default_factory=dict)
-    """The variables that are set, as they are written."""
+    """The environment variables of convdispatch that are set, with their text."""
     unreadable: list[str] = field(default_factory=list)
-    """The variables that cannot be read; this report is of their defaults."""
+    """The environment variables whose values are invalid; the report describes their defaults."""
     advice: list[str] = field(default_factory=list)
 
     @property
@@ -105,7 +106,7 @@ def _examined(probe: bool, again: bool) -> Report:
 
 
 def _cache_limit() -> str:
-    """The limit of the caches of programs, in words."""
+    """Return the limit of the caches of programs as text."""
     limit = cache_limit()
     return f"{limit >> 20} MiB, of which further sizes of layers take {min(limit, NEW_SHARE) >> 20}"
 

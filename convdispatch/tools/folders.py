@@ -24,11 +24,11 @@ class Folder:
     path: Path
     what: str
     variable: str
-    """The environment variable that names another place."""
+    """The environment variable that moves the folder."""
     cache: bool
-    """Whether its files are created again when they are missing."""
+    """Whether the folder's files are created again when they are missing."""
     files: str = "*"
-    """Which of its files are meant."""
+    """A glob that selects the folder's files."""
 
     @property
     def size(self) -> int:

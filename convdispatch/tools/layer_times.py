@@ -1,4 +1,4 @@
-"""A model's layers as they run here, each beside what onnxruntime takes for the same nodes of the file.
+"""The times of a model's layers, each with onnxruntime's time for the same nodes of the file.
 
 Both libraries fuse, so neither's steps are the file's nodes: a step here names the nodes that it computes, and a step
 of onnxruntime's profile is named after a node or its result. Steps that share a node form one row; what is only a view
@@ -20,12 +20,13 @@ from typing import Any
 from ..selection.text_table import Column, Table
 
 _ADDED = re.compile(r"(_nchwc|_nhwc|_bn|_mul|_token_\d+)$")
-"""What onnxruntime's passes append to the names of nodes."""
+"""The suffixes that onnxruntime's optimisation passes append to the names of nodes."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a library ran: operator or solver, milliseconds, and the results of the file's nodes that it computed."""
+    """One step that a library ran: operator or solver, milliseconds, and the results of the file's nodes that it
+    computed."""
 
     what: str
     ms: float
@@ -133,7 +134,8 @@ def rows(graph: Any, ours: Iterable[Step], theirs: Iterable[Step]) -> list[Row]:
 
 
 def _row_of_step(found: list[Row], owner: dict[str, Row], met: Sequence[Row], step: Step) -> Row:
-    """The row of a step: the first of those that it meets, which takes in the others, or a new one."""
+    """Return the row of a step: the first row with which it shares nodes, merged with the other such rows, or a new
+    row."""
     places = sorted({next(i for i, row in enumerate(found) if row is one) for one in met})
     if not places:
         found.append(Row())

@@ -12,9 +12,9 @@ from ..api.errors import InvalidArgument
 from ..measurement.shapes import Entry
 
 SIDE = 224
-"""Height and width of a picture where the file leaves them open."""
+"""The height and width of a picture if the model file leaves them open."""
 IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
-"""Mean and deviation of red, green and blue that most nets are trained with."""
+"""The mean and standard deviation of red, green and blue (0 to 255) that most nets are trained with."""
 _PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
 

@@ -1,4 +1,4 @@
-"""onnxruntime's runs of a model file in a process of its own, which stands still while others are timed.
+"""Runs a model file by onnxruntime in a separate process, which is idle while other engines are timed.
 
 In one process two engines' threads take each other's cores: onnxruntime's look for work for a while after each run,
 and a run of the other engine that follows is then slower by up to half.

@@ -18,7 +18,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 EVERY_S = 10.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between two lines of progress if the output is no terminal."""
 
 
 class Progress:
@@ -83,7 +83,7 @@ class Progress:
 
     @property
     def remains(self) -> str:
-        """What is left, in words."""
+        """Return the remaining time as text."""
         left = self.remaining_s
         if left is None:
             return "what remains is not known yet"
@@ -132,7 +132,7 @@ def progress(console: Console | None, title: str, total: int, expected_s: float 
 
 
 def _tell(console: Console, title: str, counted: Progress, ended: threading.Event) -> None:
-    """A line every ten seconds, however long a single step takes."""
+    """Print a line every ten seconds, however long a single step takes."""
     while not ended.wait(EVERY_S):
         console.print(counted.line(title), markup=False, highlight=False, soft_wrap=True)
 

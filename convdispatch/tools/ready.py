@@ -22,7 +22,7 @@ from .model_file import input_shapes, is_model
 
 @dataclass
 class Ready:
-    """What was made ready, and the time that each phase of it took."""
+    """The net or plans that were made ready, and the time of each phase."""
 
     name: str
     device: str

@@ -38,7 +38,7 @@ DESCRIBED = {
     "avx2": DeviceInfo("a CPU with AVX2", "intel", "cpu", "simd256", compute_units=16, simd_width=8,
                        global_mem_size=64 << 30, max_alloc_size=32 << 30, **_CPU),
 }  # fmt: skip
-"""Devices by description, as their drivers say."""
+"""Descriptions of devices, as their drivers report them, for rendering kernels without the device."""
 
 
 class _Context:

@@ -1,4 +1,4 @@
-"""Replays a trace on this machine and sets both beside each other: what ran there and here, and how long it took.
+"""Replays a trace on this machine and compares both machines: which solvers ran, and how long they took.
 
 The calls that the trace layer wrote down elsewhere run here in their order, on random data, with the same layer on; so
 both sides are in the same words, and what is written here can be replayed in turn.

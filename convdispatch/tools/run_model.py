@@ -19,7 +19,7 @@ from .peer_process import PeerProcess
 
 _ROUNDS = 5
 _PAUSE_S = 0.05
-"""Pause before each engine's turn: the other engine's threads spin for a while after a run."""
+"""Seconds of pause before each engine runs, because the other engine's threads spin for a while after a run."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Compared:
 
 @dataclass
 class RunReport:
-    """What ``run_model`` found; printing it with rich shows its tables."""
+    """The result of ``run_model``; printing it with ``rich`` shows its tables."""
 
     model: str
     device: str
@@ -42,14 +42,14 @@ class RunReport:
     outputs: dict[str, np.ndarray]
     load_s: float
     first_s: float
-    """The first run: building the form, compiling, packing, running."""
+    """The seconds of the first run: building the form, compiling, packing and running."""
     ms: float
-    """Median of a warm run, arrays on the host."""
+    """The median milliseconds of a warm run with arrays on the host."""
     runs: int
     form: list[str] = field(default_factory=list)
     compared: Compared | None = None
     layers: list[Any] = field(default_factory=list)
-    """What rich shows of the layers of both libraries."""
+    """The tables of both libraries' layers, as objects that ``rich`` prints."""
 
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
         table = Table(*columns("name", "", "name", "type", "shape"), *columns("number", "mean", "min", "max"))

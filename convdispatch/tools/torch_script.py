@@ -24,7 +24,8 @@ def _built(what: str) -> tuple[Any, tuple[Any, ...]]:
     path, _, name = what.partition(":")
     if not Path(path).is_file():
         raise InvalidArgument(f"there is no file {path}: name a script as net.py:function, got {what!r}")
-    sys.path.insert(0, str(Path(path).resolve().parent))  # ``python net.py`` has the script's folder on the path, too
+    # The script's folder is put on the import path, as ``python net.py`` does.
+    sys.path.insert(0, str(Path(path).resolve().parent))
     function = runpy.run_path(path, run_name="convdispatch_pack").get(name or "build")
     if not callable(function):
         raise InvalidArgument(f"{path} has no function {name or 'build'}, which answers (model, inputs)")
@@ -54,7 +55,7 @@ def make_ready(what: str, training: bool = False, autocast: str | None = None) -
             door.prepare(model, *inputs)
             output = model(*inputs)
         if training:
-            sum(each.float().sum() for each in _tensors(output) if each.requires_grad).backward()  # type: ignore[union-attr]
+            sum(each.float().sum() for each in _tensors(output) if each.requires_grad).backward()  # type: ignore
     return model
 
 

@@ -37,7 +37,7 @@ from .requirements import require
 
 require()
 
-with collection_put_off():  # PyTorch is asked for first
+with collection_put_off():  # imported after require(), which checks PyTorch
     from .cores import share_cores
     from .counting import counters, reset_counters
     from .dispatch.routing import disable, enable
@@ -81,7 +81,8 @@ __all__ = [
 
 
 _HOMES = {"explain": ".explaining", "report": ".explaining", "register_device": ".device.register"}
-"""Of what a first step does without; a device's tensors import all of ``nn``."""
+"""Modules of the public names that are imported at first use: a first training step does not need them, and the device
+"opencl" imports all of ``nn``."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A CUDA graph's capture begins once everything pending is there, and sees no change of plans until it has ended."""
+"""Makes a CUDA graph capture wait for pending compilations, and keeps plans unchanged until the capture has ended."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ..calls.framework import autotune, tiers
 
 
 def capturing() -> bool:
-    """Whether commands of the current stream are being captured."""
+    """Whether the current CUDA stream is being captured."""
     return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def watch_captures() -> None:
-    """From now on captures begin so; nothing where they do already."""
+    """Patch ``torch.cuda.CUDAGraph`` so that a capture waits for pending work and keeps plans unchanged; once per
+    process."""
     graph: Any = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
     if getattr(begin, "keeps_plans_out", False):

@@ -1,4 +1,4 @@
-"""Lets PyTorch's threads sleep between its operators, so that OpenCL's find the cores free.
+"""Makes PyTorch's threads sleep between its operators, so that OpenCL's threads find the CPU cores free.
 
 PyTorch's operators on a CPU run on libgomp's threads, which spin for milliseconds after each, on the very cores that a
 convolution here then wants. How long is read from the environment when libgomp is loaded; but where it counts more
@@ -18,7 +18,7 @@ _sleeper: threading.Thread | None = None
 
 
 def share_cores() -> bool:
-    """From now on PyTorch's threads hardly spin between operators; whether they do now because of this.
+    """Stop PyTorch's threads from spinning between operators; returns whether this function has stopped them.
 
     For convolutions by ``convdispatch.conv`` among PyTorch's operators on a CPU; ``enable`` does it by itself where one
     runs on the CPU. PyTorch's own operators begin a few microseconds later. Nothing happens with one thread, and where
@@ -28,7 +28,7 @@ def share_cores() -> bool:
     if torch.get_num_threads() < 2 or any(name in os.environ for name in _DECIDED):
         return False
     with _lock:
-        if _sleeper is None or not _sleeper.is_alive():  # after a fork it is not
+        if _sleeper is None or not _sleeper.is_alive():  # the thread does not survive a fork
             ready = threading.Event()
             _sleeper = threading.Thread(target=_keep_a_team, args=(ready,), name="convdispatch-openmp", daemon=True)
             _sleeper.start()
@@ -38,7 +38,7 @@ def share_cores() -> bool:
 
 def _keep_a_team(ready: threading.Event) -> None:
     try:
-        torch.ones(1 << 17).add_(1)  # large enough for all threads: this thread has a team of its own now
+        torch.ones(1 << 17).add_(1)  # uses all cores, so that this thread owns an OpenMP team from now on
     finally:
         ready.set()
     threading.Event().wait()

@@ -1,4 +1,4 @@
-"""Counts what was routed: each call of an operator is ours, or left to PyTorch for a reason that is kept."""
+"""Counts convolution calls: each is computed by this package, or left to PyTorch for a recorded reason."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _reasons: Counter[str] = Counter()
 _solvers: Counter[str] = Counter()
 _watchers: list[Callable[[str, str], None]] = []
 _ticks: dict[str, list[None]] = {"convolution": [], "convolution_backward": []}
-"""One None a call that was not added to the counts yet: to append is one step for Python, so it takes no lock."""
+"""Lists with one None per call that is not in the counts yet: Python's append is atomic, so it takes no lock."""
 _MOST_TICKS = 4096
 _others: list[Callable[[], tuple[int, int, dict[str, int], int]]] = []
 
 
 def also(counts: Callable[[], tuple[int, int, dict[str, int], int]]) -> None:
-    """``counts()`` tells what was computed elsewhere since it was asked last: calls of the two operators here, by
-    solver, and those that PyTorch's kernel answered because ours is not compiled."""
+    """Add a source of counts: ``counts()`` returns what was computed elsewhere since it was last called: our forward
+    and backward calls, calls by solver, and calls that PyTorch's kernel computed because ours is not compiled."""
     _others.append(counts)
 
 
 def ours(operator: str) -> None:
-    """A call of ``operator`` was computed here."""
+    """Count a call of ``operator`` that this package computed."""
     ticks = _ticks[operator]
     ticks.append(None)
     if len(ticks) > _MOST_TICKS:
@@ -36,7 +36,8 @@ def ours(operator: str) -> None:
 
 
 def _add_ticks() -> None:
-    """Under the lock; calls that come meanwhile stay for the next time."""
+    """Move the pending calls into the counts; the caller holds the lock. Calls that arrive meanwhile are moved next
+    time."""
     for operator, ticks in _ticks.items():
         count = len(ticks)
         del ticks[:count]
@@ -50,14 +51,14 @@ def _add_ticks() -> None:
 
 
 def several(operator: str, solvers: Sequence[str]) -> None:
-    """Calls of ``operator`` were computed here as parts of one form, by these solvers."""
+    """Count the calls of ``operator`` that one form (a recorded program) made, by these solvers."""
     with _lock:
         _counts[operator] += len(solvers)
         _solvers.update(solvers)
 
 
 def left(operator: str, reason: str) -> None:
-    """A call of ``operator`` was left to PyTorch."""
+    """Count a call of ``operator`` that was left to PyTorch."""
     with _lock:
         _counts["left"] += 1
         _reasons[f"{operator}: {reason}"] += 1
@@ -66,24 +67,24 @@ def left(operator: str, reason: str) -> None:
 
 
 def compiling() -> None:
-    """A call was answered by PyTorch's kernel, until ours is compiled."""
+    """Count a call that PyTorch's kernel computed while ours is being compiled."""
     with _lock:
         _counts["compiling"] += 1
 
 
 def watch_left(watcher: Callable[[str, str], None]) -> Callable[[], None]:
-    """``watcher(operator, reason)`` for each call that is left, until the answer is called."""
+    """Call ``watcher(operator, reason)`` for each call left to PyTorch, until the returned function is called."""
     _watchers.append(watcher)
     return lambda: _watchers.remove(watcher)
 
 
 def solved(solver: str) -> None:
-    """A solver ran; an operator's call runs up to two."""
+    """Count a run of a solver; one call of an operator runs up to two solvers."""
     _solvers[solver] += 1
 
 
 def counters() -> dict[str, Any]:
-    """What became of the calls so far, in this process.
+    """The counts of this process: how many calls this package computed, and how many PyTorch did, by reason.
 
     ``ours``, ``left`` and ``compiling`` count calls of operators: those computed here, those left to PyTorch for a
     reason, and those that PyTorch's kernel answered while ours was compiled in the background (``policy(tier="full")``
@@ -100,7 +101,7 @@ def counters() -> dict[str, Any]:
 
 
 def fallback(operator: str) -> None:
-    """Another operator ran on the CPU for the device "opencl"."""
+    """Count an operator that ran on the CPU on behalf of the device "opencl"."""
     with _lock:
         _counts["fallback"] += 1
         _reasons[f"{operator}: on the CPU for the device opencl"] += 1
@@ -111,11 +112,11 @@ def _calls_so_far() -> tuple[int, ...]:
     return counts["ours"], counts["left"], counts["compiling"]
 
 
-autotune.calls_elsewhere(_calls_so_far)  # those of the native path are seen by their count alone
+autotune.calls_elsewhere(_calls_so_far)  # autotune sees native-path calls only through their counts
 
 
 def reset_counters() -> None:
-    """Count from zero."""
+    """Reset all counts to zero."""
     with _lock:
         _add_ticks()
         for each in (_counts, _reasons, _solvers):

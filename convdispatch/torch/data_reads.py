@@ -1,4 +1,4 @@
-"""Who reads ``.data`` of a parameter may write through it, and PyTorch counts no such write.
+"""Notes reads of a parameter's ``.data``: the reader may write through it, and PyTorch counts no such write.
 
 So the parameters' class gets a property over PyTorch's own, which notes reads of those that are watched. It is put in
 when the first one is, and costs others a look-up.
@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 _reads: dict[int, int] = {}
-"""By the id of a parameter that is watched: how often its ``.data`` was read."""
+"""How often ``.data`` of each watched parameter was read, by the parameter's id."""
 _watchers: dict[int, int] = {}
-"""By the same: how many ``Reads`` watch it. No weak reference is held: PyTorch swaps no tensor that has one."""
+"""How many ``Reads`` watch each parameter, by its id. There is no weak reference: PyTorch swaps no tensor that has
+one."""
 _aliases: dict[int, Any] = {}
-"""By the same: what was handed out last, held weakly. While somebody has it, it may be written any time."""
+"""Weak references to the tensors that ``.data`` returned last, by the parameter's id. While such a tensor lives, it may
+be written any time."""
 _total = 0
 _DATA: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
 
@@ -48,8 +50,8 @@ def count() -> int:
 
 
 class Reads:
-    """``since()`` tells whether ``.data`` of a parameter was read since this was made. Does not hold the parameter: one
-    that takes a dead one's id at worst counts as read."""
+    """``since()`` returns whether ``.data`` of a parameter was read since this object was created. It does not hold the
+    parameter: a new parameter with a dead one's id at worst counts as read."""
 
     __slots__ = ("_key", "_seen")
 
@@ -69,7 +71,7 @@ class Reads:
             table.pop(self._key, None)
 
     def since(self) -> bool:
-        """Also while what was read then is held by somebody."""
+        """Whether ``.data`` was read since this object was created, or its last result is still alive."""
         if _reads.get(self._key) != self._seen:
             return True
         alias = _aliases.get(self._key)

@@ -30,7 +30,7 @@ class Batches:
         return self.images.shape[0]
 
     def order(self, rows: np.ndarray) -> Tensor:
-        """An order of rows, for ``take``."""
+        """Returns an order of rows on the device, for ``take``."""
         return Tensor.from_numpy(rows.astype(np.int32), self.queue)
 
     def take(self, order: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ def save(path: Path, run: Run) -> None:
 
 
 def restore(path: Path, run: Run) -> None:
-    """Bring the run to where it was saved.
+    """Restore the run to its saved state.
 
     Raises InvalidArgument for a file that is damaged, no checkpoint of this program, or of a run with other settings
     (only the number of epochs may have grown).
@@ -48,7 +48,8 @@ def restore(path: Path, run: Run) -> None:
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InvalidArgument(f"checkpoint {path} is damaged: {error}") from None
     wanted = asdict(run.settings)
-    settings.setdefault("precision", "float32")  # a checkpoint of before there was a choice
+    # Checkpoints from before the setting `precision` existed are of float32 runs.
+    settings.setdefault("precision", "float32")
     other = [
         f"{name} {settings.get(name)}" for name in wanted if name != "epochs" and settings.get(name) != wanted[name]
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-# The bit of the dot in row r, column c of a Braille character.
+# _DOTS[r][c] is the bit of the dot in row r, column c of a Unicode Braille character.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 

@@ -15,13 +15,13 @@ from ..api.errors import InvalidArgument
 from ..models.imagenet import MOST_PIXELS, open_picture
 
 MOST_BYTES = 4 << 30
-"""Of a data set, as it is read by default."""
+"""The most bytes of a data set that are read by default."""
 
 FASHION_FOLDERS = (Path("/usr/share/datasets/fashion-mnist"),)
-"""Where Debian's package dataset-fashion-mnist puts its files."""
+"""The folders that are searched for Fashion-MNIST: Debian's package dataset-fashion-mnist puts its files there."""
 _INSTALL = "install Debian's dataset-fashion-mnist, or name the folder that holds its four files"
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-_TEST_SHARE = 5  # of a folder's pictures one in so many is for testing
+_TEST_SHARE = 5  # one in so many pictures of a folder is a test picture
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Pictures:
     test_labels: np.ndarray
     classes: tuple[str, ...]
     largest: int = 255
-    """The value of white."""
+    """The pixel value of white."""
 
     def first(self, images: int | None, test_images: int | None) -> Pictures:
         """The first ones only. Raises InvalidArgument for counts below 1 or above what there is."""
@@ -87,7 +87,7 @@ def _digits() -> Pictures:
     bunch = load_digits()
     images = bunch.images.astype(np.uint8)[:, None]
     labels = bunch.target.astype(np.int32)
-    # Neighbours are by one writer: the test images are the last ones, by writers of their own.
+    # Neighbouring digits are by one writer: the test images are the last ones, which other writers wrote.
     cut = len(images) * 4 // 5
     names = tuple(str(name) for name in bunch.target_names)
     return Pictures("digits", images[:cut], labels[:cut], images[cut:], labels[cut:], names, largest=16)
@@ -120,7 +120,7 @@ def _idx(folder: Path, name: str, axes: int, most: int) -> np.ndarray:
             sizes = tuple(int.from_bytes(head[4 + 4 * a : 8 + 4 * a], "big") for a in range(axes))
             sound = head[:4] == bytes((0, 0, 8, axes)) and len(head) == 4 + 4 * axes
             size = math.prod(sizes)
-            if sound and size > most:  # of a packed file a few bytes can be any number
+            if sound and size > most:  # a compressed file of a few bytes can state any size
                 raise InvalidArgument(f"{path} states {size} bytes, at most {most} are read")
             data = _read_whole(file, size) if sound else b""
             if not sound or len(data) != size or file.read(1):
@@ -131,7 +131,7 @@ def _idx(folder: Path, name: str, axes: int, most: int) -> np.ndarray:
 
 
 def _read_whole(file: BinaryIO, size: int) -> bytes:
-    """So many bytes, or what there is: memory is taken as they come, not as a header promises."""
+    """Reads so many bytes, or what there is; memory grows as they are read, not as a header states."""
     parts, left = [], size
     while left and (part := file.read(min(left, 1 << 20))):
         parts.append(part)

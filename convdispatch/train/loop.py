@@ -24,25 +24,25 @@ from .data import Pictures, load
 from .run import Run, Settings
 
 _TELL_SECONDS = 0.25
-_AHEAD = 64  # steps that may wait on the queue
+_AHEAD = 64  # training steps that may wait on the device's queue
 Progress = Callable[[int, int, float], None]
 """``progress(steps done, all steps, present loss)``."""
 
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a run came to."""
+    """The result of a training run."""
 
     settings: Settings
     device: str
     accuracy: float
     """Share of the test images whose class was found."""
     losses: tuple[float, ...]
-    """Of each step, those before a resumption included."""
+    """The loss of each step, including steps before a resumption."""
     seconds: float
-    """Of the steps made now, after the first, which compiles."""
+    """Seconds of this process's steps, without the first one, which compiles."""
     steps: int
-    """Made now."""
+    """The number of steps that this process made."""
     images_per_second: float
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,12 +22,13 @@ _TEST_BATCH = 250
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run depends on, besides the device. Raises InvalidArgument for numbers that make no run."""
+    """The settings on which a training run depends, besides the device. Raises InvalidArgument for numbers that make no
+    run."""
 
     data: str = "fashion-mnist"
     """``digits``, ``fashion-mnist`` or a folder; see ``data.load``."""
     images: int | None = None
-    """Only the first so many for training, ``test_images`` for testing."""
+    """Train on the first so many images only, and test on the first ``test_images``."""
     test_images: int | None = None
     epochs: int = 2
     batch: int = 64
@@ -39,8 +40,8 @@ class Settings:
     dropout: float = 0.0
     seed: int = 0
     precision: str = "float32"
-    """What products are computed in: ``float32``, ``bfloat16``, or ``float16`` with a loss that is scaled. Weights,
-    sums, the loss and the optimiser's state are float32 whatever it is."""
+    """The dtype in which products are computed: ``float32``, ``bfloat16``, or ``float16`` with a loss that is scaled.
+    Weights, sums, the loss and the optimiser's state are float32 whatever it is."""
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 1), ("lr", 0), ("momentum", 0), ("weight_decay", 0)):
@@ -77,7 +78,7 @@ class Run:
         self._gradients = capture(self._backward)
 
     def advance(self) -> None:
-        """Make one step; nothing waits, the loss is kept on the device."""
+        """Make one training step without waiting; the loss stays on the device."""
         epoch, place = divmod(self.step, self.steps_per_epoch)
         if epoch != self._epoch:
             rows = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.training))
@@ -97,7 +98,7 @@ class Run:
         return loss
 
     def loss(self) -> float:
-        """Of the last step; waits for it."""
+        """The loss of the last step; waits for it."""
         return float(self.losses[self.step - 1].numpy())
 
     def accuracy(self) -> float:

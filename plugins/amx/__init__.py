@@ -34,11 +34,11 @@ __all__ = ["convdispatch_solvers"]
 
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
-    """This plugin's solvers; on other processors they refuse every problem in words."""
+    """This plugin's solvers; on a processor without the instructions each refuses every problem with a reason."""
 
     def own(module: str, make: str, name: str, vectors: bool, fuses: Iterable[str]) -> Declared:
         serves = functools.partial(_serves, vectors)
-        # Weights' gradients multiply zeros between rows of dy by what other taps read of x.
+        # Weight-gradient kernels multiply the padding zeros between rows of dy with x: Inf and NaN of x spread.
         spreads = make in ("Weights", "VectorWeights")
         return Declared(
             f"{__name__}.{module}", make, name=name, serves=serves, fuses=fuses, exact=True, spreads_nonfinite=spreads

@@ -1,4 +1,4 @@
-"""What the kernels of both files share: bands of rows over a flat geometry, in configurations that a solver rates."""
+"""Shared by the kernels of ``convolve`` and ``weights``: bands of rows, and solvers that rate configurations."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .geometry import flat_of, merged
 from .splits import planes_of
 
 MIN_CHANNELS = 8
-"""Channels of a group: with fewer most of a tile would be empty."""
+"""Fewest channels per group that the kernels accept: with fewer, most of a tile would be empty."""
 MAX_SLOT_BYTES = 4 << 20
-"""Bytes of a band's planes, at most."""
+"""Largest workspace slot of a work item, in bytes; a slot holds the bfloat16 planes of one band of rows."""
 
 
 class BandedKernel:
-    """One configuration, worked out without compiling."""
+    """One configuration of a kernel: its sizes and its predicted cost, computed without compiling."""
 
     name: str
     vectors = False
-    """Whether AVX512-BF16 takes the place of matrix registers."""
+    """Whether the kernel uses AVX512-BF16 vectors instead of AMX matrix registers."""
     timed: tuple[float, float]
-    """Measured over counted time, of one plane and of several."""
+    """Measured over modelled time: of kernels with one bfloat16 plane, and with several."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.problem = problem = merged(problem)
@@ -41,32 +41,32 @@ class BandedKernel:
         self.shares = cdiv(self.panels, config["panels"])
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
+        """Compile the kernels and return the plan that launches them."""
         raise NotImplementedError
 
     def operations(self, device: DeviceInfo) -> float:
-        """Operations of the peak that the configuration takes the time of."""
+        """Predicted time of the configuration, counted in operations at the device's peak rate."""
         raise NotImplementedError
 
     def launch_cost(self, device: DeviceInfo) -> float:
-        """Operations of the peak in the time of a launch."""
+        """Time of one kernel launch, counted in operations at the device's peak rate."""
         return self.costs.launch * Balance.of(rates(device)).launch
 
 
 def tiles_of(channels: int, narrow: float) -> float:
-    """Tiles of 32 channels, of which the last may be a narrow one."""
+    """Number of tiles of 32 channels; a last tile of 16 channels or fewer counts as the fraction ``narrow``."""
     return channels // 32 + (0 if channels % 32 == 0 else narrow if channels % 32 <= 16 else 1)
 
 
 class BandedSolver(Solver):
-    """On a CPU with matrix registers, or the same in vectors."""
+    """Base of the solvers for CPUs with AMX matrix registers or AVX512-BF16 vectors."""
 
     kernel: type[BandedKernel]
     takes = "float32 but for ieee, float16 and bfloat16"
     planes_of: Callable[[ConvProblem], int] = staticmethod(planes_of)
 
     def common_refusal(self, problem: ConvProblem) -> str | None:
-        """Refusals of other dtypes, no image and few channels."""
+        """The reason to refuse an unsupported dtype, an empty batch or too few channels per group; otherwise None."""
         if not self.planes_of(problem):
             return f"{self.takes} only, got {problem.dtype} and {problem.math}"
         if problem.mb < 1:
@@ -76,7 +76,7 @@ class BandedSolver(Solver):
         return f"{MIN_CHANNELS} channels a group or more, got {least}" if least < MIN_CHANNELS else None
 
     def base(self, problem: ConvProblem, units: int) -> dict[str, Any]:
-        """What configurations begin with: every panel in one share."""
+        """The values that every configuration starts from: all panels of 32 output channels in one share."""
         panels, items = cdiv(geometry_of(problem).m, 32), min(4 * units, max(units, 16))
         return {"planes": self.planes_of(problem), "panels": panels, "items": items}
 
@@ -85,7 +85,7 @@ class BandedSolver(Solver):
         raise NotImplementedError
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """The three of least predicted cost."""
+        """The three candidates of least predicted cost, the cheapest first."""
         rated = {str(config): (self._operations(problem, device, config), config)
                  for config in self.candidates(problem, device)}  # fmt: skip
         for _, config in sorted(rated.values(), key=lambda each: each[0])[:3]:
@@ -95,6 +95,6 @@ class BandedSolver(Solver):
         return self.kernel(problem, config).operations(device)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """What tiles take, what is split, turned, stored and added, and launches."""
+        """Predicted seconds: tile products, splitting into planes, transposing, storing, adding parts, and launches."""
         kernel = self.kernel(problem, config)
         return kernel.operations(device) * kernel.timed[kernel.planes > 1] / rates(device).flops

@@ -1,4 +1,4 @@
-"""``amx.tiles``: forward and data gradient, tiles of 32 places by 32 channels in matrix registers."""
+"""``amx.tiles``: forward and data gradient, tiles of 32 pixels by 32 channels in matrix registers."""
 
 from __future__ import annotations
 
@@ -35,57 +35,57 @@ from .sizes import passed
 from .splits import PRODUCTS
 
 SLOT_BYTES = 768 * 1024
-"""Bytes of a band's planes that are wanted at most."""
+"""Largest workspace slot, in bytes, of the bands that are tried; larger only if a band of one row is larger."""
 NEAR_WEIGHT_BYTES = 512 * 1024
-"""Bytes of weights that stay in the cache beside a band."""
+"""Largest size of packed weights, in bytes, that is assumed to stay in the cache together with a band."""
 FIRST_CACHE_BYTES = 34 << 10
-"""Bytes of weights that stay in the first cache beside eight positions."""
+"""Largest size of weights, in bytes, that stays in the L1 cache together with eight positions of the source."""
 MAX_TURNED_VECTORS = 512
-"""Vectors of weights that are transposed before the first of them is packed, at most."""
+"""Most vectors of weights that are transposed before the first of them is packed."""
 TILE_SUMS = 2048
-"""Sums of a tile, as they are and transposed."""
+"""Number of float32 sums of a 32x32 tile, counted twice: as computed, and transposed."""
 NOTE_NUMBERS = 34
-"""Numbers that are noted of a panel's block of weights, behind them."""
+"""32-bit numbers that are stored behind the packed weights for each block of a panel."""
 MAX_STEPS = 4096
-"""Entries of the table of offsets, at most."""
+"""Most entries of the kernel's table of tap offsets; a problem that needs more is refused."""
 MAX_PHASES = 16
-"""Phases of a stride, at most."""
+"""Most phases that the data gradient of a strided convolution may have."""
 
 
 class Costs(NamedTuple):
-    """In operations of the peak, what takes the time of one; tuples: channels last, turned, across."""
+    """Costs in operations at the device's peak rate. Tuples: NHWC, NCHW with several taps, NCHW with one tap."""
 
     step: float
-    """A product of a step of a tile."""
+    """Cost of one product of two planes, for one tile and one step of 32 summed values."""
     step_across: float
     read: float
-    """A byte of weights, for a band."""
+    """Cost of reading one byte of packed weights for one band."""
     packed: float
-    """A weight."""
+    """Cost of packing one weight."""
     launch: float
-    """A launch, on two cores."""
+    """Cost of one kernel launch on two cores."""
     split: tuple[float, float, float]
-    """An element of a band."""
+    """Cost of splitting one element of a band into bfloat16 planes."""
     split_apart: float
-    """One in NCHW whose neighbours in a row are not read: such rows are split by parts of vectors."""
+    """Cost of splitting one element of an NCHW row that is read with a stride, in parts of vectors."""
     stored: tuple[float, float, float]
-    """An element of the target."""
+    """Cost of storing one element of the result."""
     rounded: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """One that leaves registers as bfloat16."""
+    """Cost of storing one element that leaves the registers as bfloat16."""
     narrow: float = 0.5
-    """A tile of 16 channels or fewer, beside a whole one."""
+    """Cost of a tile of 16 channels or fewer, relative to a tile of 32."""
 
 
 class TilesKernel(BandedKernel):
     name = "amx.tiles"
     costs = Costs(4650.0, 7200.0, 6.0, 112.0, 2.2e6, (63.0, 86.0, 50.0), 134.0, (21.0, 115.0, 23.0))
     timed = 1.25, 1.45
-    """Measured over counted time, of one plane and of several: 69 of 154 drawn problems, on four cores of a Xeon."""
+    """Measured over modelled time, with one plane and with several: 69 of 154 random problems, four cores of a Xeon."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config)
         problem, geometry, flat = self.problem, self.geometry, self.flat
-        # In NCHW a single tap reads whole lines of places as they are; of several taps all but one begin amid a line.
+        # In NCHW a 1x1 kernel reads whole cache lines in place; of several taps, all but one start inside a line.
         self.across = not self.nhwc and geometry.volume == 1
         self.sides = 2 if not self.nhwc and geometry.out_step[2] == 2 and geometry.target.size[2] > 1 else 1
         whole = geometry.pointwise if self.nhwc else self.across and geometry.out_step[2] == 1
@@ -93,7 +93,7 @@ class TilesKernel(BandedKernel):
         self.rounded = self.vectors and whole and not fused(problem)
         near = 64 * config["panels"] * cdiv(geometry.c, 32) * 32
         self.tall = 8 if self.in_place and near <= FIRST_CACHE_BYTES else 32
-        # An odd number of cache lines a plane, so that rows spread over the cache's sets.
+        # Each plane takes an odd number of cache lines, so that its rows spread over the sets of the cache.
         self.positions = (cdiv(self.band_rows * flat.pitch + 48, 16) | 1) * 16
         self.unit = 4 if self.across else 64 * self.planes
         self.area = 64 if self.in_place else self.positions * 64 * self.planes
@@ -102,7 +102,7 @@ class TilesKernel(BandedKernel):
         self.items = min(self.jobs, config["items"])
         self.taps = [len(taps) for taps in flat.taps]
         self.steps = self.blocks * sum(self.taps)
-        # Where rows read, where those of each phase are written, and where steps begin.
+        # Bytes of three tables: source offsets of rows, result offsets of each phase's rows, and offsets of steps.
         lists = 8 * (self.band_rows + len(geometry.phases) * self.rows) + 4 * self.steps
         sums = 4 * (self.sides * TILE_SUMS + 1024 * self.scaled)
         self.slot = cdiv(self.sums_at + sums + lists + 256, PAGE) * PAGE
@@ -114,12 +114,12 @@ class TilesKernel(BandedKernel):
 
     @property
     def packed(self) -> list[int]:
-        """Bytes of packed weights before those of each phase."""
+        """Offset in bytes of the packed weights of each phase."""
         size = self.geometry.groups * self.panels * self.blocks * self.step_w
         return [size * sum(self.taps[:phase]) for phase in range(len(self.taps))]
 
     def sizes(self) -> tuple[str, Any]:
-        """(text, the argument) of the geometry's numbers."""
+        """(OpenCL text, kernel argument) that hold the numbers of the geometry."""
         geometry, flat, size = self.geometry, self.flat, self.geometry.target.size
         triples = {"X": geometry.source.size, "S": geometry.step, "Q": [axis.pitch for axis in flat.axes], "T": size}
         ints = {name + axis: n for name, triple in triples.items() for axis, n in zip("DHW", triple, strict=True)}
@@ -171,7 +171,7 @@ class TilesKernel(BandedKernel):
         )
 
     def areas(self) -> tuple[int, int, int]:
-        """(bytes of workspace, where packed weights begin, bytes of these): slots first."""
+        """(bytes of workspace, offset of packed weights, bytes of packed weights); the slots come first."""
         areas = Areas(PAGE)
         areas.add(self.slots_size)
         place = 0 if self.problem.constant_weights else areas.add(self.packed_size)
@@ -211,7 +211,7 @@ class TilesKernel(BandedKernel):
         return cost + costs.packed * self.packed_size / (2 * self.planes) + launch
 
     def _packing(self) -> tuple[str, Any]:
-        """(the program that packs weights, what it is passed)."""
+        """(source of the program that packs weights, the argument that it is passed)."""
         problem, geometry = self.problem, self.geometry
         w, backwards = TensorLayout.of(problem, "w"), problem.direction == "bwd_data"
         n, c = (w.channel, w.image) if backwards else (w.image, w.channel)
@@ -237,7 +237,7 @@ class TilesKernel(BandedKernel):
 
 
 def fused(problem: ConvProblem) -> bool:
-    """Whether anything follows a sum."""
+    """Whether an epilogue follows the convolution: bias, residual, accumulation or activation."""
     return problem.bias or problem.residual or problem.accumulate or problem.activation is not None
 
 
@@ -247,7 +247,7 @@ class Tiles(BandedSolver):
     kernel: type[TilesKernel] = TilesKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Weights' gradients, float64, few channels, and bands that fit no cache."""
+        """Refuses weight gradients, float64, few channels per group, and bands that fit no cache."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got bwd_weights"
         if phase_count(problem) > MAX_PHASES:
@@ -270,7 +270,8 @@ class Tiles(BandedSolver):
         most = self.kernel(problem, {**base, "rows": 1}).all_rows
         slots = {rows: self.kernel(problem, {**base, "rows": rows}).slot for rows in bands_of(most)}
         fits = [rows for rows, slot in slots.items() if slot <= SLOT_BYTES] or [1]
-        if self.kernel(problem, {**base, "rows": most}).in_place:  # nothing is copied: bands are but shares of the work
+        # The source is read in place, so bands only divide the work.
+        if self.kernel(problem, {**base, "rows": most}).in_place:
             fits = [rows for rows in fits if rows <= -(-most // base["items"])] or fits[:1]
         for rows in fits[-4:]:
             for shares in sorted({1, min(2, panels), min(4, panels), min(panels, 2 * units)}):
@@ -280,7 +281,7 @@ class Tiles(BandedSolver):
         return self.cost(problem, device, config)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Slots, and packed weights unless they are constant."""
+        """Bytes of workspace: the slots, and packed weights unless they are constant."""
         return self.kernel(problem, config).areas()[0]
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:

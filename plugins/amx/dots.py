@@ -2,8 +2,9 @@
 
 An instruction adds to each of sixteen sums the products of a pair of neighbours, at twice the rate of float32's
 multiply-adds. Sixteen of 32 registers hold sums, of 8 rows by 32 columns; a row's pair is broadcast for two of them.
-Intel's compiler takes pointers alone as operands, so a function is one block that begins and ends in memory; whoever
-calls it has nothing in vectors, which calls under Linux do not keep. Intel's manual, volume 2, has the instructions.
+Intel's compiler takes pointers alone as operands, so a function is one block that begins and ends in memory; its
+caller has nothing in vector registers, which Linux's calling convention does not preserve. Intel's manual, volume 2,
+has the instructions.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ NOTHING = """
 #define TILES_BEGIN()
 #define TILES_END()
 """
-"""Vectors are as they are at a kernel's begin and end."""
+"""Empty definitions of the macros that configure and release AMX tiles: vector kernels need neither."""
 
 ROWS = 8
-"""Of a block: with two vectors of columns so many sums as hide an instruction's latency."""
+"""Rows of a block of sums: with two vectors of columns, sixteen sums hide the latency of ``vdpbf16ps``."""
 _PAIRS = 16
-"""Of a step of 32 summed indices."""
+"""Pairs of bfloat16 numbers in a step of 32 summed indices."""
 
 
 def product(
@@ -60,7 +61,7 @@ def _block(name: str, a: dict[str, int], b: dict[str, int], columns: int, goes_o
     sums = [(i, j) for i in range(ROWS) for j in range(columns)]
     number = {place: k for k, place in enumerate(sums)}
     first = {"a": "t" if "step" not in a else "a", "b": "t" if "step" not in b else "b"}
-    begin = [f"%[{first['a']}]", "%[below]"]  # of rows 0 and 4
+    begin = [f"%[{first['a']}]", "%[below]"]  # assembly operands with the addresses of rows 0 and 4 of A
     where = [f"({begin[i // 4]}{('', ',%[row]', ',%[row],2', ',%[row3]')[i % 4]})" for i in range(ROWS)]
     if goes_on:
         lines = [f"vmovups {128 * i + 64 * j}(%[sums]), %%zmm{k}" for (i, j), k in number.items()]

@@ -1,4 +1,4 @@
-"""Places in rows: where a phase's source is so that a tap is one offset for all places of all images.
+"""The flat layout of a convolution's source, in which a tap is one constant offset for all pixels of all images.
 
 Padded coordinates along an axis are ``place * step + e`` with ``e = tap * spread`` from the least one on; the position
 is ``place + e // step`` among those of remainder ``e % step``. Rows of all images follow one another at a pitch, and
@@ -16,28 +16,28 @@ from typing import NamedTuple
 from convdispatch.api import ConvProblem, Geometry, Phase, geometry_of
 
 BAND_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
-"""Bands into which all rows may fall."""
+"""Numbers of bands that the rows of all images may be divided into."""
 MAX_MERGED_ROW = 128
-"""Positions of a row that is made of several: one image still falls into bands."""
+"""Most positions of a row that is merged from several rows, so that one image still divides into bands."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of all phases."""
+    """One spatial axis (d, h or w), for all phases of a convolution."""
 
     count: int
-    """Places of the phase that has most."""
+    """Output pixels along this axis in the largest phase."""
     step: int
     size: int
-    """Of the source."""
+    """Pixels of the source along this axis."""
     first: int
     """The source's coordinate of padded coordinate 0."""
     reads: tuple[int, ...]
-    """Padded coordinates of all taps at place 0."""
+    """Padded coordinates that the taps read for output pixel 0."""
 
     @functools.cached_property
     def pitch(self) -> int:
-        """Positions from row to row: places, and zeros that two rows share."""
+        """Positions from row to row: output pixels, and padding zeros that neighbouring rows share."""
         if not self.reads:
             return self.count
         ends = {e % self.step: self.count + e // self.step for e in sorted(self.reads)}
@@ -52,7 +52,7 @@ class Axis:
 
     @property
     def remainders(self) -> tuple[int, ...]:
-        """Those that some tap reads."""
+        """Remainders, modulo the stride, of the padded coordinates that some tap reads."""
         return tuple(sorted({e % self.step for e in self.reads}))
 
     @property
@@ -75,7 +75,7 @@ class Flat:
 
     axes: tuple[Axis, Axis, Axis]
     taps: tuple[tuple[Tap, ...], ...]
-    """Of each phase."""
+    """The taps of each phase."""
 
     @property
     def pitch(self) -> int:
@@ -89,13 +89,13 @@ class Flat:
 
     @property
     def parts(self) -> list[tuple[int, int, int]]:
-        """Remainders that some tap reads, along each axis; a part of the source each."""
+        """One part of the source for each combination (d, h, w) of remainders that some tap reads."""
         return [(d, h, w) for d in self.axes[0].remainders for h in self.axes[1].remainders
                 for w in self.axes[2].remainders]  # fmt: skip
 
     @property
     def beyond(self) -> int:
-        """Rows that a band reads after its own."""
+        """Rows that a band reads beyond its own last row."""
         return -(-max((tap.offset for taps in self.taps for tap in taps), default=0) // self.pitch)
 
 
@@ -128,7 +128,7 @@ def _taps(geometry: Geometry, phase: Phase, flat: Flat) -> tuple[Tap, ...]:
 
 
 def merged(problem: ConvProblem) -> ConvProblem:
-    """The same memory in other rows where each pixel is a place and rows are free: such that fill vectors best."""
+    """A pointwise problem with its pixels regrouped into rows that fill vectors best; other problems unchanged."""
     if not geometry_of(problem).pointwise:
         return problem
     sizes = [getattr(problem, "i" + axis) for axis in problem.axes]
@@ -145,5 +145,5 @@ def merged(problem: ConvProblem) -> ConvProblem:
 
 
 def bands_of(rows: int) -> list[int]:
-    """Heights of bands into which so many rows fall evenly, or nearly so, from the least on."""
+    """Heights of bands that divide ``rows`` rows about evenly, in ascending order."""
     return sorted({-(-rows // parts) for parts in BAND_COUNTS})

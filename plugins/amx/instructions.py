@@ -1,7 +1,7 @@
 """The matrix registers' instructions as OpenCL text: inline assembly, which Intel's compiler takes with pointers alone.
 
-The compiler knows no tiles, so that nothing of it lives in them: what one block leaves there the next one finds, as
-long as the work item's kernel is the same. Intel's manual, volume 1, chapter 18, has the instructions.
+The compiler itself does not use tiles: what one block of assembly leaves in them is still there for the next block of
+the same kernel and work item. Intel's manual, volume 1, chapter 18, has the instructions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from .splits import PRODUCTS
 
 ROWS, BYTES = 16, 64
-"""Of a tile: rows, and bytes of each."""
+"""Rows of an AMX tile, and bytes of each row."""
 
 CONFIGURE = f"""
 // Eight tiles of {ROWS} rows of {BYTES} bytes; the first four hold sums.
@@ -24,11 +24,11 @@ def product(
 ) -> str:
     """OpenCL function ``name(a, b, offsets, steps, sums)``: ``sums[32][32] = A B`` over ``steps`` of 32 summed indices.
 
-    ``a`` and ``b`` give their tiles' offsets in bytes: ``row`` from row to row, ``tile`` from tile to tile, ``plane``
-    from plane to plane, ``step`` from step to step. An operand without a step begins each one where ``offsets`` says;
-    where both have one, there is no ``offsets``. One of these without a plane has planes ``line`` bytes apart, a last
-    parameter, and its rows are as many lines. ``tiles``: of A and of B, one or two. ``goes_on``: sums begin with what
-    memory holds, not with 0.
+    ``a`` and ``b`` give the strides of their operand in bytes: ``row``, ``tile``, ``plane`` and ``step``. Without
+    ``step`` the operand's byte offset is read from ``offsets``, one int32 per step, which is a parameter only if some
+    operand needs it. Such an operand without ``plane`` has planes ``line`` bytes apart (a last parameter) and rows
+    ``planes`` lines apart. ``tiles``: tiles of A and of B, one or two. ``goes_on``: the sums begin with what memory
+    holds, not with 0.
     """
     rows, columns = tiles
     sums = [(i, j) for i in range(rows) for j in range(columns)]

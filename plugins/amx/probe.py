@@ -1,4 +1,4 @@
-"""A device proves that its compiler takes the instructions, and that they compute: once, and the pass is kept."""
+"""Checks once per device that its compiler accepts the assembly and that results are right; a pass is cached."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ONE_TAP = {"kh": 1, "kw": 1, "ph": 0, "pw": 0, "ph_r": 0, "pw_r": 0}
 
 
 def require(context: Any, problem: ConvProblem = _PROBLEM, tiles: Any = None) -> None:
-    """Have the context's device prove that ``tiles``, a kernel's class, multiply, unless it has. Raises PluginError.
+    """Check once that kernels of the class ``tiles`` compute correctly on the context's device. Raises PluginError.
 
-    It does so in the layout of ``problem``, and with one tap or several as that, whose programs may then be the same.
+    The check has the layout of ``problem``, and one tap or several as ``problem`` has: programs may then be shared.
     """
     taps = 1 if math.prod(problem.w_shape[2:] if problem.layout == "nchw" else problem.w_shape[1:-1]) == 1 else 3
     own = _PROBLEM.replace(layout=problem.layout, **({} if taps == 3 else _ONE_TAP))
@@ -30,7 +30,7 @@ def require(context: Any, problem: ConvProblem = _PROBLEM, tiles: Any = None) ->
 
 
 def _answer(context: Any, problem: ConvProblem, tiles: Any) -> str | None:
-    import ml_dtypes  # noqa: F401 its import makes "bfloat16" a dtype of NumPy's
+    import ml_dtypes  # noqa: F401 importing ml_dtypes makes "bfloat16" a dtype of NumPy
     import numpy as np
     import pyopencl as cl
 

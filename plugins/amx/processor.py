@@ -1,4 +1,4 @@
-"""Whether this machine's processor has the instructions, and a process leave to use matrix registers."""
+"""Checks whether the processor has AVX512-BF16 or AMX, and whether this process may use the AMX registers."""
 
 from __future__ import annotations
 

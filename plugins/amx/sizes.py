@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 MAX_LISTED = 64
-"""Numbers of a list that is passed; longer ones are in the text."""
+"""Longest list of numbers that is a kernel argument; longer lists are constants in the program text."""
 
 
 def passed(
@@ -40,4 +40,5 @@ def passed(
     text = "typedef struct {\n" + text + "} Sizes;\n" + "".join(f"#define {n} (sizes->{n}_)\n" for n, *_ in members)
     text += "#define SIZES_IN const Sizes *restrict sizes,\n#define SIZES sizes,\n"
     made = np.array([tuple(values)], np.dtype(types, align=True))
-    return before + text, np.void(made.tobytes())  # without names: pyopencl's caches tell types apart by size alone
+    # NumPy void without field names, because pyopencl's caches distinguish struct types by size alone.
+    return before + text, np.void(made.tobytes())

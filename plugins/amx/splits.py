@@ -23,11 +23,11 @@ PRODUCTS: dict[int, tuple[tuple[int, int], ...]] = {
     2: ((0, 1), (0, 0), (1, 0)),
     3: ((0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0)),
 }
-"""By count of planes: (plane of A, plane of B), in an order that loads as few tiles as can be."""
+"""For each number of planes, the products (plane of A, plane of B), in an order that loads few tiles."""
 
 
 def planes_of(problem: ConvProblem) -> int:
-    """The count of planes that reaches what the problem asks; 0 where none does."""
+    """Number of bfloat16 planes that reach the accuracy that the problem asks for; 0 if no number does."""
     if problem.dtype == "float32":
         name = problem.activation and parse_activation(problem.activation)[0]
         return 0 if problem.math == "ieee" else 3 if name and ACTIVATIONS[name].saturates else 2

@@ -1,7 +1,7 @@
-"""``amx.vectors`` and ``amx.vector_weights``: the same by AVX512-BF16, where a processor has no matrix registers.
+"""``amx.vectors`` and ``amx.vector_weights``: the kernels by AVX512-BF16, without matrix registers.
 
-One plane of bfloat16 alone: its instruction does twice the multiply-adds of float32's, which three products of planes
-would use up.
+They take one plane of bfloat16 alone: ``vdpbf16ps`` does twice the multiply-adds of float32's, which the products of
+two planes (three) would use up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _planes(problem: ConvProblem) -> int:
 
 
 class VectorsKernel(TilesKernel):
-    """Blocks of 8 places by 32 channels in vectors."""
+    """Forward and data gradient in blocks of 8 pixels by 32 channels of AVX512-BF16 vectors."""
 
     name = "amx.vectors"
     vectors = True
@@ -48,7 +48,7 @@ class VectorsKernel(TilesKernel):
 
 
 class VectorWeightsKernel(WeightsKernel):
-    """Blocks of 8 source by 32 target channels in vectors."""
+    """Weight gradient in blocks of 8 source by 32 target channels of AVX512-BF16 vectors."""
 
     forward = VectorsKernel
     most_near = 8

@@ -28,45 +28,45 @@ from .probe import require
 from .splits import PRODUCTS
 
 SLOT_BYTES = 1 << 20
-"""Bytes of a band's planes that are wanted at most."""
+"""Largest workspace slot, in bytes, of the bands that are tried; larger only if a band of one row is larger."""
 MAX_PARTS_BYTES = 16 << 20
-"""Bytes of all parts of dw, at most."""
+"""Most bytes that all partial sums of dw may take in the workspace."""
 NEAR_STEPS = 4
-"""Steps of positions that all taps take before the next ones: so many of x and dy stay in the first cache."""
+"""Steps of 32 positions that are multiplied for all taps before the next ones: their x and dy stay in the L1 cache."""
 MAX_ONCE_TAPS = 32
-"""Taps whose sums stay in a slot, at most."""
+"""Most taps whose sums of dw stay in a work item's slot."""
 
 
 class Costs(NamedTuple):
-    """In operations of the peak, what takes the time of one."""
+    """Costs of the weight gradient's units of work, in operations at the device's peak rate."""
 
     step: float
-    """A product of a step of a tile for one tap, and for several."""
+    """Cost of one product of two planes for a tile and 32 positions, with one tap (``step_taps``: several)."""
     step_taps: float
     round: float
-    """The sums that a tile begins and ends with."""
+    """Cost of loading and storing the sums of one tile."""
     result: float
-    """An element of dw, and of a part of it."""
+    """Cost of one element of dw (``part``: of one element of a partial sum of dw)."""
     part: float
     launch: float
-    """A launch, on two cores."""
+    """Cost of one kernel launch on two cores."""
     x: tuple[float, ...]
-    """An element of x, and of dy, laid out in NCHW, channels last, and channels last as pairs."""
+    """Cost of laying out one element of x (``dy``: of dy) in NCHW, in NHWC, and in NHWC as pairs."""
     dy: tuple[float, ...]
     x_apart: float
-    """One of x in NCHW whose neighbours in a row are not read."""
+    """Cost of laying out one element of x in NCHW whose neighbours in a row are not read (a stride along w)."""
     narrow: float = 0.5
-    """A tile of 16 target channels or fewer, beside a whole one."""
+    """Cost of a tile of 16 target channels or fewer, relative to a tile of 32."""
 
 
 class WeightsKernel(BandedKernel):
     forward = TilesKernel
-    """The kernel of the other directions, by the same instructions."""
+    """The kernel class of forward and data gradient that uses the same instructions."""
     most_near = 0
-    """Steps of positions that a single tap takes before other channels do; 0: all."""
+    """Steps of positions that a 1x1 kernel multiplies before it goes to other channels; 0: all steps."""
     costs = Costs(8400.0, 3800.0, 51e3, 18.0, 38.0, 2.9e6, (62.0, 76.0), (53.0, 61.0), 170.0)
     timed = 1.0, 1.3
-    """Measured over counted time, of one plane and of several: 44 of 154 drawn problems, on four cores of a Xeon."""
+    """Measured over modelled time, with one plane and with several: 44 of 154 random problems, four cores of a Xeon."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config)
@@ -75,7 +75,7 @@ class WeightsKernel(BandedKernel):
         self.steps = cdiv(self.rows * flat.pitch, 32)
         self.near = NEAR_STEPS if len(self.taps) > 1 else self.most_near or self.steps
         self.paired = self.forward.vectors and self.nhwc and geometry.pointwise
-        # Rows of an odd number of cache lines, so that a tile's spread over the cache's sets.
+        # Each row takes an odd number of cache lines, so that the rows of a tile spread over the sets of the cache.
         self.positions = (cdiv(self.band_rows * flat.pitch + 64, 32) | 1) * 32
         self.turned = (cdiv(self.rows * flat.pitch + 64, 32) | 1) * 32
         areas = Areas(PAGE)
@@ -113,7 +113,7 @@ class WeightsKernel(BandedKernel):
             STEPS=f"{self.steps}L", NEAR=f"{self.near}L", AREA=f"{self.area}L", SLOTS=f"{self.slots_at}L",
             SLOT=f"{self.slot}L", DY_AT=f"{self.dy_at}L", FLAT_AT=f"{self.flat_at}L", SUMS_AT=f"{self.sums_at}L",
             PART_SUMS_AT=f"{self.part_sums_at}L", SCALES_AT=f"{self.scales_at}L", JOBS=f"{self.jobs}L",
-            ITEMS=self.items, SIZES_IN="", SIZES="",  # sizes are in the text
+            ITEMS=self.items, SIZES_IN="", SIZES="",  # empty macros: this program's sizes are literals in its text
         )  # fmt: skip
         text += kernel_text(__package__, "split.cl") + kernel_text(__package__, "rows.cl") + self._tables()
         kinds = [(r, c) for r in _sizes(geometry.c) for c in _sizes(geometry.m)]
@@ -133,7 +133,7 @@ class WeightsKernel(BandedKernel):
         )  # fmt: skip
 
     def products(self, x: dict[str, int], dy: dict[str, int], ways: list[tuple[str, tuple[int, int], bool]]) -> str:
-        """The functions that multiply, of these names, tiles, and whether they begin with what memory holds."""
+        """OpenCL functions that multiply tiles; ``ways``: (name, tiles of x and dy, whether sums start from memory)."""
         return CONFIGURE + "".join(product(name, self.planes, x, dy, tiles, goes_on) for name, tiles, goes_on in ways)
 
     def _tables(self) -> str:
@@ -172,7 +172,7 @@ class WeightsKernel(BandedKernel):
 
 
 def _sizes(channels: int) -> list[int]:
-    """Tiles of 16 that blocks of 32 channels take: two, and one for a rest of 16 or less."""
+    """Numbers of 16-channel tiles in the blocks of 32 channels: 2, and 1 for a remainder of 16 or fewer."""
     rest = channels % 32
     return ([2] if channels > 16 else []) + ([1] if 0 < rest <= 16 else [])
 
@@ -183,7 +183,7 @@ class Weights(BandedSolver):
     kernel: type[WeightsKernel] = WeightsKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Other directions, float64, few channels, and bands that fit no cache."""
+        """Refuses other directions, float64, few channels per group, and bands that fit no cache."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         reason = self.common_refusal(problem)
@@ -210,7 +210,7 @@ class Weights(BandedSolver):
                         yield {**config, "splits": kernel.splits}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Sums of the parts, and slots."""
+        """Bytes of workspace: the partial sums of dw, and the slots."""
         return self.kernel(problem, config).workspace_size
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:

@@ -17,7 +17,7 @@ __all__ = ["convdispatch_solvers", "unavailable"]
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without CUDA or cuDNN they refuse every problem and say what is missing."""
-    # The library may choose a transform.
+    # cuDNN may choose Winograd or FFT, whose transforms spread an Inf or NaN to neighbouring results.
     made = functools.partial(Declared, f"{__name__}.solver", serves=_serves, predicts=False, spreads_nonfinite=True)
     return (
         made("Convolution", name="cudnn.convolution", deterministic=False),

@@ -20,11 +20,11 @@ DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 CROSS_CORRELATION = 1
 """Number of ``cudnnConvolutionMode_t``."""
 TENSOR_ALIGNMENT = 16
-"""Bytes to which tensors are aligned at least."""
+"""Alignment in bytes that is declared to cuDNN for every tensor."""
 MAX_KNOBS = 64
-"""More than there are kinds of knobs."""
+"""Size of the array that an engine's knobs are read into: more than cuDNN has kinds of knobs."""
 HEURISTIC_MODES = (3, 1, 2)
-"""Heuristics A (learned), B (the older ones), and the engines that always work."""
+"""Numbers of ``cudnnBackendHeurMode_t``: A (learned), B (the older one), and the fallback engines."""
 
 
 class Kind:
@@ -42,13 +42,13 @@ class Kind:
 
 
 _OPERATION = {
-    # direction: (kind of operation, first of its attributes: alpha, beta, convolution, w, x, y)
+    # Direction: (cuDNN's operation descriptor, its first attribute of alpha, beta, convolution, w, x, y).
     "fwd": (10, 700),
     "bwd_data": (12, 706),
     "bwd_weights": (11, 712),
 }
 _SILENT_WINOGRAD = {("bwd_weights", 17)}
-"""Engines that transform tiles without a note of it: seen by their kernels' names and their error."""
+"""(direction, engine) of Winograd engines without cuDNN's note of it: seen by their kernels' names and error."""
 TENSOR_CORE, DOWN_CONVERT, FFT, NONDETERMINISTIC, WINOGRAD = 0, 1, 3, 4, 5
 """Numbers of ``cudnnBackendNumericalNote_t``."""
 
@@ -104,7 +104,7 @@ def _graph(problem: ConvProblem, handle: c_void_p) -> Descriptor:
 
 
 def transforms_tiles(problem: ConvProblem, candidate: Candidate) -> bool:
-    """Whether an engine is Winograd's, by cuDNN's note or by what was seen of it."""
+    """Whether an engine uses Winograd transforms, by cuDNN's note or by ``_SILENT_WINOGRAD``."""
     return WINOGRAD in candidate.notes or (problem.direction, candidate.engine) in _SILENT_WINOGRAD
 
 
@@ -118,7 +118,7 @@ def _allowed(problem: ConvProblem, candidate: Candidate) -> bool:
     if problem.dtype == "float32" and problem.math != "tf32" and TENSOR_CORE in notes:
         return False
     if problem.dtype == "float32" and max(problem.kh, problem.kw) > 3 and transforms_tiles(problem, candidate):
-        return False  # tiles of kernels of 5 err by 1.4e-3 to 2.5e-3
+        return False  # Winograd engines of 5x5 kernels have errors of 1.4e-3 to 2.5e-3
     if problem.math != "ieee":
         return True
     return FFT not in notes and not transforms_tiles(problem, candidate)
@@ -132,7 +132,7 @@ def _named(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
         heuristics = Descriptor(Kind.HEURISTICS).set(201, "descriptor", graph).set(200, "heuristics", mode)
         try:
             results = heuristics.finalize().get_descriptors(202, Kind.CONFIG)
-        except CudnnError:  # a mode that has no answer for this operation
+        except CudnnError:  # cuDNN's heuristics in this mode do not support the operation
             continue
         for result in results:
             candidate = Candidate(result)
@@ -142,13 +142,13 @@ def _named(problem: ConvProblem, handle: int) -> tuple[Candidate, ...]:
 
 
 def candidates(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
-    """What the heuristics name, best first, that the problem's math permits."""
+    """Candidates that cuDNN's heuristics propose and the problem's ``math`` permits, the best first."""
     request = problem.replace(math="float32", constant_weights=False)
     return [each for each in _named(request, handle.value or 0) if _allowed(problem, each)]
 
 
 def engines(problem: ConvProblem, handle: c_void_p) -> list[Candidate]:
-    """Every engine that says it can and that the problem's math permits, without knobs, named by heuristics or not."""
+    """Every engine that supports the problem and that its ``math`` permits, without knobs and heuristics."""
     graph, found = _graph(problem, handle), []
     for number in range(graph.get(802, "int")[0]):
         engine = Descriptor(Kind.ENGINE).set(1300, "descriptor", graph).set(1301, "int", number)
@@ -176,6 +176,6 @@ def execution_plan(problem: ConvProblem, handle: c_void_p, config: Mapping[str, 
 
 
 def variant_pack(places: Sequence[int]) -> Descriptor:
-    """Where a plan finds x, w, y and workspace (0 without one): addresses in CUDA."""
+    """cuDNN's variant pack of a run: the CUDA addresses of x, w, y and the workspace (0 without one)."""
     pack = Descriptor(Kind.PACK).set(1000, "int", *map(ord, "xwy")).set(1001, "pointer", *places[:3])
     return pack.set(1003, "pointer", places[3]).finalize()

@@ -14,7 +14,7 @@ from convdispatch.api import ConvDispatchError
 INSTALL = "pip install 'convdispatch[cudnn]'"
 _PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _HELPERS = {
-    # What engines load when they need it, if it is found: generated code and matrix products.
+    # Libraries that cuDNN's engines load on demand: NVRTC compiles generated code, cuBLAS multiplies matrices.
     "nvidia-cuda-nvrtc": ("libnvrtc.so.13",),
     "nvidia-cuda-nvrtc-cu12": ("libnvrtc.so.12",),
     "nvidia-cublas": ("libcublasLt.so.13", "libcublas.so.13"),
@@ -31,7 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudnnBackendExecute": (c_void_p, c_void_p, c_void_p),
 }
 _TYPES = {
-    # name: (number of cudnnBackendAttributeType_t, its C type)
+    # Kind of an attribute's values: (number of cudnnBackendAttributeType_t, C type).
     "handle": (0, c_void_p),
     "dtype": (1, c_int),
     "bool": (2, c_bool),
@@ -48,7 +48,7 @@ _TYPES = {
 
 
 class CudnnError(ConvDispatchError):
-    """cuDNN refused a call; the message holds its own words."""
+    """A call that cuDNN refused; the message contains cuDNN's own."""
 
 
 class Library:
@@ -69,7 +69,7 @@ class Library:
             raise CudnnError(f"{name}: {self.handle.cudnnGetErrorString(c_int(status)).decode()} ({status})")
 
     def create(self) -> c_void_p:
-        """A handle, for the CUDA context that is current."""
+        """Create a cuDNN handle for the current CUDA context."""
         made = c_void_p()
         self("cudnnCreate", byref(made))
         return made
@@ -101,12 +101,12 @@ def _load() -> tuple[Library | None, str | None]:
 
 
 def missing() -> str | None:
-    """Why there is no library, or None when there is one."""
+    """The reason why cuDNN cannot be loaded, or None when it can."""
     return _load()[1]
 
 
 def library() -> Library:
-    """The library, loaded once. Raises ConvDispatchError saying why there is none."""
+    """The cuDNN library, loaded once. Raises ConvDispatchError with the reason why it cannot be loaded."""
     loaded, reason = _load()
     if loaded is None:
         raise ConvDispatchError(f"cuDNN: {reason}")
@@ -114,7 +114,7 @@ def library() -> Library:
 
 
 class Descriptor:
-    """One object of the backend interface, owned: attributes are set by number, then ``finalize``."""
+    """An owned cuDNN backend descriptor: attributes are set by number, then ``finalize``."""
 
     def __init__(self, kind: int) -> None:
         self._library, self.handle, self._held = library(), c_void_p(), []
@@ -135,7 +135,7 @@ class Descriptor:
         return self
 
     def finalize(self) -> Descriptor:
-        """Complete it; returns itself. Raises CudnnError where cuDNN supports no such thing."""
+        """Finalize the descriptor and return it. Raises CudnnError if cuDNN does not support it."""
         self._library("cudnnBackendFinalize", self.handle)
         return self
 
@@ -147,7 +147,7 @@ class Descriptor:
         return list(array[: min(count.value, most)])
 
     def get_descriptors(self, attribute: int, kind: int, most: int | None = None) -> list[Descriptor]:
-        """The descriptors that an attribute holds, as new ones of a kind; ``most`` where it does not tell how many."""
+        """The descriptors that an attribute holds, as new objects; ``most``: their largest number."""
         number, _ = _TYPES["descriptor"]
         count = c_int64(most or 0)
         if most is None:

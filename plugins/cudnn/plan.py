@@ -1,4 +1,4 @@
-"""A plan: one cuDNN engine on the memory and in the order of an OpenCL queue."""
+"""A plan that runs one cuDNN engine on the memory of OpenCL buffers, in the order of an OpenCL queue."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 MAX_PACKS = 64
-"""Variant packs that a plan caches."""
+"""Most variant packs (cuDNN's lists of operand addresses) that a plan caches."""
 BRIEF_FLOPS = 4e9
-"""Operations that large GPUs compute in some 20 microseconds."""
+"""Operations below which a run counts as brief: large GPUs compute them in some 20 microseconds."""
 BRIEF_BYTES = 80e6
-"""Bytes that they move in that time."""
+"""Bytes below which a run counts as brief: large GPUs move them in some 20 microseconds."""
 ALIGNMENT = 256
 """Bytes to which the operands of a plan's first run are aligned."""
 _NON_BLOCKING = 1
@@ -32,14 +32,14 @@ _made = threading.RLock()
 _run = threading.Lock()
 _handles: dict[Any, c_void_p] = {}
 _loading: dict[Any, c_void_p] = {}
-"""The stream on which a device's new plans run once."""
+"""For each device, the CUDA stream on which a new plan runs once to load its kernels."""
 
 
 def _handle(device: cl.Device, use: str) -> c_void_p:
-    """The device's handle for making or for running plans, made once.
+    """The device's cuDNN handle for creating plans or for running them, created once.
 
-    Making one waits for all work of the CUDA context: so both are there before anything is enqueued, and all queues
-    share them. One that is there is had without the lock, which making a plan holds while it waits for the device.
+    Creating a handle waits for all work of the CUDA context: both are created before anything is enqueued, and all
+    queues share them. An existing handle is returned without the lock, which is held while a plan is created.
     """
     found = _handles.get((device, use))
     if found is not None:
@@ -83,7 +83,7 @@ def tensor_bytes(problem: ConvProblem) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _scratch(across: Bridge, size: int, address: int | None) -> Iterator[int]:
-    """Where the workspace is: as given; where OpenCL's is not CUDA's, taken and given back in the stream's order."""
+    """The CUDA address of the workspace: ``address``, or a stream-ordered allocation if CUDA cannot see the buffer."""
     if address is not None:
         yield address
         return
@@ -129,10 +129,10 @@ def load(cuda: Any, handle: c_void_p, stream: c_void_p, plan: Descriptor, sizes:
 
 
 class CudnnPlan:
-    """One engine of cuDNN's, ready to run on any queue of its context.
+    """A plan of one cuDNN engine, which can run on any queue of its context.
 
-    Making one may wait for the device, so that ``enqueue`` never does: kernels are loaded, and what queues' bridges
-    share is made. Where memory was too short to run it once, its first enqueue may wait.
+    Creating the plan may wait for the device, so that ``enqueue`` never does: kernels are loaded, and what the bridges
+    of queues share is created. If memory was too short to run the engine once, the first enqueue may wait.
 
     Memory from the runtime is CUDA's too, so nothing is copied. Buffers from elsewhere, which CUDA cannot see, are
     copied into the pool's memory and back. A workspace too large to share is CUDA's alone, for the time of a run.
@@ -170,7 +170,7 @@ class CudnnPlan:
         if across is None:
             raise ConvDispatchError("cuDNN: the queue's device is not CUDA's")
         with across:
-            # What CUDA does not see has a stand-in from the pool: read after a copy, or copied back.
+            # A pool buffer stands in for each buffer that CUDA cannot see: inputs are copied to it, the output back.
             events, places, back, held = list(wait_for or ()), [], [], []
             for name, buffer in (("x", x), ("w", w), ("y", y)):
                 address, size = cuda_address(buffer), self._sizes[name]
@@ -179,7 +179,7 @@ class CudnnPlan:
                     address = cuda_address(stand_in)
                     if address is None:
                         raise ConvDispatchError(f"cuDNN: OpenCL cannot share {size} bytes of {name} with CUDA here")
-                    held.append(stand_in)  # else the pool would give the next operand the same block
+                    held.append(stand_in)  # keeps the pool from giving this block to the next operand
                     if name == self._written:
                         back.append((buffer, stand_in, size))
                     else:

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 MAX_CONFIGS = 24
-"""Configurations offered to a search at most."""
+"""Most cuDNN configurations that are offered to a search."""
 
 
 def unavailable() -> str | None:
-    """Why cuDNN cannot be used on this machine, in words; None when it can."""
+    """The reason why cuDNN cannot be used on this machine; None when it can."""
     return cuda_unavailable() or missing()
 
 
 @functools.lru_cache(maxsize=512)
 def _choices(problem: ConvProblem, device: DeviceInfo, deterministic: bool) -> tuple[dict[str, Any], ...]:
-    """Configurations, those first that the heuristics rank first; the first one is known to make a plan."""
+    """Configurations in the order of cuDNN's heuristics; the first one is known to make a plan."""
     owner = cuda_devices(device)[0]
     with planning_handle(owner) as handle:
         return tuple(_working(problem, handle, deterministic)[:MAX_CONFIGS])
@@ -48,10 +48,10 @@ def _working(problem: ConvProblem, handle: c_void_p, deterministic: bool) -> lis
 
 
 class Convolution(Solver):
-    """Every engine that the problem's math permits; some add partial sums in an order that changes."""
+    """cuDNN with every engine that the problem's ``math`` permits; some add partial sums in an order that changes."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """No library, padding of two kinds, tensors that CUDA cannot see, or no engine."""
+        """Refuses if cuDNN is missing, padding is asymmetric, CUDA cannot see the tensors, or no engine fits."""
         if problem.dtype not in DTYPES:
             return f"{', '.join(DTYPES)} only, got {problem.dtype}"
         if problem.mb == 0:
@@ -77,9 +77,9 @@ class Convolution(Solver):
         return _choices(problem, device, self.deterministic)
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> CudnnPlan:
-        """The engine's plan; some engines compile now."""
+        """The plan of an engine; some engines compile their kernels here."""
         return CudnnPlan(context, problem, config)
 
 
 class Deterministic(Convolution):
-    """Engines that give the same bits every time."""
+    """cuDNN with only those engines that give the same bits every time."""

@@ -21,7 +21,7 @@ __all__ = ["convdispatch_solvers"]
 
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
-    """The solvers of both folders."""
+    """Return the solvers of both folders, for CPUs and for GPUs."""
     folders = ("cpu", "Tiled", "tiled", cpus_only), ("gpu", "Spectra", "gpu", gpus_only)
     return [
         Declared(f"{__name__}.{folder}.solver", kind, name=f"fft.{name}", serves=serves, fuses=EPILOGUE,

@@ -22,15 +22,15 @@ class Network:
         self._known: dict[Node, int] = {}
 
     def leaf(self, name: str) -> Value:
-        """An input."""
+        """Return the value of the input named ``name``."""
         return 1, self._node(("leaf", name))
 
     def negate(self, a: Value) -> Value:
-        """-a."""
+        """Return ``-a``."""
         return None if a is None else (-a[0], a[1])
 
     def add(self, a: Value, b: Value) -> Value:
-        """a + b."""
+        """Return ``a + b``."""
         if a is None or b is None:
             return b if a is None else a
         if a[1] == b[1]:
@@ -39,11 +39,11 @@ class Network:
         return first[0], self._node(("+" if first[0] == second[0] else "-", first[1], second[1]))
 
     def subtract(self, a: Value, b: Value) -> Value:
-        """a - b."""
+        """Return ``a - b``."""
         return self.add(a, self.negate(b))
 
     def multiply(self, factor: float, a: Value) -> Value:
-        """factor * a."""
+        """Return ``factor * a``."""
         if a is None or factor == 0:
             return None
         sign = a[0] if factor > 0 else -a[0]
@@ -91,7 +91,7 @@ class Network:
             result.output(name, found.get(name))
         return result
 
-    # --- nodes that the outputs need ----------------------------------------------------------------------------------
+    # --- the nodes that the outputs need -----------------------------------------------------------------------------
 
     @functools.cached_property
     def _uses(self) -> Counter[int]:
@@ -132,7 +132,7 @@ class Network:
         """The leaves that the outputs need."""
         return tuple(node[1] for place, node in enumerate(self.nodes) if node[0] == "leaf" and place in self._uses)
 
-    # --- text ---------------------------------------------------------------------------------------------------------
+    # --- the generated OpenCL text -----------------------------------------------------------------------------------
 
     def lines(
         self,

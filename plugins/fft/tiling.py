@@ -29,10 +29,10 @@ _AXES = "dhw"
 
 @dataclass(unsafe_hash=True)
 class AxisTiling:
-    """One axis. ``n`` 1 stands for a kernel of one tap: nothing is transformed, every place is a tile."""
+    """The tiling along one axis. ``n`` is 1 for a kernel of one tap: no transform, and every element is a tile."""
 
     n: int
-    """Points of the transform."""
+    """Points of the transform along this axis."""
     places: int
     """Places that the tiles cover: of the target, or of dy for the weights' gradient."""
     source: int
@@ -46,13 +46,13 @@ class AxisTiling:
 
     def __post_init__(self) -> None:
         self.extent = (self.taps - 1) * self.dilation + 1
-        """Elements that the kernel spans."""
+        """Elements that the dilated kernel spans along the axis."""
         self.step = self.n - self.extent + 1
         """Places of a tile: how far apart tiles begin."""
 
     @property
     def tiles(self) -> int:
-        """Tiles along the axis."""
+        """Number of tiles along the axis."""
         return -(-self.places // self.step)
 
     @property
@@ -75,9 +75,9 @@ class Tiling:
     images: int
     groups: int
     ic: int
-    """Input channels a group."""
+    """Input channels per group."""
     oc: int
-    """Output channels a group."""
+    """Output channels per group."""
 
     def __post_init__(self) -> None:
         self.half_axis = max(axis for axis in range(3) if self.axes[axis].n > 1)
@@ -89,7 +89,7 @@ class Tiling:
         self.frequencies = math.prod(self.spectrum)
         """Complex elements of one tile's spectrum."""
         self.tiles = math.prod(axis.tiles for axis in self.axes)
-        """Tiles of an image."""
+        """Number of tiles in an image."""
 
     @property
     def scale(self) -> float:
@@ -108,7 +108,7 @@ class Tiling:
 
 
 def unsuited(problem: ConvProblem) -> str | None:
-    """Why a problem cannot be cut into tiles, in words; None when it can."""
+    """Return the reason why a problem cannot be cut into tiles; None when it can."""
     strides = tuple(getattr(problem, "s" + axis) for axis in problem.axes)
     if set(strides) != {1}:
         return "stride 1 only, got " + "x".join(map(str, strides))
@@ -121,7 +121,7 @@ def unsuited(problem: ConvProblem) -> str | None:
 
 
 def _summands(problem: ConvProblem) -> int:
-    """Products that an output sums."""
+    """Return the number of products that one output element sums."""
     if problem.direction == "bwd_weights":
         return problem.mb * problem.od * problem.oh * problem.ow
     channels = problem.ic if problem.direction == "fwd" else problem.oc
@@ -129,7 +129,7 @@ def _summands(problem: ConvProblem) -> int:
 
 
 def axis_tiling(problem: ConvProblem, axis: str, n: int) -> AxisTiling:
-    """One axis of ``problem`` with transforms of ``n`` points."""
+    """Return the tiling of one axis of ``problem`` with transforms of ``n`` points."""
     inputs, outputs, taps, pad, dilation = (getattr(problem, letter + axis) for letter in "iokpd")
     if problem.direction == "bwd_data":
         return AxisTiling(n, inputs, outputs, (taps - 1) * dilation - pad, taps, dilation, True)

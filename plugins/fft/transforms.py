@@ -176,7 +176,8 @@ def _cooley_tukey(net: Network, x: Sequence[Complex], sign: int, p: int) -> list
     n, q = len(x), len(x) // p
     parts = [_dft(net, x[r::p], sign) for r in range(p)]
     result: list[Complex] = [(None, None)] * n
-    # Columns k and q - k of real points are conjugates, which equal expressions alone do not show: the twiddles differ.
+    # For real points, columns k and q - k are conjugates; merging equal expressions does not find this, because their
+    # twiddle factors differ.
     real = all(im is None for _, im in x)
     for k in range(half(q) if real else q):
         column = _dft(net, [_turn(net, parts[r][k], sign * r * k, n) for r in range(p)], sign)
@@ -192,7 +193,7 @@ def _prime_factor(net: Network, x: Sequence[Complex], sign: int, p: int, q: int)
     n = p * q
     rows = [_dft(net, [x[(q * a + p * b) % n] for b in range(q)], sign) for a in range(p)]
     result: list[Complex] = [(None, None)] * n
-    # With that map of inputs frequency k's residues belong to q^-1 mod p and p^-1 mod q times themselves.
+    # With this map of inputs, element u of column v is the frequency k that is u modulo p and v modulo q.
     for v in range(q):
         column = _dft(net, [rows[a][v] for a in range(p)], sign)
         for u in range(p):
@@ -205,7 +206,7 @@ def _odd(net: Network, x: Sequence[Complex], sign: int) -> list[Complex]:
     n = len(x)
     pairs = [(_add(net, x[j], x[n - j]), _sub(net, x[j], x[n - j])) for j in range(1, half(n))]
     if n == 3:
-        # cos(2 pi / 3) = -1/2: one addition serves both outputs and frequency 0.
+        # Because cos(2 pi / 3) = -1/2, one addition serves both outputs and frequency 0.
         plus, minus = pairs[0]
         middle = _add(net, x[0], _times(net, -0.5, plus))
         apart = _turn(net, _times(net, math.sqrt(0.75), minus), sign, 4)

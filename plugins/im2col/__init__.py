@@ -27,7 +27,7 @@ __all__ = ["Im2col", "convdispatch_solvers"]
 
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
-    """The one solver of this plugin."""
+    """Return the one solver of this plugin."""
     return [Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, exact=True)]
 
 

@@ -1,4 +1,4 @@
-"""``columns[k, place] = w' dy``, then each element of x is the sum of its columns: the data gradient in general.
+"""The data gradient in general: ``columns[k, position] = w' dy``, then each element of x sums its columns.
 
 Columns are computed for some images, groups and channels at a time. 16-bit tensors are widened first: sums are float32.
 """
@@ -94,7 +94,7 @@ class Col2im:
         return {tuple(n for n, _ in some): math.prod(times for _, times in some) for some in itertools.product(*each)}
 
     def spec(self, images: int, groups: int, channels: int) -> GemmSpec:
-        """The product of one piece's columns."""
+        """Return the specification of the product that computes one piece's columns."""
         window = self.window
         k, n, dy = channels * window.volume, images * window.pixels, window.tensor(window.targets)
         if window.nhwc:
@@ -120,7 +120,7 @@ class Col2im:
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of workspace."""
+        """Bytes of workspace that this configuration needs."""
         return self.areas()[-1]
 
     def cost(self, balance: Balance) -> float:
@@ -164,7 +164,7 @@ class Col2im:
         return StepPlan(workspace_size, steps)
 
     def text(self) -> str:
-        """The program of the sums into x."""
+        """Return the text of the program that sums the columns into x."""
         window, problem = self.window, self.problem
         kind = DTYPES[window.dtype].accumulator
         text = window.macros() + epilogue_macros(problem)
@@ -179,7 +179,7 @@ class Col2im:
         return text + kernel_text(__package__, "col2im.cl")
 
     def _gather(self, program: Any, image: Any, group: Any, channel: Any) -> Launch:
-        """The launch that sums one piece's columns into x."""
+        """Return the launch that sums one piece's columns into x."""
         window = self.window
         depth, height, width = window.source
         piece = group[1] * channel[1]

@@ -12,7 +12,7 @@ NARROW = ("float16", "bfloat16")
 
 
 class Converter(NamedTuple):
-    """Makes launches that convert elements of ``dtype``."""
+    """Builds launches that convert elements of ``dtype`` from and to float32."""
 
     context: Any
     dtype: str

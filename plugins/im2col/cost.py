@@ -1,4 +1,4 @@
-"""The cost of the copies around a product on a CPU, in operations of the peak, fitted together with ``gemm_cost``."""
+"""The cost of the copies around a product on a CPU, in operations at peak rate, fitted together with ``gemm_cost``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""One source channel a group, lowered in registers: a product with one row, or few, would only copy the matrix.
+"""Convolutions with one source channel per group, lowered in registers.
 
-Forward, the data gradient of stride 1 with the taps flipped, and on a CPU the weights' gradient.
+A matrix product with one row, or few, would spend its time on copying the lowered matrix. Serves the forward
+convolution, the data gradient of stride 1 with the taps flipped, and on a CPU the weights' gradient.
 """
 
 from __future__ import annotations

@@ -21,19 +21,19 @@ from .window import PatchWindow, Runs
 BLOCK_PLACES = 256
 """Window positions that one CPU work item lowers, except in the form ``panel``."""
 ITEM_ELEMENTS = 32768
-"""Elements that a CPU work item should write."""
+"""Least elements of the lowered matrix that one CPU work item should write."""
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """How a window is lowered: the form, and the panel's width or the most places of a chunk."""
+    """The lowering of a window: its form, and the panel's width or the most window positions of a chunk."""
 
     window: PatchWindow
     form: str
     width: int = 0
     """Window positions in one panel."""
     most: int = 0
-    """Places of the largest chunk, which ``columns`` are laid out for."""
+    """Window positions in the largest chunk, which determines the layout of the form ``columns``."""
     narrow_stored: bool = False
     """Whether the lowered matrix stores 16-bit elements as they are; a panel never does."""
 
@@ -51,7 +51,7 @@ class Lowering:
         return ld + 16 if ld % 256 == 0 else ld
 
     def size(self, count: int) -> int:
-        """Bytes of a lowered chunk of ``count`` places."""
+        """Return the bytes of a lowered chunk of ``count`` window positions."""
         window = self.window
         if self.form == "panel":
             return -(-count // self.width) * self.width * window.k * window.groups * self.itemsize
@@ -65,7 +65,7 @@ class Lowering:
 
     @property
     def matrix(self) -> Matrix:
-        """The lowered matrix ``[k, place]``, batched by group."""
+        """The lowered matrix ``[k, window position]``, batched by group."""
         if self.form == "rows":
             return Matrix(Axis(1), Axis(self.ld * self.window.groups), Axis(self.ld))
         # Of a packed operand the product reads only the batch axis, and only to see that no two groups share memory.

@@ -1,4 +1,4 @@
-"""The data gradient of one channel a group and a stride, NCHW on a CPU: all phases of the stride in one launch."""
+"""The strided data gradient of one channel per group in NCHW on a CPU: all phases of the stride in one launch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class DepthwisePhases:
         return math.prod(self.extent) * self.pitch * size * self.config["items"]
 
     def cost(self, balance: Balance) -> float:
-        """Operations of the peak: one launch, the sums, and what is read and written."""
+        """Return operations at peak rate: one launch, the sums, and the elements that are read and written."""
         read, written = (math.prod(shape) for shape in (self.problem.y_shape, self.problem.x_shape))
         work = self.problem.flops * up(self.columns, self.lanes) / self.columns
         each = PAIR_OPS if self.problem.sw == 2 else SINGLE_OPS
@@ -116,7 +116,7 @@ class DepthwisePhases:
             yield Row(first, count, [[self._place(p, taps) for taps in _taps(p)] for p in phases])
 
     def _place(self, phase: Any, taps: tuple[int, ...]) -> tuple[int, int]:
-        """A phase's tap in the kernel, and the offset in the padded plane that place 0 reads for it."""
+        """Return a phase's tap in the kernel, and the offset in the padded plane that the first result reads for it."""
         geometry, tap, offset = self.geometry, 0, 0
         pitches = (*self.extent, self.pitch)
         for axis, t in enumerate(taps):

@@ -77,7 +77,7 @@ def _folds(window: PatchWindow) -> bool:
 
 
 def _forms(window: PatchWindow, device: DeviceInfo) -> list[str]:
-    """Forms of the lowered matrix, the best first."""
+    """Return the forms of the lowered matrix that suit the window, the best first."""
     if device.type != "cpu":
         return ["rows" if window.nhwc else "columns"]
     if not window.nhwc or window.dtype not in ("float32", "float64"):
@@ -127,13 +127,13 @@ class WindowProduct:
         return each * (balance.memory if far else 1.0) * count + LAUNCH * balance.launch
 
     def suits(self, gemm: Mapping[str, Any]) -> bool:
-        """Whether a choice of the product fits the form: rows are only read in place."""
+        """Whether a choice of the product fits the form of the lowered matrix: ``rows`` must not be packed."""
         if self.config["form"] != "rows" or gemm["kind"] != "cpu":
             return True
         return bool(gemm["swap"]) and not gemm["pack_a"]
 
     def spec(self, count: int) -> GemmSpec:
-        """The product over a chunk of ``count`` places."""
+        """Return the specification of the product over a chunk of ``count`` window positions."""
         window, problem = self.window, self.problem
         batch, n = window.groups, count
         a, c = window.weights(self.flipped), window.tensor(window.targets)
@@ -177,7 +177,7 @@ class WindowProduct:
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of workspace."""
+        """Bytes of workspace that this configuration needs."""
         return self.areas()[-1]
 
     def cost(self, balance: Balance) -> float:
@@ -222,7 +222,7 @@ class WindowProduct:
 
 
 def _over_images(matrix: Matrix, window: PatchWindow, channels: int) -> Matrix:
-    """A tensor's matrix batched over (image, group) instead of group, its columns one image's places."""
+    """Return a tensor's matrix batched over (image, group) instead of group; its columns are one image's pixels."""
     return dataclasses.replace(
         matrix, col=Axis(1), batch=Axis(matrix.batch.stride, window.groups, channels * window.pixels)
     )

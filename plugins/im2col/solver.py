@@ -19,7 +19,7 @@ GPU_CHUNK_BYTES = (1 << 30, 256 << 20, 32 << 20, 1 << 20)
 MIN_ITEMS, MIN_LOCAL_BYTES = 64, 9216
 """Work items of a work group and bytes of local memory that the smallest float64 tile of a GPU's product needs."""
 MAX_PLACES = 1 << 31
-"""Places of an image stay below this: they are a side of a matrix product."""
+"""The number of output pixels of an image stays below this, because it is a side of a matrix product."""
 NARROW_FACTOR = 1.25
 """Measured over predicted time of 16-bit elements, which are widened: 34 drawn problems on two Xeons."""
 SUSTAINED = 0.92
@@ -38,7 +38,7 @@ class Im2col(Solver):
     """Lowering to a matrix product: every direction, rank, group, stride, dilation, padding, layout and dtype."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Empty problems, dtypes that the device cannot store, and images beyond what a product can address."""
+        """Reject empty problems, dtypes that the device cannot store, and images beyond what a product can address."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if why := device.supports(problem.dtype):
@@ -73,7 +73,7 @@ class Im2col(Solver):
             yield from itertools.chain(*methods)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Bytes of workspace of a configuration's plan."""
+        """Return the bytes of workspace that a configuration's plan needs."""
         return _METHODS[config["method"]](problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
@@ -88,5 +88,5 @@ class Im2col(Solver):
         return (problem.flops / 0.8 + (0 if pointwise else 8 * lowered)) / (SUSTAINED * rates(device).flops)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Any:
-        """The method's launches."""
+        """Compile the launches of the configuration's method."""
         return _METHODS[config["method"]](problem, config).plan(context)

@@ -1,4 +1,4 @@
-"""``dw[oc, k] = sum over places of dy[oc, place] L[k, place]``: the weights' gradient, chunk after chunk of places.
+"""The weights' gradient, ``dw[oc, k] = sum over pixels p of dy[oc, p] L[k, p]``, one chunk of pixels after another.
 
 16-bit tensors are summed in a float32 copy of dw, which is rounded once at the end.
 """
@@ -70,7 +70,8 @@ class WeightsProduct:
         # A product reads several NCHW images as one axis only if it packs them; otherwise there is one product per
         # image.
         several = self.in_place and window.images > 1 and not window.nhwc
-        # One product rounds a 16-bit result once, so 16-bit problems compute all images in one product.
+        # A 16-bit result must be rounded by a single product, so there is no choice to compute 16-bit images
+        # separately.
         self.joined = several and problem.dtype not in NARROW
         self.chunks = runs(total, window.pixels if config.get("apart") else total)
         self.lowering = None
@@ -92,7 +93,7 @@ class WeightsProduct:
         return cost - self._in_a_row(balance)
 
     def spec(self, count: int, accumulate: bool) -> GemmSpec:
-        """The product over ``count`` places, added to what the result holds or not."""
+        """Return the product over ``count`` pixels; with ``accumulate`` it is added to the old values of the result."""
         window = self.window
         b = window.tensor(window.channels) if self.lowering is None else self.lowering.matrix
         dtype, c = "float32" if self.widened else window.dtype, Axis(window.group_targets * window.k)
@@ -108,11 +109,11 @@ class WeightsProduct:
 
     @property
     def _held(self) -> bool:
-        """Whether the first product is added to what the result holds, as all others are."""
+        """Whether the first product is added to the old values of the result, as all other products are."""
         return self.problem.accumulate and not self.widened
 
     def _specs(self) -> Counter[GemmSpec]:
-        """The products and how often each is made."""
+        """Return the products' specifications and how often each is computed."""
         found: Counter[GemmSpec] = Counter({self.spec(self.chunks.largest, self._held): 1})
         for count, times in self.chunks.sizes.items():
             found[self.spec(count, True)] += times - (count == self.chunks.largest)
@@ -139,7 +140,7 @@ class WeightsProduct:
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of workspace."""
+        """Bytes of workspace that this configuration needs."""
         return self.areas()[-1]
 
     def cost(self, balance: Balance) -> float:
@@ -153,7 +154,7 @@ class WeightsProduct:
         return total - self._in_a_row(balance)
 
     def _in_a_row(self, balance: Balance) -> float:
-        """What products of one image after another take less than as many calls: no launch waits for a caller."""
+        """Return the operations that consecutive products save over separate calls: no launch waits for a caller."""
         return FOLLOWS * balance.launch * (self.chunks.count - 1) if self.in_place else 0.0
 
     def plan(self, context: Any) -> StepPlan:

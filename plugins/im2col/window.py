@@ -1,4 +1,4 @@
-"""From a problem to the sliding window of a lowering: which source element is where in the lowered matrix.
+"""The sliding window of a lowering: which element of the source is at which index of the lowered matrix.
 
 ``L[k, i] = source[image, channel, position]`` with ``position = i * step + tap * spread - pad`` along each axis, zero
 outside the source. The forward product and the weights' gradient slide over x. The data gradient of a convolution of
@@ -19,7 +19,7 @@ _AXES = "dhw"
 
 @dataclass(frozen=True)
 class Runs:
-    """``repeats`` stretches of ``total`` places, one behind the other, each in runs of ``size``, the last what is left.
+    """Cuts ``repeats`` consecutive stretches of ``total`` window positions into runs of ``size``, a shorter one last.
 
     A problem may have billions of places, so no property here iterates over them.
     """
@@ -41,19 +41,19 @@ class Runs:
 
     @property
     def largest(self) -> int:
-        """Places of the first run, which none exceeds."""
+        """Window positions in the first run, which is the largest."""
         return min(self.size, self.total)
 
     @property
     def sizes(self) -> Counter[int]:
-        """How many runs there are of each number of places, the largest first."""
+        """Number of runs of each length, the longest first."""
         whole, left = divmod(self.total, self.size)
         return +Counter({self.size: self.repeats * whole, left: self.repeats * (left > 0)})
 
 
 @dataclass(unsafe_hash=True)
 class PatchWindow:
-    """A sliding window; triples are along (d, h, w)."""
+    """The sliding window of a convolution over its source tensor; triples are along (d, h, w)."""
 
     images: int
     channels: int
@@ -121,20 +121,20 @@ class PatchWindow:
         return Matrix(Axis(self.volume), Axis(1, inner=self.volume, outer=inner * self.volume), batch)
 
     def tensor(self, channels: int) -> Matrix:
-        """A tensor of ``channels`` over the window's places as ``[channel, (image, place)]``, batched by group."""
+        """Return a tensor over the window's positions as ``[channel, (image, position)]``, batched by group."""
         group = channels // self.groups
         if self.nhwc:
             return Matrix(Axis(1), Axis(channels), Axis(group))
         return Matrix(Axis(self.pixels), Axis(1, self.pixels, channels * self.pixels), Axis(group * self.pixels))
 
     def offset(self, channels: int, start: int) -> int:
-        """Element offset of place ``start``, counted through the images, in such a tensor."""
+        """Return the element offset in a tensor of ``channels`` of position ``start``, counted through the images."""
         if self.nhwc:
             return start * channels
         return start // self.pixels * channels * self.pixels + start % self.pixels
 
     def chunks(self, most: int) -> Runs:
-        """Cut all places into runs (start, count) of about ``most`` or fewer, nearly equal ones.
+        """Cut all window positions into nearly equal runs (start, count) of at most about ``most``.
 
         NCHW's runs are whole images or lie in one image, so that a run's tensor elements have one formula.
         """
@@ -173,7 +173,7 @@ class PatchWindow:
 
 
 def runs(total: int, most: int, unit: int = 1, repeats: int = 1) -> Runs:
-    """``total`` places cut into nearly equal runs of ``most`` or fewer, multiples of ``unit`` but for the last."""
+    """Cut ``total`` window positions into nearly equal runs of at most ``most``, multiples of ``unit`` but the last."""
     most = max(unit, most // unit * unit)
     even = -(-total // -(-total // most))
     return Runs(repeats, total, -(-even // unit) * unit)

@@ -22,7 +22,7 @@ __all__ = ["convdispatch_solvers"]
 
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
-    """The solvers of both folders."""
+    """Return the solvers of both folders, for CPUs and for GPUs."""
     own = functools.partial(Declared, deterministic=True, exact=True)
     cpu, gpu = (f"{__name__}.{folder}" for folder in ("cpu", "gpu"))
     whole, sum_only = EPILOGUE, {"accumulate"}
@@ -43,7 +43,9 @@ def convdispatch_solvers() -> list[Solver]:
         own(f"{gpu}.narrow", "Narrow", name="implicitgemm.tiled_narrow", serves=gpus_only, fuses=whole),
         own(f"{gpu}.depthwise", "Depthwise", name="implicitgemm.tiled_depthwise", serves=gpus_only, fuses=whole),
         own(f"{gpu}.depthwise_sums", "DepthwiseSums", name="implicitgemm.tiled_depthwise_sums", serves=gpus_only,
-            fuses=sum_only, spreads_nonfinite=True),  # other taps multiply zeros beyond dy's last row
+            # The kernel multiplies zeros beyond dy's last row by elements of x, so a NaN there reaches other taps of
+            # the gradient.
+            fuses=sum_only, spreads_nonfinite=True),
         own(f"{gpu}.depthwise_weights", "DepthwiseWeights", name="implicitgemm.tiled_depthwise_weights",
             serves=gpus_only, fuses=sum_only),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What all solvers of this plugin share: an object of each configuration knows workspace, time and launches."""
+"""Base class of this plugin's solvers: an object per configuration has its workspace, time and launches."""
 
 from __future__ import annotations
 

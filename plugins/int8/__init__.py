@@ -13,7 +13,7 @@ follows a sum.
 - ``direct``: ``int8.direct``: every problem, on every device.
 - ``instructions``: the matrix registers' products, and bytes of sums, as text.
 - ``interleaved``: ``int8.interleaved``: four lines of x at once.
-- ``interleaved_code``: its functions as text.
+- ``interleaved_code``: functions of ``interleaved`` as text.
 - ``packed_kernel``: packed weights, launches and costs that kernels share.
 - ``probe``: a device proves that it computes.
 - ``processor``: whether the processor has the instructions.

@@ -1,4 +1,4 @@
-"""Where a quantized convolution's bytes are: a band of x between padding, so that a tap is an offset into it.
+"""The layout of a quantized convolution's source: a band of x with its padding, in which a tap is an offset.
 
 A slot holds the rows of x that some rows of y read, one pixel after the other, ``pixel`` bytes each:
 
@@ -23,26 +23,26 @@ def _up(n: int, unit: int) -> int:
 
 
 class Band:
-    """The bytes of ``rows`` rows of y of one image and group; ``unit`` bytes are multiplied in a step."""
+    """The bytes of x for ``rows`` rows of y of one image and group; a step multiplies ``unit`` bytes."""
 
     def __init__(self, problem: ConvProblem, rows: int, unit: int) -> None:
         p = self.problem = problem
         self.rows, self.unit = rows, unit
         self.channels = p.ic // p.g
-        # A tap reads on into the next pixel, whose bytes its weights of 0 meet, where channels are copied as they are.
+        # In NHWC channels may be copied unpadded: a tap then reads into the next pixel, where its weights are zeros.
         self.pixel = self.channels if unit == 4 and p.layout == "nhwc" else _up(self.channels, 4)
-        # What places of a row and rows are apart in the slot, and in x.
+        # Stride of output pixels along w and h: in the slot (step), and between the pixels of x that it holds (skip).
         self.step_w, self.skip_w = (1, p.sw) if p.kw == 1 else (p.sw, 1)
         self.step_h, self.skip_h = (1, p.sh) if p.kh == 1 else (p.sh, 1)
         self.columns = _up((p.ow - 1) * self.step_w + (p.kw - 1) * p.dw + 1, self.step_w)
         self.places = self.columns // self.step_w
-        """Positions from row to row of y."""
+        """Positions of the slot from one row of y to the next."""
         self.band_rows = (rows - 1) * self.step_h + (p.kh - 1) * p.dh + 1
         self.half_rows = -(-self.band_rows // self.step_h)
         self.line = self.columns * self.pixel
         self.area = self.step_h * self.half_rows * self.line
         self.row = self.step_w * self.pixel
-        """Bytes from position to position."""
+        """Bytes of the slot from one position to the next."""
         runs = p.dw == 1 or p.kw == 1
         self.run_taps = p.kw if runs else 1
         self.steps = -(-self.run_taps * self.pixel // unit)
@@ -51,7 +51,7 @@ class Band:
 
     @functools.cached_property
     def offsets(self) -> list[int]:
-        """Bytes of the slot before position 0 of each tap."""
+        """Byte offset in the slot of what each tap reads for position 0."""
         p, found = self.problem, []
         for d in range(p.kd):
             for h in range(p.kh):
@@ -62,7 +62,7 @@ class Band:
 
     @property
     def halves(self) -> int:
-        """Bits of the rows, modulo the stride, that some tap reads."""
+        """A bit mask of the rows, modulo the stride, that some tap reads."""
         return sum({1 << (h * self.problem.dh) % self.step_h for h in range(self.problem.kh)})
 
     @property

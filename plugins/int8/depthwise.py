@@ -29,21 +29,21 @@ from .processor import serves_vectors
 from .vectors import PROBED, VectorsKernel
 
 MAX_TAPS = (1 << 24) // (255 * 128)
-"""Taps whose products' sums are whole numbers in float32."""
+"""Most taps whose sum of 8-bit products is exact in float32."""
 MAX_ROW_TAPS = 16
 WORK_COST = 3.0
-"""Operations of the peak in the time of one."""
+"""Cost of one operation of the convolution, in operations at the device's peak rate."""
 STORE_COST = 500.0
-"""Operations of the peak in the time of sixteen elements of y."""
+"""Cost of storing sixteen elements of y, in operations at the device's peak rate."""
 AFTER_PRODUCTS = 10
-"""Products of vectors in the time of what follows a sum."""
+"""Cost of the epilogue of a vector of sums, in products of vectors."""
 
 
 class Depthwise(Solver):
     """Depthwise quantized convolutions in NHWC."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Floats, other layouts and forms of channels."""
+        """Refuses floats, layouts other than NHWC, too many taps, and convolutions that are not depthwise."""
         reason = depthwise_refusal(problem)
         if reason:
             return reason
@@ -59,12 +59,12 @@ class Depthwise(Solver):
         return None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-        """Places of a row at once, at most what registers hold; rows so that each unit has four tasks."""
+        """Pixels of a row that are computed together, as registers allow; rows so that each unit has four tasks."""
         p, most = problem, max(1, (registers(device) - 4 - problem.kw) // (2 if problem.kw < 7 else 3))
         rows = max(1, p.od * p.oh * p.mb // (4 * device.compute_units))
 
         def work(columns: int) -> float:
-            """Of a row of y: products, what is read, and what follows sums; whole blocks."""
+            """Cost of a row of y in whole blocks: products, reads, and the epilogue."""
             read = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
             return -(-p.ow // columns) * (p.kd * p.kh * (columns * p.kw + 2 * read) + AFTER_PRODUCTS * columns)
 
@@ -74,14 +74,14 @@ class Depthwise(Solver):
             yield {"columns": columns, "rows": min(rows, p.od * p.oh), "finish": finish}
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """By operations and what is stored."""
+        """Predicted seconds, from the operations and the stored elements."""
         known, elements = rates(device), math.prod(problem.y_shape)
         jobs = problem.mb * -(-problem.od * problem.oh // config["rows"])
         work = (WORK_COST * problem.flops + STORE_COST * elements / 16) * uneven(jobs, device)
         return known.launch + (LAUNCH_COST + work) / known.flops
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        """Packed weights that are not constant."""
+        """Bytes of workspace: packed weights, unless they are constant."""
         return 0 if problem.constant_weights else self._packed(problem)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""``int8.direct``: any quantized convolution on any device, a work item an element of y."""
+"""``int8.direct``: any quantized convolution on any device, one work item per element of y."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Direct"]
 GROUP_ITEMS = 64
 """Work items of a work group."""
 WORK_COST = 40.0
-"""Operations of the peak in the time of one."""
+"""Cost of one operation of the convolution, in operations at the device's peak rate."""
 
 
 class Direct(Solver):
     """Every quantized problem."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Floats, no images, and more elements than a launch counts."""
+        """Refuses floats, an empty batch, and results of 2**31 elements or more."""
         if not problem.quantized:
             return f"quantized problems only, got {problem.dtype}"
         if problem.mb < 1:
@@ -30,7 +30,7 @@ class Direct(Solver):
         return None
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """By operations alone."""
+        """Predicted seconds, from the number of operations alone."""
         known = rates(device)
         return known.launch + WORK_COST * problem.flops / known.flops
 

@@ -63,7 +63,8 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
         held |= {word: 19 + at for at, word in enumerate(names)}
     lines = [f"vbroadcastss {place[word]}, %%zmm{at}" for word, at in held.items()]
     lines += [f"kmovw {place[word]}, %%k{at}" for at, word in enumerate(("mask0", "mask1", "rounds"), 1)]
-    lines += [f"vmovdqu32 {64 * j}(%[numbers]), %%zmm{12 + j}" for j in range(4)]  # shifts, then scales
+    # Shifts of 32 channels into zmm12 and 13, scales into 14 and 15.
+    lines += [f"vmovdqu32 {64 * j}(%[numbers]), %%zmm{12 + j}" for j in range(4)]
     lines += ["1:", "mov (%[to]), %[t]", "add $8, %[to]", "test %[t], %[t]", "js 3f"]
 
     def both(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``int8.interleaved``: depthwise, channels last, by AVX512-VNNI, which sums the bytes of four lines of x at once."""
+"""``int8.interleaved``: depthwise, channels last, by AVX512-VNNI, whose sums take the bytes of four lines of x."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .vector_code import NUMBERS, number_macros
 from .vectors import PROBED, VectorsKernel
 
 COLUMNS_AT_ONCE = 4
-"""Columns whose sums of two rows, and weights, are all registers."""
+"""Output columns that are computed together: their sums of two rows, and the weights, fit in registers."""
 SHORT_ELEMENTS = 1 << 20
-"""Elements of y below which what work items begin with weighs more than that they share evenly."""
+"""Elements of y below which the start-up of work items costs more than an uneven division of the work."""
 CYCLE_COST = 64.0
-"""Operations of the peak in the time of a unit's cycle."""
+"""Cost of one cycle of a compute unit, in operations at the device's peak rate."""
 PACK_COST = 100
-"""Operations of the peak in the time of a byte of packed weights."""
+"""Cost of packing one byte of weights, in operations at the device's peak rate."""
 
 
 class InterleavedKernel(PackedKernel):
@@ -39,7 +39,7 @@ class InterleavedKernel(PackedKernel):
         self.pitch = 4 * self.size
         self.products: list[Product] = []
         self.vectors: list[list[int]] = []
-        """Of each vector of weights the taps of four lines, or -1."""
+        """For each vector of weights, the taps of its four lines; -1 for a line that no tap reads."""
         for group, row in itertools.product(range(self.groups), range(self.tall)):
             mine = [-1] * 4
             for tap, (d, h) in enumerate(taps):
@@ -99,14 +99,14 @@ class InterleavedKernel(PackedKernel):
 
     @property
     def packing(self) -> tuple[int, int, int]:
-        """A vector of channels is a group."""
+        """Global size of the launch that packs weights: one work group per vector of 16 channels."""
         return self.problem.oc // 16, 16, 1
 
     packing_group = 1, 16, 1
 
     @property
     def pack_key(self) -> list[Any]:
-        """The taps of every vector."""
+        """Cache key of packed weights: their shape and the taps of every vector."""
         return ["int8.interleaved", *self.problem.w_shape, self.vectors]
 
 
@@ -116,7 +116,7 @@ class Interleaved(PackedSolver):
     kernel = InterleavedKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Floats, other layouts, forms of channels and results, and lines that fit no cache."""
+        """Refuses floats, other layouts, non-depthwise channels, results that are not bytes, and overlong lines."""
         p, reason = problem, depthwise_refusal(problem)
         if reason:
             return reason
@@ -130,7 +130,7 @@ class Interleaved(PackedSolver):
         return f"lines of {MAX_SLOT_BYTES} bytes at most, got {least.slot}" if least.slot > MAX_SLOT_BYTES else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-        """One or two rows at once, the cheaper first; channels shared where that evens jobs out."""
+        """One or two rows of y at a time, the cheaper first; channels are divided where that balances the jobs."""
         items = device.compute_units if math.prod(problem.y_shape) < SHORT_ELEMENTS else 4 * device.compute_units
         rows = sorted((1, 2) if problem.oh > 1 else (1,), key=lambda rows: self._cycles(problem, rows))
         for each in rows:
@@ -144,12 +144,12 @@ class Interleaved(PackedSolver):
 
     @staticmethod
     def _cycles(p: ConvProblem, rows: int) -> float:
-        """Of sixteen elements of y: products, interleaved columns and what follows sums."""
+        """Cycles of sixteen elements of y: products, interleaving of columns, and the epilogue."""
         kernel = InterleavedKernel(p, {"rows": rows, "shares": 1, "items": 1})
         return (len(kernel.products) / rows + 4.0 * kernel.groups * p.sw / rows + 7) / 2 * kernel.high * rows / p.oh
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """By cycles."""
+        """Predicted seconds, from the cycles of all elements of y."""
         known, kernel = rates(device), InterleavedKernel(problem, config)
         work = CYCLE_COST * self._cycles(problem, config["rows"]) * math.prod(problem.y_shape) / 16
         work += 0 if problem.constant_weights else PACK_COST * kernel.packed_size

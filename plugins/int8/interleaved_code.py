@@ -1,4 +1,4 @@
-"""AVX512-VNNI for depthwise sums as OpenCL text: four lines of x become one of words, whose bytes are summed at once.
+"""AVX512-VNNI for depthwise sums as OpenCL text: four lines of x become one of words, whose four bytes are summed.
 
 Functions are nothing but their assembly, as in ``vector_code``.
 """
@@ -13,7 +13,7 @@ from .vector_code import at, finished, packed
 __all__ = ["Product", "depthwise_columns", "interleave"]
 
 MAX_HELD_WEIGHTS = 18
-"""Vectors of weights that stay in registers."""
+"""Most vectors of weights that stay in registers while all columns are computed."""
 
 
 class Product(NamedTuple):
@@ -32,7 +32,7 @@ def interleave(name: str, size: int, step: int, flip: bool) -> str:
     """
     whole, tail = divmod(size, 64)
     lines = []
-    if flip:  # 0x80 in every byte
+    if flip:  # zmm31 = 0x80 in every byte, to flip the sign bits of int8
         lines += [
             "vpternlogd $255, %%zmm31, %%zmm31, %%zmm31",
             "vpabsb %%zmm31, %%zmm31",
@@ -45,14 +45,14 @@ def interleave(name: str, size: int, step: int, flip: bool) -> str:
         made = [f"vmovdqu8 (%[{line}]), %%zmm{i}{masks}" for i, line in enumerate("abcd")]
         made += [f"vpxord %%zmm31, %%zmm{i}, %%zmm{i}" for i in range(4)] if flip else []
         for word, pairs in (
-            ("bw", ((4, 0, 1), (6, 2, 3))),  # pairs of bytes
-            ("wd", ((0, 4, 6), (2, 5, 7))),  # words: of each lane's first, second, third and last four columns
+            ("bw", ((4, 0, 1), (6, 2, 3))),  # vpunpckbw interleaves the bytes of two lines into pairs
+            ("wd", ((0, 4, 6), (2, 5, 7))),  # vpunpckwd interleaves pairs into 32-bit words of four lines
         ):
             for to, first, second in pairs:
                 made += [
                     f"vpunpck{half}{word} %%zmm{second}, %%zmm{first}, %%zmm{to + i}" for i, half in enumerate("lh")
                 ]
-        for to, word in ((4, 0x44), (5, 0xEE)):  # a lane after the other
+        for to, word in ((4, 0x44), (5, 0xEE)):  # vshufi32x4 puts the 128-bit lanes in column order
             made += [f"vshufi32x4 ${word}, %%zmm{2 * i + 1}, %%zmm{2 * i}, %%zmm{to + 2 * i}" for i in range(2)]
         for i, (source, word) in enumerate(((4, 0x88), (4, 0xDD), (5, 0x88), (5, 0xDD))):
             made.append(f"vshufi32x4 ${word}, %%zmm{source + 2}, %%zmm{source}, %%zmm{i}")

@@ -1,4 +1,4 @@
-"""What the kernels by inline assembly share: slots of work items, packed weights, the launches, and their solvers."""
+"""Shared by the kernels with inline assembly: slots of work items, packed weights, launches, and solvers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from convdispatch.api.cpu import PAGE, cdiv, uneven
 from .band import Band
 
 ONCE = "#define ONCE __attribute__((opencl_unroll_hint(1)))\n"
-"""What keeps Intel's compiler from unrolling a loop."""
+"""OpenCL macro that keeps Intel's compiler from unrolling the loop after it."""
 BAND_BYTES = 256 << 10
-"""Bytes of a band that are wanted: about a cache."""
+"""Target size of a band of x, in bytes: about the size of a core's cache."""
 MAX_SLOT_BYTES = 16 << 20
-"""Bytes of a work item's slot, at most."""
+"""Largest workspace slot of a work item, in bytes."""
 MAX_TAPS = 4096
 MIN_POSITIONS = 96
-"""Positions of a job: with fewer its weights are read too often."""
-# Operations of the peak in the time of sixteen elements of y, of one where channels are not last, of a byte of a band,
-# of weights for a band and of packed weights, and of the launch.
+"""Fewest output positions of a job: with fewer, its weights are read too often."""
+# Costs in operations at the device's peak rate: of storing sixteen elements of y in NHWC, of storing one in NCHW, of
+# copying a byte of a band, of reading a byte of weights for a band, of packing a byte of weights, and of a launch.
 STORE_COST = 350.0
 SCATTERED_STORE_COST = 500.0
 COPY_COST = 8.0
@@ -34,9 +34,9 @@ LAUNCH_COST = 3e5
 
 
 def packed_plan(problem: ConvProblem, size: int, run: Launch, pack: Launch, packed: tuple[int, list[Any]]) -> StepPlan:
-    """``run`` after ``pack``, which runs once where weights are constant.
+    """A plan that launches ``pack`` and then ``run``; constant weights are packed once.
 
-    ``size`` are the bytes of workspace; ``packed`` those of packed weights, and what packed bytes depend on.
+    ``size``: bytes of workspace; ``packed``: (bytes of packed weights, their cache key).
     """
     if not problem.constant_weights:
         return StepPlan(size, [pack, run])
@@ -44,7 +44,7 @@ def packed_plan(problem: ConvProblem, size: int, run: Launch, pack: Launch, pack
 
 
 def depthwise_refusal(problem: ConvProblem) -> str | None:
-    """Refusals of floats, groups of several channels and no image."""
+    """The reason to refuse floats, groups of several channels or an empty batch; otherwise None."""
     if not problem.quantized:
         return f"quantized problems only, got {problem.dtype}"
     if not problem.depthwise or problem.oc != problem.ic:
@@ -59,7 +59,7 @@ def run_arguments(problem: ConvProblem, offset: int = 0) -> list[Any]:
 
 
 class PackedKernel:
-    """One configuration, worked out without compiling."""
+    """One configuration of a kernel: its sizes, computed without compiling."""
 
     problem: ConvProblem
     items: int
@@ -77,12 +77,12 @@ class PackedKernel:
 
     @property
     def packing(self) -> tuple[int, int, int]:
-        """All work items that pack: a group for each panel of each group of channels."""
+        """Global size of the launch that packs weights: one work group per panel of each group of channels."""
         return self.panels, self.groups, 32
 
     @property
     def pack_key(self) -> list[Any]:
-        """What packed bytes depend on."""
+        """Cache key of packed weights: everything that their bytes depend on."""
         raise NotImplementedError
 
     def areas(self) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class PackedKernel:
         return areas.size, offset
 
     def plan(self, context: Any) -> StepPlan:
-        """Compile."""
+        """Compile the kernels and return the plan that launches them."""
         problem, program, (size, offset) = self.problem, build(context, self.text()), self.areas()
         arguments = [*run_arguments(problem, offset), "workspace"]
         run = Launch(program, "conv", (self.items, 1, 1), (1, 1, 1), arguments, names=OPERANDS)
@@ -106,7 +106,7 @@ class BandKernel(PackedKernel):
     """Tiles of positions by panels of 32 channels, over bands of x, or over x in place."""
 
     unit: int
-    """Bytes of a step."""
+    """Bytes of x that one step multiplies, for each position."""
     band: Band
     in_place: bool
     taps: int
@@ -118,18 +118,18 @@ class BandKernel(PackedKernel):
     """Bytes of a band in the slot."""
 
     def _share(self) -> None:
-        """What follows from bands and panels: jobs for work items, and packed weights."""
+        """Set what follows from bands and panels: jobs, work items, and the size of packed weights."""
         p, config = self.problem, self.config
         self.panel = self.taps * self.steps * self.unit * 32
         self.shares = cdiv(self.panels, config["panels"])
         self.jobs = self.bands * self.shares
         self.items = min(self.jobs, config["items"])
-        self.finish = self.nhwc and p.out_itemsize == 1  # whether instructions make bytes of sums
+        self.finish = self.nhwc and p.out_itemsize == 1  # whether inline assembly converts sums to bytes
         self.w_sums = self.groups * self.panels * self.panel
         self.packed_size = self.w_sums + 128 * self.groups * self.panels
 
     def macros(self, text: str = "", **more: Any) -> str:
-        """The problem's macros, the band's, the kernel's, ``text``, and where taps begin."""
+        """OpenCL macros of the problem, the band and the kernel, with ``text`` among them, and the tap offsets."""
         p, band = self.problem, self.band
         text = p.macros() + ONCE + text + define(
             IN_PLACE=int(self.in_place), PIXEL=band.pixel, LINE=band.line, AREA=band.area, HALF_ROWS=band.half_rows,
@@ -144,7 +144,7 @@ class BandKernel(PackedKernel):
         return text + f"constant int OFFSETS[{len(offsets)}] = {{{', '.join(map(str, offsets))}}};\n"
 
     def cost(self, device: DeviceInfo, steps: float) -> float:
-        """Seconds, where tiles take ``steps`` operations of the peak: by bytes of bands and weights, and stores."""
+        """Predicted seconds: ``steps`` operations at the peak rate, plus bytes of bands and weights, plus stores."""
         problem, elements = self.problem, math.prod(self.problem.y_shape)
         work = steps + (STORE_COST * elements / 16 if self.nhwc else SCATTERED_STORE_COST * elements)
         work += 0 if self.in_place else COPY_COST * self.bands * self.shares * self.area
@@ -155,22 +155,22 @@ class BandKernel(PackedKernel):
 
 
 class PackedSolver(Solver):
-    """A solver by a PackedKernel."""
+    """Base of the solvers whose kernel is a PackedKernel."""
 
     kernel: type[PackedKernel]
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        """Slots, and packed weights that are not constant."""
+        """Bytes of workspace: slots, and packed weights unless they are constant."""
         return self.kernel(problem, config).areas()[0]
 
 
 class BandSolver(PackedSolver):
-    """A solver by a BandKernel."""
+    """Base of the solvers whose kernel is a BandKernel."""
 
     kernel: type[BandKernel]
 
     def least(self, problem: ConvProblem) -> tuple[Any, str | None]:
-        """The kernel of the smallest bands, and why even that is none."""
+        """(the kernel with the smallest bands, the reason why even that cannot run or None)."""
         if not problem.quantized:
             return None, f"quantized problems only, got {problem.dtype}"
         if problem.mb < 1:
@@ -183,7 +183,7 @@ class BandSolver(PackedSolver):
         return least, f"{MAX_TAPS} taps at most, got {least.taps}" if least.taps > MAX_TAPS else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, Any]]:
-        """Bands of about a cache, or of a quarter or four times as many bytes; panels shared where bands are few."""
+        """Bands of about ``BAND_BYTES``, a quarter, or four times as many; few bands divide their panels among jobs."""
         seen = []
         for nbytes in (BAND_BYTES, BAND_BYTES // 4, 4 * BAND_BYTES):
             config = self.config_of(problem, device, nbytes)

@@ -1,4 +1,4 @@
-"""A device proves that its compiler takes the instructions, and that they compute: once, and the pass is kept."""
+"""Checks once per device that its compiler accepts the assembly and that results are right; a pass is cached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROBLEM = ConvProblem(
 
 
 def require(context: Any, name: str, kernel: Any, config: Mapping[str, Any]) -> None:
-    """Have the context's device prove that its tiles or vectors multiply, unless it has. Raises PluginError.
+    """Check once that ``kernel`` computes correctly on the context's device. Raises PluginError.
 
     ``kernel`` is the class whose plan multiplies.
     """

@@ -16,7 +16,7 @@ from .probe import require
 STEP_BYTES = 64
 TILE_POSITIONS = 32
 STEP_COST = 5200.0
-"""Operations of the peak in the time of a step of a whole tile."""
+"""Cost of one step of a whole tile, in operations at the device's peak rate."""
 
 
 class TilesKernel(BandKernel):
@@ -58,7 +58,7 @@ class TilesKernel(BandKernel):
 
     @property
     def pack_key(self) -> list[Any]:
-        """Shapes and the form of a panel."""
+        """Cache key of packed weights: shapes and the layout of a panel."""
         p = self.problem
         return ["int8", p.w_shape, p.g, p.layout, self.unit, self.steps, self.taps]
 
@@ -71,12 +71,12 @@ def in_place(p: ConvProblem) -> bool:
 
 
 class Tiles(BandSolver):
-    """By matrix registers."""
+    """Quantized convolutions by AMX matrix registers."""
 
     kernel = TilesKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Floats, few channels a group, and rows that fit no cache."""
+        """Refuses floats, depthwise convolutions, and rows that fit no cache."""
         least, reason = self.least(problem)
         if reason is None and least.row * 32 >= 1 << 31:
             return f"tiles within 2**31 bytes, got {least.row * 32}"
@@ -105,7 +105,7 @@ class Tiles(BandSolver):
         return config
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """By steps of tiles, bytes of bands and weights, and what is stored."""
+        """Predicted seconds, from steps of tiles, bytes of bands and weights, and stored elements."""
         kernel = TilesKernel(problem, config)
         tiles = cdiv(kernel.positions, kernel.tile)
         return kernel.cost(device, STEP_COST * (kernel.bands * tiles * kernel.panels * kernel.taps * kernel.steps))

@@ -15,12 +15,12 @@ NUMBERS = {
     "zero": 0, "order": 16, "low": 32, "high": 33, "sum_low": 34, "sum_high": 35, "sum_scale": 36, "r_zero": 37,
     "r_scale": 38, "y_scale": 39, "inverse": 40, "bounded": 42, "rounds": 44, "slow": 46, "sums": 64,
 }  # fmt: skip
-"""Words of ``numbers``: a vector of y's zero point in 16 bits, in which order packing four vectors of sums leaves their
-words, single numbers, and memory for sums."""
+"""Offsets in ``numbers``, in 32-bit words: y's zero point as a vector of 16 bits, the order in which packing four
+vectors of sums leaves their words, single numbers, and memory for sums."""
 
 
 class Tile(NamedTuple):
-    """Positions of a tile: bytes of A and of y before each; and how many channels its panel has, at most 32."""
+    """A tile of output positions: the byte offset of each in A and in y, and the channels of its panel, at most 32."""
 
     a: tuple[int, ...]
     y: tuple[int, ...]
@@ -28,7 +28,7 @@ class Tile(NamedTuple):
 
     @property
     def halves(self) -> int:
-        """Vectors of sums a position."""
+        """Vectors of sums per output position."""
         return 2 if self.channels > 16 else 1
 
 
@@ -38,7 +38,7 @@ def number_macros() -> str:
 
 
 def at(word: str, more: int = 0) -> str:
-    """The operand of a word of ``numbers``."""
+    """Assembly operand that addresses a word of ``numbers``."""
     return f"{4 * NUMBERS[word] + more}(%[numbers])"
 
 
@@ -47,7 +47,7 @@ def _one(word: str) -> str:
 
 
 def finished(sums: Sequence[int], scales: Sequence[str], residual: Sequence[str] | None) -> list[str]:
-    """Vectors of whole sums, times their scale and within bounds, as whole numbers before y's zero point.
+    """Assembly that multiplies int32 sums by their scales and clamps and rounds them, before y's zero point is added.
 
     ``residual`` says how each vector's is loaded into ``@R``; registers 28 to 31 are free then. The quotient by y's
     scale is exact by Markstein's step: a product with the reciprocal, and its error times that.
@@ -87,7 +87,7 @@ def packed(four: Sequence[int], order: int, signed: bool) -> list[str]:
 
 
 def _as_bytes(tile: Tile, signed: bool, residual: str | None) -> list[str]:
-    """Sums in registers to bytes of y."""
+    """Assembly that turns the sums in registers into bytes of y and stores them."""
     halves, places, ragged = tile.halves, len(tile.a), tile.channels % 16 != 0
     sums = range(halves * places)
     lines, masks, loads = [], ["", ""], None

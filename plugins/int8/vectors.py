@@ -14,21 +14,21 @@ from .probe import require
 from .vector_code import NUMBERS, Tile, number_macros, vector_tile
 
 TILE_POSITIONS = 14
-"""Positions of a tile, at most: their sums of 32 channels, weights and what is multiplied are all registers."""
+"""Most positions of a tile: its sums of 32 channels, the weights and the operands fit in the 32 registers."""
 SHORT_UNIT_FLOPS = 1e8
-"""Operations of a unit below which what a work item begins with weighs more than that items share evenly."""
+"""Operations per compute unit below which start-up of work items costs more than an uneven division of the work."""
 NEAR_WEIGHT_BYTES = 64 << 10
-"""Bytes of weights that may be read for each of a job's blocks of tiles."""
+"""Largest size of a job's weights, in bytes, that are read again for each block of tiles."""
 FEW_TILES = 16
-"""Tiles of a job that do not hide by themselves that a panel's weights come from far."""
+"""Most tiles of a job that prefetch weights: so few do not hide the latency of reading a panel's weights."""
 NEXT_BYTES = 32 << 10
-"""Bytes of weights that a tile alone brings into the cache before it reads them."""
+"""Distance in bytes at which a job of one tile prefetches the weights that it reads next."""
 BLOCK_BYTES = 16 << 10
-"""Bytes of x and y that a block of tiles touches: they stay in the nearest cache while panels pass."""
+"""Bytes of x and y that a block of tiles touches, which stay in the L1 cache while all panels are multiplied."""
 STEP_COST = 900.0
-"""Operations of the peak in the time of a step of 14 positions."""
+"""Cost of one step of 14 positions, in operations at the device's peak rate."""
 PROBED = {"rows": 5, "panels": 1, "items": 2}
-"""The configuration by which a device proves that it computes."""
+"""The configuration that the probe of AVX512-VNNI runs."""
 
 
 class VectorsKernel(BandKernel):
@@ -59,11 +59,11 @@ class VectorsKernel(BandKernel):
 
     @property
     def row_unit(self) -> int:
-        """What the rows of a job are a multiple of."""
+        """The number of which the rows of a job are a multiple."""
         return self.across if self.flat else self.down
 
     def tiles(self) -> dict[str, Tile]:
-        """The functions: of whole tiles and of those at the end of a row or picture, of other panels and the last."""
+        """The tile of each generated function: whole or at the end of a row or image, for any panel or the last one."""
         p, height = self.problem, self.problem.mb * self.problem.od * self.problem.oh * self.problem.ow
         across = (height if self.flat else p.ow) % self.across or self.across
         down = 1 if self.flat else p.oh % self.down or self.down
@@ -96,14 +96,14 @@ class VectorsKernel(BandKernel):
 
     @property
     def block(self) -> int:
-        """Tiles that are computed for all panels before others are."""
+        """Tiles of a block: all panels are multiplied with one block before the next block begins."""
         if self.panel * self.config["panels"] > NEAR_WEIGHT_BYTES:
-            return self.rows * self.problem.ow  # all: weights are read once a job
+            return self.rows * self.problem.ow  # one block holds all tiles, so that weights are read once a job
         return max(1, BLOCK_BYTES // (self.down * self.across * (self.a_column + self.problem.oc)))
 
     @property
     def ahead(self) -> int:
-        """Bytes of weights to come that a step brings into the cache, where few tiles use those of a panel."""
+        """Bytes of later weights that each step prefetches; 0 if enough tiles use a panel's weights."""
         tiles = cdiv(self.rows, self.row_unit) * (1 if self.flat else cdiv(self.problem.ow, self.across))
         if self.panel * self.config["panels"] <= NEAR_WEIGHT_BYTES or tiles > FEW_TILES:
             return 0
@@ -111,7 +111,7 @@ class VectorsKernel(BandKernel):
 
     @property
     def pack_key(self) -> list[Any]:
-        """Shapes and the form of a panel."""
+        """Cache key of packed weights: shapes and the layout of a panel."""
         p = self.problem
         return ["int8.vnni", p.w_shape, p.g, p.layout, self.band.pixel, self.steps, self.taps]
 
@@ -134,12 +134,12 @@ def tile_of(p: ConvProblem) -> tuple[int, int]:
 
 
 class Vectors(BandSolver):
-    """By AVX512-VNNI."""
+    """Quantized convolutions by AVX512-VNNI vectors."""
 
     kernel = VectorsKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Floats, one channel a group, and rows that fit no cache."""
+        """Refuses floats, depthwise convolutions, and rows that fit no cache."""
         least, reason = self.least(problem)
         if reason is None:
             far = max(max(tile.a[-1], tile.y[-1]) for tile in least.tiles().values())
@@ -161,7 +161,7 @@ class Vectors(BandSolver):
         wanted = cdiv(cdiv(height * others, 4 * units), one.row_unit)
 
         def shared(tiles: int) -> tuple[int, int]:
-            """(jobs, panels of one): the panels of few bands are shared."""
+            """(number of jobs, panels of one job): few bands divide their panels among jobs."""
             bands = cdiv(height, tiles * one.row_unit) * others
             shares = 1 if bands >= 2 * units else min(one.panels, cdiv(2 * units, bands))
             panels = cdiv(one.panels, shares)
@@ -176,7 +176,7 @@ class Vectors(BandSolver):
         return config | {"rows": best * one.row_unit, "panels": shared(best)[1]}
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
-        """By steps of tiles, bytes of bands and weights, and what is stored."""
+        """Predicted seconds, from steps of tiles, bytes of bands and weights, and stored elements."""
         kernel = VectorsKernel(problem, config)
         size = kernel.down * kernel.across
         steps = kernel.bands * cdiv(kernel.positions, size) * kernel.panels * kernel.taps * kernel.steps

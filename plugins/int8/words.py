@@ -1,4 +1,4 @@
-"""``int8.words``: one channel a group, channels last, on any device: four channels of several places a work item."""
+"""``int8.words``: one channel a group, channels last, on any device: a work item has four channels of some pixels."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from convdispatch.api import (
 from .packed_kernel import depthwise_refusal, packed_plan, run_arguments
 
 MAX_TAPS = (1 << 22) // (255 * 128)
-"""Taps whose products' sums are read from the bits of a float32."""
+"""Most taps whose sum of 8-bit products can be read from the bits of a float32."""
 GROUP_ITEMS = 128
 """Work items of a work group."""
 TILES = ((1, 4), (2, 4), (1, 8), (2, 2), (1, 2), (1, 1))
-"""(rows, columns) of output pixels of a work item."""
+"""(rows, columns) of output pixels that a work item computes."""
 FIXED_INSTRUCTIONS = 150.0
-"""Of a work item."""
+"""Instructions of a work item that do not depend on its tile."""
 READ_INSTRUCTIONS = 11.0
-"""Of a word of x that a work item reads."""
+"""Instructions for each 32-bit word of x that a work item reads."""
 PRODUCT_INSTRUCTIONS = 4.0
-"""Of an output pixel's tap."""
+"""Instructions for each tap of each output pixel."""
 AFTER_INSTRUCTIONS = 36.0
-"""Of what follows an output pixel's sums."""
+"""Instructions of the epilogue of each output pixel."""
 ISSUE_RATE = 0.35
-"""Instructions in the time of an operation of the peak; measured on an H200."""
+"""Instructions issued in the time of one operation at the device's peak rate; measured on an H200."""
 FULL_ITEMS = 256
-"""Work items that a multiprocessor needs to reach that rate."""
+"""Work items that a multiprocessor needs to reach ``ISSUE_RATE``."""
 
 
 class Words(Solver):
     """Depthwise quantized convolutions in NHWC."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Floats, other layouts and forms of channels."""
+        """Refuses floats, layouts other than NHWC, and convolutions that are not depthwise."""
         reason = depthwise_refusal(problem)
         if reason:
             return reason
@@ -62,7 +62,7 @@ class Words(Solver):
         return f"tensors of fewer than 2**31 elements, got {largest}" if largest >= 1 << 31 else None
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[dict[str, int]]:
-        """Places of a work item, the fastest by prediction first."""
+        """Output pixels of a work item, the fastest by prediction first."""
         fits = [
             {"rows": rows, "columns": columns}
             for rows, columns in TILES
@@ -76,7 +76,7 @@ class Words(Solver):
         return wide, high, p.mb * p.od * high * wide * (p.oc // 4)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """By instructions, or by memory."""
+        """Predicted seconds, bounded by instructions or by memory."""
         p, known, (rows, columns) = problem, rates(device), (config["rows"], config["columns"])
         items = self._items(p, config)[2]
         span, rise = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1, (rows - 1) * p.sh + (p.kh - 1) * p.dh + 1
@@ -91,11 +91,11 @@ class Words(Solver):
         return known.launch + max(items * each * idle / (ISSUE_RATE * known.flops), moved / known.bandwidth)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo | None, config: Mapping[str, Any]) -> int:
-        """Packed weights that are not constant."""
+        """Bytes of workspace: packed weights, unless they are constant."""
         return 0 if problem.constant_weights else 4 * math.prod(problem.w_shape)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """One launch, and where weights are not constant one before it that packs them."""
+        """A plan of one launch; weights that are not constant are packed by another launch before it."""
         wide, high, items = self._items(problem, config)
         lower = 128 if problem.dtype == "int8" else 0
         text = problem.macros() + define(

@@ -2,9 +2,9 @@
 
     y[pixel, oc] = sum over (tap, ic) of x[pixel * step + origin + tap * spread, ic] w[oc, tap, ic]
 
-A folder a solver: each turns a problem and a tile into numbers (``tiling``), rates tiles (``choice``), renders kernels
-(``plan``) and answers for them (``solver``). What several of them share is here; an instruction goes into
-``ptx.cl.mako``.
+Each solver has a folder, which turns a problem and a tile into numbers (``tiling``), rates tiles (``choice``), renders
+kernels (``plan``) and declares what it accepts (``solver``). What several of them share is here; an instruction goes
+into ``ptx.cl.mako``.
 
 - ``configured``: a tile as a configuration's values; parts, waves and arrays of tiles for cost models.
 - ``direct``: 1x1 kernels of float32, split in registers.
@@ -15,7 +15,7 @@ A folder a solver: each turns a problem and a tile into numbers (``tiling``), ra
 - ``int8``: quantized problems, channels last.
 - ``pace``: how a device's speed differs from an H200's.
 - ``packed``: any problem, as planes that a launch before has packed, by ``mma.sync`` or ``wgmma``.
-- ``probe``: a device proves that its driver takes an engine's instructions.
+- ``probe``: checks that a device's driver accepts an engine's instructions.
 - ``reduction``: the sum of parts, by a launch or by work groups of the product.
 - ``scales``: powers of two that bring operands into float16's range.
 - ``solving``: the base of the solvers, and refusals that several make.
@@ -32,12 +32,12 @@ from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
 __all__ = ["SHARED", "convdispatch_solvers"]
 
 SHARED = __name__
-"""Where kernel text is that several rooms use."""
+"""The package of the kernel text that several solvers use."""
 
 
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
-    """This plugin's solvers, in the order in which equal costs choose."""
+    """This plugin's solvers; of solvers with equal costs the first is chosen."""
     found = (
         ("tma", "Tma", "tma", (), True),
         ("packed", "TensorCores", "wgmma", ("wgmma",), True),

@@ -1,4 +1,4 @@
-"""A tile as a configuration's JSON values, and back; and what cost models of one tile or of many at once share."""
+"""Converts tiles to a configuration's JSON values and back; helpers of cost models that rate many tiles together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Self
 import numpy as np
 
 MAX_BYTES = 1 << 48
-"""Bytes of a problem's tensors, at most: sizes are int64 in arrays of tiles."""
+"""Most bytes of a problem's tensors: sizes are int64 in arrays of tiles."""
 CLOCK = 1.7e9
-"""Cycles a second of the H200 and the H100 that cost models were fitted on."""
+"""Cycles per second of the H200 and the H100 that cost models were fitted on."""
 
 
 class Configured:
@@ -20,11 +20,11 @@ class Configured:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """From a configuration's JSON values."""
+        """A tile from a configuration's JSON values."""
         return cls(**config)
 
     def config(self) -> dict[str, Any]:
-        """As a configuration: what differs from the defaults."""
+        """The tile as a configuration: the fields that differ from their defaults."""
         found = ((name, getattr(self, name), default) for name, default in _defaults(type(self)))
         return {name: value for name, value, default in found if value != default}
 
@@ -56,7 +56,7 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def first_fault(tiling: Any, faults: Iterable[tuple[Any, str]]) -> str | None:
-    """The words of the first violated constraint, with ``{tiling...}`` filled in; None where none is violated."""
+    """The message of the first violated constraint, with ``{tiling...}`` filled in; None if none is violated."""
     return next((words.format(tiling=tiling) for wrong, words in faults if wrong), None)
 
 
@@ -71,7 +71,7 @@ def many(tile: Any, names: Sequence[str], rows: np.ndarray) -> Any:
 
 
 def fitting(tiling: Any, count: int) -> np.ndarray:
-    """Of each of ``count`` tiles, whether it can run the tiling's problem."""
+    """Whether each of ``count`` tiles can run the tiling's problem: an array of bool."""
     wrong = np.zeros(count, bool)
     for fault, _ in tiling.faults():
         wrong = wrong | fault

@@ -53,7 +53,7 @@ class ProductGeometry:
     spread: Triple
     out_step: Triple
     tap_step: Triple
-    """Kernel taps from one tap of a phase to the next."""
+    """Kernel taps from one tap of a phase to the next, along each axis."""
     kernel: Triple
     phases: tuple[Phase, ...]
     fold: bool
@@ -67,7 +67,7 @@ class ProductGeometry:
 
     @property
     def most_places(self) -> int:
-        """Places of all images in the largest phase."""
+        """Output pixels of all images in the largest phase."""
         return self.images * max(phase.places for phase in self.phases)
 
     @functools.cached_property
@@ -130,9 +130,9 @@ class SourceWindow:
     images: int
     near: Triple
     size: Triple
-    """Positions along each axis."""
+    """Positions of the padded source along each axis."""
     shifts: tuple[int, ...]
-    """Of each tap, taps in order."""
+    """The shift in positions of each tap, in the order of taps."""
 
     @property
     def image(self) -> int:
@@ -166,6 +166,6 @@ def window(geo: ProductGeometry) -> SourceWindow | None:
 
 
 def _offsets(parts: int, s: int, d: int, p: int, k: int) -> tuple[int, int]:
-    """The least and the greatest place beside its own that any of a position's pixels reads, along one axis."""
+    """The least and the greatest offset, in positions, that any pixel of a position reads along one axis."""
     reads = [(f + p - t * d) // s for f in range(parts) for t in range(k) if (f + p - t * d) % s == 0]
     return (min(reads), max(reads)) if reads else (0, 0)

@@ -1,4 +1,4 @@
-"""What a program's kernels call by name: PTX in small functions, or plain C of tests that stands in for it.
+"""Device functions that kernels call by name: small functions of PTX, or plain C that replaces them in tests.
 
 Hopper's ``wgmma`` needs ``.target sm_90a``, which OpenCL's own compiler does not have. So kernel text holds those
 instructions in inline assembly as PTX comments (``//@wgmma...``) with their operands; the driver compiles it for sm_90
@@ -19,25 +19,25 @@ from convdispatch.api import BuildFailed, build, kernel_text
 LOCAL_LIMIT = 227 * 1024
 """Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
 PLAIN_C = "plain_c"
-"""The package, of tests, whose kernel text stands in for a GPU's where a plan is made with ``emulate``."""
+"""The test package whose plain C replaces PTX in kernels of a plan that is made with ``emulate``."""
 MARK = "//@"
-"""What hides an instruction from the first compilation."""
+"""Prefix of a PTX comment that hides a ``wgmma`` instruction from the first compilation, for sm_90."""
 _TARGET = re.compile(r"\.target\s+sm_90\b")
-"""It begins with letters, so that Python looks for those first: a pattern that begins with a line looks at each."""
+"""The target of PTX for sm_90. The pattern begins with literal text, which Python searches for faster than ``^``."""
 
 
 @dataclass(frozen=True)
 class Wgmma:
-    """``wgmma``: 64 rows by ``columns``, of matrices in local memory."""
+    """Shape of a ``wgmma`` product: 64 rows by ``columns``, of matrices in local memory."""
 
     columns: int
     a_transposed: bool
-    """Whether k runs down A's rows, not along them."""
+    """Whether A is stored transposed, with k down its rows, not along them."""
     b_transposed: bool
     row_bytes: int
     """Bytes of a row of A: a swizzle's width."""
     b_row_bytes: int = 0
-    """Of a row of B; 0: as many."""
+    """Bytes of a row of B; 0: as many as of a row of A."""
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -46,7 +46,7 @@ class Wgmma:
 
     @property
     def sums(self) -> int:
-        """Sums of a work item."""
+        """float32 sums that a work item holds."""
         return self.columns // 2
 
 
@@ -55,9 +55,9 @@ class Instructions:
     """Groups of ``ptx.cl.mako``'s functions that a program is rendered with, and the numbers that they work on."""
 
     type: str
-    """PTX's name of what is multiplied: f16, bf16 or tf32; s8 or u8, with s8."""
+    """PTX's name of the operands' type: f16, bf16 or tf32; s8, or u8 (multiplied with s8)."""
     groups: tuple[str, ...] = ()
-    """Of ``copies``, ``mma``, ``bulk`` and ``parts``; conversions of numbers are always there."""
+    """Groups of functions: of ``copies``, ``mma``, ``bulk`` and ``parts``; conversions are always included."""
     wgmma: Wgmma | None = None
 
     def text(self, emulate: bool = False) -> str:
@@ -82,7 +82,7 @@ def for_hopper(ptx: str) -> str:
 
 
 def _begins_a_line(text: str, place: int) -> bool:
-    """Whether there is nothing but blanks before a place in its line."""
+    """Whether only blanks come before index ``place`` in its line of text."""
     return not text[text.rfind("\n", 0, place) + 1 : place].strip()
 
 
@@ -95,7 +95,7 @@ def build_for_hopper(context: Any, text: str) -> Any:
 
     program = build(context, text)
     binaries = program.get_info(cl.program_info.BINARIES)
-    if not binaries:  # its text is only read
+    if not binaries:  # no binaries: the kernel text was not compiled, only recorded
         return program
     ptx = binaries[0].decode("latin-1")
     try:

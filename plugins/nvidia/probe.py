@@ -1,4 +1,4 @@
-"""Whether a device's driver takes the instructions: a small convolution is compiled, run, checked; a pass is kept."""
+"""Checks that a device's driver accepts an engine: a small convolution is compiled, run, checked; a pass is cached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import SHARED
 
 PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
 POINTWISE = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
-"""What ``direct`` takes: a kernel of 1x1; more slices than stages, the last one short."""
+"""The probe's problem for ``direct``: a 1x1 kernel with more K-slices than stages, the last one short."""
 HALVES = PROBLEM.replace(dtype="float16", layout="nhwc")
 BYTES = PROBLEM.replace(dtype="int8", out_dtype="int8", layout="nhwc", residual=True)
 HOPPER = ("sm_90",)
@@ -31,13 +31,13 @@ ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
     **{f"int8_{engine}": (HOPPER, "int8.plan.Int8Plan", BYTES, {**GROUP, "engine": engine})
        for engine in ("wgmma", "tma", "halo")},
 }  # fmt: skip
-"""Architectures that have an engine's instructions (whether the driver takes them is another question); a plan of it,
-which is imported where it is probed; a problem that needs all of its instructions, and a configuration."""
+"""For each engine: architectures that have its instructions (the driver may still refuse them); its plan, which is
+imported when it is probed; a problem that needs all of its instructions, and a configuration."""
 QUANTIZATION = Quantization(x_scale=0.75, x_zero_point=1, y_scale=0.75, y_zero_point=5, dtype="int8",
                             residual_scale=0.5, residual_zero_point=2)  # fmt: skip
-"""Of a quantized probe: a sum's one is a step of y, and no result is halfway between two."""
+"""Scales of the quantized probe: a sum of 1 is one step of y, and no result is halfway between two steps."""
 _failed: dict[tuple[str, str, str], str] = {}
-"""By device, driver and engine: what was found wrong in this process."""
+"""Reason of each failed probe of this process, by (device, driver, engine)."""
 
 
 def _plan(context: Any, engine: str) -> tuple[ConvProblem, Any]:
@@ -57,10 +57,12 @@ def _answer(context: Any, engine: str) -> str | None:
     random = np.random.default_rng(3)
     try:
         problem, plan = _plan(context, engine)
-        x = random.integers(-3, 4, (problem.mb, problem.ih, problem.iw, problem.ic))  # sums stay exact in 16 bits
+        # Small integers, so that sums are exact in 16 bits.
+        x = random.integers(-3, 4, (problem.mb, problem.ih, problem.iw, problem.ic))
         w = random.integers(-1, 2, (problem.oc, problem.kh, problem.kw, problem.ic))
         last = problem.layout == "nhwc"
-        y = np.full(problem.y_shape, -128 if problem.quantized else -999, problem.out_dtype or problem.dtype)  # no sum
+        # No result has this value.
+        y = np.full(problem.y_shape, -128 if problem.quantized else -999, problem.out_dtype or problem.dtype)
         given = [np.ascontiguousarray(each if last else each.transpose(0, 3, 1, 2), problem.dtype) for each in (x, w)]
         residual = random.integers(-60, 60, problem.y_shape).astype(np.int8)
         table = QUANTIZATION.table(problem.oc, residual=True)
@@ -119,8 +121,8 @@ def _proven(context: Any, engine: str) -> str | None:
 def refusal(device: DeviceInfo, engine: str) -> str | None:
     """Why ``engine`` does not work on the device, or None.
 
-    Where the architecture has its instructions nothing is computed before a plan needs it (``require``): until then,
-    what was found in this process. Elsewhere the device is asked now, once a process.
+    On an architecture that has the instructions, nothing is computed until a plan needs it (``require``): until then
+    the result of this process's probes is returned. On other architectures the device is probed now, once per process.
     """
     known = _failed.get((device.name, device.driver, engine))
     if known is not None or device.arch in ENGINES[engine][0]:
@@ -142,7 +144,7 @@ def _probed(device: DeviceInfo, engine: str) -> str | None:
 
 
 def require(context: Any, engine: str) -> None:
-    """Have the context's device prove that ``engine`` works, unless it has. Raises PluginError."""
+    """Probe once that ``engine`` works on the context's device. Raises PluginError if it does not."""
     failure = _proven(context, engine)
     if failure is not None:
         raise PluginError(failure)

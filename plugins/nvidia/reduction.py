@@ -46,9 +46,9 @@ class Parts:
 
     count: int
     elements: int
-    """Of one part."""
+    """Elements of one part."""
     index: str
-    """OpenCL type of offsets in them."""
+    """OpenCL type of offsets in the parts."""
 
     @property
     def lanes(self) -> int:
@@ -57,7 +57,7 @@ class Parts:
 
 
 def reduction_launch(context: Any, problem: ConvProblem, parts: Parts, operands: Sequence[str]) -> Launch:
-    """Adds the parts and writes what follows the sum to ``operands``."""
+    """A launch that adds the parts, applies the epilogue and writes the result to ``operands``."""
     inner = 1 if problem.layout == "nhwc" else math.prod(problem.out_shape[2:])
     text = reduction_macros(problem, parts.index) + define(PARTS=parts.count, LANES=parts.lanes)
     sizes = [offset_type(parts.index)(parts.elements), *divided_by(inner, problem.channels_out)]
@@ -67,7 +67,7 @@ def reduction_launch(context: Any, problem: ConvProblem, parts: Parts, operands:
 
 
 def reduction_macros(problem: ConvProblem, index: str) -> str:
-    """What a program that adds parts depends on: types and what follows a sum, no sizes."""
+    """Macros of a program that adds parts: types and the epilogue, no sizes."""
     text = storage_macros(problem.dtype) + epilogue_macros(problem)
     text += define(OUT_INDEX=index, PARTIAL=0, WIDE=int(index == "long"))
     return text + kernel_text(__package__, "divide.cl")

@@ -1,4 +1,4 @@
-"""Powers of two that bring two operands into float16's range: one a row of A, one a column of B, one a summed index.
+"""Powers of two that bring two operands into float16's range: one per row of A, column of B, and summed index.
 
     A'[r, k] = A[r, k] 2^(14 + e_k - a_r)      B'[k, q] = B[k, q] 2^(14 - e_k - b_q)
     sum over k of A[r, k] B[k, q] = 2^(a_r + b_q - 28) sum over k of A'[r, k] B'[k, q]
@@ -31,19 +31,19 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, build, kernel
 from . import SHARED
 
 TOP = 14
-"""Exponent that the largest magnitude of a row gets."""
+"""Exponent to which scaling brings the largest magnitude of a row."""
 LEAST_EXPONENT = 127 - 112
-"""Smaller biased exponents count as this one."""
+"""Least biased exponent of a float32 that the scales distinguish: smaller exponents count as this one."""
 NO_EXPONENT = -400
-"""The norm of a summed index at which B holds nothing: what it meets becomes zero."""
+"""The norm (exponent) of a summed index at which all of B is zero: values of A there become zero."""
 MEAN_REACH = 10
-"""A norm is never further than this below the largest exponent."""
+"""Most bits by which the norm of a summed index may be below its largest exponent."""
 ITEMS = 256
 """Work items of a work group."""
 WANTED_GROUPS = 512
-"""Work groups that look through a tensor, at least: few planes are cut into parts to reach it."""
+"""Work groups that should search a tensor for its exponents: few planes are cut into parts to reach it."""
 WANTED_READS = 16
-"""Reads of a work item, at least."""
+"""Reads that a work item of the search for exponents should have, at least."""
 
 
 @dataclass(unsafe_hash=True)
@@ -55,7 +55,7 @@ class Planes:
     outer: int
     """Images, or output channels of a group."""
     channels: int
-    """Of a group."""
+    """Channels of a group."""
     pixels: int
     steps: tuple[int, int, int, int]
     """Elements from group to group, outer to outer, channel to channel, pixel to pixel."""
@@ -63,21 +63,23 @@ class Planes:
     """``outer`` or ``channels``: which of the two is k."""
 
     def __post_init__(self) -> None:
-        # Summed indices of a group, and its rows of A or columns of B.
+        # k, rows: number of summed indices of a group, and of its rows of A or columns of B.
         self.k, self.rows = (self.outer, self.channels)[:: 1 if self.summed == "outer" else -1]
-        # Whether neighbouring work items take neighbouring channels, not neighbouring pixels.
+        # near: whether neighbouring work items read neighbouring channels, not neighbouring pixels.
         self.near = self.steps[2] == 1 and self.channels > 1
-        self.width = 4 if self.steps[3] == 1 and self.pixels % 4 == 0 else 1  # pixels that are read at once
+        self.width = 4 if self.steps[3] == 1 and self.pixels % 4 == 0 else 1  # number of pixels of one vector load
         self.reads = self.pixels // self.width
-        # Planes of a work group, of neighbouring channels, and work items of a plane.
+        # side, lanes: planes (neighbouring channels) that a work group searches, and work items per plane.
         most = 32 if self.near and self.pixels >= 8 else max(1, ITEMS // _power(-(-self.reads // WANTED_READS)))
         self.side = min(_power(self.channels), most)
         self.lanes = ITEMS // self.side
-        self.blocks = -(-self.channels // self.side)  # work groups along the channels
+        self.blocks = -(-self.channels // self.side)  # number of work groups along the channels of a tensor
         whole = self.groups * self.outer * self.blocks
-        self.parts = max(1, min(WANTED_GROUPS // whole, self.reads // (8 * self.lanes)))  # of a plane
+        # Parts that a plane is cut into.
+        self.parts = max(1, min(WANTED_GROUPS // whole, self.reads // (8 * self.lanes)))
         self.work_groups = whole * self.parts
-        self.table_bytes = self.groups * self.rows * self.parts * self.k  # one exponent each
+        # Bytes of the table of exponents: one per plane and part.
+        self.table_bytes = self.groups * self.rows * self.parts * self.k
 
     def cell(self, group: str, outer: str, channel: str, part: str) -> str:
         """OpenCL expression: offset of a part's exponent in the table, [group][row][part][k]."""
@@ -86,12 +88,12 @@ class Planes:
 
 
 def _power(n: int) -> int:
-    """The power of two that holds ``n``, at most a work group's."""
+    """The least power of two that is at least ``n``, limited to the work items of a work group."""
     return min(ITEMS, 1 << max(0, n - 1).bit_length())
 
 
 def planes(problem: ConvProblem, name: str) -> Planes:
-    """x, y or w of a problem as planes."""
+    """The tensor x, y or w of a problem as planes."""
     nhwc, g = problem.layout == "nhwc", problem.g
     if name == "w":
         outer, channels = problem.oc // g, problem.ic // g
@@ -122,19 +124,19 @@ class Scales:
             self._table[each.name] = area.add(each.table_bytes)
             self._marks[each.name] = area.add(each.groups * each.rows * 4) // 4
         self.norms_at = b_areas.add(self.b.groups * self.b.k * 4) // 4
-        """Ints before the norms, in B's buffer."""
+        """Offset, in ints, of the norms of the summed indices, in B's buffer."""
 
     def named(self, letter: str) -> str:
-        """The operand that is A or B."""
+        """The name (x, w or y) of the operand that is A or B."""
         return (self.a if letter == "A" else self.b).name
 
     def marks_at(self, name: str) -> int:
-        """Ints before an operand's marks, in its buffer."""
+        """Offset, in ints, of an operand's exponents (one per row or column), in its buffer."""
         return self._marks[name]
 
     def exponent(self, name: str, norms: str, marks: str, at: tuple[str, str, str], margin: int = 0) -> str:
-        """OpenCL expression: what an operand's element is shifted by. ``norms`` and ``marks`` point to the two buffers
-        as ints, ``at`` are its group, row and k; ``margin`` are bits that it may grow afterwards."""
+        """OpenCL expression: the exponent by which an operand's element is scaled. ``norms`` and ``marks`` point to the
+        two buffers as ints, ``at`` is (group, row, k) of the element; ``margin``: bits by which it may grow later."""
         group, row, k = at
         each, sign = (self.a, "") if name == self.a.name else (self.b, "-")
         norm = f"{norms}[{self.norms_at} + {group} * {each.k} + {k}]"
@@ -142,7 +144,7 @@ class Scales:
         return f"{sign}{norm} - {mark} + {TOP - margin}"
 
     def launches(self, context: Any, names: Sequence[str]) -> list[Launch]:
-        """What finds the scales of the operands ``names``, B's norms first where B is among them."""
+        """Launches that compute the scales of the operands ``names``; B's norms come first, if B is among them."""
         wanted = [each for each in (self.a, self.b) if each.name in names]
         has_b = self.b in wanted
         tables = [(each, self._table[each.name]) for each in wanted]

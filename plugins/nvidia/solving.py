@@ -1,4 +1,4 @@
-"""What the solvers of this plugin share: limits of the problem, then what the device proves; costs at its pace."""
+"""Shared by the solvers of this plugin: limits of the problem, probes of the device, and costs at its speed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .pace import memory, pace
 from .probe import refusal
 
 MIN_CHANNELS = 4
-"""Channels of a group, where there are several: fewer leave tensor cores idle."""
+"""Fewest channels per group of a grouped convolution: fewer leave tensor cores idle."""
 
 
 class TileSolver(Solver):
     """A solver whose configurations are tiles."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What ``limits`` says, then a device without the engine's instructions."""
+        """Refuses what ``limits`` refuses, then devices without the engine's instructions."""
         return self.limits(problem, device) or refusal(device, self.engine_of(problem))
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -27,7 +27,7 @@ class TileSolver(Solver):
         raise NotImplementedError
 
     def engine_of(self, problem: ConvProblem) -> str:
-        """What the device must prove (``probe``)."""
+        """The engine that must work on the device: a key of ``probe.ENGINES``."""
         raise NotImplementedError
 
     def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Configured]:
@@ -39,7 +39,7 @@ class TileSolver(Solver):
         raise NotImplementedError
 
     def seconds(self, tiling: Any, units: int, copy: float) -> float:
-        """Predicted on ``units`` multiprocessors of an H200 that copy as many bytes a second."""
+        """Predicted seconds on ``units`` multiprocessors of an H200 whose memory copies ``copy`` bytes per second."""
         raise NotImplementedError
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
@@ -48,13 +48,13 @@ class TileSolver(Solver):
             yield tile.config()
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Predicted, as fitted on an H200, in times of this device's pace."""
+        """Predicted seconds: the model that was fitted on an H200, scaled to this device's speed."""
         predicted = self.seconds(self.tiling(problem, config), device.compute_units, memory(device))
         return float(predicted) * pace(device)
 
 
 def size_limits(problem: ConvProblem) -> str | None:
-    """Refusals of problems of too many phases or bytes, and of no image."""
+    """The reason to refuse too many phases or bytes, or an empty batch; otherwise None."""
     if phase_count(problem) > MOST_PHASES:
         return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
     if problem.mb < 1:
@@ -63,7 +63,7 @@ def size_limits(problem: ConvProblem) -> str | None:
 
 
 def group_limits(problem: ConvProblem) -> str | None:
-    """Refusals of groups of few channels."""
+    """The reason to refuse groups of few channels; otherwise None."""
     least = min(problem.ic, problem.oc) // problem.g
     return f"{MIN_CHANNELS} channels a group or more, got {least}" if problem.g > 1 and least < MIN_CHANNELS else None
 

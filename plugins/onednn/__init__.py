@@ -21,7 +21,7 @@ _NO_NATIVE_KERNELS = {"oclgrind": "a simulator whose kernels are not the machine
 @hookimpl
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers; without the library they refuse every problem and say what to install."""
-    # In bfloat16 the library multiplies zeros of its own by neighbours of what an output reads.
+    # In bfloat16 oneDNN multiplies padding zeros of its own with values that an output does not read: NaN spreads.
     made = functools.partial(Declared, f"{__name__}.solver", serves=_serves, exact=True, spreads_nonfinite=True)
     return (
         made("Forward", name="onednn.forward", fuses=EPILOGUE, predicts=False),

@@ -1,4 +1,4 @@
-"""What oneDNN's AVX-512 weights' gradients compute wrongly, and what is done about it.
+"""Known errors of oneDNN's AVX-512 weight gradients: which implementations are skipped, which need zeroed memory.
 
 Found with oneDNN 3.12 on AVX-512 machines, some 10,000 random weights' gradients against float64, each with the scratch
 memory full of zeros and full of NaN, the images between NaN; of those that ``wrong`` and ``reads_scratch`` do not name,
@@ -33,7 +33,7 @@ def wrong(problem: ConvProblem, implementation: str, channels_last: bool) -> boo
 
 
 def reads_scratch(problem: ConvProblem, implementation: str) -> bool:
-    """Whether it reads scratch memory that it has not written, so that the memory must hold zeros.
+    """Whether an implementation reads scratch memory that it has not written, so that it must hold zeros.
 
     In bfloat16 rows are transposed into scratch memory first; with a stride, the ends of short rows are left out there
     and read nevertheless: what the memory held before came into the result, in 33 of 1,500 problems. Its way for matrix

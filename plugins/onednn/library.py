@@ -99,7 +99,7 @@ class Library:
         handle.dnnl_memory_desc_get_size.restype = c_size_t
         handle.dnnl_memory_desc_get_size.argtypes = (c_void_p,)
         handle.dnnl_memory_desc_equal.argtypes = (c_void_p, c_void_p)
-        # Its cache mixes up what differs (see Convolution.primitive); plans are kept by who makes them.
+        # oneDNN's primitive cache is turned off: it mixes up layouts (see Convolution.primitive). Callers cache plans.
         self.call("set_primitive_cache_capacity", 0)
         self.engine = self.make("engine_create", CPU, 0)
         self.stream = self.make("stream_create", self.engine, IN_ORDER)
@@ -155,12 +155,12 @@ def _load() -> tuple[Library | None, str | None]:
 
 
 def missing() -> str | None:
-    """Why there is no library, or None when there is one."""
+    """The reason why oneDNN cannot be loaded, or None when it can."""
     return _load()[1]
 
 
 def library() -> Library:
-    """The library, loaded once. Raises ConvDispatchError saying why there is none."""
+    """The oneDNN library, loaded once. Raises ConvDispatchError with the reason why it cannot be loaded."""
     loaded, reason = _load()
     if loaded is None:
         raise ConvDispatchError(f"oneDNN: {reason}")

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 _WORDS = 6
 _HEAD = 3
-# The argument: the address of a status word; where the records begin, in bytes; a zero; a word for each buffer, which
-# the runtime fills; then records of six words (function, four arguments, and the place of the word that is added to
-# the second argument, in bytes: a buffer's or the zero), then a zero.
+# Machine code of the native kernel. Its argument is an array of 64-bit words: the address of a status word; the byte
+# offset of the records; a zero; an address per buffer, which the runtime fills in; then records of six words
+# (function, four arguments, byte offset of the word that is added to the second argument: a buffer's or the zero);
+# then a zero.
 _CODE = bytes.fromhex(
     "53"  # push rbx: with the next two, the stack is aligned to 16 for the calls
     "4154"  # push r12
@@ -54,9 +55,9 @@ _CODE = bytes.fromhex(
 
 
 class Invocation(NamedTuple):
-    """One call: ``function(first, second, third, fourth)``, addresses all.
+    """One C call ``function(first, second, third, fourth)``; all fields are addresses or integers.
 
-    A text as ``second`` names an operand: the address of its buffer, plus ``offset`` bytes, takes its place.
+    A str as ``second`` names an operand: the address of its buffer plus ``offset`` bytes is passed instead.
     """
 
     function: int
@@ -83,7 +84,7 @@ def _walker() -> tuple[int, Any]:
 def _enqueue_native() -> Any:
     import pyopencl as cl
 
-    # pyopencl does not wrap this function; the loader that it is linked with has it.
+    # pyopencl does not wrap clEnqueueNativeKernel; the OpenCL loader that it is linked with exports it.
     function = ctypes.CDLL(cl._cl.__file__).clEnqueueNativeKernel
     function.restype = c_int
     function.argtypes = (
@@ -96,12 +97,12 @@ def _enqueue_native() -> Any:
 
 @functools.lru_cache(maxsize=16)
 def mixes_buffers(device: cl.Device) -> bool:
-    """PoCL gives a native command its buffers' addresses in the order of age, and a part's whole (seen in 3.0)."""
+    """Whether the device is PoCL's: a native kernel gets buffers in order of age, and a sub-buffer's parent (3.0)."""
     return "portable computing" in device.platform.name.lower()
 
 
 def wholes(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Each buffer, or the one that it is part of; and where the part begins, in bytes."""
+    """(each buffer, or the parent of a sub-buffer; the byte offset of each in its parent), by name."""
     import pyopencl as cl
 
     found, starts = {}, {}
@@ -113,14 +114,14 @@ def wholes(buffers: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def apart(calls: Sequence[Invocation]) -> list[Script]:
-    """The calls as commands of one buffer each, and one without; for a runtime that mixes buffers up."""
+    """The calls split into commands of one buffer each, and one without buffers; for runtimes that mix buffers up."""
     names = tuple(dict.fromkeys(call.second for call in calls if isinstance(call.second, str)))
     first = [Script([call for call in calls if call.second == name]) for name in names]
     return [*first, Script([call for call in calls if not isinstance(call.second, str)], held=names)]
 
 
 class Script:
-    """A list of calls as one command; ``status`` collects the bits of what they return (0: all is well).
+    """A list of C calls as one command of a queue; ``status`` collects the bits that they return (0: all succeeded).
 
     ``held`` names operands that no call has as argument, but that are in use while the command runs.
     """
@@ -152,9 +153,9 @@ class Script:
         wait_for: Sequence[cl.Event],
         starts: dict[str, int] | None = None,
     ) -> cl.Event:
-        """Enqueue the calls; the runtime copies the list, so it may be enqueued again at once.
+        """Enqueue the calls; the OpenCL runtime copies the list, so it may be enqueued again without waiting.
 
-        ``starts`` says from which byte of its buffer on an operand is; not from two threads at once.
+        ``starts``: byte offset of each operand in its buffer. Not to be called from two threads at the same time.
         """
         import pyopencl as cl
 

@@ -27,7 +27,7 @@ class _Argument(ctypes.Structure):
 
 
 class _Work:
-    """Primitives in the order they run, the memory they see, and where it is when they run."""
+    """oneDNN primitives in order of execution, and their memory objects with the operand and offset of each."""
 
     def __init__(self) -> None:
         self._lib, self._keep = library(), []
@@ -36,7 +36,7 @@ class _Work:
         self._primitives: list[tuple[c_void_p, Any]] = []
 
     def memory(self, descriptor: Descriptor, operand: str, offset: int = 0) -> c_void_p:
-        """Memory of a layout that will are ``offset`` bytes into an operand."""
+        """Create a memory object of a layout, whose data will be ``offset`` bytes into an operand."""
         made = self._lib.make("memory_create", descriptor.handle, self._lib.engine, None)
         self._keep.append(descriptor)
         self._memories.append(made)
@@ -44,19 +44,19 @@ class _Work:
         return made
 
     def run(self, primitive: c_void_p, arguments: Mapping[int, c_void_p]) -> None:
-        """A primitive with its memory, by argument number."""
+        """Append a primitive with its memory objects, by argument number."""
         pairs = (_Argument * len(arguments))(*((number, memory) for number, memory in arguments.items()))
         self._primitives.append((primitive, pairs))
 
     def reorder(self, source: Descriptor, origin: c_void_p, target: Descriptor, destination: c_void_p) -> None:
-        """From one layout to another."""
+        """Append a reorder from one layout to another."""
         engine = self._lib.engine
         descriptor = self._lib.make("reorder_primitive_desc_create", source.handle, engine, target.handle, engine, None)
         self.run(self._lib.make("primitive_create", descriptor), {_FROM: origin, _TO: destination})
         self._lib.call("primitive_desc_destroy", descriptor)
 
     def calls(self) -> list[Invocation]:
-        """All of it as calls: first each memory learns its address, then the primitives run."""
+        """All C calls of the work: first set the address of each memory object, then execute the primitives."""
         place, execute = (self._lib.address(name) for name in ("memory_set_data_handle", "primitive_execute"))
         calls = [Invocation(place, memory.value, operand, offset=offset) for memory, operand, offset in self._places]
         return calls + [
@@ -65,7 +65,7 @@ class _Work:
         ]
 
     def destroy(self) -> None:
-        """Give everything back; nothing may run any more."""
+        """Destroy the primitives and memory objects; no run may be in progress."""
         for primitive, _ in self._primitives:
             self._lib.call("primitive_destroy", primitive)
         for memory in self._memories:
@@ -73,13 +73,13 @@ class _Work:
 
 
 class _Runner:
-    """One piece of work as a command that may be enqueued again and again, one run at a time."""
+    """A ``_Work`` as a command that may be enqueued repeatedly, one run at a time."""
 
     def __init__(self, work: _Work) -> None:
         self._work, self._lock = work, threading.Lock()
         calls = work.calls()
         self._together, self._apart = [Script(calls)], apart(calls)
-        self._last: tuple[Any, Any] | None = None  # queue and event of the last run
+        self._last: tuple[Any, Any] | None = None  # (OpenCL queue, event) of the previous run; None before the first
 
     def enqueue(self, queue: cl.CommandQueue, buffers: dict[str, Any], wait_for: Any) -> cl.Event:
         mixed = mixes_buffers(queue.device)
@@ -90,8 +90,8 @@ class _Runner:
             if script.status.value:
                 raise ConvDispatchError(f"oneDNN: an earlier run failed with status {script.status.value}")
         with self._lock:
-            # The memory objects hold one run's addresses: a run on another queue waits for the last one. On an
-            # in-order queue that is so anyway.
+            # oneDNN's memory objects hold the addresses of one run, so a run on another queue waits for the previous
+            # run. On the same in-order queue it does so anyway.
             events = list(wait_for or ())
             if self._last is not None and (self._last[0] != queue or _out_of_order(queue)):
                 self._last[0].flush()
@@ -116,7 +116,7 @@ def _out_of_order(queue: cl.CommandQueue) -> bool:
 
 
 def rooms(problem: ConvProblem, found: Convolution) -> tuple[dict[str, int], int]:
-    """Where what is reordered, and the library's scratch memory, begin in the workspace; and its size, in bytes."""
+    """(workspace offsets of reordered tensors and of oneDNN's scratchpad, size of the workspace), in bytes."""
     areas, starts = Areas(), {}
     for name in "xwy":
         packed = name == "w" and problem.constant_weights and problem.written != "w"
@@ -128,10 +128,10 @@ def rooms(problem: ConvProblem, found: Convolution) -> tuple[dict[str, int], int
 
 
 class OneDNNPlan:
-    """oneDNN's convolution with the reorders round it; their time is part of the plan's.
+    """A plan of oneDNN's convolution and the reorders around it.
 
-    What the layouts want reordered is in the workspace, and the library's own scratch memory too. Constant weights
-    are reordered once, by ``pack``. A residual is reordered into the output, which the convolution adds to.
+    Reordered tensors and oneDNN's scratchpad are in the workspace. Constant weights are reordered once, by ``pack``.
+    A residual is reordered into the output, which the convolution adds to.
     """
 
     recordable = False
@@ -163,7 +163,7 @@ class OneDNNPlan:
                     before.append(move)
             if name == written and (problem.residual or problem.accumulate):
                 source = "residual" if problem.residual else name
-                # The sum begins with what the output holds: bring it there, unless it is there already.
+                # oneDNN's sum post-op adds to what the output holds: reorder the addend there if it is elsewhere.
                 self._sum = (user[name], work.memory(user[name], source), chosen[name], memory)
                 if problem.residual or not same:
                     before.append(self._sum)
@@ -196,7 +196,7 @@ class OneDNNPlan:
         bias: cl.MemoryObject | None = None,
         residual: cl.MemoryObject | None = None,
     ) -> cl.Event:
-        """Enqueue reorders and convolution as one native command; never waits."""
+        """Enqueue the reorders and the convolution as one native command; the host never waits."""
         buffers = {"x": x, "w": w, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
         if self._cleared:
             import numpy as np
@@ -209,7 +209,7 @@ class OneDNNPlan:
     def pack(
         self, queue: cl.CommandQueue, w: cl.MemoryObject, packed: cl.MemoryObject, wait_for: Any = None
     ) -> cl.Event:
-        """Constant weights into the layout that the convolution reads."""
+        """Enqueue the reorder of constant weights into the layout that the convolution reads."""
         if self._packer is None:
             work, (plain, wanted) = _Work(), self._pack
             work.reorder(plain, work.memory(plain, "w"), wanted, work.memory(wanted, "packed"))

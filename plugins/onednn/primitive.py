@@ -19,23 +19,24 @@ from .library import library
 
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 """Numbers of ``dnnl_data_type_t``."""
-_TAG_ANY = 1  # dnnl_format_tag_any
-_USER_SCRATCHPAD = 1  # dnnl_scratchpad_mode_user
-_DIRECT = 1  # dnnl_convolution_direct
-_IMPLEMENTATION = 8  # dnnl_query_impl_info_str
+_TAG_ANY = 1  # dnnl_format_tag_any: oneDNN chooses the layout
+_USER_SCRATCHPAD = 1  # dnnl_scratchpad_mode_user: the caller passes the scratchpad
+_DIRECT = 1  # dnnl_convolution_direct: no Winograd
+_IMPLEMENTATION = 8  # dnnl_query_impl_info_str: the name of the implementation
 _BLOCKED = {"blocked": (16, {3: 56, 4: 78, 5: 121}), "blocked8": (8, {3: 69, 4: 102, 5: 142})}
-"""Channels of a block, and ``dnnl_aBc16b``, ``dnnl_aBc8b`` and their kin by number of axes."""
-_INFERENCE = 96  # dnnl_forward_inference
-_TRAINING = 64  # dnnl_forward_training
+"""(channels per block, format tags ``dnnl_aBc16b``, ``dnnl_aBc8b`` and their kin by number of axes)."""
+_INFERENCE = 96  # dnnl_forward_inference, a dnnl_prop_kind_t
+_TRAINING = 64  # dnnl_forward_training, a dnnl_prop_kind_t
 _QUERY = {"x": 129, "dx": 130, "w": 131, "dw": 132, "y": 133, "dy": 134, "scratch": 136}
 
 
 class Descriptor:
-    """A tensor's layout, owned; ``size`` in bytes."""
+    """An owned oneDNN memory descriptor: the layout of a tensor; ``size`` is in bytes."""
 
     def __init__(self, handle: c_void_p) -> None:
         loaded = library().handle
-        self.handle, self._destroy = handle, loaded.dnnl_memory_desc_destroy  # kept: at exit names may be gone
+        # The function is stored: when Python exits, module names may be gone.
+        self.handle, self._destroy = handle, loaded.dnnl_memory_desc_destroy
         self.size: int = loaded.dnnl_memory_desc_get_size(handle)
 
     def __eq__(self, other: object) -> bool:
@@ -50,7 +51,7 @@ class Descriptor:
 
     @classmethod
     def strided(cls, dims: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Descriptor:
-        """Elements of ``dtype`` at given steps, in elements."""
+        """A descriptor of a tensor with strides, in elements."""
         made = library().make(
             "memory_desc_create_with_strides", len(dims), _longs(dims), DTYPES[dtype], _longs(strides)
         )
@@ -58,7 +59,7 @@ class Descriptor:
 
     @classmethod
     def tagged(cls, dims: tuple[int, ...], dtype: str, tag: int) -> Descriptor:
-        """A layout by the library's own number, 1 for its choice."""
+        """A descriptor by oneDNN's format tag; tag 1 leaves the layout to oneDNN."""
         return cls(library().make("memory_desc_create_with_tag", len(dims), _longs(dims), DTYPES[dtype], tag))
 
 
@@ -100,13 +101,13 @@ class Convolution:
                 self.lib.call("primitive_desc_next_impl", self.handle)
         finally:
             self.lib.call("primitive_attr_destroy", attributes)
-            if self._hint:  # the next implementation is made with it, so it lives until one is chosen
+            if self._hint:  # the next implementation needs the forward hint: destroy it when one is chosen
                 self.lib.call("primitive_desc_destroy", self._hint)
         self.chosen = {name: self._queried(role) for name, role in self.roles.items()}
         self.scratch = self._queried("scratch")
 
     def _channels_last(self) -> bool:
-        """Whether the implementation at hand reads images whose channels are last, whoever wanted it so."""
+        """Whether the current implementation reads x and y in NHWC, by the caller's choice or by oneDNN's."""
         return all(
             self._queried(self.roles[name])
             == Descriptor.strided(*dims_of(self.problem, name, "nhwc"), self.problem.dtype)
@@ -123,10 +124,10 @@ class Convolution:
         return self._named(self.handle)
 
     def primitive(self) -> c_void_p:
-        """What computes it, to be destroyed by the caller. Raises ConvDispatchError where the library answers another.
+        """Create the primitive; the caller destroys it. Raises ConvDispatchError if oneDNN returns a different one.
 
-        Its cache takes layouts for one that differ in steps of axes of length 1 alone, and answered with what another
-        description needed: wrong numbers, or a crash. ``Library`` leaves it no room.
+        oneDNN's primitive cache confuses layouts that differ only in strides of axes of length 1, and returned
+        primitives of other descriptors: wrong results, or a crash. ``Library`` sets its capacity to 0.
         """
         made, answer = self.lib.make("primitive_create", self.handle), c_void_p()
         self.lib.call("primitive_get_primitive_desc", made, byref(answer))
@@ -148,7 +149,7 @@ class Convolution:
         return int(self.lib.handle.dnnl_memory_desc_get_size(found))
 
     def same(self, other: Convolution) -> bool:
-        """Runs the same implementation on the same layouts."""
+        """Whether ``other`` runs the same implementation on the same layouts."""
         return self.implementation == other.implementation and self.chosen == other.chosen
 
     def _wanted(self, name: str, data: str) -> Descriptor:
@@ -209,11 +210,11 @@ class Convolution:
 
 @functools.lru_cache(maxsize=1024)
 def shared(problem: ConvProblem) -> ConvProblem:
-    """The problem without what changes nothing about the library's answer, so that more of them share it."""
+    """The problem without the fields that do not affect oneDNN's choice, so that more problems share it."""
     return problem.replace(constant_weights=False, math="float32")
 
 
 @functools.lru_cache(maxsize=64)
 def described(problem: ConvProblem, data: str) -> Convolution:
-    """The description of a ``shared`` problem that refusal, workspace and plan ask for, so that they agree."""
+    """The cached primitive descriptor of a ``shared`` problem, which refusal, workspace and plan all use."""
     return Convolution(problem, {"data": data})

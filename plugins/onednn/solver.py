@@ -35,7 +35,7 @@ def _layouts(problem: ConvProblem) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _choices(problem: ConvProblem) -> tuple[tuple[dict[str, Any], ...], str]:
-    """Configurations that differ in what runs, the best guess first; and why there is none."""
+    """(configurations that run different implementations, the best guess first; the reason if there is none)."""
     found: list[tuple[dict[str, Any], Convolution]] = []
     reference, refused = "", ""
     for data in dict.fromkeys(_layouts(problem)):
@@ -57,7 +57,7 @@ class _OneDNN(Solver):
     directions: tuple[str, ...] = ()
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Another direction, no library, or nothing in it but reference code."""
+        """Refuses other directions, a missing oneDNN, and problems that only oneDNN's reference code supports."""
         if problem.direction not in self.directions:
             return f"{' or '.join(self.directions)} only, got {problem.direction}"
         if problem.dtype not in DTYPES:
@@ -67,7 +67,7 @@ class _OneDNN(Solver):
         if problem.residual and problem.accumulate:
             return "residual or accumulate only, got both"
         most = max(math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
-        if most >= 1 << 31:  # some implementations divide by what has overflowed, which ends the process
+        if most >= 1 << 31:  # some oneDNN implementations divide by an overflowed size, which ends the process
             return f"tensors of less than 2**31 elements only, got {most}"
         if problem.activation and onednn_eltwise(problem.activation) is None:
             return f"activations that oneDNN has only, got {problem.activation}"

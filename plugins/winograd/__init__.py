@@ -27,7 +27,7 @@ _TILES = ((2, 3), (4, 3), (5, 3), (6, 3), (7, 3), (2, 5), (4, 5), (2, 7), (4, 7)
 
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
-    """The solvers of both folders."""
+    """Return the solvers of both folders, for CPUs and for GPUs."""
     cpu, gpu = (f"{__name__}.{folder}" for folder in ("cpu", "gpu"))
     made: list[Solver] = []
     for where, kind, name, serves in (

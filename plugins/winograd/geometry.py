@@ -1,4 +1,4 @@
-"""From a problem and a tile size to what the kernels read: tensors, tiles, and the transforms along each axis.
+"""The tensors, tiles and transforms of a problem for a tile size, as the kernels read them.
 
 Forward, and the data gradient as the same over dy with the kernel flipped:
 
@@ -27,7 +27,7 @@ Pair = tuple[int, int]
 
 @dataclass(unsafe_hash=True)
 class TileGeometry:
-    """One problem in tiles of ``m`` along each axis on which the kernel has more than one tap."""
+    """One problem cut into tiles of ``m`` along each axis on which the kernel has more than one tap."""
 
     problem: ConvProblem
     m: int
@@ -35,14 +35,14 @@ class TileGeometry:
     def __post_init__(self) -> None:
         p, m = self.problem, self.m
         self.weights = p.direction == "bwd_weights"
-        """Whether the weights' gradient is computed."""
+        """Whether the problem is a weights' gradient."""
         self.nhwc, self.groups, self.images = p.layout == "nhwc", p.g, p.mb
         flipped = p.direction == "bwd_data"
         x = TensorLayout(p.ic, (p.ih, p.iw), self.nhwc)
         self.y = y = TensorLayout(p.oc, (p.oh, p.ow), self.nhwc)
-        """The output."""
+        """Layout of the output tensor."""
         self.source, self.target = (y, x) if flipped else (x, y)
-        """The tensor that tiles are read from, and the one whose places they cover: written, or dy of the weights'
+        """The tensor that tiles are read from, and the one that they cover: the written one, or dy of the weights'
         gradient."""
         self.taps = p.kh, p.kw
         self.tile = tuple(m if taps > 1 else 1 for taps in self.taps)
@@ -57,7 +57,7 @@ class TileGeometry:
         self.counts = tuple(-(-size // tile) for size, tile in zip(self.target.size, self.tile, strict=True))
         """Tiles of an image along each axis."""
         self.tiles = self.images * math.prod(self.counts)
-        """Tiles of all images."""
+        """Number of tiles in all images."""
 
     @functools.cached_property
     def transforms(self) -> tuple[Transform, Transform]:

@@ -132,7 +132,7 @@ class _Writer:
         return [found or (form, None, 1) for found, form in zip(result, forms, strict=True)]
 
     def _scaled(self, form: Form, factor: Fraction) -> tuple[str, Fraction]:
-        """A value and a factor whose product is the form."""
+        """Return a value's name and a factor whose product is the form."""
         if len(form) == 1:
             return next(iter(form.items()))
         return self._temporary({name: value / factor for name, value in form.items()}), factor

@@ -1,4 +1,4 @@
-"""From a tile size and a kernel size to exact transform matrices: the Cook–Toom construction of minimal filtering.
+"""Exact transform matrices of a tile size and a kernel size, by the Cook–Toom construction of minimal filtering.
 
 F(m, r) computes m neighbouring sums ``y[i] = sum over k of g[k] d[i + k]`` of an r-tap kernel with ``m + r - 1``
 multiplications: ``y = AT ((G g) * (BT d))``, elementwise in the middle. Two dimensions nest: ``Y = AT ((G g GT) * (BT d
@@ -133,7 +133,7 @@ def _times(matrix: Matrix, factor: Fraction) -> Matrix:
 
 
 def _monic(roots: tuple[Fraction, ...] | list[Fraction], size: int) -> list[Fraction]:
-    """Coefficients of the polynomial with these roots, lowest first, in ``size`` places."""
+    """Return the coefficients of the polynomial with these roots, lowest first, padded with zeros to ``size``."""
     values = [Fraction(1)]
     for root in roots:
         shifted, scaled = [Fraction(0), *values], [*(-root * v for v in values), Fraction(0)]

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch's: a function of ``torch`` or ``torch.nn.functional``, and its layer in ``torch.nn``."""
+    """The activation in PyTorch: a function of ``torch`` or ``torch.nn.functional``, and its layer in ``torch.nn``."""
 
     function: str
     module: str
     attributes: Mapping[str, float] = field(default_factory=dict)
-    """The layer's attributes that are our numbers, in order, with PyTorch's defaults."""
+    """The attributes of PyTorch's layer that are the activation's numbers, in order, with PyTorch's defaults."""
     only: Mapping[str, object] = field(default_factory=dict)
     """Further arguments of the function, in order, each with the only value that this activation has."""
 
@@ -25,7 +25,7 @@ class Onnx:
 
     operator: str
     attributes: Mapping[str, float] | None = None
-    """The attributes that are our numbers, in order, with ONNX's defaults."""
+    """The attributes of ONNX's operator that are the activation's numbers, in order, with ONNX's defaults."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class OneDNN:
     kind: int
     name: str
     alpha_beta: tuple[float, ...] | None = None
-    """What its numbers must be where they are not ours."""
+    """oneDNN's alpha and beta where they are constants rather than the activation's numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Activation:
     """
 
     parameters: tuple[float, ...] = ()
-    """Defaults of the numbers in parentheses."""
+    """Default values of the activation's numbers, which follow its name in parentheses."""
     opencl: str
     """Expression in OpenCL C of ``v`` (scalar or vector) and ``T`` (its type)."""
     numpy: str
@@ -56,16 +56,17 @@ class Activation:
     gradient: str
     """Formula of ``dy`` and ``x``: the result's gradient times the slope. 0 at corners, as in PyTorch."""
     from_result: str | None = None
-    """Formula of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not tell it."""
+    """The gradient as a formula of ``dy`` and the result ``y``, all that a fused epilogue leaves; None where y does not
+    determine it."""
     least: float | None = None
-    """The first number below which the result does not tell its side, so that ``from_result`` does not hold."""
+    """The least first number of the activation with which the result determines the slope, as ``from_result`` needs."""
     exact: bool = False
-    """Whether integers give integers."""
+    """Whether the activation maps integers to integers."""
     saturates: bool = False
     """Whether the result of large sums is a constant, so that errors come from the sums near zero."""
     shrinks: float = 0.0
-    """The result's norm falls behind that of its sums: relative errors grow by this times the fourth root of a sum's
-    length, on standard normal data."""
+    """The norm of the activation's result is smaller than that of its input: relative errors grow by this factor times
+    the fourth root of a sum's length, on standard normal data."""
     torch: Torch | None = None
     onnx: Onnx | None = None
     onednn: OneDNN | None = None
@@ -73,7 +74,7 @@ class Activation:
 
 _LINE = "(v) * (T)({0}) + (T)({1})"
 _HARD_SIGMOID = f"({_LINE} < (T)(0) ? (T)(0) : {_LINE} > (T)(1) ? (T)(1) : {_LINE})"
-_SOFTPLUS = "where(x > 36, x, log1p(exp(x)))"  # from there on the same number, in float64 too
+_SOFTPLUS = "where(x > 36, x, log1p(exp(x)))"  # log1p(exp(x)) rounds to x for x above 36, in float64 too
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(

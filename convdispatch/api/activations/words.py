@@ -34,7 +34,7 @@ def _parse(text: str) -> tuple[str, tuple[float, ...]]:
     defaults = ACTIVATIONS[match[1]].parameters
     given = [part for part in (match[2] or "").split(",") if part]
     try:
-        if not text.isascii():  # float() reads any script's digits
+        if not text.isascii():  # float() would accept the digits of any script
             raise ValueError
         numbers = tuple(float(part) for part in given)
     except ValueError:
@@ -63,7 +63,8 @@ def apply_activation(text: str | None, v: np.ndarray) -> np.ndarray:
 
     name, numbers = parse_activation(text)
     scope = {"np": np, "erf": np.vectorize(math.erf, [float]), "v": v, "p": numbers}
-    return eval(ACTIVATIONS[name].numpy, scope)  # our own table's text, never a caller's
+    # The evaluated text is an entry of the table ACTIVATIONS, never a caller's.
+    return eval(ACTIVATIONS[name].numpy, scope)
 
 
 def formula_of(text: str) -> str:

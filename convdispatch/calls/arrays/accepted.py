@@ -38,7 +38,7 @@ def shape_of(array: Any, name: str) -> tuple[int, ...]:
 
 def refuse_mask(name: str, array: Any) -> None:
     """Raises InvalidArgument for a masked array: what its mask hides has values too, which would be computed with."""
-    masked = sys.modules.get("numpy.ma")  # imported with the first such array
+    masked = sys.modules.get("numpy.ma")  # numpy.ma is imported when the first masked array is made
     if masked is not None and isinstance(array, masked.MaskedArray):
         raise InvalidArgument(f"{name} must be an array without a mask, got a masked array: pass its .filled(0)")
 

@@ -21,7 +21,7 @@ from .operands import contiguous_strides
 
 _NON_BLOCKING = 1
 _LEGACY = 1
-"""DLPack's word for CUDA's default stream, whose handle is 0."""
+"""DLPack's number for CUDA's default stream, whose handle is 0."""
 _threads = threading.local()
 
 
@@ -71,14 +71,14 @@ class Exchange(Library):
         return own_stream(number)
 
     def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
-        """See Library; of an array with gaps, those of a copy."""
+        """See Library; for an array that is not contiguous, the address of a copy."""
         view, owner = interchange.imported(array.__dlpack__(stream=stream.handle or _LEGACY))
         if not view.contiguous:
             return self.address(self.compact(array), stream)
         return view.address, (owner, array)
 
     def contiguous(self, array: Any) -> bool:
-        """Told by ``address``."""
+        """Always True, because ``address`` copies an array that is not contiguous."""
         return True
 
     def compact(self, array: Any) -> Any:
@@ -110,11 +110,11 @@ class Exchange(Library):
         namespace = like.__array_namespace__()
         try:
             return namespace.from_dlpack(array)
-        except Exception:  # a dtype or an alignment that it does not take: its own copy
+        except Exception:  # from_dlpack refuses some dtypes and alignments; asarray then makes a copy
             return namespace.asarray(array)
 
     def adopted(self, array: Any, like: Any) -> Any:
-        """See Library; NumPy's arrays too, on the device of ``like``."""
+        """See Library; also converts NumPy arrays, to the device of ``like``."""
         if isinstance(array, np.ndarray):
             if self.device(like) is None:
                 return self.from_host(array, like)

@@ -1,4 +1,4 @@
-"""What is asked of another library's array: where it lies, on which stream, and a new one of the same kind."""
+"""The interface to another library's arrays: their device, address and stream, and new arrays of the same library."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ if TYPE_CHECKING:
 
 
 class Library:
-    """What is asked of an array; the methods here are for ``__cuda_array_interface__``, as Numba's arrays have it."""
+    """Operations on one library's arrays; the methods here are for ``__cuda_array_interface__``, as Numba's arrays have
+    it."""
 
     name = "an array with __cuda_array_interface__"
     immutable = False
-    """Whether its arrays cannot be ``out``."""
+    """Whether the library's arrays are immutable, so that none can be ``out``."""
     records_gradients = False
-    """Whether its arrays are PyTorch's tensors, which tell quickly whether they are as before."""
+    """Whether the library's arrays are PyTorch tensors, which can be checked quickly for changes since the last
+    call."""
 
     def device(self, array: Any) -> int | None:
         """The number of the CUDA device; None for host memory."""
         return 0
 
     def place(self, array: Any) -> int | None:
-        """``device`` of an operand; None too for no operand and for constants of NumPy's."""
+        """The CUDA device number of an operand; None for host memory, for a missing operand and for NumPy constants."""
         if array is None:
             return None
         try:
             return self.device(array)
-        except AttributeError:  # a constant, or what is no array
+        except AttributeError:  # `array` is a Constant, or no array at all
             try:
                 return self.device(getattr(array, "array", None))
             except AttributeError:
@@ -41,19 +43,19 @@ class Library:
     """Whether asking for an address may make a copy, so that it is asked once a call."""
 
     def places(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """``place`` of each; beyond these, whatever else tells such operands from others."""
+        """The ``place`` of each operand, and whatever else distinguishes such operands from others."""
         return (*[self.place(array) for array in given], *map(type, given))
 
     def pointer(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
-        """As ``address``; 0 where the array has gaps."""
+        """As ``address``, but 0 for an array that is not contiguous."""
         return self.address(array, stream) if self.contiguous(array) else (0, None)
 
     def pointers(self, arrays: Sequence[Any], stream: CudaStream) -> list[int]:
-        """Addresses of arrays that live until the work is given; 0 of one with gaps."""
+        """The addresses of arrays that live until the work is launched; 0 for one that is not contiguous."""
         return [self.pointer(array, stream)[0] for array in arrays]
 
     def dtype(self, array: Any) -> str:
-        """The name in NumPy's words."""
+        """The dtype's name as NumPy spells it."""
         return str(np.dtype(array.dtype).name)
 
     def stream(self, array: Any, number: int) -> CudaStream:
@@ -61,15 +63,15 @@ class Library:
         raise NotImplementedError
 
     def is_current(self, stream: CudaStream) -> bool:
-        """Whether the device of a stream is this thread's."""
+        """Whether the stream's device is the calling thread's current device."""
         return stream.place.cuda.is_current()
 
     def address(self, array: Any, stream: CudaStream) -> tuple[int, Any]:
-        """(address of the first element, what must live until the work is given to the stream)."""
+        """Returns (address of the first element, an object that must live until the work is on the stream)."""
         return array.__cuda_array_interface__["data"][0], array
 
     def contiguous(self, array: Any) -> bool:
-        """Whether elements lie without gaps in C order."""
+        """Whether an array's elements are contiguous in C order."""
         strides = array.__cuda_array_interface__.get("strides")
         return strides is None or _row_major(array.shape, strides, np.dtype(array.dtype).itemsize)
 
@@ -82,15 +84,16 @@ class Library:
         raise NotImplementedError
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
-        """What the caller gets for an array that ``empty`` made or that it brought, once the call is given."""
+        """Returns what the caller gets for a result, its own array or one that ``empty`` made, once the call is
+        launched."""
         return array
 
     def keep(self, stream: CudaStream, held: Any) -> None:
-        """Hold operands while the stream uses them, where the library does not see to that itself."""
+        """Keep operands alive while the stream uses them, where the library does not do so itself."""
 
     def host_address(self, array: Any) -> int | None:
-        """Where a host array begins whose elements lie in C order without gaps, as they are; 0 of other arrays. None
-        where NumPy's views serve."""
+        """The address of a host array that is contiguous in C order; 0 for other arrays. None for a library whose
+        arrays are used as NumPy views."""
         return None
 
     def host(self, array: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Arrays in host memory as a call on the host sees them: where operands begin, and new results.
+"""Arrays in host memory, as operands and results of a call: addresses of operands, and new results.
 
 NumPy's arrays and those of other libraries are here; PyTorch's operators, whose tensors have memory formats, have
 theirs in ``torch/eager/host``.
@@ -19,7 +19,7 @@ from .operands import address, native
 
 
 class HostArrays(Protocol):
-    """What a call asks of a kind of arrays in host memory."""
+    """The operations on host arrays that a call needs."""
 
     def input_address(self, array: Any) -> int:
         """The address of element 0; 0 if kernels cannot read the array in place."""
@@ -31,16 +31,16 @@ class HostArrays(Protocol):
         """The same for a result; 0 if kernels cannot write it in place."""
 
     def allocate(self) -> tuple[Any, int]:
-        """A new result, and its address."""
+        """Returns a new result array, and its address."""
 
     def compact(self, array: Any) -> tuple[Any, int]:
-        """A copy that kernels can read in place, and its address."""
+        """Returns a copy of an array that kernels can read in place, and the copy's address."""
 
     def view(self, array: Any) -> np.ndarray:
         """NumPy's view of an array, through which a result is copied."""
 
     def finished(self, made: Any, lead: Any) -> Any:
-        """What the caller gets on the slow path for a result that ``allocate`` made; ``lead`` is the first operand."""
+        """Returns what the caller gets on the slow path for a result of ``allocate``; ``lead`` is the first operand."""
 
 
 class NumPyArrays:
@@ -62,7 +62,7 @@ class NumPyArrays:
             made = empty(device, shape, dtype, size)
             return made, address(made)
 
-        # Functions, not methods: a warm call has no time for their attributes.
+        # output_address and allocate are closures, because reading a method's attributes is too slow for a warm call.
         self.output_address: Any = output_address
         self.allocate: Any = allocate
 
@@ -93,7 +93,7 @@ class LibraryArrays(NumPyArrays):
         shape, name, their_dtype, at = self.shape, self.dtype.name, self._their_dtype, self.input_address
 
         def output_address(array: Any) -> int:
-            if their_dtype is None:  # a quantized call, whose result is of another dtype than its operands
+            if their_dtype is None:  # a quantized call: the dtype of its result is not that of its operands
                 fits = library.dtype(array) == name
             else:
                 fits = array.dtype == their_dtype

@@ -35,7 +35,7 @@ _BFLOAT = 4
 
 
 class Strided(Protocol):
-    """What is asked of a tensor that is handed over: memory, and which of its elements; strides in bytes."""
+    """The attributes of a tensor that is exported: its memory, and the layout of its elements; strides are in bytes."""
 
     base_data: Any
     queue: Any
@@ -46,11 +46,11 @@ class Strided(Protocol):
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """The number of elements."""
 
     @property
     def contiguous(self) -> bool:
-        """Whether they lie without gaps in C order."""
+        """Whether the elements are contiguous in C order."""
 
 
 _Deleter = ctypes.CFUNCTYPE(None, c_void_p)
@@ -86,7 +86,7 @@ _lock = threading.Lock()
 
 
 def host_address(queue: cl.CommandQueue, buffer: cl.MemoryObject, size: int) -> int | None:
-    """Where a CPU device's buffer lies in the host's memory; None on another device. Waits for the queue."""
+    """The host address of a CPU device's buffer; None on another device. Waits for the queue."""
     import pyopencl as cl
 
     if runtime.device_info(queue.device).type != "cpu":
@@ -94,7 +94,8 @@ def host_address(queue: cl.CommandQueue, buffer: cl.MemoryObject, size: int) -> 
     flags = cl.map_flags.READ | cl.map_flags.WRITE
     view, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, (max(size, 1),), np.uint8)
     address = view.ctypes.data
-    view.base.release(queue)  # mapping makes the values visible; a CPU device's buffer does not move afterwards
+    # Mapping makes the values visible to the host; a CPU device's buffer does not move when it is unmapped.
+    view.base.release(queue)
     queue.finish()
     return address
 
@@ -106,9 +107,10 @@ def _span(tensor: Strided) -> int:
 
 
 def _address(tensor: Strided, stream: Any = None) -> tuple[int, int, int]:
-    """(kind of device, its number, address of the first element); the values are there, for ``stream``."""
+    """Returns (DLPack device type, device number, address of the first element), with the values ready for
+    ``stream``."""
     if isinstance(tensor.queue, CudaStream):
-        if stream != -1:  # None and 1 are the default stream, -1 asks for no order
+        if stream != -1:  # DLPack's streams None and 1 are the default stream; -1 asks for no synchronization
             tensor.queue.before(0 if stream in (None, 1) else int(stream))
         return CUDA, tensor.queue.place.number, address_of(tensor.base_data) + tensor.offset
     host = host_address(tensor.queue, tensor.base_data, min(_span(tensor), tensor.base_data.size))
@@ -146,7 +148,7 @@ def _interface(tensor: Strided, address: int) -> dict[str, Any]:
 
 
 def dlpack_device(tensor: Strided) -> tuple[int, int]:
-    """(kind of device, its number) as DLPack counts them."""
+    """Returns (device type, device number) in DLPack's numbering."""
     if isinstance(tensor.queue, CudaStream):
         return CUDA, tensor.queue.place.number
     if runtime.device_info(tensor.queue.device).type == "cpu":
@@ -174,7 +176,7 @@ def dlpack(tensor: Strided, stream: Any = None) -> Any:
 def capsule(
     where: tuple[int, int, int], shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype, owner: Any
 ) -> Any:
-    """A DLPack capsule: (kind of device, its number, address), strides in bytes; ``owner`` lives until it is let go."""
+    """A DLPack capsule of (device type, device number, address), strides in bytes; it keeps ``owner`` alive."""
     kind, number, address = where
     count = max(len(shape), 1)
     sizes = (c_int64 * count)(*shape)
@@ -227,7 +229,7 @@ def from_dlpack(kind: type, source: Any, queue: cl.CommandQueue | None = None) -
 
 
 def _over_cuda(kind: type, source: Any, stream: CudaStream) -> Any:
-    """A tensor over CUDA memory of another library's, for work on a CUDA stream."""
+    """A tensor over another library's CUDA memory, for work on a CUDA stream."""
     view, owner = imported(source.__dlpack__(stream=stream.handle or 1), use=False)
     if view.device != (CUDA, stream.place.number):
         raise InvalidArgument(
@@ -239,7 +241,7 @@ def _over_cuda(kind: type, source: Any, stream: CudaStream) -> Any:
 
 
 class Imported(NamedTuple):
-    """What a capsule says of memory; strides in bytes, None for those of a contiguous array."""
+    """The contents of a DLPack capsule; strides are in bytes, and None for a contiguous array."""
 
     address: int
     shape: tuple[int, ...]
@@ -249,7 +251,7 @@ class Imported(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Whether elements lie without gaps in C order."""
+        """Whether the elements are contiguous in C order."""
         if self.strides is None or 0 in self.shape:
             return True
         step = self.dtype.itemsize
@@ -261,7 +263,8 @@ class Imported(NamedTuple):
 
 
 def imported(capsule: Any, use: bool = True) -> tuple[Imported, Any]:
-    """(what a capsule says, its owner, which tells the source when it ends). Raises InvalidArgument.
+    """Returns (contents of a DLPack capsule, an owner that tells the source when the memory is no longer used). Raises
+    InvalidArgument.
 
     With ``use=False`` the owner is a function that takes the capsule over: until then it is as it was.
     """
@@ -284,7 +287,8 @@ def imported(capsule: Any, use: bool = True) -> tuple[Imported, Any]:
 
 
 def dlpack_device_of(queue: cl.CommandQueue) -> tuple[int, int]:
-    """(kind of device, its number) of a queue; (0, 0), no device of DLPack's, for OpenCL's alone."""
+    """Returns DLPack's (device type, device number) of a queue; (0, 0), which is no DLPack device, for OpenCL-only
+    memory."""
     if runtime.device_info(queue.device).type == "cpu":
         return CPU, 0
     cuda = cuda_of(queue.device)
@@ -292,7 +296,7 @@ def dlpack_device_of(queue: cl.CommandQueue) -> tuple[int, int]:
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype) -> int:
-    """Bytes from the first element's begin to the last one's end."""
+    """Bytes from the start of the first element to the end of the last one."""
     if strides is None or not math.prod(shape):
         return math.prod(shape) * dtype.itemsize
     return sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + dtype.itemsize
@@ -332,20 +336,20 @@ class _Owner:
 
 @_Deleter
 def _delete(place: int) -> None:
-    """The consumer is done with an export."""
+    """Called by the consumer when it is done with an exported tensor."""
     with _lock:
         held = _exports.pop(place, None)
-    del held  # outside of the lock: it may give memory back to a pool
+    del held  # released outside of the lock, because this may give memory back to a pool
 
 
 @_Deleter
 def _forget(capsule: int) -> None:
-    """A capsule goes; if nobody took what it holds, nobody will."""
+    """The capsule's destructor: if no consumer took the exported tensor, it is released."""
     if _python_valid(capsule, _NAME):
         _delete(_python_pointer(capsule, _NAME))
 
 
-# Prototypes of their own: those of ctypes.pythonapi's attributes are shared by all users in the process.
+# Function prototypes of this module's own: those of ctypes.pythonapi's attributes are shared by the whole process.
 _new_capsule = ctypes.PYFUNCTYPE(py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", _python))
 _capsule_pointer = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(("PyCapsule_GetPointer", _python))
 _rename_capsule = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(("PyCapsule_SetName", _python))

@@ -1,4 +1,5 @@
-"""Arrays of other libraries: where they lie, on which stream, and new ones of the same kind. Nothing is copied here.
+"""Arrays of other libraries: their device, address and stream, and new arrays of the same library. Nothing is copied
+here.
 
 PyTorch, CuPy and JAX by their own words; anything else with ``__cuda_array_interface__`` (Numba) or ``__dlpack__`` by
 that. A library is asked for by the array's class, once a class; none is imported that the caller has not imported.
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 _known: dict[type, Library | None] = {}
 BARE = Library()
-"""Of objects that have ``__dlpack__`` and nothing else; what they hold is brought to a call by ``capsules``."""
+"""The library of objects that have ``__dlpack__`` and nothing else; what they hold is brought to a call by
+``capsules``."""
 BARE.name = "an object with __dlpack__"
 
 
@@ -42,11 +44,11 @@ class Torch(Library):
         self.torch = torch
         self._names = {getattr(torch, name): name for name in ("float16", "float32", "float64", "bfloat16")}
         self.streams: dict[tuple[int, int], CudaStream] = {}
-        """By the device's number and the stream's handle."""
+        """CudaStream by the device's number and the stream's handle."""
         self.raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or self._current_stream
-        """The handle of the current stream of a device of a number."""
+        """A function that returns the handle of the current stream on the device of a given number."""
         self.current = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
-        """The number of this thread's device."""
+        """A function that returns the number of this thread's current CUDA device."""
 
     def _current_stream(self, number: int) -> int:
         return int(self.torch.cuda.current_stream(number).cuda_stream)
@@ -117,19 +119,20 @@ class Torch(Library):
         return like.new_empty(shape, dtype=getattr(self.torch, dtype)) if dtype else like.new_empty(shape)
 
     def finished(self, array: Any, stream: CudaStream) -> Any:
-        """What the caller gets for an array that ``empty`` made or that it brought, once the call is given."""
+        """Returns what the caller gets for a result, its own array or one that ``empty`` made, once the call is
+        launched."""
         return array
 
     def host_address(self, array: Any) -> int:
         try:
             return array.data_ptr() if array.is_contiguous() and not array.is_neg() else 0
-        except AttributeError:  # NumPy's constant weights
+        except AttributeError:  # constant weights may be a NumPy array, which has no data_ptr()
             return 0
 
     def host(self, array: Any) -> np.ndarray:
         if array.requires_grad:
             array = array.detach()
-        if array.dtype is self.torch.bfloat16:  # NumPy has it by ml_dtypes alone
+        if array.dtype is self.torch.bfloat16:  # NumPy has bfloat16 only through the package ml_dtypes
             import ml_dtypes
 
             return array.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)

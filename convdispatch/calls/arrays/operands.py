@@ -33,9 +33,9 @@ class Operands:
         self.queue, self.context = queue, context
         self.events: list[Any] = []
         self._after: list[Any] = []
-        """``step(event) -> event``, in order, once the call's work is enqueued."""
+        """Functions ``step(event) -> event``, called in order once the call's work is enqueued."""
         self._others: list[Any] = []
-        """Queues of arrays that are not this one: their next work waits for the call's."""
+        """Queues of operands other than the call's queue: their next work waits for the call."""
 
     def read(self, array: Any, strides: Sequence[int]) -> cl.MemoryObject:
         """Memory that holds the array's values, C-contiguous from its first byte on, once ``events`` are complete.
@@ -78,7 +78,7 @@ class Operands:
         return part
 
     def copied(self, memory: cl.MemoryObject, size: int) -> cl.MemoryObject:
-        """A copy of what ``read`` gave, for commands that come after the original is overwritten."""
+        """A copy of memory that ``read`` returned, for commands that run after the original is overwritten."""
         part = runtime.allocate(self.queue, size)
         self.events.append(runtime.copy(self.queue, part, memory, size, wait_for=list(self.events)))
         return part
@@ -101,7 +101,7 @@ class Operands:
         before = list(getattr(array, "events", ()))
         if own is not self.queue and own is not None and own != self.queue:
             if commands_of(self.queue).replayed:
-                own.finish()  # a replay has no events of other queues to wait for
+                own.finish()  # a recording that is replayed cannot wait for events of other queues
             else:
                 if commands_of(self.queue).kind == "cuda":
                     runtime.hold(self.queue, own)
@@ -132,7 +132,7 @@ def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """C-contiguous, aligned to its elements and of native byte order; a copy only where needed."""
+    """Returns the array C-contiguous, aligned to its elements and in native byte order; copied only if needed."""
     flags, dtype = array.flags, array.dtype
     if flags.c_contiguous and flags.aligned and dtype.isnative:
         return array
@@ -140,15 +140,16 @@ def native(array: np.ndarray) -> np.ndarray:
 
 
 def host_memory(array: np.ndarray) -> HostMemory:
-    """An array's memory as kernels take it."""
+    """An array's memory as a kernel argument."""
     try:
         return HostMemory(array)
-    except (ValueError, TypeError):  # read-only, or of a dtype that buffers have no letter for
+    except (ValueError, TypeError):  # the array is read-only, or the buffer protocol has no letter for its dtype
         return HostMemory.at(array.__array_interface__["data"][0], array.nbytes, array)
 
 
 def address(array: Any) -> int:
-    """Where a NumPy array begins that lies as kernels read it; 0 of one that does not, and of other things."""
+    """The address of a NumPy array that kernels can read in place; 0 for one that they cannot, and for other
+    objects."""
     try:
         flags = array.flags
         if flags.carray:
@@ -157,7 +158,7 @@ def address(array: Any) -> int:
             return 0
     except AttributeError:
         return 0
-    except (ValueError, TypeError):  # of a dtype that buffers have no letter for
+    except (ValueError, TypeError):  # the buffer protocol has no letter for the array's dtype
         pass
     return array.__array_interface__["data"][0]
 
@@ -192,7 +193,7 @@ def check_written(array: np.ndarray, name: str = "out") -> None:
 
 
 def overlaps(out: Any, array: Any) -> bool:
-    """Whether two arrays on a device lie over common bytes of one buffer."""
+    """Whether two arrays on a device share bytes of one buffer."""
     if type(array) is Constant:
         array = array.array
     if isinstance(array, np.ndarray):
@@ -204,7 +205,7 @@ def overlaps(out: Any, array: Any) -> bool:
 
 
 def _contiguous(array: Any) -> bool:
-    """Whether elements lie without gaps in C order; strides of axes of size 1 mean nothing."""
+    """Whether an array's elements are contiguous in C order; strides of axes of size 1 are ignored."""
     expected = contiguous_strides(array.shape, array.dtype.itemsize)
     return array.size == 0 or all(
         size == 1 or stride == wanted for size, stride, wanted in zip(array.shape, array.strides, expected, strict=True)

@@ -17,7 +17,7 @@ def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype
     """``make(queue, like)``: an uninitialised C-contiguous array of class ``kind``; sizes are worked out once."""
     count = math.prod(shape)
     new = object.__new__
-    if hasattr(kind, "empty"):  # Tensor, also of a subclass: a result is no parameter
+    if hasattr(kind, "empty"):  # `kind` is Tensor or a subclass such as Parameter; a result is a plain Tensor
         base, nbytes = next(each for each in kind.__mro__ if "empty" in vars(each)), count * dtype.itemsize
         last: tuple[Any, Any] = None, None
 
@@ -33,27 +33,28 @@ def maker_of(kind: type, shape: tuple[int, ...], strides: tuple[int, ...], dtype
         return tensor
     size = max(1, count * dtype.itemsize)
     state: tuple[Any, Any, Any, dict[str, Any]] = None, None, None, {}
-    """The last queue and allocator, what answers memory for them, and an array's other fields."""
+    """The last queue and allocator, the function that allocates for them, and the other fields of a new array."""
 
     def make(queue: Any, like: Any) -> Any:
         nonlocal state
         allocator = like.allocator
         known, same, give, fields = state
         if known is queue and same is allocator:
-            made = new(kind)  # another as the first: the constructor takes as long as the call
+            # Copying the first result's fields is quicker: the array's constructor takes as long as the whole call.
+            made = new(kind)
             fields = fields.copy()
             fields["base_data"], fields["events"] = give(), []
             made.__dict__ = fields
             return made
-        # The queue's pool, where the caller brought none: the driver's memory costs a page fault for every 4 KB.
+        # Without an allocator of the caller's, the queue's pool gives memory: the driver's costs a page fault per 4 KB.
         give = memory.taker(queue, size)
         if allocator:
             give = functools.partial(memory.with_room, queue.device, functools.partial(allocator, size))
         block = give()
         given = {"allocator": allocator, "data": block, "strides": strides}
-        try:  # its checks take six times as long
+        try:  # _fast=True skips the constructor's checks, which take six times as long
             made = kind(queue, shape, dtype, **given, _fast=True, _size=count, _context=like.context, _queue=queue)
-        except TypeError:  # a pyopencl without this method, or a subclass that closed it
+        except TypeError:  # a pyopencl whose constructor has no _fast, or a subclass that does not take it
             return kind(queue, shape, dtype, **given)
         found = dict(vars(made))
         mutable = {name for name, value in found.items() if isinstance(value, list | dict | set)}

@@ -19,11 +19,11 @@ from ...selection.prepared import Constant
 from .array_library import Library
 
 ALIGNMENT = 16
-"""Bytes that kernels load and copy at once, at most: addresses of operands are multiples of it."""
+"""The most bytes that kernels load or copy in one instruction; addresses of operands must be multiples of it."""
 
 
 class StreamArrays:
-    """Arrays of one library on the CUDA device of a number."""
+    """The arrays of one library on one CUDA device, given by its number."""
 
     def __init__(self, library: Library, number: int, problem: ConvProblem) -> None:
         self.library, self.number = library, number
@@ -48,19 +48,19 @@ class StreamArrays:
         return out.shape == self.shape and not library.immutable and library.dtype(out) == self._dtype
 
     def check_result(self, out: Any, check: Callable[[tuple[int, ...], str, str], None]) -> None:
-        """Raises InvalidArgument for one that it may not."""
+        """Raises InvalidArgument for an array that a call may not write."""
         if self.library.immutable:
             raise InvalidArgument(f"a {self.library.name} cannot be written to: pass no out")
         check(tuple(out.shape), self.library.dtype(out), self._dtype)
 
     def addresses(self, operands: Sequence[Any], bias: Any, residual: Any, stream: CudaStream) -> list[int] | None:
-        """Of x, w, y, bias and residual, 0 for those that there are not; None where kernels cannot read one in
+        """The addresses of x, w, y, bias and residual, 0 for a missing one; None where kernels cannot read one in
         place."""
         found = self.library.pointers(operands, stream)
         for each in (bias, residual):
             if each is None:
                 found.append(0)
-            elif type(each) is Constant:  # a quantized convolution's table
+            elif type(each) is Constant:  # the bias of a quantized convolution is its table, a Constant
                 found.append(each.on_device(stream).address)  # type: ignore[arg-type, attr-defined]
             else:
                 found.append(self.library.pointer(each, stream)[0] or 1)

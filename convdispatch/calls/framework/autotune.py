@@ -40,14 +40,14 @@ QUIET_S = 0.1
 MOST_QUIET_S = 2.0
 """The longest pause that is waited for: most searches end in so long a one."""
 POLL_S = 0.002
-"""Seconds until a search is ended after a call came: the device is shared so long."""
+"""The most seconds for which a search and a new call share the device, before the search is ended."""
 TRIES = 3
 ADOPT_S = 30.0
-"""Most seconds that a plan waits for others, with which calls take it."""
+"""The most seconds that a finished plan waits for others, so that calls adopt them together."""
 IDLE_S = 10.0
 """Seconds without a problem after which the child ends: on a GPU it holds a context."""
 START_S, LEAST_S = 180.0, 120.0
-"""Most seconds that a child takes to start, and a search beside its budget."""
+"""The most seconds that a child process may take to start, and that a search may take beyond its budget."""
 
 
 @dataclass
@@ -63,19 +63,19 @@ _considered: set[Any] = set()
 _waiting: queue.SimpleQueue[_Wanted] = queue.SimpleQueue()
 _lock = threading.Lock()
 _switching = threading.Lock()
-"""Held while a plan is made here; a capture begins without it."""
+"""This lock is held while a plan is made in this process; a capture begins only when it is free."""
 _capturing = 0
 _spent = 0.0
 _busy = 0
 _pause = QUIET_S
 """Seconds without a call after which the next search begins."""
 _last = 0.0
-"""When the last call came (``time.monotonic``)."""
+"""The time of the last call, by ``time.monotonic``."""
 _count: Callable[[], Any] = int
 _counted: Any = None
 _thread: threading.Thread | None = None
 _made: list[tuple[float, ConvProblem, Any, Policy, Prepared]] = []
-"""What is to run from now on, and since when; the thread's alone."""
+"""Plans that calls are to use, and when each was made; used by the background thread alone."""
 
 
 def consider(
@@ -127,18 +127,18 @@ def capture_begins() -> None:
 
 
 def capture_ends() -> None:
-    """After ``capture_begins``."""
+    """Ends what ``capture_begins`` began: measuring and planning go on when no capture is left."""
     global _capturing
     _capturing = max(0, _capturing - 1)
 
 
 def calls_elsewhere(count: Callable[[], Any]) -> None:
-    """From now on a call has come when what ``count()`` answers has changed, too."""
+    """Also counts a change of ``count()``'s result as a call, from now on."""
     global _count
     _count = count
 
 
-# --- the thread ------------------------------------------------------------------------------------------------------
+# --- the background thread that measures -----------------------------------------------------------------------------
 
 
 def _work() -> None:
@@ -206,7 +206,8 @@ def _measured(wanted: _Wanted, children: dict[str, Child]) -> bool:
 
 
 def _searched(wanted: _Wanted, children: dict[str, Child], budget_ms: float) -> dict[str, Any] | None:
-    """What a child says of a problem; None where a call came first: one that only begins gives way to it, too."""
+    """The child process's measurements of a problem; None where a call came first, also while the child was
+    starting."""
     address = runtime.address(wanted.device)
     try:
         if address not in children:
@@ -225,7 +226,7 @@ def _searched(wanted: _Wanted, children: dict[str, Child], budget_ms: float) -> 
 
 @contextlib.contextmanager
 def _out_of_captures() -> Iterator[None]:
-    """Inside the block no capture goes on, and none begins."""
+    """Inside the block no stream is being captured, and no capture begins."""
     while True:
         _until_quiet()
         with _switching:
@@ -235,7 +236,7 @@ def _out_of_captures() -> Iterator[None]:
 
 
 def _last_call() -> float:
-    """When the last call came that was seen; calls of the native path are seen by their count alone."""
+    """The time of the last call; calls of the native path are noticed by their count only."""
     global _last, _counted
     found = _count()
     if found != _counted:
@@ -249,7 +250,8 @@ def _until_quiet(pause: float = QUIET_S) -> None:
 
 
 def _heard(child: Child, seconds: float) -> dict[str, Any] | None:
-    """What a child says; None where a call came first. Raises ConvDispatchError for one that ended or is silent."""
+    """The child process's answer; None where a call came first. Raises ConvDispatchError for one that ended or is
+    silent."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         try:
@@ -281,7 +283,7 @@ def _take(wanted: _Wanted, info: Any, chosen: Policy, said: dict[str, Any]) -> N
 
 
 def _adopt() -> None:
-    """Calls take what was made, all of it at once: the next ones are put together anew, other layers' too."""
+    """Put all plans that were made into use together: the next calls are built anew, those of other layers too."""
     with _out_of_captures():
         for _, problem, context, chosen, made in _made:
             dispatch.adopt(problem, context, chosen, made)

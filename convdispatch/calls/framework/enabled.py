@@ -1,4 +1,4 @@
-"""What a door's ``enable`` answers."""
+"""The object that a framework integration's ``enable`` returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Enabled:
-    """What ``enable`` answers: in force already; as a context manager, until the block ends."""
+    """The object that ``enable`` returns: already in force; used as a context manager, it ends with the block."""
 
     def __init__(self, restore: Callable[[], None]) -> None:
         """``restore()`` puts in force what was before."""

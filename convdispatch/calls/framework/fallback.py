@@ -1,4 +1,4 @@
-"""Why a call is the framework's own kernel's."""
+"""The exception that leaves a call to the framework's own kernel, with the reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Fallback(Exception):
-    """The call is the framework's own kernel's; the text says why. ``lasting`` where each such call will be.
+    """Leaves the call to the framework's own kernel; the text says why. ``lasting`` where each such call will be.
 
     ``again(operator)``, where it is given, is asked before each further call like it: whether that is the framework's
     too, and then it is counted.

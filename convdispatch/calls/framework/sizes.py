@@ -12,12 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 MEETINGS = 3
-"""Calls of a further size from which on its kernel is compiled: it will be met again, most likely."""
+"""The number of calls of a further size after which its kernel is compiled, because the size will probably return."""
 FIRST_SIZES = 16
-"""Most sizes of layers alike that wait: a net has such layers at several resolutions, each with weights of its own.
-Weights that are computed anew for each call, as weight norm's, are told from these by this number alone."""
+"""The most sizes of similar layers whose calls wait for their kernel: a net has such layers at several resolutions,
+each with weights of its own. Weights that are computed anew for each call, as weight norm's, are told from these by
+this number alone."""
 REMEMBERED = 4096
-"""Layers, and sizes, that are remembered."""
+"""The number of layers, and of sizes, that are remembered."""
 
 
 class _Layer:
@@ -27,11 +28,11 @@ class _Layer:
         self.first: set[int] = set()
         self.weights: dict[int, Callable[[], bool]] = {}
         self.prepared = False
-        """Whether some sizes were made ready before they were met, so that nobody may count sizes by itself."""
+        """Whether some sizes were compiled before their first call, so that a caller must not count sizes by itself."""
 
 
 class Sizes:
-    """What was met so far. Safe from several threads."""
+    """The layers and sizes that were encountered so far. Safe from several threads."""
 
     def __init__(self) -> None:
         self._layers: OrderedDict[Hashable, _Layer] = OrderedDict()
@@ -58,17 +59,17 @@ class Sizes:
             return first
 
     def prepare(self, layer: Hashable) -> None:
-        """Some sizes of a layer were made ready."""
+        """Note that some sizes of a layer were compiled ahead of their first call."""
         with self._lock:
             self._layers.setdefault(layer, _Layer()).prepared = True
 
     def is_prepared(self, layer: Hashable) -> bool:
-        """Whether ``prepare`` was told of it."""
+        """Whether ``prepare`` was called for this layer."""
         found = self._layers.get(layer)
         return found is not None and found.prepared
 
     def met(self, size: Hashable) -> int:
-        """How often a further size was met, now included."""
+        """How often a further size was encountered, this call included."""
         with self._lock:
             number = hash(size)
             count = self._met[number] = self._met.pop(number, 0) + 1
@@ -77,7 +78,7 @@ class Sizes:
         return count
 
     def forget(self) -> None:
-        """What comes next comes first."""
+        """Forget all layers: the next size of each counts as its first."""
         with self._lock:
             self._layers.clear()
             self._met.clear()

@@ -33,7 +33,7 @@ from ..planner_pool.pool import NoHelp, PlannerPool, pool_of
 from .fallback import Fallback
 
 BURST_S = 0.3
-"""Seconds that a burst of new problems may take within calls, before further ones are planned aside."""
+"""Seconds that a burst of new problems may take within calls, before further ones are planned in child processes."""
 LULL_S = 0.25
 """Seconds without a new problem, after which the next one begins a burst."""
 LOAD_SHARE = 0.5
@@ -43,23 +43,23 @@ HOST_LOAD_SHARE = 0.1
 HOST_LOAD_S = 0.05
 """Seconds of loading that a CPU's calls may save up."""
 MOST_ASIDE = 8
-"""Problems of a CPU that wait for a child at once; one that comes then is asked for when it is met again."""
+"""The most problems of a CPU that wait for a child process; a further one is requested when its size returns."""
 MOST_PENDING = 64
-"""Problems of a CPU that were planned aside and are not loaded, as their sizes were not met again."""
+"""The most problems of a CPU that child processes planned and that are not loaded, as their sizes have not returned."""
 _FLOPS, _BYTES = 20e12, 2e12
-"""Of a second, roughly: only their ratio bears on the order of problems."""
+"""Rough operations and bytes per second of a GPU: only their ratio affects the order in which problems are planned."""
 
 
 @dataclass
 class Framework:
-    """What tiers ask of a framework."""
+    """The functions of a framework that tiers call."""
 
     capturing: Callable[[], bool]
-    """Whether a stream's commands are being captured: nothing changes tier then."""
+    """Whether a stream's commands are being captured, during which no call changes its tier."""
     several: Callable[[], bool]
     """Whether this process is one of several that take the same decisions: calls wait, so that all run the same."""
     count: Callable[[], None]
-    """Counts a call that its own kernel answers meanwhile."""
+    """Counts a call that the framework's own kernel computes while ours is being compiled."""
 
 
 class Compiling(Fallback):
@@ -70,13 +70,13 @@ class Compiling(Fallback):
 
 
 class _Allowance:
-    """What bursts of new problems have taken within calls, and loading. Under ``_lock``."""
+    """Seconds that bursts of new problems, and loading of plans, have taken within calls. Used under ``_lock``."""
 
     def __init__(self) -> None:
         self.burst, self.last, self.loaded, self.since = 0.0, 0.0, 0.0, 0.0
 
     def may_plan(self, now: float) -> bool:
-        """Whether a new problem is planned within its call."""
+        """Whether a new problem may be planned within its call."""
         if pending():
             return False
         if now - self.last > LULL_S:
@@ -93,25 +93,25 @@ class _Allowance:
 
 
 class _HostAllowance:
-    """Loading on a CPU takes a share of the time from calls, whatever comes. Under ``_lock``."""
+    """On a CPU, loading of plans may take a fixed share of the calls' time. Used under ``_lock``."""
 
     def __init__(self) -> None:
         self.saved, self.last = HOST_LOAD_S, 0.0
 
     def may_load(self, now: float) -> bool:
-        """As of ``_Allowance``."""
+        """See ``_Allowance.may_load``."""
         self.saved, self.last = min(HOST_LOAD_S, self.saved + HOST_LOAD_SHARE * (now - self.last)), now
         return self.saved > 0
 
     def note_load(self, seconds: float) -> None:
-        """As of ``_Allowance``."""
+        """See ``_Allowance.note_load``."""
         self.saved -= seconds
 
 
 _lock = threading.RLock()
 _allowance, _host_allowance = _Allowance(), _HostAllowance()
 _pending: dict[Any, Pending] = {}
-"""By pool, problem and policy: what waits for its plan."""
+"""The problems that wait for their plan, by pool, problem and policy."""
 
 
 def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
@@ -121,7 +121,7 @@ def waits(policy: Policy, on_cuda: bool, framework: Framework) -> bool:
 
 
 def by_size(policy: Policy, framework: Framework) -> bool:
-    """Whether its size decides if a first call on a CPU waits: nobody asked for a tier, a solver, or more."""
+    """Whether a first call on a CPU waits depending on its size: the caller asked for no tier, solver or promise."""
     return _tier() is None and policy.solver is None and not _promised(policy, framework)
 
 
@@ -130,12 +130,12 @@ def _tier() -> str | None:
 
 
 def _promised(policy: Policy, framework: Framework) -> bool:
-    """Whether more is promised of a call than right numbers."""
+    """Whether a policy promises more than correct results, or several processes must run the same."""
     return policy.deterministic or policy.frozen or framework.several()
 
 
 class Pending:
-    """A problem whose plan is made aside: ``resolved()`` is the call once it is there.
+    """A problem whose plan is made in a child process: ``resolved()`` returns the call once the plan is there.
 
     Weights that a call promised meanwhile are remembered weakly, so that a capture finds them packed.
     """
@@ -161,13 +161,15 @@ class Pending:
         self._allowance: Any = _allowance
         self.answer: Future[None] = Future()
         fixed = fixed_by_pack(problem, pool.device, runtime.device_info(pool.device), policy) is not None
-        if fixed and (not on_cuda or machine_code.carried()):  # a pack says all
+        # A plan pack holds all that the call needs, so no child process plans it.
+        if fixed and (not on_cuda or machine_code.carried()):
             self.answer.set_result(None)
         else:
             self.answer = pool.ask(problem, policy, _seconds(problem))
 
     def resolved(self, wait: bool = False) -> Any:
-        """The call, loaded now where its plan is there; None while it is not, or where loading has had its share.
+        """The call, loaded now if its plan is ready; None while it is not, or if loading has used up its share of the
+        time.
 
         Raises what loading it raises.
         """
@@ -205,7 +207,7 @@ class Pending:
         raise Compiling(self._again)
 
     def _again(self, _: str) -> bool:
-        """Whether ``resolved()`` would answer None still; a call that is the framework's then is counted."""
+        """Whether ``resolved()`` would still return None; if so, the call, which the framework computes, is counted."""
         if self.call is not None:
             return False
         if self.answer.done() and self._allowance.may_load(time.perf_counter()) and not self._framework.capturing():
@@ -215,7 +217,7 @@ class Pending:
 
 
 def timed(find: Callable[[], Any]) -> Any:
-    """What ``find()`` answers; the time that it takes, as bringing up a device does, is of the burst's."""
+    """Returns ``find()``; its time, such as that of initialising a device, counts as part of the burst."""
     begin = time.perf_counter()
     try:
         with collection_put_off():
@@ -234,7 +236,8 @@ def timed(find: Callable[[], Any]) -> Any:
 def first(
     device: Any, problem: ConvProblem, policy: Policy, build: Callable[[], Any], framework: Framework, on_cuda: bool
 ) -> Any:
-    """``build()``, now or later: a call, or the ``Pending`` that becomes one. Raises what ``build`` does."""
+    """Returns ``build()`` if it is made now, else the ``Pending`` that becomes the call later. Raises what ``build``
+    does."""
     if problem.mb == 0 or framework.capturing() or dispatch.planned(problem, runtime.context(device), policy):
         return build()
     if waits(policy, on_cuda, framework):
@@ -283,18 +286,18 @@ def aside(device: Any, problem: ConvProblem, policy: Policy, build: Callable[[],
 
 
 def pending() -> int:
-    """Problems that are being planned aside."""
+    """The number of problems that are being planned in child processes."""
     return sum(not each.answer.done() for each in list(_pending.values()))
 
 
 def drain() -> None:
     """Wait until every pending problem is planned, load them, and pack the weights that they promised."""
     for each in list(_pending.values()):
-        with contextlib.suppress(Exception):  # the call that asks next says so
+        with contextlib.suppress(Exception):  # what loading raises here, the next call of the problem raises too
             each.resolved(wait=True)
             each.pack()
 
 
 def _seconds(problem: ConvProblem) -> float:
-    """About what a GPU takes for it: problems are planned in this order."""
+    """Roughly the seconds that a GPU takes for a problem; the longest is planned first."""
     return max(problem.flops / _FLOPS, problem.bytes / _BYTES)

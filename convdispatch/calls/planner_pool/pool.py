@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 IDLE_S = 20.0
-"""Seconds after its last problem at which a child ends."""
+"""Seconds without a problem after which a child process ends."""
 MADE_BYTES = 16 << 20
 """Bytes of texts and binaries that children made and this process holds; older ones are read from disk."""
 _TRIES = 2
-"""Children that may die over one problem."""
+"""The number of child processes that may die while planning one problem."""
 
 
 class NoHelp(Exception):
@@ -52,12 +52,12 @@ class _Task:
 
 
 class PlannerPool:
-    """Plans made aside for one device. Safe from several threads."""
+    """Child processes that plan problems for one device. Safe from several threads."""
 
     def __init__(self, device: cl.Device) -> None:
         self.device = device
         self.made = artifact_store.Gathered(artifact_store.identity(device))
-        """What children made, until they end; ``lent`` puts it in force."""
+        """The artifacts that child processes made, until they end; ``lent`` puts them in force."""
         self.made.name = ""
         self._info = runtime.device_info(device)
         self._for_cuda = self._info.vendor == "nvidia"
@@ -81,7 +81,8 @@ class PlannerPool:
         ``seconds``: about the time that waits on it. The Future raises NoHelp where no child planned it.
         """
         task = _Task((-seconds, next(self._places)), problem, policy)
-        if decision_store.remembers(problem, self._info, policy):  # its texts and binaries are on disk since then
+        # Where the decision is stored, so are the program texts and binaries.
+        if decision_store.remembers(problem, self._info, policy):
             task.answer.set_result(None)
             return task.answer
         with self._changed:
@@ -97,7 +98,7 @@ class PlannerPool:
         return task.answer
 
     def _tell(self) -> None:
-        """A line on a terminal while much is left. Under the lock."""
+        """Show a progress line on the terminal while much is left. The caller holds the lock."""
         if self._progress is None or self._progress.is_set():
             first = self._finished
 
@@ -120,7 +121,7 @@ class PlannerPool:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """What children made is in force inside the block, in all threads."""
+        """Inside the block the artifacts of child processes are in force, in all threads."""
         artifact_store.put_in_force(self.made)
         try:
             yield
@@ -137,10 +138,11 @@ class PlannerPool:
             task.answer.set_exception(NoHelp(why))
 
     def _forget(self) -> None:
-        """Records, rules or plugins changed: children forget too; texts and binaries stay true."""
+        """Records, rules or plugins changed, so child processes must forget their choices too; texts and binaries stay
+        valid."""
         self._epoch += 1
 
-    # --- one thread a child -----------------------------------------------------------------------------------------
+    # --- one thread for each child process --------------------------------------------------------------------------
 
     def _work(self) -> None:
         child = None
@@ -153,7 +155,8 @@ class PlannerPool:
             while (task := self._next()) is not None:
                 try:
                     self._plan(child, task)
-                except (OSError, EOFError, ValueError, KeyError) as error:  # the child is gone or talks nonsense
+                except (OSError, EOFError, ValueError, KeyError) as error:
+                    # The child process has ended, or its answer is malformed.
                     self._give_back(task, error)
                     return
         finally:
@@ -183,7 +186,7 @@ class PlannerPool:
         epoch = self._epoch
         said = child.plan(task.problem, task.policy, epoch, self._for_cuda)
         why = said.get("failed")
-        if why is None and epoch != self._epoch:  # chosen by what does not hold any more
+        if why is None and epoch != self._epoch:  # records, rules or plugins changed while the child was planning
             with self._changed:
                 self._under_way -= 1
                 heapq.heappush(self._tasks, task)
@@ -219,7 +222,7 @@ class PlannerPool:
             task.answer.set_exception(NoHelp(f"a child that planned {task.problem} ended: {error}"))
 
     def _lost(self, why: str) -> None:
-        """No child can be had: whoever waits is told."""
+        """No child process can be started: every waiting request gets an exception."""
         with self._changed:
             if self._workers > 1:
                 return
@@ -227,7 +230,7 @@ class PlannerPool:
 
 
 def _shorten(tables: dict[str, Any], most: int) -> None:
-    """Let go of the texts and binaries that came first, beyond so many bytes."""
+    """Drop the oldest texts and binaries, beyond so many bytes."""
     for name in ("texts", "programs"):
         table = tables[name]
         size = sum(map(len, list(table.values())))
@@ -238,7 +241,7 @@ def _shorten(tables: dict[str, Any], most: int) -> None:
 
 
 class _Child(Child):
-    """Plans for a device."""
+    """A child process that plans problems for one device."""
 
     def __init__(self, device: cl.Device) -> None:
         super().__init__(f"{__package__}.worker", {"device": runtime.address(device)}, environment=FEW_THREADS)
@@ -253,7 +256,7 @@ class _Child(Child):
             raise
 
     def plan(self, problem: ConvProblem, policy: Policy, epoch: int, for_cuda: bool) -> Answer:
-        """What it answers. Raises as ``ask``."""
+        """The child's answer to a planning request. Raises as ``Child.ask``."""
         choices = {name: getattr(policy, name) for name in ("solver", "max_error", "workspace_limit", "deterministic")}
         return self.ask({"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda})
 
@@ -263,7 +266,7 @@ _pools: dict[Any, PlannerPool] = {}
 
 
 def pool_of(device: cl.Device) -> PlannerPool:
-    """The pool of a device, made once."""
+    """The PlannerPool of a device, created once."""
     with _lock:
         found = _pools.get(device)
         if found is None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 LEAST_S = 3.0
-"""Seconds of work ahead below which nothing is said."""
+"""With fewer seconds of work ahead than this, no line is shown."""
 _EACH_S = 0.3
-"""Seconds that a problem takes, until some have ended."""
+"""Seconds that one problem is assumed to take, until some have ended."""
 _EVERY_S = 0.5
 
 
@@ -24,7 +24,8 @@ def _line(what: str, done: int, total: int, left_s: float) -> str:
 
 
 def _watch(stream: Any, what: str, counts: Callable[[], tuple[int, int]], at_once: int, ended: threading.Event) -> None:
-    """``counts()`` answers how many are done and left; ``at_once`` are worked on side by side until some have ended."""
+    """``counts()`` returns how many problems are done and left; ``at_once`` are assumed to run side by side until some
+    have ended."""
     begin, width = time.monotonic(), 0
     first, _ = counts()
     while not ended.wait(_EVERY_S):
@@ -62,7 +63,7 @@ def start(what: str, counts: Callable[[], tuple[int, int]], at_once: int = 1) ->
 
 @contextlib.contextmanager
 def shown(what: str, counts: Callable[[], tuple[int, int]], at_once: int = 1) -> Iterator[None]:
-    """The line while the block runs."""
+    """Shows the progress line while the block runs."""
     ended = start(what, counts, at_once)
     try:
         yield

@@ -24,7 +24,7 @@ def _serve() -> None:
     _step_back(_PRIORITY)
     asked = questions()
     platform, number = map(int, next(asked)["device"].split(":"))
-    warnings.simplefilter("ignore")  # the parent warns of what concerns it
+    warnings.simplefilter("ignore")  # the parent process gives the warnings that concern it
 
     from ...api.policy import policy
     from ...api.problem import ConvProblem
@@ -40,7 +40,7 @@ def _serve() -> None:
     answer({"solvers": sorted(plugins().solvers)})
     epoch = None
     for request in asked:
-        if request["epoch"] != epoch:  # what was recorded, installed or set aside since
+        if request["epoch"] != epoch:  # records, rules or plugins have changed since the last request
             dispatch.forget()
             epoch = request["epoch"]
         try:
@@ -73,7 +73,8 @@ def _rehearsal(device: Any) -> Any:
         with for_streams() if on_streams else contextlib.nullcontext():
             prepared = dispatch.prepare(problem, context)
         if on_streams:
-            with contextlib.suppress(Exception):  # the parent meets it, and says so
+            # The parent process meets the same error when it loads the plan, and reports it.
+            with contextlib.suppress(Exception):
                 stream = CudaStream(place_of(number_of(device)), 0)
                 with stream.current():
                     loaded_launches(prepared, stream)
@@ -102,4 +103,4 @@ def _answer(prepared: Any, made: Any) -> None:
 
 if __name__ == "__main__":
     _serve()
-    os._exit(0)  # drivers need not be taken down
+    os._exit(0)  # end without exit handlers: drivers need not be shut down

@@ -25,24 +25,24 @@ TABLES = ("decisions", "forms", "texts", "programs", "weights")
 """Problem to solver and configuration; net to layout and queues; what a text follows from to the text; text to binary;
 weights and their packed form's key to the packed form."""
 _COMPILERS = ("CL_CONFIG_", "POCL_", "IGC_")
-"""How the variables begin that make a driver compile otherwise, for another target too."""
+"""Prefixes of the environment variables that change how a driver compiles, or its target."""
 
 
 class Collection(Protocol):
-    """What one file holds for one kind of device."""
+    """The artifacts that one file holds for one kind of device."""
 
     name: str
     identity: dict[str, str]
 
     def get(self, table: str, key: str) -> Any:
-        """The value, or None."""
+        """The stored value, or None."""
 
     def holds(self, table: str) -> bool:
-        """Whether there is any value in a table."""
+        """Whether the collection has any value in a table."""
 
 
 class Gathered:
-    """What was made for one kind of device."""
+    """The artifacts that were made for one kind of device."""
 
     def __init__(self, identity: dict[str, str], all_weights: bool = False) -> None:
         self.name, self.identity, self.all_weights = "what was just made", identity, all_weights
@@ -61,7 +61,8 @@ _in_force: list[Collection] = []
 
 
 def identity(device: cl.Device) -> dict[str, str]:
-    """What a compiled kernel depends on beside its text: the device, its driver, and how it is told to compile."""
+    """What a compiled kernel depends on besides its text: the device, its driver, and the variables that tell it how to
+    compile."""
     return {**_fixed(device), "compiler variables": compiler_variables()}
 
 
@@ -78,20 +79,20 @@ def _fixed(device: cl.Device) -> dict[str, str]:
         "OpenCL version": device.version,
         "driver": device.driver_version,
         "platform": f"{platform.name} {platform.version}",
-        # The same name may stand for another processor: of a folder that machines share, say.
+        # Devices of one name may have different processors, for example where machines share a cache folder.
         "vector width": str(device.native_vector_width_float),
         "extensions": hashlib.sha256(device.extensions.encode()).hexdigest()[:16],
     }
 
 
 def decision_key(problem: ConvProblem, policy: Policy) -> str:
-    """Under what a decision for a problem is found; files hold those of the default policy alone."""
+    """The key of a decision for a problem; files hold decisions of the default policy only."""
     selection = policy.selection
     return str(problem) if selection == Policy() else f"{problem} under {selection}"
 
 
 def key_of(*parts: str | bytes) -> str:
-    """A name for what follows from ``parts``."""
+    """A digest of ``parts``, as the key of an artifact that follows from them."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -101,37 +102,39 @@ def key_of(*parts: str | bytes) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _is_for(collection: Collection, device: cl.Device) -> bool:
-    """Whether a collection is for devices like this one; looked at once while it gathers or is in force."""
+    """Whether a collection is for devices like this one; checked once while it gathers or is in force."""
     return collection.identity == identity(device)
 
 
 def in_force(device: cl.Device | None = None) -> bool:
-    """Whether any collection answers for a device, or at all."""
+    """Whether any collection is in force for a device, or for any device."""
     return any(device is None or _is_for(one, device) for one in _in_force)
 
 
 def wanted(device: cl.Device | None = None) -> bool:
-    """Whether somebody gathers, or a collection answers."""
+    """Whether artifacts are being gathered, or any collection is in force."""
     return bool(_gathering) or (bool(_in_force) and in_force(device))
 
 
 def wants_texts() -> bool:
-    """Whether somebody gathers texts, or answers with any: what one is called costs more than to look for it."""
+    """Whether texts are being gathered, or a collection in force has any; computing a text's key costs more than this
+    check."""
     return bool(_gathering) or any(one.holds("texts") for one in _in_force)
 
 
 def gathers() -> bool:
-    """Whether anything is collected now."""
+    """Whether artifacts are being gathered now."""
     return bool(_gathering)
 
 
 def all_weights() -> bool:
-    """Whether somebody who gathers wants every packed form."""
+    """Whether every packed form of weights is to be gathered."""
     return any(one.all_weights for one in _gathering)
 
 
 def find(table: str, key: str, device: cl.Device | None = None) -> tuple[Any, str] | None:
-    """A value and the name of the collection that holds it; None where none in force for the device does."""
+    """Returns a value and the name of the collection that holds it; None where no collection in force for the device
+    does."""
     for one in _in_force:
         if device is None or _is_for(one, device):
             value = one.get(table, key)
@@ -141,7 +144,7 @@ def find(table: str, key: str, device: cl.Device | None = None) -> tuple[Any, st
 
 
 def note(table: str, key: str, value: Callable[[], Any], device: cl.Device | None = None) -> None:
-    """Give those who gather a value, which is asked for where it is new."""
+    """Add a value to the collections that are gathering; it is computed only if a collection lacks it."""
     for one in list(_gathering):
         if key not in one.tables[table] and (device is None or _is_for(one, device)):
             one.tables[table][key] = value()
@@ -163,13 +166,13 @@ def gathering(device: cl.Device, all_weights: bool = False) -> Iterator[Gathered
 
 
 def put_in_force(collection: Collection) -> None:
-    """From now on it answers, before those that already do."""
+    """From now on ``find`` searches this collection, before those that are in force already."""
     with _lock:
         _in_force.insert(0, collection)
 
 
 def take_out_of_force(collection: Collection) -> None:
-    """It answers no more; what was made of it stays."""
+    """``find`` no longer searches this collection; programs and plans made from it stay."""
     with _lock:
         _in_force[:] = [one for one in _in_force if one is not collection]
         _is_for.cache_clear()

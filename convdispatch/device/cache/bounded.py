@@ -22,11 +22,12 @@ from ..planning_lock import unlocked
 
 KB, MB = 1 << 10, 1 << 20
 RETURNS = 4
-"""Times that an entry is made again after it had gone, from which on it is not new any more."""
+"""An evicted entry that was made again so many times no longer counts as new."""
 REMEMBERED = 8192
-"""Keys of entries that went, whose returns are counted."""
+"""The number of evicted keys that are remembered, to count how often each returns."""
 LOW_WATER = 0.9
-"""Share of a bound down to which entries go once it is exceeded: to look for them takes longer than one is worth."""
+"""Once a bound is exceeded, entries are evicted down to this share of it, because searching for one entry alone takes
+too long."""
 
 
 class _Entry:
@@ -44,11 +45,11 @@ class _Making(threading.local):
 
 
 _making = _Making()
-"""What this thread asked for while it makes a value: the parts of that."""
+"""The entries that this thread looked up while it makes a value: they are parts of that value."""
 
 
 class _Pending:
-    """A value that a thread is making, for the others that want it."""
+    """A value that one thread is making and that other threads may wait for."""
 
     def __init__(self) -> None:
         self.done, self.thread, self.dropped = threading.Event(), threading.get_ident(), False
@@ -64,10 +65,11 @@ class Budget:
         self._entries: set[_Entry] = set()
         self.nbytes = self.new_nbytes = 0
         self._returns: OrderedDict[int, int] = OrderedDict()
-        """By the hash of a key that went: how often it had gone."""
+        """How often each key was evicted, by the key's hash."""
 
     def add(self, entry: _Entry, new: bool) -> list[_Entry]:
-        """Count an entry, and take out those that go for it. Under the lock; a large one alone stays."""
+        """Add an entry, and remove those that are evicted for it. The caller holds the lock; a single entry above the
+        limit stays."""
         entry.turn = next(self.turns)
         entry.parts = [part for part in entry.parts if part.alive]
         for part in entry.parts:
@@ -82,7 +84,8 @@ class Budget:
         return self._shrink(entry)
 
     def hold(self, entry: _Entry, parts: list[_Entry] | None) -> None:
-        """What is being made of ``parts`` is made of an entry too, which stays at least until that is there."""
+        """Add an entry to the parts of the value that is being made, so that it is not evicted before that is
+        cached."""
         if parts is not None and entry not in parts:
             with self.lock:
                 entry.parents += 1
@@ -99,7 +102,7 @@ class Budget:
         return self._shrink(entry) if nbytes > 0 else []
 
     def remove(self, entry: _Entry) -> None:
-        """Take out an entry; what it was made of stays. Under the lock."""
+        """Remove an entry from the budget; its parts stay. Under the lock."""
         entry.alive = False
         if entry.cache._all.get(entry.key) is entry:
             del entry.cache._all[entry.key]
@@ -111,7 +114,7 @@ class Budget:
             part.parents -= 1
 
     def _let_go(self, entry: _Entry, gone: list[_Entry]) -> None:
-        """Take out an entry, and those of its parts that nothing else holds."""
+        """Evict an entry, and those of its parts that no other entry uses."""
         self.remove(entry)
         gone.append(entry)
         if entry.new:
@@ -124,7 +127,7 @@ class Budget:
                 self._let_go(part, gone)
 
     def _settle(self, entry: _Entry) -> None:
-        """What an entry that is not new was made of is not new either."""
+        """Mark the parts of an entry that is not new as not new either."""
         for part in entry.parts:
             if part.new:
                 part.new = False
@@ -144,7 +147,7 @@ class Budget:
         roots = [each for each in self._entries if not each.parents and each.new >= new]
         used = {each: each.cache.used(each.value) for each in roots}
         for entry in sorted((each for each in roots if used[each]), key=lambda each: used[each]):
-            entry.turn = next(self.turns)  # a fast path used it, which does not ask the cache
+            entry.turn = next(self.turns)  # a fast path used the entry without asking the cache
         for entry in sorted(roots, key=lambda each: each.turn):
             if (self.new_nbytes if new else self.nbytes) <= down_to:
                 return
@@ -164,7 +167,7 @@ class Families:
         self._known: OrderedDict[Hashable, set[int]] = OrderedDict()
 
     def further(self, family: Hashable, key: Hashable) -> bool:
-        """Whether ``key`` is none of the first few of its family."""
+        """Whether ``key`` is not among the first few keys of its family."""
         known = self._known.setdefault(family, set())
         if len(known) < self._first:
             known.add(hash(key))
@@ -173,7 +176,7 @@ class Families:
         return hash(key) not in known
 
     def forget(self) -> None:
-        """What comes next comes first."""
+        """Forget all families: the next key of each counts as its first."""
         self._known.clear()
 
 
@@ -200,11 +203,11 @@ class Bounded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this cache's entries, as ``put`` and ``make`` were told."""
+        """Bytes of this cache's entries, as passed to ``put`` and ``make``."""
         return sum(entry.nbytes for entry in list(self._all.values()))
 
     def get(self, key: Hashable) -> Any:
-        """The value, or None."""
+        """The cached value of a key, or None."""
         found = self._all.get(key)
         if found is None:
             return None
@@ -212,7 +215,7 @@ class Bounded:
         return found.value
 
     def part(self, key: Hashable) -> Any:
-        """As ``get``; what this thread is making, if anything, is made of the value."""
+        """As ``get``; the value becomes a part of the entry that this thread is making, if any."""
         found = self._all.get(key)
         if found is None:
             return None
@@ -221,11 +224,11 @@ class Bounded:
         return found.value
 
     def put(self, key: Hashable, value: Any, nbytes: int = 0, new: bool = False) -> None:
-        """Hold a value of ``nbytes``, and let others go for it."""
+        """Cache a value of ``nbytes`` bytes, and evict others where the budget requires it."""
         self._keep(key, value, nbytes, new, [], _making.parts)
 
     def grow(self, key: Hashable, nbytes: int) -> None:
-        """Count ``nbytes`` more for a value that is held."""
+        """Count ``nbytes`` more for a cached value."""
         found = self._all.get(key)
         if found is not None:
             with self._budget.lock:
@@ -233,7 +236,7 @@ class Bounded:
             _tell(gone)
 
     def make(self, key: Hashable, make: Callable[[], tuple[Any, int]], new: bool | None = None) -> Any:
-        """The value, or else the first of what ``make()`` answers, which is held; the second is its size in bytes.
+        """The cached value; without one, ``make()`` returns the value to cache and its size in bytes.
 
         ``new``: whether it counts towards the share of what is new; None where what it is made of decides. Threads that
         ask for one key at once wait for the first of them; where it raises, the next one tries.
@@ -295,7 +298,7 @@ class Bounded:
 
 
 def _tell(gone: list[_Entry]) -> None:
-    """Say to each cache what of it went."""
+    """Tell each cache which of its entries were evicted."""
     by_cache: dict[Bounded, list[Any]] = {}
     for entry in gone:
         by_cache.setdefault(entry.cache, []).append(entry.value)

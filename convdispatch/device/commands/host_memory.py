@@ -20,11 +20,11 @@ from ..memory.host_pool import HostPool
 from .queues import OpenCLQueue
 
 _POOLED = 1 << 16
-"""Bytes from which on a result is from the pool; below, the C library keeps its memory anyway."""
+"""Results of so many bytes or more come from the pool; smaller blocks the C library reuses anyway."""
 
 
 class Place(NamedTuple):
-    """Under what a device's host memory is counted among its pools."""
+    """The key under which a device's host memory is counted among its pools."""
 
     device: cl.Device
     kind: str = "host"
@@ -40,17 +40,17 @@ class HostMemory(cl.SVM):
 
     @classmethod
     def at(cls, address: int, size: int, held: Any = None) -> HostMemory:
-        """Over ``size`` bytes at an address, which ``held`` keeps."""
+        """Host memory of ``size`` bytes at an address, which ``held`` keeps alive."""
         made = cls((ctypes.c_ubyte * max(size, 1)).from_address(address))
         made.held = held
         return made
 
     def get_sub_region(self, offset: int, size: int) -> HostMemory:
-        """``size`` bytes from byte ``offset`` on; holds the whole."""
+        """The part of ``size`` bytes from byte ``offset`` on; keeps the whole memory alive."""
         return HostMemory.at(self.svm_ptr + offset, size, self)
 
     def bytes(self, offset: int, size: int) -> np.ndarray:
-        """A view of the bytes."""
+        """A view of a range of the bytes."""
         return np.frombuffer((ctypes.c_ubyte * size).from_address(self.svm_ptr + offset), np.uint8)
 
 
@@ -70,7 +70,7 @@ def pool_of(device: cl.Device) -> HostPool:
 
 
 def lease(device: cl.Device, size: int) -> Any:
-    """``size`` bytes of the device's pool as a ctypes array, whose end gives them back."""
+    """Host memory of ``size`` bytes from the device's pool, as a ctypes array; its end gives the memory back."""
     return allocator.take(pool_of(device), Place(device), size)
 
 
@@ -157,7 +157,7 @@ class HostQueue(OpenCLQueue):
         return cl.enqueue_svm_memfill(self.queue, part, np.asarray(number), size, wait_for=wait_for or None)
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
-        """``work`` gets the queue itself, and buffers over the host's memory."""
+        """Calls ``work`` with the OpenCL queue, and with buffers over the host's memory."""
         given = [self._buffer(each) if isinstance(each, HostMemory) else each for each in operands]
         return work(self.queue, *given, wait_for=wait_for)
 
@@ -169,7 +169,7 @@ class HostQueue(OpenCLQueue):
 
     def finish(self, event: cl.Event) -> None:
         """Wait for the call's last command; its values are in the host's memory then."""
-        for buffer, region in self._mapped:  # mapping is what makes a USE_HOST_PTR buffer's values the host's
+        for buffer, region in self._mapped:  # mapping a USE_HOST_PTR buffer makes its values visible to the host
             view, event = cl.enqueue_map_buffer(
                 self.queue, buffer, cl.map_flags.READ, 0, (region.size,), np.uint8, wait_for=[event], is_blocking=False
             )

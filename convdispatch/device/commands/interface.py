@@ -48,14 +48,15 @@ class Kernel:
         self.dtypes = [None if dtype is None else np.dtype(dtype) for dtype in dtypes]
         self._bound: Any = None
         if name not in program.get_info(_kernel_names()).split(";"):
-            self.make()  # raises the driver's own words
-        self.lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
+            self.make()  # raises with the driver's message, as the program has no such kernel
+        self.lock = threading.Lock()  # a cl.Kernel stores its arguments: setting them and launching must not interleave
         self.streams: Any = None
-        """What launches it on CUDA's streams, once it has been asked for."""
+        """The CUDA function that launches the kernel on streams, once it has been loaded."""
 
     @property
     def bound(self) -> cl.Kernel:
-        """The kernel that launches on OpenCL's queues set arguments of, one at a time; made when first launched."""
+        """The pyopencl kernel for launches on OpenCL queues, which set its arguments one launch at a time; made at the
+        first launch."""
         if self._bound is None:
             self._bound = self.make()
         return self._bound
@@ -67,14 +68,15 @@ class Kernel:
         return made
 
     def plain(self) -> cl.Kernel:
-        """The same for arguments that are set one by one, numbers as NumPy's of their types; quicker to make."""
+        """A pyopencl kernel whose arguments are set one by one, numbers as NumPy scalars; quicker to create than by
+        ``make``."""
         import pyopencl as cl
 
         return cl.Kernel(getattr(self.program, "opencl", self.program), self.name)
 
 
 class Late:
-    """A kernel's argument that is another at every replay: a number that is asked for, such as the next counter of a
+    """A kernel's argument that differs at every replay: a number that is asked for, such as the next counter of a
     random stream, or memory that the caller sets."""
 
     __slots__ = ("ask", "value")
@@ -83,7 +85,7 @@ class Late:
         self.ask, self.value = ask, None
 
     def draw(self) -> None:
-        """Ask; kernels that are enqueued from now on get the answer."""
+        """Ask for the number; kernels that are enqueued from now on get it."""
         self.value = self.ask()
 
 
@@ -99,9 +101,10 @@ class Commands:
     context: cl.Context
     device: cl.Device
     kind = "opencl"
-    """Of its memory: what is made for one kind is of use to others of the same kind, context and device."""
+    """The kind of memory that commands use: a binding made for one kind serves all of the same kind, context and
+    device."""
     replayed = False
-    """Whether commands are kept, and run later, perhaps many times."""
+    """Whether commands are recorded, and run later, perhaps many times."""
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Any:
         """Run a kernel; ``arguments`` are memory, None for a null pointer, and numbers as ``kernel.dtypes`` says."""
@@ -116,19 +119,21 @@ class Commands:
         target_offset: int = 0,
         wait_for: Any = None,
     ) -> Any:
-        """Copy ``size`` bytes, from the given bytes on."""
+        """Copy ``size`` bytes from one memory to another, each from its byte offset on."""
         raise NotImplementedError
 
     def fill(self, target: Any, number: Any, offset: int, size: int, wait_for: Any = None) -> Any:
-        """Make ``size`` bytes from byte ``offset`` on a NumPy number, again and again."""
+        """Fill ``size`` bytes from byte ``offset`` on with repetitions of a NumPy number."""
         raise NotImplementedError
 
     def allocate(self, size: int) -> Any:
-        """Memory of at least ``size`` bytes for commands given here; it may be let go as soon as they are given."""
+        """Memory of at least ``size`` bytes for commands given here; it may be released as soon as they are
+        enqueued."""
         raise NotImplementedError
 
     def call(self, work: Callable[..., Any], operands: Sequence[Any], what: str, wait_for: Any = None) -> Any:
-        """``work(queue, *operands, wait_for=)``, which enqueues by its own means; None among operands stays None."""
+        """Call ``work(queue, *operands, wait_for=)``, which enqueues by its own means; None among operands stays
+        None."""
         raise NotImplementedError
 
     def fresh(self, size: int) -> Any:
@@ -148,17 +153,18 @@ class Commands:
         raise NotImplementedError
 
     def complete(self, event: Any) -> bool:
-        """Whether a command given here, or to others of the kind, has run to its end."""
+        """Whether a command of this kind of queue has completed."""
         import pyopencl as cl
 
         return event.command_execution_status == cl.command_execution_status.COMPLETE
 
     def flush(self) -> Any:
-        """See to it that the commands so far run without another word."""
+        """Flush: the commands so far will run without a further call."""
         return None
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., Any]:
-        """``run(commands, wait_for=None)``: the launch with its arguments set, for many replays on this kind."""
+        """Returns ``run(commands, wait_for=None)``, a launch with its arguments set, for many replays on this kind of
+        commands."""
         if not any(type(a) is Late for a in arguments):
             return lambda commands, wait_for=None: commands.launch(kernel, arguments, wait_for)
 

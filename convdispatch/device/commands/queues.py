@@ -33,7 +33,7 @@ class OpenCLQueue(Commands):
 
     @property
     def properties(self) -> int:
-        """The queue's: whether it is in order."""
+        """The queue's properties, which say whether it is in order."""
         return self.queue.properties
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> cl.Event:
@@ -41,7 +41,7 @@ class OpenCLQueue(Commands):
             return kernel.bound(self.queue, kernel.global_size, kernel.local_size, *arguments, wait_for=wait_for)
 
     def bind(self, kernel: Kernel, arguments: Sequence[Any]) -> Callable[..., cl.Event]:
-        """A kernel of its own that keeps its arguments: a replay is one enqueue."""
+        """Binds a launch to a new pyopencl kernel that keeps its arguments, so that a replay is one enqueue."""
         import pyopencl as cl
 
         own, sizes, enqueue = kernel.plain(), (kernel.global_size, kernel.local_size), cl.enqueue_nd_range_kernel
@@ -57,7 +57,7 @@ class OpenCLQueue(Commands):
                 own.set_arg(place, number(given.value))
             return enqueue(commands.queue, own, *sizes, wait_for=wait_for)
 
-        return run  # holds the arguments: a kernel does not keep their memory alive
+        return run  # the closure keeps the arguments' memory alive, which a cl.Kernel does not
 
     def copy(
         self,
@@ -108,12 +108,12 @@ class OpenCLQueue(Commands):
 
 
 def _itself(memory: Any) -> Any:
-    """Memory as a kernel's argument."""
+    """Returns memory unchanged, as a kernel's argument."""
     return memory
 
 
 def commands_of(queue: Any) -> Commands:
-    """What takes the commands that are given to ``queue``: itself, the recording that captures it, or OpenCL."""
+    """The Commands for ``queue``: the queue itself, the recording that captures it, or an OpenCLQueue."""
     if isinstance(queue, Commands):
         return queue
     capturing = thread.capturing

@@ -1,4 +1,4 @@
-"""Recording: stands where a queue does while work is enqueued, and keeps the commands to be replayed without Python.
+"""Recording takes the place of a queue while work is enqueued, and stores the commands, to be replayed without Python.
 
 Memory asked for meanwhile is only a Slot: how long each is in use is known when the recording ends, so that all of them
 share one arena. Commands stay in the order in which they came. What cannot be recorded (a plan that calls another
@@ -54,28 +54,28 @@ class Command:
     what: str
     step: int = 0
     kernel: Kernel | None = None
-    """What it launches, with ``arguments``; None for other commands."""
+    """The kernel that the command launches with ``arguments``; None for other commands."""
     arguments: Sequence[Any] = ()
-    """Of the kernel, or of the call of ``copy``; none for other commands."""
+    """The arguments of the kernel, or of the call of ``copy``; empty for other commands."""
     late: bool = False
-    """Whether it takes a number that is asked for anew at each replay."""
+    """Whether the command takes a number that is asked for anew at each replay."""
 
     def wait(self) -> None:
-        """Raises InvalidArgument: it has not run."""
+        """Raises InvalidArgument, because a recorded command has not run."""
         raise InvalidArgument("a recorded command runs when it is replayed, there is nothing to wait for")
 
 
 @dataclass(eq=False)
 class Recording(Commands):
-    """What plans and tensors take for a queue (in order) of ``queue``'s context and device."""
+    """A recording of commands, which plans and tensors use like an in-order queue of ``queue``'s context and device."""
 
     queue: cl.CommandQueue
-    """The real one: work that must happen now, such as packing constant weights, goes there."""
+    """The real queue, which takes work that must happen now, such as packing constant weights."""
     commands: list[Command] = field(default_factory=list)
     step: int = 0
-    """The present unit of work; the caller counts."""
+    """The number of the present unit of work, which the caller counts."""
     lates: list[Late] = field(default_factory=list)
-    """What a replay draws before it begins."""
+    """The late numbers that a replay draws before it begins."""
 
     replayed = True
 
@@ -91,7 +91,7 @@ class Recording(Commands):
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Recording]:
-        """Inside the block, this thread's commands for the real queue come here, and nothing runs."""
+        """Inside the block, this thread's commands for the real queue are recorded, and nothing runs."""
         outer, thread.capturing = thread.capturing, self
         try:
             yield self
@@ -108,11 +108,11 @@ class Recording(Commands):
         return Slot(max(size, 1), persistent=persistent)
 
     def fresh(self, size: int) -> cl.MemoryObject:
-        """Real memory."""
+        """Allocates real memory from the queue, not a slot."""
         return memory.fresh(self.queue, size)
 
     def bring(self, array: np.ndarray) -> cl.MemoryObject:
-        """Real memory."""
+        """Copies an array to real memory of the queue, not to a slot."""
         return memory.fresh(self.queue, array.nbytes, array)
 
     def read(self, region: Any, array: np.ndarray, offset: int = 0) -> None:
@@ -124,7 +124,7 @@ class Recording(Commands):
         raise InvalidArgument("a recording cannot replay a copy from the host")
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> Command:
-        """Record one kernel; stands for the event that a queue would answer."""
+        """Record the launch of one kernel; the Command takes the place of the event that a queue would return."""
         made = self._add(
             lambda memory, commands: commands.bind(kernel, _real(memory, arguments)), arguments, kernel.name
         )
@@ -177,7 +177,7 @@ class Recording(Commands):
 
 
 def with_numbers(kernel: Kernel, arguments: Sequence[Any]) -> cl.Kernel:
-    """A kernel of its own with all its arguments set but slots."""
+    """A new pyopencl kernel with all arguments set except slots."""
     made = kernel.plain()
     for at, (given, dtype) in enumerate(zip(arguments, kernel.dtypes, strict=True)):
         if type(given) is not Slot:

@@ -37,11 +37,13 @@ _AT_LEAST = 0
 _FAILED = -1
 _REMEMBERED = 1024
 _MOST = 64
-"""Bridges kept; beyond, those of queues without work go, and are made anew should their queue be used again."""
+"""The most bridges that are cached; beyond, those of idle queues are dropped, and made anew if their queue is used
+again."""
 _TOGETHER = 8
-"""Pieces of brief work whose events one call completes, at most."""
+"""The most pieces of brief work whose events one host call completes."""
 _LOOK, _SELDOM = 2e-5, 1e-3
-"""Seconds between two looks whether a call that was put off is due; ever more where none is, at most the second."""
+"""Seconds between two checks whether a postponed host call is due: the first value, growing to the second while none
+is."""
 _bridges: dict[Any, Bridge] = {}
 _pools: dict[Any, StreamPool] = {}
 _lock = threading.Lock()
@@ -55,13 +57,16 @@ class Bridge:
 
         self.queue, self.cuda = queue, pool.cuda
         self.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        self._written: Any = None  # the event of the flag's last number, on an out-of-order queue
+        self._written: Any = None  # the event of the last write to the flag, on an out-of-order queue
         self._lock = threading.RLock()
-        self._own: OrderedDict[int, Any] = OrderedDict()  # events this bridge gave out; holding them keeps ids apart
-        self._follows = False  # whether the work in flight waits for this bridge's own events only
-        self._called: Any = None  # the user event of the last call
-        self._put_off: tuple[Any, Any, int] | None = None  # user event, words and pieces of work of a call to be made
-        complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus  # of the loader that pyopencl is linked with
+        # Events that this bridge returned; holding them keeps their handles unique.
+        self._own: OrderedDict[int, Any] = OrderedDict()
+        self._follows = False  # whether the work in flight waits for no other events than this bridge's own
+        self._called: Any = None  # the user event that the last host call on the stream completes
+        # A postponed host call: its user event, its argument words, and the pieces of work that share it.
+        self._put_off: tuple[Any, Any, int] | None = None
+        # clSetUserEventStatus of the OpenCL loader that pyopencl is linked with
+        complete = ctypes.CDLL(cl._cl.__file__).clSetUserEventStatus
         self._complete = ctypes.cast(complete, c_void_p).value
         self._streams, self._pool = pool.take(), pool
         self.stream = self._streams.stream
@@ -87,7 +92,7 @@ class Bridge:
         self._lock.release()
 
     def idle(self) -> bool:
-        """Whether no work is in flight, and no call is to be made."""
+        """Whether no work is in flight, and no host call is postponed."""
         return self._put_off is None and self._streams.idle()
 
     def enter(self, wait_for: Sequence[cl.Event] | None = None) -> None:
@@ -98,9 +103,10 @@ class Bridge:
         import pyopencl as cl
 
         streams, waits = self._streams, list(wait_for or ())
-        streams.count = (streams.count + 1) & 0xFFFFFFFF  # CUDA compares in a circle
+        streams.count = (streams.count + 1) & 0xFFFFFFFF  # cuStreamWaitValue32 compares modulo 2**32
         if self._written is not None:
-            waits.append(self._written)  # else a later number might let earlier work begin
+            # The flag's writes stay in order: a later, higher number would let earlier work begin too soon.
+            waits.append(self._written)
         number = np.uint32(streams.count)
         written = cl.enqueue_fill_buffer(self.queue, streams.memory, number, streams.offset, 4, wait_for=waits or None)
         if not self.in_order:
@@ -122,7 +128,8 @@ class Bridge:
         else:
             self._call(finished, words)
         stand = cl.enqueue_barrier if self.in_order else cl.enqueue_marker
-        event = stand(self.queue, wait_for=[finished])  # a command: what lets go of memory sees that it is in use
+        # A command on the queue shows code that frees memory that the memory is in use.
+        event = stand(self.queue, wait_for=[finished])
         self._own[event.int_ptr] = (event, finished, words)
         if len(self._own) > _REMEMBERED:
             self._forget()
@@ -132,7 +139,8 @@ class Bridge:
         import pyopencl as cl
 
         finished = cl.UserEvent(self.queue.context)
-        return finished, (c_uint64 * 3)(self._complete, finished.int_ptr, 0), 0  # status 0 is CL_COMPLETE
+        # The third word, 0, is the status CL_COMPLETE.
+        return finished, (c_uint64 * 3)(self._complete, finished.int_ptr, 0), 0
 
     def _call(self, finished: cl.UserEvent, words: Any) -> None:
         """Complete ``finished`` when the stream's work so far is done."""
@@ -151,27 +159,27 @@ class Bridge:
 
     @property
     def behind(self) -> bool:
-        """Whether a call was put off and is still to be made."""
+        """Whether a postponed host call is still to be made."""
         return self._put_off is not None
 
     def catch_up(self, now: bool = False) -> None:
-        """Make the call that was put off, once the one before has come, or ``now``."""
+        """Make the postponed host call, once the preceding one has run, or ``now``."""
         with self:
             if self._put_off is None or (self._call_to_come() and not now):
                 return
             finished, words, _ = self._put_off
             try:
                 self._call(finished, words)
-            except ConvDispatchError:  # the device has gone: nobody shall wait for it
+            except ConvDispatchError:  # the device is lost: the user event fails, so that nothing waits for it for ever
                 self._put_off = None
                 finished.set_status(_FAILED)
 
     def allocate(self, size: int) -> cl.MemoryObject:
-        """Memory from the queue's pool, which CUDA sees where ``shares`` says so."""
+        """Memory from the queue's pool, which CUDA can use too where ``shares`` is true."""
         return allocate(self.queue, size)
 
     def shares(self, size: int) -> bool:
-        """Whether a block of ``size`` bytes is CUDA's too."""
+        """Whether CUDA can use a block of ``size`` bytes too."""
         return shared_with_cuda(self.queue.context, self.queue.device, size)
 
     def copy(self, target: Any, source: Any, size: int, wait_for: Any) -> cl.Event:
@@ -181,7 +189,7 @@ class Bridge:
         return cl.enqueue_copy(self.queue, target, source, byte_count=size, wait_for=wait_for or None)
 
     def _forget(self) -> None:
-        """Let go of the oldest events, those whose call has surely been made: they are complete."""
+        """Drop the oldest events, whose host calls have certainly been made, so that they are complete."""
         import pyopencl as cl
 
         while self._own:
@@ -199,7 +207,7 @@ _watcher: threading.Thread | None = None
 
 
 def _watch(bridge: Bridge) -> None:
-    """See to it that a call that was put off is made, should no further work come."""
+    """Have a postponed host call made by a background thread, should no further work come."""
     global _watcher
     with _to_watch:
         _watched.add(bridge)
@@ -218,7 +226,8 @@ def _look_after() -> None:
             bridges = list(_watched)
         pause = min(1.5 * pause, _SELDOM)
         for bridge in bridges:
-            bridge.catch_up()  # without the lock, which is taken inside a bridge's own
+            # Called without the lock _to_watch, which other threads take while they hold a bridge's own lock.
+            bridge.catch_up()
             with _to_watch:
                 if not bridge.behind:
                     _watched.discard(bridge)
@@ -228,7 +237,8 @@ def _look_after() -> None:
 
 @atexit.register
 def _settle() -> None:
-    """Make every call that was put off: nobody looks after them when the interpreter ends, and drivers may wait."""
+    """Make every postponed host call, because no thread does so once the interpreter ends, and drivers may wait for
+    them."""
     with _to_watch:
         bridges = list(_watched)
     for bridge in bridges:

@@ -19,7 +19,8 @@ def side_streams(place: CudaPlace, count: int) -> list[CudaStream]:
 
 
 class CudaGraph:
-    """What ``give()`` gives to ``streams`` (and what these wait for), captured; it begins and ends on the first."""
+    """A captured CUDA graph of the commands that ``give()`` enqueues on ``streams``; it begins and ends on the first of
+    them."""
 
     def __init__(self, streams: Sequence[CudaStream], give: Callable[[], Any]) -> None:
         """Raises what ``give`` raises, and CudaError where the driver captures no such thing."""
@@ -42,7 +43,7 @@ class CudaGraph:
                 cuda("cuGraphDestroy", graph)
 
     def launch(self, stream: CudaStream) -> None:
-        """Give all of it to a stream of the device."""
+        """Launch the graph on a stream of the device."""
         stream.launch_graph(self._made)
 
     def __del__(self) -> None:

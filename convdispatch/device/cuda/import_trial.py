@@ -13,7 +13,7 @@ from ..memory.cuda_imports import NO_MEMORY, REFUSED, opencl_buffer
 from ..runtime import context, find_device
 
 LARGE = 512 << 20
-"""Bytes that are imported."""
+"""Bytes of the block that the trial imports."""
 
 
 def attempt(address: str) -> None:
@@ -31,7 +31,7 @@ def attempt(address: str) -> None:
         opencl_buffer(context(device), shared)
     except CudaError:
         os._exit(REFUSED)
-    os._exit(0)  # drivers' ends may crash, which is not what was asked
+    os._exit(0)  # end without exit handlers: drivers may crash in theirs, which is not what this process tries
 
 
 if __name__ == "__main__":

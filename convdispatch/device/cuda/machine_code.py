@@ -19,19 +19,19 @@ from .ptx import MOST_STATIC_SHARED
 
 _FORM = b"convdispatch machine code 1\n"
 _ANY = "any machine code"
-"""In a collection's programs: that it holds machine code."""
+"""The key in a collection's programs that says that the collection holds machine code."""
 _MISSING = "a program without machine code"
-"""In a collection's programs: that not all of them have it."""
+"""The key in a collection's programs that says that not all of them have machine code."""
 _SHARED = re.compile(r"\.shared\b[^;\[]*\[(\d+)\]")
 _PTX = 1
-"""CU_JIT_INPUT_PTX."""
+"""CUDA's constant CU_JIT_INPUT_PTX."""
 _MAJOR, _MINOR = 75, 76
-"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+"""CUDA's constants CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 
 
 @functools.lru_cache(maxsize=16)
 def _identity(cuda: Cuda) -> str:
-    """What machine code depends on beside its text: the driver that assembles, and the kind of device."""
+    """What machine code depends on besides its PTX: the driver that assembles it, and the kind of device."""
     version, found = c_int(), []
     cuda("cuDriverGetVersion", byref(version))
     for attribute in (_MAJOR, _MINOR):
@@ -46,8 +46,8 @@ def _key(cuda: Cuda, text: str) -> str:
 
 
 def machine_code(cuda: Cuda, text: str) -> bytes | None:
-    """The machine code of a PTX text: carried by a pack, from its file, or assembled now and kept; None where nothing
-    is kept, and where the driver does not hand it out."""
+    """The machine code of a PTX text: from a plan pack, from its cache file, or assembled now and cached; None where
+    nothing is cached, and where the driver does not return it."""
     from ..programs.binary_cache import folder, read_file, write_file
 
     try:
@@ -60,7 +60,7 @@ def machine_code(cuda: Cuda, text: str) -> bytes | None:
     place = folder()
     path = None if place is None else place / f"{key[:40]}.cubin"
     if path is None and not artifact_store.gathers():
-        return None  # the driver's own cache serves
+        return None  # without a folder of ours, the CUDA driver's own cache has to do
     found = None if path is None else read_file(path, _FORM)
     if found is None:
         with phase("assemble"):
@@ -80,14 +80,14 @@ def carried() -> bool:
 
 
 def note(cuda: Cuda, text: str) -> None:
-    """Give those who gather the machine code of a text that this process loaded before."""
+    """Add the machine code of a text that this process loaded before to the collections that are gathering."""
     if artifact_store.gathers():
         machine_code(cuda, text)
 
 
 def _assembled(cuda: Cuda, text: str) -> bytes | None:
-    """By the driver's linker, which alone hands out what it makes; None where it refuses what its loader takes: it
-    allows a kernel less static shared memory."""
+    """The machine code made by the driver's linker, which alone returns what it makes; None where it refuses what its
+    loader takes: it allows a kernel less static shared memory."""
     if sum(map(int, _SHARED.findall(text))) > MOST_STATIC_SHARED:
         return None
     with contextlib.suppress(CudaError):
@@ -96,7 +96,7 @@ def _assembled(cuda: Cuda, text: str) -> bytes | None:
 
 
 def _linked(cuda: Cuda, text: str) -> bytes | None:
-    """Raises CudaError."""
+    """Returns the driver's linker's machine code of a PTX text. Raises CudaError."""
     state, content = c_void_p(), text.encode() + b"\0"
     with cuda.current():
         cuda("cuLinkCreate_v2", c_uint(0), None, None, byref(state))

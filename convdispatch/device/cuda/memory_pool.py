@@ -14,7 +14,7 @@ KEEP = 1 << 29
 """Bytes that stay with the pool, unused, when the device is synchronised."""
 _PINNED, _DEVICE, _NO_EXPORT = 1, 1, 0
 _THRESHOLD, _RESERVED, _USED = 4, 5, 7
-"""Attributes of a pool."""
+"""CUDA's numbers of memory pool attributes: release threshold, reserved bytes, used bytes."""
 
 
 class _Properties(ctypes.Structure):
@@ -30,7 +30,7 @@ class _Properties(ctypes.Structure):
 
 
 class CudaPool:
-    """Blocks by ``cuMemAllocFromPoolAsync``; safe from several threads."""
+    """A pool of blocks allocated by ``cuMemAllocFromPoolAsync``; safe from several threads."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda, self._made, self._lock = cuda, None, threading.Lock()
@@ -58,7 +58,7 @@ class CudaPool:
         return Lease(self, block.value, stream)
 
     def give_back(self, address: int, stream: int) -> None:
-        """The stream's work so far is the last that uses a block."""
+        """Give a block back: no later work than the stream's work so far uses it."""
         self.active_blocks -= 1
         with self._cuda.current():
             self._cuda.driver.cuMemFreeAsync(address, stream)
@@ -73,7 +73,7 @@ class CudaPool:
 
     @property
     def managed_bytes(self) -> int:
-        """Bytes held: in use, or kept."""
+        """Bytes that the pool holds, in use or not."""
         return self._attribute(_RESERVED)
 
     @property

@@ -34,26 +34,26 @@ _LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bool": "?"}
 _INTEGERS = {("i", 1): "b", ("i", 2): "h", ("i", 4): "i", ("i", 8): "q"}
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _WHOLE_GROUP = 256
-"""Work items of a group where the kernel leaves the choice."""
+"""Work items of a work group where the kernel leaves the choice."""
 _DYNAMIC_SHARED = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+"""CUDA's constant CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 _MOST_GROUPS = (2**31 - 1, 65535, 65535)
-"""Of a launch, along each axis."""
+"""The most groups of a launch along x, y and z."""
 _MOST_ITEMS = (1024, 1024, 64)
-"""Of a group, along each axis."""
+"""The most work items of a group along x, y and z."""
 _lock = threading.Lock()
 _modules: dict[tuple[int, bytes, Row | None], Module | str] = {}
-"""By device, hash of the binary and the kernel that is launched in one row, if any: what was loaded, or why nothing
-was. Never unloaded: a caller's CUDA graph may hold a kernel longer than any plan does; the same text is never loaded
-twice."""
+"""Loaded modules, or the reason why one was not loaded, by device, hash of the binary and the kernel that is launched
+in one row, if any. Never unloaded: a caller's CUDA graph may hold a kernel longer than any plan does; the same text is
+never loaded twice."""
 
 
 class Row(NamedTuple):
-    """A kernel with more groups along y or z than CUDA launches: all of them lie along x instead."""
+    """A kernel with more groups along y or z than CUDA can launch: all its groups are launched along x instead."""
 
     kernel: str
     groups: tuple[int, ...]
-    """Along x, y and z, as the kernel counts them."""
+    """The numbers of groups along x, y and z, as the kernel counts them."""
 
 
 class Form(NamedTuple):
@@ -61,9 +61,9 @@ class Form(NamedTuple):
 
     text: str
     overlaps: bool
-    """Whether its kernels may be launched before the one before has ended."""
+    """Whether the program's kernels may be launched before the preceding kernel has ended."""
     shared: dict[str, int]
-    """Bytes of shared memory that a launch has to give, by kernel."""
+    """Bytes of dynamic shared memory that a launch of each kernel must set, by the kernel's name."""
 
 
 class Module(NamedTuple):
@@ -71,7 +71,7 @@ class Module(NamedTuple):
 
     handle: c_void_p
     parameters: Mapping[str, list[Parameter]]
-    """By kernel."""
+    """The parameters of each kernel, by its name."""
     form: Form
 
 
@@ -95,7 +95,7 @@ def _module(cuda: Cuda, program: Any, row: Row | None = None) -> Module:
 
 
 def load(cuda: Cuda, binary: bytes, row: Row | None = None) -> Module | str:
-    """OpenCL's PTX in CUDA's driver, or why it is not."""
+    """The module loaded from OpenCL's PTX by CUDA's driver, or the reason why it was not loaded."""
     try:
         plain = for_cuda(binary)
         parameters = entries(plain)
@@ -119,7 +119,7 @@ def load(cuda: Cuda, binary: bytes, row: Row | None = None) -> Module | str:
 
 
 def _loaded(cuda: Cuda, text: str) -> c_void_p:
-    """By its machine code where that is to be had. Raises CudaError."""
+    """Loads a program from its machine code, if there is any, else from PTX. Raises CudaError."""
     module = c_void_p()
     code = machine_code(cuda, text)
     if code is not None:
@@ -132,8 +132,8 @@ def _loaded(cuda: Cuda, text: str) -> c_void_p:
 
 
 def _forms(plain: str) -> Iterator[Form]:
-    """Those to try in turn: with kernels that may overlap where the device has that, and without; of each first the
-    one that the driver's linker takes too, whose machine code can be kept."""
+    """The forms of a program to try in turn: with kernels that may overlap where the device supports that, and without;
+    of each, first the form that the driver's linker accepts too, whose machine code can be cached."""
     whole = overlapping(plain) if settings.CUDA_OVERLAP.value() else None
     for text, overlaps in ((whole, True), (plain, False)):
         if text is None:
@@ -154,8 +154,8 @@ def _letter(dtype: Any) -> str:
 
 
 def _sizes(kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(groups, items of a group), three of each; groups may be more along y or z than CUDA launches. Raises
-    Unlaunchable for what it launches in no form."""
+    """Returns (groups, work items of a group), three of each; groups may be more along y or z than CUDA launches.
+    Raises Unlaunchable for what it launches in no form."""
     wide = (*kernel.global_size, 1, 1)[:3]
     group = _group_of(wide) if kernel.local_size is None else (*kernel.local_size, 1, 1)[:3]
     if any(size % items for size, items in zip(wide, group, strict=True)):
@@ -173,7 +173,8 @@ def _too_many(groups: tuple[int, ...]) -> bool:
 
 
 def _group_of(wide: tuple[int, ...]) -> tuple[int, ...]:
-    """As many items along the first axis as divide it, but along the others those that the number of groups wants."""
+    """The size of a work group: as many items along the first axis as divide it, and along the others what the number
+    of groups requires."""
     left, group = _WHOLE_GROUP, [1, 1, 1]
     for axis in (1, 2):
         least = -(-wide[axis] // _MOST_GROUPS[axis])
@@ -203,7 +204,7 @@ class _Config(ctypes.Structure):
 
 
 _EARLY = _Attribute(6, 0, (1,))
-"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed."""
+"""The launch attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION with the value 1, allowed."""
 
 
 class Ready:
@@ -232,7 +233,7 @@ class Ready:
         self._overlaps, self._stream, self._early = function.overlaps, None, False
 
     def __call__(self, stream: int, operands: Sequence[int], early: bool) -> int:
-        """As ``Function``'s, with the operands' addresses."""
+        """Launches as ``Function`` does, with the operands' addresses."""
         words = self._words
         for at, operand, offset in self._places:
             words[at] = operands[operand] + offset
@@ -269,10 +270,10 @@ class Function:
             struct.calcsize("@" + "".join(letters[: at + 1])) - struct.calcsize(letters[at])
             for at in range(len(letters))
         ]
-        """Bytes from the first argument to each."""
+        """The offset of each argument from the first, in bytes."""
         self.launch, self.overlaps = cuda_call(cuda.driver, "cuLaunchKernelEx"), int(form.overlaps)
         self.shared = form.shared.get(kernel.name, 0)
-        """Bytes of shared memory that a launch gives beside what its text declares."""
+        """Bytes of dynamic shared memory that a launch sets beyond what the kernel's text declares."""
         self._lock = threading.Lock()
         self._room = ctypes.create_string_buffer(max(self.pack.size, 1))
         self._length = c_size_t(self.pack.size)
@@ -283,10 +284,10 @@ class Function:
         self._at = byref(self._config)
 
     def _check(self, kernel: Kernel, parameters: list[Parameter]) -> None:
-        """Hold what the PTX says beside what the launch will give."""
+        """Compare the parameters in the PTX with the arguments that a launch will pass."""
         sizes = [parameter.size for parameter in parameters]
         given = [8 if dtype is None else dtype.itemsize for dtype in kernel.dtypes]
-        # Where no type is named stands memory, or a NumPy number that has its own.
+        # A kernel parameter without a dtype is memory, or a NumPy scalar that has a dtype of its own.
         fits = len(sizes) == len(given) and all(
             size == wanted or (dtype is None and size in _UNSIGNED)
             for size, wanted, dtype in zip(sizes, given, kernel.dtypes, strict=True)
@@ -298,23 +299,23 @@ class Function:
             raise Unlaunchable(f"{kernel.name} takes pointers to {', '.join(sorted(spaces))} memory, not to global")
 
     def numbers(self, arguments: list[Any]) -> list[Any]:
-        """The arguments as ``pack`` takes them: NumPy numbers that name their own type by their bytes."""
+        """The arguments as ``pack`` takes them: NumPy scalars with a dtype of their own are passed as their bytes."""
         for place in self.memory:
             if isinstance(arguments[place], np.generic):
                 arguments[place] = int.from_bytes(arguments[place].tobytes(), sys.byteorder)
         return arguments
 
     def ready(self, arguments: Sequence[Any], places: Sequence[tuple[int, int, int]]) -> Ready:
-        """A launch of its own with these arguments, for many calls with other memory."""
+        """A Ready launch with these arguments, for many calls with other memory."""
         return Ready(self, arguments, places)
 
     def __call__(self, stream: int, arguments: list[Any], early: bool = True) -> int:
-        """Launch on a stream of the current context, memory as addresses; CUDA's status.
+        """Launch on a stream of the current context, with memory as addresses; returns CUDA's status.
 
         ``early`` lets it be placed before the kernel before has ended, for which it waits itself.
         """
         self.numbers(arguments)
-        with self._lock:  # the driver copies the arguments before it returns
+        with self._lock:  # guards the argument buffer, which the driver copies before it returns
             self.pack.pack_into(self._room, 0, *arguments)
             config = self._config
             config.stream, config.count = stream, self.overlaps if early else 0
@@ -322,7 +323,7 @@ class Function:
 
 
 def function_of(cuda: Cuda, kernel: Kernel) -> Function:
-    """What launches a kernel on CUDA's streams, made once. Raises Unlaunchable."""
+    """The Function that launches a kernel on CUDA's streams, created once. Raises Unlaunchable."""
     found = kernel.streams
     if found is None:
         found = kernel.streams = Function(cuda, kernel)

@@ -30,7 +30,8 @@ MOST_STATIC_SHARED = 48 << 10
 """Bytes of shared memory that a kernel may declare with a size, for the driver's linker."""
 
 _LATELY = 16
-"""Texts that are remembered: a program is read as it is built, and again as CUDA's driver loads it."""
+"""The number of parsed texts that are cached: a program is read when it is built, and again when CUDA's driver loads
+it."""
 
 
 class Unlaunchable(ConvDispatchError):
@@ -41,7 +42,7 @@ class Parameter(NamedTuple):
     """One parameter of a kernel."""
 
     size: int
-    """Bytes."""
+    """The size of the parameter in bytes."""
     space: str
     """``global``, ``const`` or ``shared`` for a pointer; empty for a number."""
 

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 Allocate = Callable[[int], tuple[int, Any]]
 """``allocate(size) -> (address, owner)``: memory for work on the stream, which the owner's end gives back."""
 _LATER = {700, 710, 713, 714, 715, 716, 717, 718, 719}
-"""CUDA's errors of a kernel that ran before the call that answers them; the context is lost with each."""
+"""CUDA's error codes of a kernel that ran before the call that returns them; each of them loses the context."""
 _NO_TIMING = 2
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
-BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA reads it once a process too
+BLOCKED = os.environ.get(BLOCKING, "0") not in ("", "0")  # CUDA also reads CUDA_LAUNCH_BLOCKING only once per process
 _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """Of threads only the one that forked is in the child."""
+    """After a fork only the forking thread exists in the child, so the lock is made anew."""
     global _lock
     _lock = threading.Lock()
 
@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class CudaMemory:
-    """``size`` bytes at a CUDA address; ``held`` is what must live as long."""
+    """Memory of ``size`` bytes at a CUDA address; ``held`` is an object that must live as long."""
 
     __slots__ = ("address", "held", "size")
 
@@ -73,11 +73,11 @@ class CudaPlace(NamedTuple):
     cuda: Cuda
     pool: CudaPool
     recent: deque[str]
-    """What was launched last, for the word about a fault."""
+    """The solvers that were launched last, for the message about a fault."""
 
 
 class PoolPlace(NamedTuple):
-    """Under what a device's stream-ordered memory is counted among its pools."""
+    """The key under which a device's stream-ordered memory is counted among its pools."""
 
     device: cl.Device
     kind: str = "cuda"
@@ -85,7 +85,7 @@ class PoolPlace(NamedTuple):
 
 def place_of(number: int) -> CudaPlace:
     """CUDA's device of a number. Raises NoDevice where NVIDIA's OpenCL has no such device."""
-    with _lock:  # threads that ask while it is made wait
+    with _lock:  # while one thread makes the CudaPlace, others wait for it
         return _place_of(number)
 
 
@@ -112,9 +112,9 @@ class CudaStream(Commands):
     __slots__ = ("_allocate", "_stream", "early", "handle", "place")
     kind = "cuda"
     properties = 0
-    """Of a queue in order."""
+    """The properties of an OpenCL queue in order, as which a stream counts."""
     early: bool
-    """Whether what was given last was a kernel: the next may be placed before it has ended."""
+    """Whether the last command was a kernel, so that the next kernel may be launched before it has ended."""
 
     def __init__(self, place: CudaPlace, handle: int, allocate: Allocate | None = None) -> None:
         self.place, self.handle, self._allocate = place, handle, allocate
@@ -139,7 +139,7 @@ class CudaStream(Commands):
     def __repr__(self) -> str:
         return f"CudaStream({self.handle:#x} on CUDA's device {self.place.number})"
 
-    # --- commands ----------------------------------------------------------------------------------------------------
+    # --- commands (see the class Commands) ---------------------------------------------------------------------------
 
     def launch(self, kernel: Kernel, arguments: Sequence[Any], wait_for: Any = None) -> CudaStream:
         """See Commands. Raises Unlaunchable where the program or its arguments are nothing for CUDA."""
@@ -149,13 +149,13 @@ class CudaStream(Commands):
             one = given[at]
             if type(one) is CudaMemory:
                 given[at] = one.address
-            elif not isinstance(one, np.generic):  # a number of its own type
+            elif not isinstance(one, np.generic):  # a NumPy scalar is passed as it is, with its own dtype
                 given[at] = address_of(one)
         self.launch_function(function, given)
         return self
 
     def launch_function(self, function: Function, arguments: list[Any]) -> None:
-        """Launch what is loaded, memory as addresses."""
+        """Launch a loaded function, with memory as addresses."""
         status = function(self.handle, arguments, self.early)
         self.early = True
         if status:
@@ -175,7 +175,7 @@ class CudaStream(Commands):
         target_offset: int = 0,
         wait_for: Any = None,
     ) -> CudaStream:
-        self.early = False  # a kernel after what is no kernel waits for its end
+        self.early = False  # a kernel launched after a copy must wait for the copy's end
         to, of = address_of(target) + target_offset, address_of(source) + source_offset
         self._call("cuMemcpyAsync", to, of, size, self._stream)
         return self
@@ -189,25 +189,25 @@ class CudaStream(Commands):
             value, name = int.from_bytes(raw, sys.byteorder), f"cuMemsetD{8 * len(raw)}Async"
             self._call(name, at, value, size // len(raw), self._stream)
             return self
-        for word in range(0, len(raw), 4):  # every second word, then the others
+        for word in range(0, len(raw), 4):  # each fill writes one 32-bit word of every repetition of the number
             value = int.from_bytes(raw[word : word + 4], sys.byteorder)
             self._call("cuMemsetD2D32Async", at + word, len(raw), value, 1, size // len(raw), self._stream)
         return self
 
     def allocate(self, size: int) -> CudaMemory:
-        """From the caller's allocator, else from the pool; given back in the stream's order."""
+        """Memory from the caller's allocator, else from the pool; it is given back in the stream's order."""
         address, owner = self.scratch(size or 1)
         return CudaMemory(address, size, owner)
 
     def scratch(self, size: int) -> tuple[int, Any]:
-        """(address, owner) of memory as ``allocate`` gives it."""
+        """Returns (address, owner) of memory from the same source as ``allocate``."""
         if self._allocate is not None:
             return self._allocate(size)
         lease = allocator.take(self.place.pool, PoolPlace(self.place.device), size, stream=self.handle)
         return lease.address, lease
 
     def fresh(self, size: int) -> CudaMemory:
-        """From the pool, whoever the caller's allocator is: PyTorch's may serve a graph's own memory just now.
+        """Memory from the pool, even if the caller has an allocator: PyTorch's may serve a graph's own memory just now.
 
         Raises ConvDispatchError while a graph is captured.
         """
@@ -230,34 +230,34 @@ class CudaStream(Commands):
         return made
 
     def complete(self, event: CudaStream) -> bool:
-        """Waits: weights are packed once, and other streams read them."""
+        """Waits for the stream, because weights are packed once and read by other streams."""
         event.wait()
         return True
 
     def mark(self) -> c_void_p:
-        """An event of all that was given so far."""
+        """A CUDA event after all commands given so far."""
         event = self.place.cuda.make("cuEventCreate", _NO_TIMING)
         self._call("cuEventRecord", event, self._stream)
         return event
 
     def wait_for(self, event: c_void_p) -> None:
-        """What is given from now on begins after an event."""
+        """Make all commands given from now on wait for an event."""
         self.early = False
         self._call("cuStreamWaitEvent", self._stream, event, 0)
 
     def launch_graph(self, graph: c_void_p) -> None:
-        """Give an instantiated graph."""
+        """Launch an instantiated CUDA graph on the stream."""
         self.early = False
         self._call("cuGraphLaunch", graph, self._stream)
 
     def before(self, handle: int) -> None:
-        """What is given to another stream of the device from now on begins after all that was given here."""
+        """Make later commands of another stream of the device wait for all commands given to this one so far."""
         event = self.mark()
         self._call("cuStreamWaitEvent", c_void_p(handle), event, 0)
         self._call("cuEventDestroy_v2", event)
 
     def after(self, other: CudaStream) -> None:
-        """What is given here from now on begins after all that another stream was given."""
+        """Make later commands of this stream wait for all commands given to another stream so far."""
         with other.current():
             event = other.mark()
         self.wait_for(event)
@@ -280,23 +280,25 @@ class CudaStream(Commands):
         self._call("cuStreamSynchronize", self._stream)
 
     def capturing(self) -> bool:
-        """Whether what is given now goes into a CUDA graph."""
+        """Whether the stream's commands are being captured into a CUDA graph."""
         found = c_int()
         self._call("cuStreamIsCapturing", self._stream, byref(found))
         return found.value != 0
 
-    # --- faults -----------------------------------------------------------------------------------------
+    # --- the current context, and faults ----------------------------------------------------------------
 
     def current(self) -> Any:
         """A context manager: the device's context is this thread's meanwhile."""
         return self.place.cuda.current()
 
     def noted(self, what: str) -> None:
-        """What comes now is ``what``'s: a fault that is told later may be its fault."""
+        """Note that the commands from now on are those of ``what``, the solver to name where a fault is reported
+        later."""
         self.place.recent.append(what)
 
     def check(self) -> None:
-        """Wait for what was given, if CUDA_LAUNCH_BLOCKING says so: a fault is then told here, by its solver's name."""
+        """Wait for the commands so far if CUDA_LAUNCH_BLOCKING is set: a fault is then reported here, by its solver's
+        name."""
         if BLOCKED:
             self.wait()
 

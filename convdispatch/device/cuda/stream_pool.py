@@ -1,4 +1,4 @@
-"""What bridges between OpenCL queues and CUDA stand on: streams, events and flags that both worlds see.
+"""The resources of bridges between OpenCL queues and CUDA: streams, events, and flags in memory that both share.
 
 Flags are words of shared memory, made many at a time because making them waits for the device. Streams whose
 bridge has gone serve the next one, once their work is done.
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _NON_BLOCKING, _NO_TIMING = 1, 2
 _FLAGS, _APART = 1024, 64
-"""Flags made at a time, and the bytes from one to the next: a cache line's, since each has a writer of its own."""
+"""The number of flags made at a time, and the bytes between two flags: a cache line, because each flag has its own
+writer."""
 
 
 class Streams:
@@ -30,15 +31,15 @@ class Streams:
         self.stream = cuda.make("cuStreamCreate", _NON_BLOCKING)
         self.aside = cuda.make("cuStreamCreate", _NON_BLOCKING)
         self.done = cuda.make("cuEventCreate", _NO_TIMING)
-        self.held: Any = None  # what calls that are still to be made use, after the bridge has gone
+        self.held: Any = None  # keeps alive what host calls still to come will use, after the bridge has gone
 
     def idle(self) -> bool:
-        """Whether all its work is done, and so all that it waited for."""
+        """Whether all work of both streams is done, and so all that it waited for."""
         return self.cuda.idle(self.stream) and self.cuda.idle(self.aside)
 
 
 class StreamPool:
-    """A context's Streams: flags for new ones, and those whose bridges have gone, for use again."""
+    """The Streams of a context: flags for new ones, and Streams whose bridges have gone, to be reused."""
 
     def __init__(self, context: cl.Context, device: cl.Device, cuda: Cuda) -> None:
         self.cuda, self._context, self._device = cuda, context, device
@@ -47,12 +48,12 @@ class StreamPool:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Make flags where few are left."""
+        """Make more flags where few are left."""
         if len(self._flags) < _FLAGS // 4:
             self._grow()
 
     def _grow(self) -> None:
-        """More flags, all zero: this waits for the device, so bridges find them made."""
+        """Make more flags, all zero. This waits for the device, so it is done before bridges need them."""
         memory = persistent(self._context, self._device, _FLAGS * _APART)
         stream = self.cuda.make("cuStreamCreate", _NON_BLOCKING)
         self.cuda("cuMemsetD32Async", cuda_address(memory), 0, _FLAGS * _APART // 4, stream)
@@ -61,7 +62,7 @@ class StreamPool:
         self._flags.extend((memory, number * _APART) for number in range(_FLAGS))
 
     def take(self) -> Streams:
-        """Streams without work."""
+        """Returns Streams that have no work in flight."""
         with self._lock:
             for _ in range(len(self._returned)):
                 streams = self._returned.popleft()
@@ -74,6 +75,7 @@ class StreamPool:
             return Streams(self.cuda, *self._flags.pop())
 
     def give_back(self, streams: Streams, held: Any) -> None:
-        """A bridge has gone, its work perhaps not; takes no lock, since garbage may be collected anywhere."""
+        """Take back the Streams of a bridge that has gone, whose work may still run; takes no lock, since garbage
+        collection may call this anywhere."""
         streams.held = held
         self._returned.append(streams)

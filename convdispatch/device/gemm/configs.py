@@ -14,9 +14,9 @@ from .spec import GemmSpec
 B_PASS_BYTES = 512 * 1024
 """Bytes of B that one pass over the rows of A may occupy in a core's second-level cache."""
 LOCAL_B_BYTES = 128 * 1024
-"""Bytes of local memory for a block of B that a work item packs itself."""
+"""Most bytes of local memory for a block of B that a work item packs itself."""
 LOCAL_A_BYTES = 32 * 1024
-"""Bytes of local memory for a tile's rows of A, which should stay in the first-level cache."""
+"""Most bytes of local memory for a tile's rows of A, which should stay in the first-level cache."""
 ITEM_FLOPS = 1_000_000
 """Operations that a CPU work item should do: starting one costs some hundred nanoseconds."""
 SPLIT_FLOPS = 1_000_000
@@ -224,7 +224,7 @@ def gpu_configs(spec: GemmSpec, device: DeviceInfo) -> Iterator[dict[str, Any]]:
 
 
 def _gpu_split(spec: GemmSpec, device: DeviceInfo, tile: dict[str, int]) -> tuple[int, int]:
-    """Parts of the sum over k that fill the device when the tiles of C do not."""
+    """Return the number and length of the parts of the sum over k that fill the GPU if the tiles of C do not."""
     groups = cdiv(spec.m, tile["bm"]) * cdiv(spec.n, tile["bn"]) * spec.batch
     split = 1
     if groups < device.compute_units:

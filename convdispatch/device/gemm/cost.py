@@ -85,7 +85,7 @@ def _operations(m: int, n: int, k: int, mr: int, nv: int, lanes: int) -> float:
 
 
 def _packed(spec: GemmSpec) -> float:
-    """Operations of an element of A that is packed: across rows, squares are transposed in registers, rests are not."""
+    """Return operations at peak rate per packed element of A. Across rows, squares are transposed in registers."""
     rows, columns = spec.a.row, spec.a.col
     if rows.stride <= 1:
         return PACKED[False]
@@ -101,7 +101,7 @@ def _overflows(step: int, count: int, lines: int) -> bool:
 
 
 def _read_again(spec: GemmSpec, gemm: Mapping[str, Any], depth: int) -> tuple[float, float]:
-    """Operations of an element of A for each further panel of B, and of one of B for each further row of tiles."""
+    """Return operations per element of A for each further panel of B, and per element of B for each further row."""
     size, nv = spec.accumulator_size, gemm["nv"]
     a = b = 0.0
     if not (gemm["pack_a"] or spec.a_packed):
@@ -119,7 +119,7 @@ def _read_again(spec: GemmSpec, gemm: Mapping[str, Any], depth: int) -> tuple[fl
 
 
 def product_cost(spec: GemmSpec, gemm: Mapping[str, Any], balance: Balance = FITTED) -> float:
-    """Operations of the peak of a product under one of its configurations, on a CPU of this balance."""
+    """Return the predicted time of a product under one configuration, in operations at the CPU's peak rate."""
     launch, away = LAUNCH * balance.launch, MEMORY_OPS * balance.memory
     spec = _swapped(spec, gemm["swap"])
     mr, nv, lanes, split = gemm["mr"], gemm["nv"], gemm["lanes"], gemm["split"]

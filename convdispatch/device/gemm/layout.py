@@ -80,7 +80,7 @@ def packed_layout(spec: GemmSpec, config: Mapping[str, Any], operand: str) -> Pa
 
 
 def direct(spec: GemmSpec, letter: str, lanes: int) -> bool:
-    """Whether the CPU's kernel can read an operand in place; ``spec`` is simplified and in the kernel's order."""
+    """Whether the CPU's kernel can read an operand unpacked; ``spec`` is simplified and in the kernel's order."""
     if spec.dtype not in ("float32", "float64"):
         return False
     if letter == "a":

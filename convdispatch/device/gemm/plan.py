@@ -162,7 +162,7 @@ def _workspace_areas(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[dict[st
         packs = {x: config["pack_" + x] or not direct(inner, x, config["lanes"]) for x in "ab"}
         packs = {x: packs[x] and config["pack_" + x] != "local" for x in "ab"}
     areas, size = {}, 0
-    # The first letter names the kernel's operand, the second the caller's
+    # The letter ``theirs`` names an operand in the kernel's order, ``ours`` the same operand in the caller's order.
     for theirs, ours in zip("ab", "ba" if config.get("swap") else "ab", strict=True):
         if packs[theirs] and not getattr(inner, theirs + "_packed"):
             areas[ours] = size
@@ -200,7 +200,7 @@ def _replace(spec: GemmSpec, packed: Mapping[str, bool]) -> GemmSpec:
 
 
 def _gemm_sizes(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Global and local sizes of the product's kernel."""
+    """Return the global and local sizes of the launch of the product's kernel."""
     if config["kind"] == "cpu":
         panels = -(-spec.n // (config["nv"] * config["lanes"]))
         tiles = -(-spec.m // config["mr"])

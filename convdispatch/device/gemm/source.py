@@ -62,7 +62,7 @@ def _pieces(first: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _tail(spec: GemmSpec, lanes: int, padded: bool, partial: bool) -> tuple[int, int] | None:
-    """Lanes of the last vector of a row of C that hold columns: the first ones, or where B is read in place without
+    """The lanes of the last vector of a row of C that hold columns: the first ones, or where B is read in place without
     padding the last. None where C's rows have whole vectors, or are not written as vectors."""
     rest = spec.n % lanes
     unit = partial or (spec.c.col.stride == 1 and spec.c.col.plain and spec.dtype in ("float32", "float64"))
@@ -245,6 +245,6 @@ def _narrow(spec: GemmSpec, axis: Axis, width: int, lanes: int) -> int:
 
 
 def reduce_text(spec: GemmSpec, config: Mapping[str, Any]) -> str:
-    """The program that adds the parts of a split sum."""
+    """Return the text of the program that adds the parts of a split sum."""
     lanes = config.get("lanes", 4)
     return _epilogue(spec, config, lanes, partial=False) + kernel_text(__package__, "reduce.cl.mako")

@@ -53,7 +53,7 @@ class Axis:
 
     @property
     def plain(self) -> bool:
-        """Whether neighbours are always ``stride`` apart."""
+        """Whether neighbouring indices are always ``stride`` elements apart."""
         return self.inner is None
 
 
@@ -101,7 +101,7 @@ class Epilogue:
 
     @property
     def bias_batch(self) -> Axis:
-        """The bias' batch axis."""
+        """The batch axis of the bias, as an ``Axis``."""
         step = self.bias_batch_stride
         return step if isinstance(step, Axis) else Axis(step)
 
@@ -159,7 +159,7 @@ class GemmSpec:
 
     @property
     def simplified(self) -> GemmSpec:
-        """The same product with every axis in its plainest form."""
+        """Return the same product with every axis in its simplest form."""
 
         def plain(matrix: Matrix, rows: int, cols: int) -> Matrix:
             return Matrix(matrix.row.simplified(rows), matrix.col.simplified(cols), matrix.batch.simplified(self.batch))
@@ -175,10 +175,10 @@ class GemmSpec:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, two a multiply-add."""
+        """Number of floating-point operations of the product, two per multiply-add."""
         return 2 * self.m * self.n * self.k * self.batch
 
     @property
     def accumulator_size(self) -> int:
-        """Bytes of one sum, which is also one packed element."""
+        """Bytes of one accumulator, which is also the size of one packed element."""
         return 8 if self.dtype == "float64" else 4

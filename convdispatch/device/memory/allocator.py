@@ -1,4 +1,4 @@
-"""Memory: a pool for each queue, counted and limited by device, and one allocation's views in OpenCL and CUDA.
+"""Device memory: a pool for each queue, counted and limited per device, and shared by OpenCL and CUDA where possible.
 
 Work on one in-order queue may use a block again as soon as the host has let go of it, work on another queue may not:
 so each queue has a pool. On an NVIDIA device with CUDA's driver the blocks are memory that CUDA sees too (see
@@ -53,25 +53,25 @@ _LARGE = 1 << 27
 """Bytes from which a block is compared with what the device allocates at most: few are, for asking takes time."""
 _lock = threading.RLock()
 _pools: dict[Any, Any] = {}
-"""By queue; the keys are references of our own."""
+"""The pool of each queue; the keys are references that this module made."""
 _joined: dict[Any, Any] = {}
 """Pools that are no queue's, such as that of the host's memory; the keys have a device."""
 _callers: dict[Any, Any] = {}
-"""The caller's object for a queue, by the same keys: its references tell whether anybody holds the queue."""
+"""The caller's object for a queue, by the same keys: its reference count shows whether the queue is still in use."""
 _arenas: dict[Any, Arena | None] = {}
-"""By context; None where memory is OpenCL's alone."""
+"""The arena of each context; None where memory is OpenCL's alone."""
 _limits: dict[Any, int] = {}
 
 
 @dataclass(frozen=True)
 class MemoryStatistics:
-    """One device's memory, in bytes and blocks, over all its queues' pools."""
+    """The memory that all pools of one device's queues hold, in bytes and blocks."""
 
     held_bytes: int
-    """Taken from the device: in use, or kept for the next call."""
+    """Bytes taken from the device, in use or kept for the next call."""
     active_bytes: int
     held_blocks: int
-    """Kept for the next call."""
+    """Blocks that are kept for the next call."""
     active_blocks: int
     limit: int | None
     shared_with_cuda: bool
@@ -94,7 +94,8 @@ def allocate(queue: cl.CommandQueue, size: int) -> cl.MemoryObject:
 def taker(queue: cl.CommandQueue, size: int) -> Callable[[], cl.MemoryObject]:
     """``allocate(queue, size)``, for many times: the queue's pool is looked up once."""
     pool = _pools.get(queue) or _make_pool(queue)
-    size, give, owner = size or 1, pool.allocate, _callers.get(queue)  # who holds a queue's owner keeps its pool
+    # A reference to the queue's owner keeps the queue's pool.
+    size, give, owner = size or 1, pool.allocate, _callers.get(queue)
 
     def take(_held: Any = owner) -> cl.MemoryObject:
         if size > _LARGE or _limits or current_policy().frozen:
@@ -129,12 +130,12 @@ def join(place: Any, pool: Any) -> Any:
 
 
 def _all() -> list[tuple[Any, Any]]:
-    """Every pool, with what has its device."""
+    """Every pool, with its queue or other key, which has a ``device``."""
     return [*_pools.items(), *_joined.items()]
 
 
 def _take(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
-    """A pool's block; where the device is full, after what waits for its next use in any pool has gone back."""
+    """A block from a pool; where the device is full, unused blocks of all pools are given back first."""
     _must_fit(queue, size)
     return with_room(queue.device, lambda: pool.allocate(size, **options))
 
@@ -163,27 +164,29 @@ def with_room(device: cl.Device, allocate: Callable[[], Any]) -> Any:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether OpenCL or CUDA say that memory is used up."""
+    """Whether an error of OpenCL or CUDA says that memory is used up."""
     import pyopencl as cl
 
     text = str(error)
     if isinstance(error, CudaError):
         return "OUT_OF_MEMORY" in text
-    # pyopencl counts a launch that asks for too many registers among these.
+    # Pyopencl also raises MemoryError for a launch that needs more registers than the device has.
     return isinstance(error, cl.MemoryError) and not ("OUT_OF_RESOURCES" in text and "NDRange" in text)
 
 
 def make_room(device: cl.Device) -> bool:
-    """Give back what waits for its next use; False in ``no_wait``, where a thread must not wait, and when frozen."""
+    """Give unused blocks back to the device; returns False in ``no_wait``, where a thread must not wait, and when
+    frozen."""
     if no_wait.depth or current_policy().frozen:
         return False
-    with contextlib.suppress(Exception):  # what could not be given back is said by the allocation that fails
+    # If nothing could be given back, the allocation that follows fails and says so.
+    with contextlib.suppress(Exception):
         release_memory(device)
     return True
 
 
 def full(device: cl.Device, error: BaseException) -> MemoryLimit:
-    """What a caller is told where memory is used up."""
+    """The MemoryLimit error for a device whose memory is used up."""
     found = memory_statistics(device)
     return MemoryLimit(
         f"{device.name.strip()} has no memory left ({error}); {found.active_bytes} bytes of this process' pools are in "
@@ -235,8 +238,8 @@ def _counted(callers: dict[Any, Any]) -> list[tuple[Any, int]]:
 
 
 def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: Any) -> cl.MemoryObject:
-    """Allocate, and give back at once what the policy or the limit does not allow."""
-    # What a plan pack brings up takes memory; it may, as long as it compiles nothing.
+    """Allocate, and give the memory back at once if the policy or the limit does not allow it."""
+    # Loading from a plan pack allocates memory, which frozen() allows, because nothing is compiled.
     frozen, limit = current_policy().frozen and not artifact_store.in_force(queue.device), _limits.get(queue.device)
     if frozen and type(pool) is _NoPool:
         forbid_when_frozen(f"allocate {size} bytes: an out-of-order queue has no pool")
@@ -244,7 +247,8 @@ def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: An
     memory = _take(pool, queue, size, **options)
     if pool.managed_bytes <= held:
         return memory
-    # A bridge in use may have put off a call that this out-of-order queue waits for, and makes it only afterwards.
+    # An out-of-order queue may wait for a call that a bridge in use has postponed until after this allocation, so
+    # waiting for that queue here would never end.
     stuck = pool if no_wait.depth and out_of_order(queue) else None
     if frozen:
         del memory
@@ -255,7 +259,7 @@ def _allocate_within(pool: Any, queue: cl.CommandQueue, size: int, **options: An
         return memory
     for other in [other for where, other in _all() if where.device == queue.device]:
         if other is not stuck:
-            other.free_held()  # never the new block: it is in use
+            other.free_held()  # free_held() cannot free the new block, which is in use
     found = memory_statistics(queue.device)
     if found.held_bytes <= limit:
         return memory
@@ -281,7 +285,7 @@ def set_memory_limit(device: cl.Device, limit: int | None) -> None:
 
 
 def memory_statistics(device: cl.Device) -> MemoryStatistics:
-    """What a device's pools hold now."""
+    """The memory that a device's pools hold now."""
     pools = [pool for place, pool in _all() if place.device == device]
     return MemoryStatistics(
         held_bytes=sum(pool.managed_bytes for pool in pools),
@@ -307,14 +311,15 @@ def sub_region(memory: cl.MemoryObject, offset: int, size: int) -> cl.MemoryObje
     if not isinstance(memory, cl.MemoryObjectHolder):
         return memory.get_sub_region(offset, size)
     whole = memory.get_info(cl.mem_info.ASSOCIATED_MEMOBJECT)
-    start = offset if whole is None else offset + memory.get_info(cl.mem_info.OFFSET)  # there are no parts of parts
+    # OpenCL has no sub-buffers of sub-buffers, so the offset counts from the whole buffer
+    start = offset if whole is None else offset + memory.get_info(cl.mem_info.OFFSET)
     part = cl.Buffer.from_int_ptr((whole or memory).int_ptr).get_sub_region(start, size)
-    part._held = memory  # else a pool would give the block to the next
+    part._held = memory  # keeps the block in use, or the pool would give it to the next caller
     return part
 
 
 def same_memory(one: Any, other: Any) -> bool:
-    """Whether two buffers are, or are parts of, one buffer; where nobody knows, they may be."""
+    """Whether two buffers are, or are parts of, one buffer; True where it is not known."""
     import pyopencl as cl
 
     if one is None or other is None:
@@ -365,7 +370,7 @@ class _NoPool:
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
 
     def free_held(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because no memory is kept."""
 
 
 def _arena(context: cl.Context, device: cl.Device) -> Arena | None:
@@ -376,7 +381,7 @@ def _arena(context: cl.Context, device: cl.Device) -> Arena | None:
                 try:
                     found = Arena(context, cuda)
                     found.block(SMALLEST)
-                except CudaError:  # a driver or a container that exports no memory: OpenCL's own serves
+                except CudaError:  # a driver or a container that exports no memory: OpenCL's own memory is used
                     found = None
             _arenas[context] = found
         return _arenas[context]

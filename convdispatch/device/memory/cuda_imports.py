@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 USUAL = 384 << 20
 """Bytes of the largest import that ended no process anywhere."""
 _EXTERNAL_FD = 0x2060
-"""CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR"""
+"""OpenCL's constant CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR."""
 _SECONDS = 60
 _CHILD = ("-m", "convdispatch.device.cuda.import_trial")
 REFUSED, NO_MEMORY = 3, 4
 """The child's exit statuses where OpenCL answers with an error, and where there is no memory to try it with."""
 _CRASHES = tuple(-getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS") if hasattr(signal, name))
 _ANSWERS = {0: "safe", REFUSED: "refused", **dict.fromkeys(_CRASHES, "crashes")}
-"""What is kept, by exit status; any other says nothing about the driver."""
+"""The cached answer by the child's exit status; any other status says nothing about the driver."""
 _lock = threading.Lock()
 _known: dict[cl.Device, bool] = {}
 
@@ -60,7 +60,8 @@ def opencl_buffer(context: cl.Context, shared: Shared) -> cl.Buffer:
     """OpenCL's buffer of memory that CUDA made. Raises CudaError."""
     import pyopencl as cl
 
-    create = ctypes.CDLL(cl._cl.__file__).clCreateBufferWithProperties  # pyopencl does not wrap it
+    # Pyopencl does not wrap clCreateBufferWithProperties.
+    create = ctypes.CDLL(cl._cl.__file__).clCreateBufferWithProperties
     create.restype, error = ctypes.c_void_p, ctypes.c_int()
     create.argtypes = (*(ctypes.c_void_p,) * 2, ctypes.c_uint64, ctypes.c_size_t, *(ctypes.c_void_p,) * 2)
     properties = (ctypes.c_uint64 * 3)(_EXTERNAL_FD, shared.fd, 0)
@@ -107,13 +108,13 @@ def _large_are_safe(device: cl.Device) -> bool:
         cached.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(_ANSWERS[status])
         draft.replace(cached)
-    except OSError:  # a home that cannot be written: the next process tries again
+    except OSError:  # the cache folder cannot be written, so the next process tries the import again
         pass
     return status == 0
 
 
 def _tried(device: cl.Device) -> tuple[int | None, str]:
-    """How a child that imports a large block ends, and its last words."""
+    """The exit status of a child process that imports a large block, and the last line of its errors."""
     home = str(Path(__file__).parents[3])
     paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), home]
     command = [sys.executable or "python3", "-W", "ignore", *_CHILD, address(device)]
@@ -131,7 +132,7 @@ def _tried(device: cl.Device) -> tuple[int | None, str]:
         try:
             status = child.wait(_SECONDS)
         except subprocess.TimeoutExpired:
-            child.kill()  # one that a driver holds is left behind
+            child.kill()  # a child process that hangs in the driver does not end, and is left behind
             return None, f"no answer within {_SECONDS} s"
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines()
@@ -139,7 +140,7 @@ def _tried(device: cl.Device) -> tuple[int | None, str]:
 
 
 def _key(device: cl.Device) -> str:
-    """What the answer may depend on: the device, its driver, and the host since it started."""
+    """The key of the cached answer: the device, its driver, and the host's boot."""
     try:
         host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

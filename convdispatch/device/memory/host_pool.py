@@ -17,14 +17,14 @@ from collections import OrderedDict
 from typing import Any
 
 KEEP = 1 << 29
-"""Bytes that may lie unused; the blocks that have lain longest go first."""
+"""The most bytes of unused blocks; those that have been unused longest are freed first."""
 KEEP_IDLE = 1 << 24
-"""Bytes that may lie unused however long; beyond these, a block goes after ``IDLE_TURNS``."""
+"""Bytes of unused blocks that stay however long; beyond these, a block is freed after ``IDLE_TURNS``."""
 IDLE_TURNS = 256
-"""Blocks that come back after another, by which time that will hardly be used again: a net gives back one a layer, and
-where sizes vary, blocks of sizes that went are of no use to those that come."""
+"""The number of blocks returned after an unused one, from which on that one is freed: a net returns about one a layer,
+and where input sizes vary, blocks of earlier sizes fit no later one."""
 _STEPS = 8
-"""Sizes of blocks in each power of two: at most an eighth of a block is waste."""
+"""The number of block sizes between two powers of two: at most an eighth of a block is unused."""
 
 
 def _capacity(size: int) -> int:
@@ -36,17 +36,17 @@ class HostPool:
     """Blocks of one device's host memory; safe from several threads. Has what ``memory`` counts of every pool."""
 
     def __init__(self) -> None:
-        # Reentrant: a collection of garbage inside may end a lease.
+        # The lock is reentrant, because a garbage collection inside a locked block may end a lease.
         self._lock = threading.RLock()
         self._free: OrderedDict[int, mmap.mmap] = OrderedDict()
-        """By the order of coming back."""
+        """Unused blocks, in the order in which they came back."""
         self._by_size: dict[int, list[int]] = {}
         self._turn = 0
         self.free_bytes = self.active_bytes = self.active_blocks = 0
 
     @property
     def managed_bytes(self) -> int:
-        """Bytes held: in use, or kept."""
+        """Bytes that the pool holds, in use or not."""
         return self.free_bytes + self.active_bytes
 
     @property
@@ -55,7 +55,7 @@ class HostPool:
         return len(self._free)
 
     def has(self, size: int) -> bool:
-        """Whether a block for ``size`` bytes waits."""
+        """Whether an unused block for ``size`` bytes is there."""
         return bool(self._by_size.get(_capacity(max(size, 1))))
 
     def allocate(self, size: int) -> Any:
@@ -83,7 +83,7 @@ class HostPool:
         return lease
 
     def take_back(self, block: mmap.mmap) -> None:
-        """A block is no longer used."""
+        """Take back a block that is no longer used."""
         capacity = len(block)
         with self._lock:
             self.active_bytes -= capacity
@@ -111,7 +111,7 @@ class HostPool:
 
 
 class _Lease:
-    """What every size's ctypes array type shares; the array keeps the mapping until it ends itself."""
+    """The base of the ctypes array types of all sizes; the array keeps its mapping as long as it lives."""
 
     pool: HostPool
     block: mmap.mmap

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 LEAST = 1 << 22
-"""Bytes of a buffer from which large pages are asked for."""
+"""Buffers of so many bytes or more are put on large pages."""
 
 
 def suit(device: cl.Device, size: int) -> bool:

@@ -32,19 +32,19 @@ _lock = threading.RLock()
 _addresses: dict[int, int] = {}
 """CUDA address by ``int_ptr`` of an OpenCL buffer."""
 _blocks: dict[int, _Block] = {}
-"""By CUDA address."""
+"""Blocks of shared memory by their CUDA address."""
 
 
 def out_of_order(queue: cl.CommandQueue) -> bool:
-    """Whether order on a queue is what events say, and nothing else."""
+    """Whether a queue is out of order, so that only events order its commands."""
     import pyopencl as cl
 
-    real = getattr(queue, "queue", queue)  # what stands for one may be given
+    real = getattr(queue, "queue", queue)  # `queue` may be an object that wraps OpenCL's queue
     return bool(real.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
 
 
 def cuda_address(memory: cl.MemoryObject) -> int | None:
-    """Where CUDA sees a buffer, or None when it does not: memory that is not from ``allocate``, or not NVIDIA's."""
+    """A buffer's CUDA address, or None when it has none: memory that is not from ``allocate``, or not NVIDIA's."""
     found = _addresses.get(memory.int_ptr)
     if found is not None or not _addresses:
         return found
@@ -56,7 +56,8 @@ def cuda_address(memory: cl.MemoryObject) -> int | None:
 
 
 def shared_block(address: int) -> tuple[cl.MemoryObject, int] | None:
-    """(buffer, bytes into it) of pool memory that CUDA sees at ``address``, held in use; None for other memory."""
+    """Returns (buffer, byte offset) of the pool memory at a CUDA ``address``, and keeps it in use; None for other
+    memory."""
     for start, block in list(_blocks.items()):
         if start <= address < start + block.size and (lease := block.lease()) is not None:
             import pyopencl as cl
@@ -76,21 +77,21 @@ class _Block:
     offset: int
     size: int
     shared: Shared | None
-    """CUDA's allocation, where the block is all of it."""
+    """CUDA's allocation, where the block is the whole of it."""
     whole: bool = True
     """Whether the block is all of an allocation."""
 
     def __post_init__(self) -> None:
         self.handle, self.after = self.memory.int_ptr, None
         self.lease: Callable[[], _Lease | None] = lambda: None
-        """Answers what holds it in use."""
+        """Returns the lease that holds the block in use."""
         start = _addresses.get(self.handle)
         if start is not None:
             _blocks[start] = self
 
 
 class _Lease:
-    """Gives its block back when the last buffer that holds it goes."""
+    """A block in use: gives the block back when the last buffer over it is released."""
 
     __slots__ = ("__weakref__", "block", "give_back")
 
@@ -104,7 +105,7 @@ class _Lease:
 
 
 class Arena:
-    """Where one device's shared pools get blocks from; safe from several threads."""
+    """The source of blocks for one device's shared pools; safe from several threads."""
 
     def __init__(self, context: cl.Context, cuda: Cuda) -> None:
         self._context, self._cuda = context, cuda
@@ -128,7 +129,8 @@ class Arena:
             shared, parent = self._slab
             start, self._used = self._used, self._used + size
             memory = parent.get_sub_region(start, size)
-            _addresses[memory.int_ptr] = shared.address + start  # before the block is made, which looks there
+            # Stored before the _Block is made, which looks the address up.
+            _addresses[memory.int_ptr] = shared.address + start
             return _Block(memory, parent, start, size, None, whole=False)
 
     def shares(self, size: int) -> bool:
@@ -165,7 +167,8 @@ class Arena:
 
 @functools.lru_cache(maxsize=1024)
 def rounded(size: int) -> int:
-    """The size of the block that serves ``size`` bytes: powers of two in slabs, an eighth of one apart beyond."""
+    """The size of the block that serves ``size`` bytes: powers of two in slabs; beyond, sizes are an eighth of a power
+    of two apart."""
     if size <= _SLAB // 2:
         return max(SMALLEST, 1 << (size - 1).bit_length())
     step = max(_SLAB, 1 << ((size - 1).bit_length() - 4))
@@ -182,7 +185,7 @@ class SharedPool:
         self._buffer = cl.Buffer.from_int_ptr
         self._free: dict[int, list[_Block]] = defaultdict(list)
         self._disorderly = out_of_order(queue)
-        self._lock = threading.RLock()  # a lease may end inside a call, when garbage is collected
+        self._lock = threading.RLock()  # reentrant, because a garbage collection inside a locked block may end a lease
         self.managed_bytes = self._blocks = 0
 
     @property
@@ -201,7 +204,8 @@ class SharedPool:
         return self.managed_bytes - sum(size * len(blocks) for size, blocks in list(self._free.items()))
 
     def allocate(self, size: int, pooled: bool = True) -> cl.Buffer:
-        """A block of ``size`` bytes or more, back in the pool (or the device, if not ``pooled``) when it is let go."""
+        """A block of ``size`` bytes or more; once released, it returns to the pool (to the device, if not
+        ``pooled``)."""
         size = rounded(size)
         waiting, block = self._free.get(size), None
         if waiting:
@@ -210,12 +214,12 @@ class SharedPool:
             else:
                 block = _popped(waiting)
         if block is None:
-            self._arena.shares(size)  # may wait for a child process, the first time: not with the lock
+            self._arena.shares(size)  # outside of the lock, because the first call may wait for a child process
             with self._lock:
                 block = self._arena.block(size)
                 self.managed_bytes += size
                 self._blocks += 1
-        memory = self._buffer(block.handle, True)  # retained
+        memory = self._buffer(block.handle, True)  # True: the new object retains the OpenCL buffer
         memory._lease = _Lease(block, self.take_back if pooled else self.give_up)
         return memory
 
@@ -234,15 +238,16 @@ class SharedPool:
         import pyopencl as cl
 
         with self._lock:
-            # Below: failed, but done.
+            # A status below COMPLETE says that the command failed, but is done.
             if waiting and waiting[0].after.command_execution_status <= cl.command_execution_status.COMPLETE:
                 return waiting.pop(0)
         return None
 
     def take_back(self, block: _Block) -> None:
-        """The host has let go of the block."""
+        """Take back a block that the host has released."""
         if self._disorderly:
-            block.after = self._marker(self._queue)  # of all commands so far: on such a queue any may still run
+            # An event of all commands so far: on an out-of-order queue any of them may still use the block.
+            block.after = self._marker(self._queue)
         self._free[block.size].append(block)
 
     def free_held(self) -> None:
@@ -255,12 +260,12 @@ class SharedPool:
             self.managed_bytes -= sum(block.size for block in blocks)
             self._blocks -= len(blocks)
         if blocks:
-            self._queue.finish()  # without the lock: who enqueues meanwhile may want a block
+            self._queue.finish()  # outside of the lock, because a thread that enqueues meanwhile may need a block
         self._arena.free(blocks)
 
 
 def _popped(waiting: list[_Block]) -> _Block | None:
-    """The last of them, unless another thread took it: without a lock, which takes as long."""
+    """The last waiting block, unless another thread took it; without a lock, which would take as long."""
     try:
         return waiting.pop()
     except IndexError:

@@ -35,7 +35,8 @@ def _torch() -> Path:
 
 
 def sources() -> str:
-    """A digest of what the module is built from: it has it as its docstring, so that one of other sources is told."""
+    """A digest of the module's sources. The module has it as its docstring, so that one built from other sources is
+    noticed."""
     found = hashlib.sha256()
     for each in sorted(_HERE.iterdir()):
         if each.suffix in (".h", ".cpp"):
@@ -56,25 +57,25 @@ def command(target: Path) -> list[str]:
     torch = _torch()
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
     flags.append(f'-DSOURCES="{sources()}"')
-    # The libraries that are loaded already serve it: their folder is no part of the module.
+    # The module has no rpath to PyTorch's libraries: it uses those that PyTorch has already loaded.
     libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-ldl"]
     includes = [f"-I{torch / 'include'}", f"-I{headers}"]
     return [compiler, *flags, *includes, str(_HERE / "launcher.cpp"), "-o", str(target), *libraries]
 
 
 def build(folder: Path = _HERE) -> Path:
-    """Compile it into a folder; the module's place. Raises Unbuildable with the compiler's own words."""
+    """Compile the module into a folder; returns its path. Raises Unbuildable with the compiler's message."""
     target = folder / NAME
     aside = target.with_suffix(f".{os.getpid()}")
     done = subprocess.run(command(aside), capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unbuildable(f"the compiler failed:\n{done.stderr}")
-    aside.replace(target)  # at once: another process may load it just now
+    aside.replace(target)  # an atomic rename, because another process may be loading the module
     return target
 
 
 def main() -> int:
-    """Build; 1 where it cannot be."""
+    """Build the module; returns exit status 1 where it cannot be built."""
     try:
         print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else _HERE))
     except Unbuildable as why:

@@ -35,9 +35,9 @@ def _loaded() -> tuple[Any, str | None]:
         if error.name == f"{__package__}._launcher" or "No module named" in str(error):
             return None, "it is not built: python -m convdispatch.device.native.build says why, or builds it"
         return None, f"it does not load: {str(error).splitlines()[0]}"
-    from .build import sources  # PyTorch has imported what it imports
+    from .build import sources  # a late import costs little: PyTorch has imported the modules that it needs
 
-    if module.__doc__ != sources():  # as a checkout that moved on keeps it
+    if module.__doc__ != sources():  # the module was built from other sources, as in a checkout that was updated since
         return None, "it is built from other sources: python -m convdispatch.device.native.build builds it anew"
     return module, None
 
@@ -48,7 +48,7 @@ def module() -> Any:
 
 
 def launcher() -> Any:
-    """The module with CUDA's driver open; None where there is none, for which ``unavailable`` says why."""
+    """The module with CUDA's driver open; None where there is none, with the reason in ``unavailable``."""
     return None if unavailable() else _loaded()[0]
 
 
@@ -58,12 +58,12 @@ def host_launcher() -> Any:
 
 
 def unavailable() -> str | None:
-    """Why calls go by Python, in words; None where the native path runs."""
+    """The reason why calls go through Python; None where the native path runs."""
     return _opened(DRIVER)
 
 
 def last() -> list[str]:
-    """The solvers whose launches the native path gave last, the latest first."""
+    """The solvers whose launches the native path made last, the latest first."""
     return _loaded()[0].launches() if _loaded.cache_info().currsize and _loaded()[0] is not None else []
 
 
@@ -80,12 +80,14 @@ def _opened(driver: str) -> str | None:
 
 
 def _handles(torch: Any) -> tuple[Any, Any]:
-    """What makes a tensor of its handle, which it leaves, and a new handle of a tensor. Raises RuntimeError."""
+    """Returns two functions: a tensor from its handle, which stays valid, and a new handle of a tensor. Raises
+    RuntimeError."""
     handles, probe = torch._C._aoti, torch.empty(0)
     capsule = handles.unsafe_alloc_void_ptr_from_tensor(probe)
     held = probe._use_count()
     handles.alloc_tensor_by_stealing_from_void_ptr(capsule)
-    if probe._use_count() != held:  # its name says so, and one day it may be true
+    # `stealing` in the function's name says that it takes over the handle, which a later PyTorch may do
+    if probe._use_count() != held:
         raise RuntimeError("this PyTorch takes handles over where it left them before")
     handles.alloc_tensors_by_stealing_from_void_ptrs([capsule])
     return handles.alloc_tensor_by_stealing_from_void_ptr, handles.unsafe_alloc_void_ptr_from_tensor

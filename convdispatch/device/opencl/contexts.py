@@ -15,7 +15,7 @@ def made_context(device: cl.Device) -> cl.Context:
     import pyopencl as cl
 
     create: Any
-    try:  # pyopencl's own loader of drivers, under which its module lies
+    try:  # clCreateContext of the OpenCL loader that pyopencl's own module is linked with
         create = ctypes.CDLL(cl._cl.__file__).clCreateContext
     except (AttributeError, OSError):
         return cl.Context([device])

@@ -90,7 +90,8 @@ def announce() -> str | None:
     folder = _folder(hashlib.sha256(text.encode()).hexdigest()[:16])
     for number, (_, library) in enumerate(found):
         target = folder / f"{number:02d}-{Path(library).name.split('.')[0]}.icd"
-        if not target.exists():  # written beside and renamed: another process may be reading
+        # Written under another name and renamed, because another process may be reading the folder.
+        if not target.exists():
             draft = folder / f".{target.name}.{os.getpid()}"
             draft.write_text(library + "\n")
             draft.replace(target)
@@ -108,14 +109,15 @@ def _ends(source: str, library: str) -> bool:
 def _all() -> list[tuple[str, str]]:
     listed = [*_listed_by_variable(), *_listed_by_system(), *_installed_by_pip()]
     first: dict[str, tuple[str, str]] = {}
-    for source, library in listed:  # libpocl.so.2 and libpocl.so.2.12.0 are one library
+    # One library may be listed under several versions, as libpocl.so.2 and libpocl.so.2.12.0.
+    for source, library in listed:
         first.setdefault(Path(library).name.split(".so")[0], (source, library))
     found = list(first.values())
     return found if any(_NVIDIA in library for _, library in found) else [*found, *_unlisted_nvidia()]
 
 
 def _listed_by_variable() -> list[tuple[str, str]]:
-    # Khronos' loader reads this variable; the one in pyopencl's wheel does not, so its libraries are listed for it.
+    # Khronos' OpenCL loader reads OCL_ICD_FILENAMES itself; the loader in pyopencl's wheel does not.
     names = os.environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep)
     return [("OCL_ICD_FILENAMES", name) for name in names if name]
 
@@ -148,7 +150,7 @@ def _listed_in(folder: Path) -> list[tuple[str, str]]:
 
 
 def _library(file: Path) -> str:
-    """What an .icd file names; empty, with a warning, for one that no loader can read."""
+    """The library that an .icd file names; empty, with a warning, for a file that no loader can read."""
     try:
         text = plainfile.read_text(file, 1 << 16).strip()
         if "\0" in text or "\n" in text:
@@ -166,7 +168,7 @@ def _listed_by_system() -> list[tuple[str, str]]:
 
 
 def _installed_by_pip() -> list[tuple[str, str]]:
-    # The .icd file inside Intel's wheel names a path on the machine that built it, so the library is looked for.
+    # The .icd file in Intel's wheel names a path on the machine that built it, so libintelocl.so is searched for.
     name = "libintelocl.so"
     for prefix in (sys.prefix, site.getuserbase() if site.ENABLE_USER_SITE else sys.prefix):
         if (Path(prefix) / "lib" / name).exists():
@@ -179,7 +181,7 @@ def _installed_by_pip() -> list[tuple[str, str]]:
 
 
 def _bundled() -> list[tuple[str, str]]:
-    """What pyopencl's wheel brings and its loader finds by itself: PoCL, Oclgrind."""
+    """The libraries in pyopencl's wheel, PoCL and Oclgrind, which its loader finds by itself."""
     spec = importlib.util.find_spec("pyopencl")
     if spec is None or spec.origin is None:
         return []
@@ -188,7 +190,7 @@ def _bundled() -> list[tuple[str, str]]:
 
 
 def _unlisted_nvidia() -> list[tuple[str, str]]:
-    # Containers often have NVIDIA's library and no .icd file for it.
+    # Containers often have NVIDIA's OpenCL library, but no .icd file that names it.
     return (
         [] if how_it_ends(_NVIDIA) or _load_problem(_NVIDIA) else [("driver: NVIDIA (no .icd file names it)", _NVIDIA)]
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _VENDORS = (
-    # (word in the platform's or device's vendor, normalised name); platforms first: PoCL's devices say Intel
+    # (word in the vendor's name, normalised name); the platform's vendor is read first, as PoCL's devices name Intel
     ("portable computing", "pocl"),
     ("oclgrind", "oclgrind"),
     ("nvidia", "nvidia"),
@@ -41,7 +41,7 @@ def platforms() -> list[cl.Platform]:
 
     try:
         return list(cl.get_platforms())
-    except cl.LogicError:  # PLATFORM_NOT_FOUND_KHR
+    except cl.LogicError:  # the loader's error where there is no platform is PLATFORM_NOT_FOUND_KHR
         return []
 
 
@@ -54,13 +54,13 @@ def devices() -> list[cl.Device]:
     for platform in platforms():
         try:
             found += platform.get_devices()
-        except cl.Error:  # a platform without devices answers with an error
+        except cl.Error:  # a platform without devices raises an error
             continue
     return found
 
 
 class DescribedDevice:
-    """Stands for a device that is not there: what plans are told of it. Nothing runs on it."""
+    """A description that replaces a device that is not present, for plans. Nothing runs on it."""
 
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info

@@ -17,7 +17,8 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 @functools.lru_cache(maxsize=1)
 def here() -> str:
-    """This machine's processor, and the target that its compiler was told; nothing where that is not known."""
+    """This machine's processor, and the target for which its compiler was configured; empty where they are not
+    known."""
     try:
         text = _CPUINFO.read_text(encoding="utf-8")
     except OSError:
@@ -59,7 +60,8 @@ def quota(groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> floa
         if names and "cpu" not in names.split(","):
             continue
         inner = root / path.strip("/")
-        for folder in (inner, *inner.parents):  # inside a container the own group's path may not be seen
+        # A container may not see the path of its process's own control group, only those above.
+        for folder in (inner, *inner.parents):
             if folder == root.parent:
                 break
             limit = _limit(folder)
@@ -69,7 +71,7 @@ def quota(groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> floa
 
 
 def _limit(group: Path) -> float | None:
-    """A control group's own quota, in processors."""
+    """The quota of one control group alone, in processors."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             given, period = " ".join((group / name).read_text(encoding="utf-8") for name in names).split()

@@ -64,7 +64,7 @@ def _try(library: str) -> str:
         child = subprocess.run(command, capture_output=True, timeout=LOAD_S)
     except subprocess.TimeoutExpired:
         return f"it hangs as it loads: no answer within {LOAD_S:g} s"
-    except OSError:  # no process can be started: nothing is known
+    except OSError:  # no child process can be started, so nothing is known about the library
         return ""
     if child.returncode < 0:
         return f"it crashes as it loads ({signal.Signals(-child.returncode).name})"
@@ -72,7 +72,7 @@ def _try(library: str) -> str:
 
 
 def _key(library: str) -> str:
-    """The file as it lies there; of a bare name, what the linker knows."""
+    """A key of the library's file as it is on the disk; for a bare name, what the linker knows of it."""
     for path in (Path(library), _LINKER):
         with contextlib.suppress(OSError):
             stated = path.stat()

@@ -20,22 +20,22 @@ from .queue import QueuePlace
 
 
 class CopyPlace(NamedTuple):
-    """Host memory beside a context's device; ``keeps``: kernels read what the result holds before."""
+    """Host memory of a context whose device works on copies; ``keeps``: kernels read the result's previous values."""
 
     context: cl.Context
     keeps: bool = False
 
     def bind(self, executable: Executable) -> CopyLaunches:
-        """The executable on buffers, between copies."""
+        """Bind the executable to buffers, to and from which the operands are copied."""
         return CopyLaunches(executable, self)
 
     @staticmethod
     def operand(packed: cl.MemoryObject) -> Any:
-        """Packed weights among the addresses of a call: the buffer itself."""
+        """What stands for packed weights among a call's addresses: the buffer itself."""
         return packed
 
     def memory(self, queue: cl.CommandQueue, address: int, size: int | None) -> cl.MemoryObject:
-        """A buffer with the values at an address."""
+        """A buffer that holds the values at a host address."""
         copies = _Copies(queue)
         buffer = copies.read(_bytes_at(address, size or 0))
         cl.wait_for_events(copies.events)
@@ -50,7 +50,8 @@ class CopyPlace(NamedTuple):
         outputs: Sequence[int] = (),
     ) -> None:
         """``work(queue, *memory)`` on copies of the operands, then those of ``outputs`` are copied back; waits."""
-        capturing, thread.capturing = thread.capturing, None  # no capture takes commands on host memory: they run now
+        # Commands on host memory cannot be captured, so they run at once.
+        capturing, thread.capturing = thread.capturing, None
         try:
             copies, given = _Copies(queue), []
             for number, (address, size) in enumerate(zip(addresses, sizes, strict=True)):
@@ -80,9 +81,10 @@ class CopyLaunches:
         """Run everything on copies of the operands, and wait; False as ``HostLaunches.run``."""
         executable = self._executable
         sizes = executable.operands
+        # Packed weights are not host memory: their address is a negative number, which overlaps with no operand.
         apart = [
             address if type(address) is int else -(size or 1) for address, size in zip(addresses, sizes, strict=True)
-        ]  # packed weights are no bytes of the host's
+        ]
         if executable.overlaps(apart):
             return False
         run = self._run
@@ -90,7 +92,7 @@ class CopyLaunches:
         return True
 
     def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> None:
-        """The native call path takes addresses alone."""
+        """Returns None, because the native call path launches on addresses only, not on buffers."""
 
 
 class _Copies:
@@ -102,7 +104,7 @@ class _Copies:
         self._after: list[Callable[[Any], Any]] = []
 
     def read(self, array: Any) -> cl.MemoryObject:
-        """A buffer with the values of bytes of the host's, to be read alone."""
+        """A read-only buffer with the values of an array of host bytes."""
         if self._on_host:
             flags = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
             return cl.Buffer(self.queue.context, flags, hostbuf=array)
@@ -142,7 +144,7 @@ class _Copies:
 
 
 def _shares_memory(device: cl.Device) -> bool:
-    """Whether a buffer may lie over the host's memory without a copy."""
+    """Whether the device's buffers can use the host's memory without a copy."""
     return bool(runtime.device_info(device).type == "cpu")
 
 

@@ -34,17 +34,17 @@ class HostPlace(NamedTuple):
     keeps_scratch: bool = False
 
     def bind(self, executable: Executable) -> HostLaunches | HostEnqueue:
-        """What PyTorch's threads cannot compute in parts, OpenCL's compute."""
+        """Bind the executable; kernels that PyTorch's threads cannot compute in parts run in OpenCL's threads."""
         return HostEnqueue(executable) if executable.opaque else HostLaunches(executable, self)
 
     @staticmethod
     def operand(packed: host_memory.HostMemory) -> int:
-        """Packed weights among the addresses of a call."""
+        """The address that stands for packed weights among a call's addresses."""
         return packed.svm_ptr  # type: ignore[no-any-return]
 
     @staticmethod
     def memory(queue: cl.CommandQueue, address: int, size: int | None) -> host_memory.HostMemory:
-        """The values at an address as memory of commands."""
+        """The memory at a host address, as an operand of commands."""
         return host_memory.HostMemory.at(address, size or 0)
 
     @staticmethod
@@ -90,7 +90,7 @@ class HostEnqueue:
         return True
 
     def program(self, launcher: Any, name: str, sizes: Sequence[int], strides: Sequence[int]) -> None:
-        """The native call path takes launches alone."""
+        """Returns None, because the native call path makes kernel launches only."""
 
 
 class _Own:
@@ -106,7 +106,7 @@ class _Own:
         scratch: Any,
     ) -> None:
         self.kernels, self.memory, self.intraop, self.scratch = kernels, memory, intraop, scratch
-        """``memory``: kernel, argument's index, operand's number, bytes into the operand."""
+        """Each entry of ``memory`` is (kernel, argument's index, operand's number, bytes into the operand)."""
         self.addresses: list[Any] = []
         self.queue: Any = None
         self.in_order = self.at_once = False
@@ -146,7 +146,7 @@ class HostLaunches:
         if own.addresses != addresses:
             if executable.overlaps(addresses):
                 return False
-            if own.intraop is None:  # which sets them itself
+            if own.intraop is None:  # IntraOpLaunches sets the kernels' arguments itself
                 self._point(own, addresses)
             own.addresses = addresses
         if own.queue is not queue:
@@ -179,7 +179,7 @@ class HostLaunches:
         return launcher.host_program(name, groups, context, *scratch, sizes, strides, (executable, own))
 
     def _made(self) -> _Own:
-        """The calling thread's kernels."""
+        """Create the kernels of the calling thread."""
         executable, scratch = self._executable, None
         launches, operands = executable.launches, len(executable.operands)
         made = [with_numbers(kernel, arguments) for kernel, arguments, _ in launches]
@@ -203,14 +203,14 @@ class HostLaunches:
         return _Own(kernels, places, intraop.IntraOpLaunches(self._device, given), scratch)
 
     def _point(self, own: _Own, addresses: list[int]) -> None:
-        """Set the arguments that are not as this thread's last call left them."""
+        """Set the arguments that differ from those of this thread's last call."""
         before = own.addresses or [None] * len(addresses)
-        own.addresses = []  # until all are set
+        own.addresses = []  # no addresses count as set until all arguments are
         for kernel, index, operand, offset in own.memory:
             if addresses[operand] != before[operand]:
                 kernel.set_arg(index, _at(addresses[operand] + offset))
 
 
 def _at(address: int) -> cl.SVM:
-    """As a kernel's argument."""
+    """A host address as a kernel's argument."""
     return cl.SVM(_byte.from_address(address))

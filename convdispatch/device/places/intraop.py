@@ -31,7 +31,7 @@ _lent: list[cl.CommandQueue] = []
 
 @functools.lru_cache(maxsize=1)
 def _functions() -> list[int]:
-    """Where pyopencl's own loader has what is called here."""
+    """The addresses of the functions of pyopencl's OpenCL loader that the native module calls."""
     from pyopencl import _cl
 
     library = ctypes.CDLL(_cl.__file__)
@@ -49,7 +49,7 @@ def scratch(device: cl.Device, size: int) -> int:
 
 
 def thread_count() -> int:
-    """Of PyTorch's threads, those that a call uses now; 1 where PyTorch is not imported."""
+    """The number of PyTorch's threads that a call uses now; 1 where PyTorch is not imported."""
     torch = sys.modules.get("torch")
     return 1 if torch is None else int(torch.get_num_threads())
 
@@ -92,7 +92,7 @@ def lend_queues(device: cl.Device) -> None:
     native = loading.module()
     if not native.has_idle(context, count):
         made = [runtime.new_serial_queue(device) for _ in range(count)]
-        _lent.extend(made)  # for good: who runs by them is not known here
+        _lent.extend(made)  # the queues live for ever, because it is not known here which calls use them
         native.lend(context, struct.pack(f"{count}P", *(queue.int_ptr for queue in made)))
 
 

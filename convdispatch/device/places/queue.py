@@ -1,4 +1,4 @@
-"""An executable on OpenCL's queues: what is left of a call is to set its buffers and to enqueue."""
+"""An executable on OpenCL queues: a call only sets its buffers as kernel arguments and enqueues."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _enqueue = cl.enqueue_nd_range_kernel
 
 
 class QueuePlace(NamedTuple):
-    """Buffers of a context, from their first byte on, on any of its queues."""
+    """The place for operands in buffers of a context, from their first byte on, on any of its queues."""
 
     context: cl.Context
 
     def bind(self, executable: Executable) -> QueueLaunches | QueueEnqueue:
-        """The plan enqueues anew where a kernel takes a part of an operand or of scratch memory."""
+        """Bind the executable; its plan enqueues anew where a kernel takes a part of an operand or of scratch
+        memory."""
         parts = any(offset for launch in executable.launches for _, _, offset in launch.memory)
         return QueueEnqueue(executable) if executable.opaque or parts else QueueLaunches(executable)
 
@@ -36,7 +37,7 @@ class QueueEnqueue:
         self._enqueue = executable.enqueue
 
     def run(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
-        """Enqueue everything on the operands' buffers; the last command's event."""
+        """Enqueue everything on the operands' buffers; returns the last command's event."""
         before = thread.given
         try:
             return self._enqueue(queue, *operands, wait_for=wait_for)  # type: ignore[misc]
@@ -53,8 +54,9 @@ class QueueLaunches:
 
     def __init__(self, executable: Executable) -> None:
         self._scratch, self._absent = executable.scratch_sizes, (None,) * len(executable.operands)
-        self._held = executable  # a kernel does not keep the memory alive that a plan gives it
-        self._lock = threading.Lock()  # a cl.Kernel holds the arguments it was given last
+        self._held = executable  # keeps alive the memory that the plan gives its kernels, which a cl.Kernel does not
+        # A cl.Kernel stores its arguments: setting them and launching must not interleave.
+        self._lock = threading.Lock()
         self._launches = [
             (
                 with_numbers(kernel, arguments),

@@ -1,4 +1,4 @@
-"""An executable on CUDA's streams: what is left of a call is to write addresses among packed arguments and launch."""
+"""An executable on CUDA streams: a call only writes addresses into packed arguments and launches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StreamPlace(NamedTuple):
     cuda: Cuda
 
     def bind(self, executable: Executable) -> StreamLaunches | None:
-        """None where the plan enqueues anew at each call: an opaque one, or one with memory of its own, which is
-        OpenCL's. Raises Unlaunchable."""
+        """Returns None where the plan must enqueue anew at each call: an opaque one, or one with memory of its own,
+        which is OpenCL's. Raises Unlaunchable."""
         for kernel, arguments, _ in executable.launches:
             for argument, dtype in zip(arguments, kernel.dtypes, strict=True):
                 if dtype is None and hasattr(argument, "int_ptr"):
@@ -40,7 +40,8 @@ class StreamLaunches:
     def __init__(self, executable: Executable, cuda: Cuda) -> None:
         self._lock, self._context = threading.Lock(), cuda.context.value
         self.given = []
-        """Functions, their arguments, and (argument, operand, offset) of those that are memory of a call."""
+        """Tuples of a function, its arguments, and (argument, operand, offset) for each argument that is memory of a
+        call."""
         for kernel, arguments, memory in executable.launches:
             places = {index for index, _, _ in memory}
             numbers = [0 if index in places or each is None else each for index, each in enumerate(arguments)]
@@ -58,16 +59,16 @@ class StreamLaunches:
             launches.append((function.handle.value, extents, function.overlaps, packed, addresses))
         try:
             return launcher.program(name, self._context, launches, self._offsets, self._size, sizes, strides)
-        except ValueError:  # longer arguments than it has room for
+        except ValueError:  # the arguments are longer than the launcher's space for them
             return None
 
     def run(self, stream: CudaStream, addresses: list[int]) -> None:
         """Launch everything on ``addresses`` of the operands; scratch memory comes from the stream."""
         if self._size:
-            begin, _owner = stream.scratch(self._size)  # lives until the launches are given
+            begin, _owner = stream.scratch(self._size)  # _owner keeps the scratch memory until all kernels are launched
             addresses += [begin + offset for offset in self._offsets]
         handle, early = stream.handle, stream.early
-        with self._lock:  # the driver copies arguments before it returns
+        with self._lock:  # guards the argument buffers, which the driver copies before it returns
             for launch, name in self._launches:
                 status = launch(handle, addresses, early)
                 if status:

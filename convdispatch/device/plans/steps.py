@@ -22,7 +22,7 @@ Step = Callable[[Any, Sequence[Any], Any], Any]
 
 
 class Areas:
-    """Lays areas of a workspace one after the other: ``add`` answers where each begins, ``size`` is their sum.
+    """Lays areas of a workspace one after the other: ``add`` returns the offset of each, ``size`` is their sum.
 
     ``align`` is the distance in bytes to which each area is rounded; the default is enough for every vector load.
     """
@@ -56,7 +56,7 @@ class Product:
         object.__setattr__(self, "places", tuple(OPERANDS.index(name) for name in (self.a, self.b, self.c)))
 
     def __call__(self, queue: cl.CommandQueue, operands: Sequence[Any], wait_for: Any = None) -> cl.Event:
-        """Enqueue on ``queue``; operands in the order of OPERANDS."""
+        """Enqueue the product on ``queue``, with operands in the order of OPERANDS."""
         a, b, c = self.places
         _, _, _, workspace, bias, residual = operands
         return self.plan.enqueue(
@@ -112,7 +112,7 @@ class StepPlan:
         bias: Any = None,
         residual: Any = None,
     ) -> cl.Event:
-        """Enqueue the steps, each after the one before; the last one's event."""
+        """Enqueue the steps, each after the preceding one; returns the event of the last step."""
         return _run(self._steps, queue, (x, w, y, workspace, bias, residual), wait_for)
 
 

@@ -42,20 +42,21 @@ if TYPE_CHECKING:
 
 _FORM = b"convdispatch kernel 1\n"
 _MOST = 1 << 30
-"""Bytes of all files; beyond, those that were not used for longest are removed."""
+"""The most bytes of all cached files; beyond, the least recently used ones are removed."""
 _SLOW = 0.05
 """Seconds after which a build is worth a thread of its own, also of a binary, which a driver may compile further."""
 _at_once = threading.BoundedSemaphore(8)
-"""Builds in this process: one that built from fourteen threads ended without a word (NVIDIA's 580.159, seen once)."""
+"""Limits concurrent builds in this process to 8: one with fourteen ended without a message (NVIDIA's driver 580.159,
+seen once)."""
 _compiler = background.Worker("convdispatch-intel-compiler")
-"""Where Intel's runtime for CPUs compiles in this process. It holds 33 MB for each thread that ever compiled, measured
+"""The thread in which Intel's runtime for CPUs compiles: it holds 33 MB for each thread that ever compiled, measured
 of its version 2026.22, and does not free them when the thread ends."""
 _SWEEPS = 64
-"""How often all files are looked at while as many bytes are written as may be kept."""
+"""The number of sweeps over all files while as many bytes are written as may be cached."""
 
 
 def compiled(context: cl.Context, text: str | bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
-    """The program of a text, carried, from its file or compiled; or of a binary.
+    """The program of a text, from a plan pack, from its cache file or newly compiled; or the program of a binary.
 
     Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()`` for what is not carried.
     """
@@ -94,7 +95,7 @@ def _loaded(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Pr
 
 
 def _stored(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Program | PtxProgram:
-    """A binary that was kept, loaded now, or when OpenCL launches it."""
+    """A program from a cached binary, loaded now, or when OpenCL first launches it."""
 
     def build() -> cl.Program:
         return built(context, options, context.devices, [binary])
@@ -103,7 +104,7 @@ def _stored(context: cl.Context, binary: bytes, options: Sequence[str]) -> cl.Pr
 
 
 def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Program | PtxProgram:
-    """From its file, or compiled."""
+    """The program from its file, or newly compiled."""
     import pyopencl as cl
 
     place = folder()
@@ -121,7 +122,7 @@ def _compiled(context: cl.Context, text: str, options: Sequence[str]) -> cl.Prog
 
 
 def _keeps_kernels(device: cl.Device) -> bool:
-    """Whether what the driver keeps itself is enough; of NVIDIA's nobody knows what it keeps."""
+    """Whether the driver's own cache is enough; it is not on NVIDIA, whose driver does not tell what it has cached."""
     from pyopencl.characterize import has_src_build_cache
 
     return not device.platform.name.startswith("NVIDIA") and bool(has_src_build_cache(device))
@@ -151,7 +152,7 @@ def _without_compiler(context: cl.Context, program: cl.Program, options: Sequenc
 
 
 def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Program:
-    """Built from a text, or from devices and binaries, without a word.
+    """The program built from a text, or from devices and binaries, without warnings.
 
     pyopencl's own ``build`` warns of all that a compiler says; to silence it would take the process' warning filters,
     which belong to the caller. What its ``build`` calls says nothing.
@@ -183,7 +184,7 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
 
 
 def folder() -> Path | None:
-    """Where files are kept; None where none are."""
+    """The folder of the cached files; None where nothing is cached."""
     chosen = settings.KERNEL_CACHE.value()
     if chosen == settings.OFF:
         return None
@@ -192,7 +193,8 @@ def folder() -> Path | None:
 
 @functools.lru_cache(maxsize=4)
 def _default_folder(*_: str | None) -> Path:
-    """The user's, for the variables that it follows from: to work it out takes as long as to read a small file."""
+    """The user's cache folder for these environment variables, cached because computing it takes as long as reading a
+    small file."""
     return Path(platformdirs.user_cache_dir("convdispatch")) / "kernels"
 
 
@@ -211,12 +213,12 @@ def read_file(path: Path, form: bytes) -> bytes | None:
     if content[:head] != form or hashlib.sha256(found).digest() != content[head : head + 32]:
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # used now
+        os.utime(path)  # the file's time is that of its last use, by which _sweep chooses
     return found
 
 
 def write_file(path: Path, form: bytes, content: bytes) -> None:
-    """Put a file in its place; a folder that cannot be written, or a full disk, only costs the next making."""
+    """Write a cache file; where the folder cannot be written or the disk is full, the next process compiles again."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         number, beside = tempfile.mkstemp(suffix=".part", dir=path.parent)
@@ -233,7 +235,7 @@ def write_file(path: Path, form: bytes, content: bytes) -> None:
 
 def _sweep(where: Path) -> None:
     files = []
-    with os.scandir(where) as entries:  # tens of thousands, for which paths would be most of the work
+    with os.scandir(where) as entries:  # Path objects of tens of thousands of files would take most of the time
         for entry in entries:
             with contextlib.suppress(OSError):
                 found = entry.stat()

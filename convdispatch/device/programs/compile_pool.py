@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 MOST = 16
-"""Compilers at once: more hardly shorten a net of a hundred programs, each of which takes less than a child's start."""
+"""The most compilers that run in parallel: more hardly speed up a net of a hundred programs, each of which compiles
+faster than a child process starts."""
 _HOST_BYTES, _DEVICE_BYTES = 1 << 30, 4 << 30
 """Memory of the host that is free, and of a GPU, for each compiler: a driver and its context, of which a GPU holds half
 a gigabyte, and the net comes after them."""
@@ -51,7 +52,7 @@ def processors() -> int:
 
 
 def compilers(device: cl.Device) -> int:
-    """Compilers at once for a device: one a processor, as far as memory goes; this process is one of them."""
+    """The number of compilers for a device: one per processor, as far as memory allows; this process is one of them."""
     from ..opencl.platforms import device_info
 
     info, counts = device_info(device), [MOST, processors(), _available() // _HOST_BYTES]
@@ -119,7 +120,8 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
         while True:
             with lock:
                 task = next(left, None)
-            if task is None or pool.ended or background.ended():  # an interrupt ends the block before its tasks
+            # After an interrupt the block ends before its tasks are done.
+            if task is None or pool.ended or background.ended():
                 return
             with contextlib.suppress(Exception), locked(turn):
                 task()
@@ -179,7 +181,7 @@ class _Request:
 
 
 class _Pool:
-    """The queue and those who take from it."""
+    """The queue of texts to compile, and the compilers that take from it."""
 
     def __init__(self, device: cl.Device, count: int, for_cuda: bool = False) -> None:
         self.device, self.count, self.for_cuda = device, count, for_cuda
@@ -209,11 +211,11 @@ class _Pool:
 
     @property
     def started(self) -> bool:
-        """Whether compilers are at work, or waiting for it."""
+        """Whether compilers have been started, at work or waiting for it."""
         return self._started > 0
 
     def end(self) -> None:
-        """End compilers that wait, and leave what nobody took."""
+        """End the compilers that wait, and leave texts that none has taken."""
         with self._lock:
             self.ended = True
             with contextlib.suppress(queue.Empty):
@@ -247,7 +249,7 @@ class _Pool:
                     continue
                 child.close()
                 try:
-                    self.put(request)  # for another compiler
+                    self.put(request)  # another compiler process takes the request
                 except RuntimeError as ended:
                     request.answer.set_exception(ended)
                 return
@@ -266,7 +268,7 @@ class _Pool:
 
 
 class _Child(Child):
-    """Compiles for a device."""
+    """A child process that compiles for one device."""
 
     def __init__(self, device: cl.Device) -> None:
         super().__init__("convdispatch.device.compiler", {"device": address(device)}, environment=FEW_THREADS)

@@ -38,18 +38,20 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?[fFhHuUlL]{0,3}")
 _INCLUDE = re.compile(r"^#include <convdispatch/([\w.]+)>$", re.MULTILINE)
 NEW_SHARE = 48 * MB
-"""Bytes of the limit for what is new: further sizes of a layer, until they have returned several times."""
+"""Bytes of the cache limit for new entries: further sizes of a layer, until they have returned several times."""
 PROGRAM_BYTES = 300 * KB
-"""Memory of a program beside what follows from its binary. Measured of Intel's runtime for CPUs, as the next."""
+"""Bytes of memory of a program beyond the part in proportion to its binary. Measured on Intel's runtime for CPUs, like
+BYTES_PER_BINARY_BYTE."""
 BYTES_PER_BINARY_BYTE = 17
-"""Memory of a program for each byte of its binary, from which it was loaded; compiled from its text it takes twice."""
+"""Bytes of memory of a program per byte of the binary from which it was loaded; a program compiled from text takes
+twice as many."""
 CALL_BYTES = 48 * KB
-"""Python's objects of a plan or a call: measured over 1,000 sizes of a layer."""
+"""Bytes of Python's objects of a plan or a call, measured over 1,000 sizes of a layer."""
 FIRST_OF_A_KIND = 32
-"""Entries whose keys differ in numbers alone, beyond which further ones are new."""
+"""The number of entries whose keys differ only in numbers, beyond which further ones count as new."""
 
 FIRST_FORMS = 8
-"""Sizes of a net's inputs whose forms are its own; further ones are new."""
+"""The number of input sizes of a net whose forms count as its own; further ones count as new."""
 
 
 def cache_limit() -> int:
@@ -59,7 +61,7 @@ def cache_limit() -> int:
 
 
 BUDGET = Budget(cache_limit, lambda: min(NEW_SHARE, cache_limit()))
-"""Of all programs of this process, and of what holds programs."""
+"""The budget of all programs of this process, and of the plans and calls that hold programs."""
 _programs = Bounded(BUDGET)
 
 
@@ -74,7 +76,7 @@ def _template(package: str, file: str) -> Any:
     from mako.template import Template
 
     class Beside(TemplateCollection):  # type: ignore[misc]
-        """What a template names as its parts: files of its own package."""
+        """Looks up the files that a template includes: they belong to its own package."""
 
         def get_template(self, uri: str, relativeto: str | None = None) -> Any:
             return _template(package, uri)
@@ -119,13 +121,14 @@ def kernel_text(package: str, file: str, **values: Any) -> str:
 
 
 def _included(text: str, name: str) -> str:
-    """The text with the header's files in it, and theirs in them."""
+    """The text with its header files included, and the files that these include."""
 
     def header(found: re.Match[str]) -> str:
         after = text.count("\n", 0, found.start()) + 2
         return f'{_included(_read(_HEADER, found[1]), f"convdispatch/{found[1]}")}#line {after} "{name}"'
 
-    if "#include <convdispatch/" in text:  # most have none, and to look at each line's begin takes time
+    # Most texts have no such #include, and searching the start of each line is slow.
+    if "#include <convdispatch/" in text:
         text = _INCLUDE.sub(header, text)
     return f'#line 1 "{name}"\n{text}'
 
@@ -162,7 +165,7 @@ def _macro_value(name: str, value: Any) -> str:
 
 
 def build(context: cl.Context, text: str | bytes, options: Sequence[str] = ()) -> cl.Program:
-    """Compile ``text`` for the context's devices, or load a binary given as bytes, unless it is kept from before.
+    """Compile ``text`` for the context's devices, or load a binary given as bytes, unless the program is cached.
 
     Raises BuildFailed with the compiler's log, and Frozen inside ``frozen()``.
     """
@@ -174,7 +177,7 @@ def build(context: cl.Context, text: str | bytes, options: Sequence[str] = ()) -
 
 
 class _Rendered:
-    """Stands for a program whose text is only read: it knows its kernels' names, and has no binaries."""
+    """Takes the place of a program whose text is only rendered: it knows its kernels' names, and has no binaries."""
 
     def __init__(self, text: str | bytes) -> None:
         self._text = text
@@ -191,7 +194,7 @@ class _Rendered:
 
 @contextlib.contextmanager
 def rendering() -> Iterator[list[str | bytes]]:
-    """Whatever this thread would compile, in the order in which it asks; nothing is compiled, and nothing proven."""
+    """Collects the texts that this thread would compile, in order; inside the block nothing is compiled or proven."""
     before, thread.texts = thread.texts, []
     try:
         yield thread.texts
@@ -203,7 +206,7 @@ _holders: weakref.WeakSet[Programs] = weakref.WeakSet()
 
 
 def forget() -> None:
-    """Drop every program that is kept, and what holds programs."""
+    """Drop every cached program, and the plans and calls that hold programs."""
     for holder in list(_holders):
         holder.drop()
     _programs.drop()
@@ -212,9 +215,10 @@ def forget() -> None:
 def _compile(context: cl.Context, text: str | bytes, options: Sequence[str]) -> tuple[cl.Program, int]:
     import pyopencl as cl
 
-    from .binary_cache import compiled  # keeps binaries itself: pyopencl's cache waits for locks that the dead left
+    # compiled() caches binaries itself: pyopencl's cache waits for locks that dead processes left
+    from .binary_cache import compiled
 
-    # Oclgrind's compiler says that there is cl_khr_fp16, its device does not list it, and computes with it wrongly.
+    # Oclgrind's compiler defines cl_khr_fp16; its device does not list the extension, and computes with it wrongly.
     simulated = [device for device in context.devices if device_info(device).vendor == "oclgrind"]
     on_cpu = isinstance(text, str) and all(device_info(device).type == "cpu" for device in context.devices)
     options = (*options, "-Ucl_khr_fp16") if simulated else options
@@ -257,8 +261,8 @@ class Programs(Bounded):
         new: bool | None = None,
         nbytes: Callable[[Any], int] = lambda value: 0,
     ) -> Any:
-        """The value for a key, or else what ``make()`` answers. ``nbytes(value)`` is memory of its own, as an arena: it
-        counts where the value is new."""
+        """The cached value of a key, or else the result of ``make()``. ``nbytes(value)`` is memory of its own, as an
+        arena: it counts where the value is new."""
         if new is None and self._family is not None:
             new = self._families.further(self._family(key), key)
 
@@ -270,7 +274,7 @@ class Programs(Bounded):
 
 
 def without_numbers(key: Any) -> Any:
-    """A family of keys: what is left of one where numbers are left out."""
+    """The family of a key: the key with its numbers left out."""
     if isinstance(key, tuple):
         return tuple(map(without_numbers, key))
     return None if isinstance(key, int | float) else key
@@ -290,7 +294,7 @@ def keeps_programs(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 OPERANDS = ("x", "w", "y", "workspace", "bias", "residual")
-"""What an enqueue brings to every launch, in this order."""
+"""The operands that an enqueue passes to every launch, in this order."""
 
 
 class KernelPlan:
@@ -374,7 +378,8 @@ class Launch:
                 scalar if place is None else operands[place]
                 for place, scalar in zip(self._places, self._scalars, strict=True)
             ]
-        if thread.capturing is None and not isinstance(queue, Commands):  # a queue of OpenCL's: as OpenCLQueue.launch
+        # `queue` is an OpenCL queue: launch as OpenCLQueue.launch does
+        if thread.capturing is None and not isinstance(queue, Commands):
             kernel = self.kernel
             bound = kernel._bound or kernel.bound
             with kernel.lock:

@@ -31,7 +31,7 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
 
     ``package`` is the plugin's, whose sources decide. What ``prove`` raises is passed on, and it is asked again then.
     """
-    if thread.texts is not None:  # texts are only rendered, perhaps for a device that is not there
+    if thread.texts is not None:  # program texts are only being rendered, perhaps for a device that is not there
         return None
     place = package, what, device
     if place not in _known or artifact_store.gathers():
@@ -50,13 +50,13 @@ def proven(package: str, what: str, device: cl.Device, prove: Callable[[], str |
 
 
 def _subject(package: str, what: str, device: cl.Device) -> template_cache.Subject:
-    """What a proof follows from, beside the plugin's sources: the header's, for one, as the class says."""
+    """The Subject of a proof: what it depends on besides the plugin's sources, such as those of the header."""
     values = {"device": artifact_store.identity(device), "header": ConvProblem}
     return template_cache.Subject(package, f"proof of {what}", values)
 
 
 def _artifact_key(package: str, what: str, device: cl.Device) -> str | None:
-    """What a pass is called in a plan pack."""
+    """The key of a passed check in a plan pack."""
     return _subject(package, what, device).artifact_key()
 
 

@@ -26,7 +26,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def for_streams() -> Iterator[None]:
-    """What this thread builds inside the block is launched on CUDA's streams, as far as anybody knows."""
+    """Inside the block this thread builds programs that are expected to be launched on CUDA streams only."""
     before, _thread.for_streams = _thread.for_streams, True
     try:
         yield
@@ -35,7 +35,8 @@ def for_streams() -> Iterator[None]:
 
 
 class PtxProgram:
-    """Stands for a ``cl.Program``: answers what is asked of one, and becomes one when a kernel of OpenCL's is made."""
+    """Takes the place of a ``cl.Program``: it answers the same queries, and becomes one when an OpenCL kernel is
+    made."""
 
     def __init__(self, binary: bytes, names: list[str], build: Callable[[], cl.Program]) -> None:
         self._binary, self._names, self._build = binary, names, build

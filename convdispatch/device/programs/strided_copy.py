@@ -54,7 +54,7 @@ def copy_bytes(
     source_offset: int = 0,
     target_offset: int = 0,
 ) -> cl.Event:
-    """As ``runtime.copy``, by a kernel."""
+    """Copies bytes as ``runtime.copy`` does, by a kernel."""
     itemsize = math.gcd(16, size, source_offset, target_offset)
     count = size // itemsize
     scalars = (source_offset // itemsize, count, *[1] * (_AXES - 2), count, *[0] * (_AXES - 1), 1)

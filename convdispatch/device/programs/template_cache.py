@@ -26,7 +26,7 @@ _FORM = b"convdispatch text 1\n"
 _SOURCES = (".py", ".mako", ".cl")
 _SETS = (set, frozenset)
 _VERSIONED = ("numpy", "ml_dtypes")
-"""Packages of many files, of which a version says enough."""
+"""Packages of many files, whose version stands for their content."""
 
 
 class _Pickler(pickle.Pickler):
@@ -35,7 +35,7 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
-        self.fast = True  # equal values give equal bytes, whichever objects they share
+        self.fast = True  # pickle without a memo: equal values give equal bytes, whichever objects they share
         self.modules: set[str] = set()
 
     def reducer_override(self, value: Any) -> Any:
@@ -45,7 +45,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if not _lasting(value):
             return _stand_in, (kind, _fields(value))
-        found = _pickled.get(id(value))  # a plan's texts are given the same objects
+        found = _pickled.get(id(value))  # the texts of one plan are rendered with the same objects
         if found is None or found[0] is not value:
             content, modules = _pickle(_fields(value))
             if len(_pickled) >= _MOST:
@@ -57,7 +57,7 @@ class _Pickler(pickle.Pickler):
 
 _MOST = 64
 _pickled: dict[int, tuple[Any, bytes, set[str]]] = {}
-"""By id: frozen dataclasses, what their fields are pickled as, and the modules that these refer to."""
+"""Frozen dataclasses by their id, with the pickle of their fields and the modules that the fields refer to."""
 
 
 def _lasting(value: Any) -> bool:
@@ -87,7 +87,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 def _stand_in(*_: Any) -> None:
-    """Stands in a pickle, which nobody reads, for how a dataclass would be made."""
+    """Replaces the constructor of a dataclass in a pickle that is never loaded."""
 
 
 class Subject:
@@ -95,17 +95,18 @@ class Subject:
 
     def __init__(self, package: str, template: str, values: Mapping[str, Any]) -> None:
         self._content: bytes | None = None
-        with contextlib.suppress(Exception):  # a local function, a device's object, a cycle: it cannot be told
+        # A local function, a device's object or a cycle cannot be pickled: such a text has no key.
+        with contextlib.suppress(Exception):
             content, modules = _pickle(dict(values))
             self._content = f"{len(template)}:{template}".encode() + content
             self._homes = sorted({_home(module) for module in {package, __name__, *modules}})
 
     def text_key(self) -> str | None:
-        """What the text is kept under here; None where it cannot be told what it follows from."""
+        """The key under which this machine caches the text; None where the values cannot be pickled."""
         return self._key(stamp)
 
     def artifact_key(self) -> str | None:
-        """The same for other machines: sources count by their content, not by when they were written."""
+        """The same key for other machines: sources count by their content, not by when they were written."""
         return self._key(_content)
 
     def _key(self, stamp: Callable[[str], str]) -> str | None:
@@ -118,15 +119,16 @@ class Subject:
 
 
 def _home(module: str) -> str:
-    """The package, zones of this one apart, whose sources decide what a module's functions do."""
+    """The package whose sources decide what a module's functions do; inside this package, the subpackage."""
     parts = module.split(".")
     return ".".join(parts[:2] if parts[0] == __name__.partition(".")[0] else parts[:1])
 
 
 @functools.lru_cache(maxsize=64)
 def stamp(home: str) -> str:
-    """The sources of a package, as they were last written."""
-    known = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116 (hundreds of files)
+    """A digest of a package's sources, by the times and sizes of its files."""
+    # os.stat, because Path.stat is slow for the hundreds of files of a package.
+    known = ((name, os.stat(path)) for name, path in _sources(home))  # noqa: PTH116
     text = ";".join(f"{name} {one.st_mtime_ns} {one.st_size}" for name, one in known)
     return f"{home} {_version(home)} {hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -145,7 +147,7 @@ def _version(home: str) -> str:
 
 
 def _sources(home: str) -> list[tuple[str, str]]:
-    """Name and path of each source file, sorted; none where a version says enough."""
+    """The name and path of each source file of a package, sorted; empty where its version suffices."""
     if home.partition(".")[0] in sys.stdlib_module_names or home in _VERSIONED:
         return []
     module = sys.modules.get(home)
@@ -155,12 +157,12 @@ def _sources(home: str) -> list[tuple[str, str]]:
     for folder in folders:
         for place, _, files in os.walk(folder):
             relative = os.path.relpath(place, folder)
-            found += [(f"{relative}/{n}", os.path.join(place, n)) for n in files if n.endswith(_SOURCES)]  # noqa: PTH118
+            found += [(f"{relative}/{n}", os.path.join(place, n)) for n in files if n.endswith(_SOURCES)]  # noqa:PTH118
     return sorted(found)
 
 
 def load(key: str) -> str | None:
-    """The text kept under a key; None where there is none, or a damaged one."""
+    """The text cached under a key; None where there is none, or a damaged one."""
     folder = binary_cache.folder()
     content = None if folder is None else binary_cache.read_file(folder / f"{key}.txt", _FORM)
     try:
@@ -170,7 +172,7 @@ def load(key: str) -> str | None:
 
 
 def store(key: str, text: str) -> None:
-    """Keep a text; a folder that cannot be written keeps none."""
+    """Cache a text; does nothing where the folder cannot be written."""
     folder = binary_cache.folder()
     if folder is not None:
         binary_cache.write_file(folder / f"{key}.txt", _FORM, zlib.compress(text.encode(), 1))

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from ..commands.interface import Kernel
 
 _AXES = frozenset(range(3))
-# Each begins with letters, not with \b: so Python looks for those first, which takes a tenth of the time.
+# Each pattern begins with letters, not with \b, so that Python searches for the letters first: a tenth of the time.
 _ASKS = re.compile(
     r"get_(?:num_groups|global_size|global_offset|global_linear_id|group_linear_id)\b"
     r"\s*(?:\(\s*([0-2])\s*\))?"
 )
-"""What a launch of a part answers otherwise than that of the whole; a number says the only axis that it bears on."""
+"""Matches the functions whose results differ between a launch of a part and of the whole; a number is the only axis
+concerned."""
 _GROUP = "get_group_id"
 _BARE = re.compile(rf"{_GROUP}\b(?!\s*\()")
-"""The function's name where it is not called, so that no macro stands for it."""
+"""Matches the name get_group_id where it is not called, so that a macro cannot replace it."""
 _COUNTED = f"#define {_GROUP}(axis) ({_GROUP}(axis) + get_global_offset(axis) / get_local_size(axis))\n#line 1\n"
 _SPLICED = re.compile(r"get_\w*\s*##")
 _SPLICED_ON = re.compile(r"##\s*_?(?:group|num|global|local|work|sub)_")
@@ -40,13 +41,13 @@ class Divisible:
     ``get_group_id`` in a text that is ``counted``."""
 
     whole: frozenset[int]
-    """The axes along which they cannot."""
+    """The axes along which the kernels cannot be launched in parts."""
     ungrouped: bool
-    """Whether they do without work groups of a certain size."""
+    """Whether the kernels need no work groups of a certain size."""
 
     @classmethod
     def of(cls, text: str) -> Divisible:
-        """Of OpenCL C."""
+        """How the kernels of an OpenCL C text may be divided."""
         if "##" in text and (_SPLICED_ON.search(text) or any(_words(_SPLICED, text))):
             return cls(_AXES, False)
         if any(_words(_BARE, text)):
@@ -57,7 +58,7 @@ class Divisible:
 
 
 def _words(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """Where the pattern is found and does not begin within a word."""
+    """The matches of a pattern that do not begin within a word."""
     for found in pattern.finditer(text):
         begin = found.start()
         if not (begin and (text[begin - 1].isalnum() or text[begin - 1] == "_")):
@@ -65,7 +66,8 @@ def _words(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 
 _known: weakref.WeakKeyDictionary[Any, str | Divisible] = weakref.WeakKeyDictionary()
-"""By program that was built from text: this, until somebody asks what it says. On a GPU nobody does."""
+"""The text of each built program, replaced by its Divisible when that is first queried, which never happens on a
+GPU."""
 
 
 def counted(text: str) -> str:

@@ -59,7 +59,7 @@ def lifetimes(commands: Sequence[Command], regions: Sequence[tuple[int, int]] = 
 
 
 def lay_out(used: Sequence[Lifetime], align: int) -> Arena:
-    """Give every slot its place; each begins at a multiple of ``align`` bytes."""
+    """Give every slot its offset in the arena, a multiple of ``align`` bytes."""
     placed: list[tuple[int, int, Lifetime]] = []
     offsets: dict[Slot, int] = {}
     for life in sorted(used, key=lambda life: (-life.slot.size, life.first)):

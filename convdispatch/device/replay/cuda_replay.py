@@ -35,7 +35,7 @@ class Replay:
                 self.parts = [*self._in_order(commands, runs)]
 
     def _in_order(self, commands: Sequence[Command], runs: Sequence[Callable[..., Any]]) -> Any:
-        """Graphs of all commands, and between them those with late numbers."""
+        """CUDA graphs of all commands, and between the graphs the commands with late numbers."""
         first, waiting = self._streams[0], []
         for command, run in zip(commands, runs, strict=True):
             if not command.late:

@@ -36,7 +36,7 @@ class Program:
 
     def __init__(self, recording: Recording, schedule: Schedule | None = None) -> None:
         self.queue, self.lock = recording.queue, threading.RLock()
-        """The lock is held while commands are given, and while memory is taken."""
+        """The lock is held while commands are enqueued, and while memory is allocated."""
         self.schedule = schedule or Schedule.single(recording.commands)
         self.what = [command.what for command in recording.commands]
         self._recording = recording
@@ -47,11 +47,11 @@ class Program:
         self.on_graph = False
         """Whether ``run`` launches a CUDA graph beside the queue, instead of enqueuing."""
         self.no_graph: str | None = None
-        """Why there is no CUDA graph of it, once one was asked for."""
+        """The reason why the program has no CUDA graph, once one was requested."""
 
     @functools.cached_property
     def arena(self) -> Arena:
-        """Where each slot begins that is not persistent."""
+        """The arena: the offset of each slot that is not persistent."""
         align = max(128, runtime.device_info(self._recording.device).buffer_alignment)
         return lay_out(lifetimes(self._recording.commands, self.schedule.regions), align)
 
@@ -80,7 +80,7 @@ class Program:
                 return whole
             start += 0 if root.persistent else self.arena.offsets[root]
             key = (root if root.persistent else None, start, slot.size)
-            if key not in self._parts:  # kept: a kernel does not keep its arguments' memory alive
+            if key not in self._parts:  # cached here, because a cl.Kernel does not keep its arguments' memory alive
                 self._parts[key] = sub_region(whole, start, slot.size)
             return self._parts[key]
 
@@ -91,7 +91,7 @@ class Program:
         return self.arena.size + sum(root.size for root in kept | self._own.keys())
 
     def run(self) -> cl.Event | None:
-        """Enqueue all commands; the event of the last one. Never waits."""
+        """Enqueue all commands; returns the event of the last one. Never waits."""
         with self.lock:
             self._draw()
             if self.on_graph:
@@ -137,19 +137,19 @@ class Program:
                 self.no_graph = "the device is not CUDA's"
                 return None
             try:
-                self.queue.finish()  # constants that are packed on it
+                self.queue.finish()  # wait for constant weights that are being packed on the queue
                 self._replay = Replay(self._recording.commands, self.schedule, self.memory, place_of(cuda.number))
             except ConvDispatchError as error:
                 self.no_graph = str(error)
         return self._replay
 
     def use_graph(self) -> bool:
-        """From now on ``run`` launches a CUDA graph; whether that can be."""
+        """Make ``run`` launch a CUDA graph from now on; returns whether that is possible."""
         self.on_graph = self.replay is not None and bridge_of(self.queue) is not None
         return self.on_graph
 
     def run_on(self, stream: CudaStream) -> None:
-        """Give all commands to a CUDA stream of the device, in place of the queue. Raises InvalidArgument."""
+        """Launch all commands on a CUDA stream of the device, instead of the queue. Raises InvalidArgument."""
         if self.replay is None:
             raise InvalidArgument(f"the program does not run on a CUDA stream: {self.no_graph}")
         with self.lock:
@@ -157,7 +157,7 @@ class Program:
             self.replay.give(stream)
 
     def _run_beside(self) -> Any:
-        """The graph on the CUDA stream beside the queue, in the queue's order."""
+        """Launch the graph on the bridge's CUDA stream, in the queue's order."""
         across = bridge_of(self.queue)
         with across:
             across.enter()
@@ -187,7 +187,7 @@ class Program:
         return last[0]
 
     def _mark(self) -> Any:
-        """The event of all that the first queue was given before."""
+        """An event after all earlier commands of the first queue."""
         import pyopencl as cl
 
         event = cl.enqueue_marker(self.queue)

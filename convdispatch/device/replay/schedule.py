@@ -14,7 +14,7 @@ from ..commands.recording import Command
 
 @dataclass(frozen=True)
 class Step:
-    """Commands (their places in the recording) that run in a row on one queue."""
+    """Commands, as indices into the recording, that run in a row on one queue."""
 
     key: int
     queue: int
@@ -22,9 +22,10 @@ class Step:
     after: tuple[int, ...] = ()
     """Keys of steps on other queues that must have ended before."""
     awaited: bool = False
-    """A step on another queue waits for this one."""
+    """Whether a step on another queue waits for this one."""
     starts: bool = False
-    """Depends on no step, and is not on the first queue: it must wait for what that queue was given before."""
+    """Whether the step depends on no other and is not on the first queue, so that it must wait for that queue's earlier
+    commands."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Schedule:
 
     @classmethod
     def single(cls, commands: Sequence[Command]) -> Schedule:
-        """Everything on one queue, in order."""
+        """A schedule of all commands on one queue, in order."""
         return cls((Step(0, 0, tuple(range(len(commands)))),), 1)
 
     @classmethod
@@ -55,7 +56,7 @@ class Schedule:
         if not queue_of or len(set(queue_of.values())) == 1:
             return cls.single(commands)
         final = max(queue_of)
-        if queue_of[final] != 0:  # names of queues are free: the final one's becomes the first
+        if queue_of[final] != 0:  # the numbers of queues are arbitrary: the last step's queue becomes number 0
             swap = {0: queue_of[final], queue_of[final]: 0}
             queue_of = {key: swap.get(queue, queue) for key, queue in queue_of.items()}
             last_on = {swap.get(queue, queue): key for queue, key in last_on.items()}
@@ -100,7 +101,7 @@ def _assign(direct: Mapping[int, Sequence[int]], queues: int) -> tuple[dict[int,
 
 
 def _done(step: int, key: int, direct: Mapping[int, Sequence[int]]) -> bool:
-    """``key`` depends on ``step``, however indirectly: its queue is free by then."""
+    """Whether ``key`` depends on ``step``, directly or indirectly, so that the queue of ``step`` is free by then."""
     todo, seen = list(direct[key]), set()
     while todo:
         other = todo.pop()

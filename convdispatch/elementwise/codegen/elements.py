@@ -1,4 +1,4 @@
-"""How each element type is stored, loaded and computed with in generated kernels."""
+"""Defines how generated kernels store, load and compute with each element type."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def numpy_dtype(dtype: Any) -> np.dtype:
 
 
 def element(dtype: np.dtype) -> Element:
-    """How ``dtype`` is stored. Raises InvalidArgument for one that kernels cannot hold."""
+    """Return how ``dtype`` is stored in memory and loaded by kernels. Raises InvalidArgument for one that kernels
+    cannot hold."""
     found = _ELEMENTS.get(dtype.name)
     if found is None:
         raise InvalidArgument(f"element-wise kernels take {', '.join(_ELEMENTS)}, got {dtype.name}")
@@ -68,7 +69,7 @@ def kind_of(dtypes: list[np.dtype], integral: bool) -> str:
 
 
 def prelude(dtypes: list[np.dtype], kind: str) -> str:
-    """What a kernel over these element types needs before it."""
+    """Return the OpenCL source that a kernel over these element types needs before it."""
     text = ""
     if kind == "double" or any(dtype.name == "float64" for dtype in dtypes):
         text += "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"

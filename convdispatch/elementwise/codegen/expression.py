@@ -19,13 +19,13 @@ class Function(NamedTuple):
     """One function of formulas."""
 
     arity: int
-    """Number of arguments; 0 for two or more."""
+    """The number of arguments; 0 stands for two or more."""
     opencl: str
-    """OpenCL C of the arguments ``{0}``, ``{1}`` and the type ``T``."""
+    """The function in OpenCL C, with the arguments ``{0}``, ``{1}`` and the type ``T``."""
     slope: tuple[str, ...]
-    """Derivative by each argument, as a formula of the arguments."""
+    """The derivative by each argument, as a formula of the arguments."""
     integer: bool = False
-    """Integers in give integers out."""
+    """Whether integer arguments give an integer result."""
 
 
 FUNCTIONS: dict[str, Function] = {
@@ -56,7 +56,7 @@ FUNCTIONS: dict[str, Function] = {
     "ceil": Function(1, "ceil({0})", ("0",)),
     "round": Function(1, "rint({0})", ("0",)),
     "trunc": Function(1, "trunc({0})", ("0",)),
-    # At equal operands the second one's slope counts, so that max(x, 0) has slope 0 at 0.
+    # Where both operands are equal the second one's slope counts, so that max(x, 0) has slope 0 at x = 0.
     "max": Function(0, "(({0}) != ({0}) || ({0}) > ({1}) ? ({0}) : ({1}))", ("({0}) > ({1})", "({0}) <= ({1})"), True),
     "min": Function(0, "(({0}) != ({0}) || ({0}) < ({1}) ? ({0}) : ({1}))", ("({0}) < ({1})", "({0}) >= ({1})"), True),
     "pow": Function(2, "pow({0}, {1})", ("({1}) * pow({0}, ({1}) - 1)", "pow({0}, {1}) * log({0})")),
@@ -68,7 +68,7 @@ _FLOAT_ONLY = {
     "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "pow", "floor", "ceil", "round", "trunc",
 }  # fmt: skip
 _TESTS = {"isnan": "({0} != {0})", "isinf": "({0} == INFINITY || {0} == -INFINITY)"}
-"""Functions of one argument whose result is a truth value."""
+"""The functions of one argument whose result is a truth value, in OpenCL C."""
 
 
 class Formula:
@@ -77,7 +77,8 @@ class Formula:
     def __init__(self, text: str, statements: list[tuple[str, ast.expr]], result: ast.expr | None) -> None:
         self.text, self.statements, self.result = text, statements, result
         self.assigned = tuple(dict.fromkeys(target for target, _ in statements))
-        seen: dict[str, bool] = {}  # name: read before it is assigned
+        # ``seen`` says of each name whether it is read before it is assigned.
+        seen: dict[str, bool] = {}
         done: set[str] = set()
         for target, value in [*statements, ("", result)]:
             for name in _names_in(value):
@@ -114,7 +115,7 @@ class Formula:
         statements = [(target, writer.number(value)) for target, value in self.statements]
         return statements, None if self.result is None else writer.number(self.result)
 
-    @functools.lru_cache(maxsize=1024)  # noqa: B019 (formulas are themselves cached for good)
+    @functools.lru_cache(maxsize=1024)  # noqa: B019 (Formula objects are never freed, because they are cached)
     def derivative(self, name: str) -> str | None:
         """The result's derivative by ``name`` as a formula's text; None where it is 0 everywhere."""
         if self.result is None:
@@ -152,7 +153,8 @@ def parse(text: str) -> Formula:
         raise InvalidArgument(f"a formula needs an expression, got {text!r}")
     for value in [*(value for _, value in statements), result]:
         if value is not None:
-            _Writer("float").number(value)  # refuses what is no part of a formula
+            # Writing the expression as OpenCL C raises an error for whatever is no part of a formula.
+            _Writer("float").number(value)
     return Formula(text, statements, result)
 
 
@@ -258,7 +260,7 @@ class _Writer:
         return "(" + FUNCTIONS[name].opencl.replace("(T)", f"({self.kind})").format(*values) + ")", False
 
 
-# --- derivatives -----------------------------------------------------------------------------------------------------
+# --- derivatives of formulas -----------------------------------------------------------------------------------------
 
 
 class _Substitute(ast.NodeTransformer):
@@ -297,7 +299,8 @@ def _slope(node: ast.expr, name: str) -> str:
             inside = _either(f"({v}) > ({b})", _slope(high, name), _slope(value, name))
             return _either(f"({v}) < ({a})", _slope(low, name), inside)
         case ast.Call(func=ast.Name(id=called), args=[first, *rest]) if called in FUNCTIONS:
-            if not FUNCTIONS[called].arity and len(rest) > 1:  # max(a, b, c) is max(max(a, b), c)
+            # max(a, b, c) is differentiated as max(max(a, b), c).
+            if not FUNCTIONS[called].arity and len(rest) > 1:
                 first = ast.Call(ast.Name(called, ast.Load()), [first, *rest[:-1]], [])
                 rest = rest[-1:]
             arguments = [first, *rest]
@@ -307,7 +310,7 @@ def _slope(node: ast.expr, name: str) -> str:
                 for slope, argument in zip(FUNCTIONS[called].slope, arguments, strict=True)
             ]
             return _plus(terms)
-    return "0"  # comparisons and conditions are constant between their jumps
+    return "0"  # The derivative of a comparison or condition is 0, because it is constant between its jumps.
 
 
 def _binary_slope(left: ast.expr, op: ast.operator, right: ast.expr, name: str) -> str:
@@ -325,7 +328,7 @@ def _binary_slope(left: ast.expr, op: ast.operator, right: ast.expr, name: str) 
         case ast.Pow():
             power = f"{b} * {a} ** ({ast.unparse(right)} - 1)"
             if isinstance(right, ast.Constant):
-                power = f"{b} * {a} ** {right.value - 1!r}" if right.value != 2 else f"2 * {a}"  # type: ignore[operator]
+                power = f"{b} * {a} ** {right.value - 1!r}" if right.value != 2 else f"2 * {a}"  # type: ignore
             return _plus([_times(power, da), _times(f"({a} ** {b}) * log({a})", db)])
         case ast.Mod():
             return _plus([da, "0" if db == "0" else f"-({_times(f'({a} // {b})', db)})"])

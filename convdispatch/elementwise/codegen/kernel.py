@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 VECTOR = 4
 _GPU_GROUP = 256
-"""Work items of a GPU's group, at most."""
+"""The most work items of a work group on a GPU."""
 _CPU_GROUP = 1024
-"""Work items of a CPU's group, at most."""
+"""The most work items of a work group on a CPU."""
 _LONG_ROW = 512
-"""From this length of the last axis on, a CPU's groups lie within its rows."""
+"""The length of the last axis from which each work group on a CPU stays within one row."""
 SCALARS = {"float": np.float32, "double": np.float64, "long": np.int64}
-"""NumPy's names of the types that kernels compute in."""
+"""The NumPy type of each OpenCL C type that kernels compute in."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Operand:
     read: bool = True
     written: bool = False
     aligned: bool = True
-    """The first element lies at a multiple of 16 bytes."""
+    """Whether the first element's address is a multiple of 16 bytes."""
 
 
 class Prepared:
@@ -76,7 +76,7 @@ def prepare(
     flat = len(sizes) <= 1 and math.prod(shape) < 2**32
     kind = kind_of([operand.dtype for operand in operands if operand.read], formula.integral and integral_scalars)
     wide = gpu and _can_load_four(sizes, steps, operands, flat)
-    # A flat kernel's length is an argument: one program for all lengths.
+    # A kernel over contiguous elements takes their number as an argument, so one program serves all lengths.
     text = _source(
         formula,
         tuple(sizes) if not flat else (),
@@ -110,7 +110,7 @@ def _can_load_four(sizes: list[int], steps: list[list[int]], operands: tuple[Ope
 
 
 def _sizes(size: int, sizes: list[int], flat: bool, gpu: bool, wide: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Global and local size; work items beyond the elements return at once."""
+    """Return the global and the local size; surplus work items return immediately."""
     if flat or gpu:
         items = -(-size // wide)
         group = min(_GPU_GROUP if gpu else _CPU_GROUP, 1 << max(0, (items - 1).bit_length()))
@@ -132,7 +132,7 @@ def _shares(inner: int) -> tuple[int, int]:
 
 
 def _cpu_groups(inner: int, middle: int) -> tuple[int, int]:
-    """A CPU's work group over the last two axes."""
+    """Return the size of a CPU's work group over the last two axes."""
     group_x = min(_CPU_GROUP, inner)
     return group_x, min(middle, max(1, _CPU_GROUP // group_x))
 
@@ -162,7 +162,7 @@ def _source(
     local = [name for name in formula.assigned if name not in known]
 
     def body(lane: str) -> list[str]:
-        """One element; ``lane`` is "" or the component of a vector of four."""
+        """Return the OpenCL lines for one element; ``lane`` is "" or the component of a vector of four."""
         lines = []
         for i, (name, _, read, written) in enumerate(operands):
             if name and (read or written):
@@ -195,7 +195,8 @@ def _load(i: int, load: str, inner: int, lane: str, kind: str) -> str:
 
 
 def _places(sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], wide: int, gpu: bool) -> list[str]:
-    """Where this work item's first element lies in each operand: ``i0``, ``i1``, ..."""
+    """Return the OpenCL lines that compute the index of the work item's first element in each operand: ``i0``, ``i1``,
+    ..."""
     if not sizes:
         lines = [f"const ulong i = (ulong)get_global_id(0){f' * {wide}' if wide > 1 else ''};", "if (i >= n) return;"]
         return lines + [
@@ -213,7 +214,7 @@ def _places(sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], wide: in
             lines += [f"const {index} a{axis} = rest % {size}{scale};", f"rest /= {size};"]
         lines.append(f"const {index} a0 = rest;")
     elif sizes[-1] >= _LONG_ROW:
-        # One row of groups, each within a row of the last axis: neighbours in memory run one after the other.
+        # Work groups form one row, each within a row of the last axis: neighbours in memory run one after the other.
         parts, share = _shares(sizes[-1])
         lines = [
             f"const long a{axes - 1} = get_group_id(0) % {parts} * {share} + get_local_id(0);",
@@ -229,7 +230,7 @@ def _places(sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], wide: in
             f"const long a{axes - 1} = get_global_id(0);",
             f"const long a{axes - 2} = get_global_id(1);",
         ]
-        # Only where the groups' sizes leave items over: a return costs the compiler's vectors masks.
+        # A bounds check is written only where work groups exceed an axis: a ``return`` makes compilers mask vectors.
         groups = _cpu_groups(sizes[-1], sizes[-2])
         left = [
             f"a{axes - 1 - n} >= {size}" for n, (size, group) in enumerate(zip(sizes[:-3:-1], groups)) if size % group
@@ -279,5 +280,5 @@ def _vectors(operands: Any, stored: Any, steps: Any, body: Any, flat: bool) -> l
 
 
 def _line(text: str) -> str:
-    """A formula as one line of comment."""
+    """Return a formula as one line of comment in the kernel."""
     return " ".join(text.split()).replace("\\", "")

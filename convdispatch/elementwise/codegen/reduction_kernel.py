@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 OPERATIONS = {
-    # (combination of a and b, neutral element for floats, for integers)
+    # Each value is (combination of a and b, neutral element for floats, neutral element for integers).
     "sum": ("({a}) + ({b})", "0", "0"),
     "prod": ("({a}) * ({b})", "1", "1"),
     "max": ("(({a}) != ({a}) || ({a}) > ({b}) ? ({a}) : ({b}))", "-INFINITY", "LONG_MIN"),
@@ -36,8 +36,9 @@ OPERATIONS = {
 _GROUP = 256
 _LANES = 16
 _COLUMNS = 64
-"""Of a CPU's group at most."""
-_GROUPS_WANTED = {"gpu": 16, "cpu": 8}  # for each compute unit
+"""The most columns of a work group on a CPU."""
+# The number of work groups for each compute unit of the device.
+_GROUPS_WANTED = {"gpu": 16, "cpu": 8}
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class _Form:
     free_steps: tuple[tuple[int, ...], ...]
     reduced_steps: tuple[tuple[int, ...], ...]
     operands: tuple[tuple[str, str], ...]
-    """Names and types; the one named "" receives the first formula's values."""
+    """The operands' names and types; the operand named "" receives the first formula's values."""
     scalars: tuple[str, ...]
     kind: str
     results: tuple[str, ...]
@@ -60,14 +61,14 @@ class _Form:
     lanes_r: int
     splits: int
     rows: bool
-    """Neighbours in memory are reduced."""
+    """Whether the reduced elements are neighbours in memory."""
     gpu: bool
     wide: int = 1
-    """Reduced neighbours that a GPU's work item takes at once."""
+    """The number of neighbouring elements that a GPU's work item reads by one load."""
 
 
 class Reduction:
-    """One reduction made ready: one launch, or two with partial results between."""
+    """A compiled reduction: one launch, or two launches with partial results between them."""
 
     def __init__(self, first: Launch, second: Launch | None, partial: int, results: int) -> None:
         self._first, self._second, self._partial, self._results = first, second, partial, results
@@ -109,7 +110,7 @@ def plan(
     lanes_k, lanes_r = _lanes(k, r, rows) if gpu else (1, 1)
     wanted = _GROUPS_WANTED["gpu" if gpu else "cpu"] * info.compute_units
     units = -(-k // lanes_k) if gpu or rows else -(-k // _COLUMNS)
-    # Four neighbours at once: a load of 16 bytes, and one division to find them instead of four.
+    # A work item reads four neighbours by one load of 16 bytes, with one division for their index instead of four.
     wide = VECTOR if gpu and rows and _can_load_four(sizes, steps, operands, False) else 1
     least = lanes_r * 16 if gpu else 4096
     splits = max(1, min(wanted // units, r // least, 1024))
@@ -161,7 +162,7 @@ def plan(
 
 
 def _lanes(k: int, r: int, rows: bool) -> tuple[int, int]:
-    """How a GPU's group is shared between free and reduced indices."""
+    """Return how a GPU's work group is divided between free and reduced indices."""
     if rows:
         lanes_r = min(_GROUP, max(8, 1 << (max(1, r // 4) - 1).bit_length()))
         return _GROUP // lanes_r, lanes_r
@@ -175,7 +176,7 @@ def _launch(context: cl.Context, form: _Form) -> Launch:
         size = (-(-k // form.lanes_k) * form.lanes_k * form.lanes_r, form.splits)
         group: tuple[int, ...] | None = (form.lanes_k * form.lanes_r, 1)
     else:
-        # Columns: neighbouring items take neighbouring places, whatever the outer axes are.
+        # Reduction over columns: neighbouring work items take neighbouring elements, whatever the outer axes are.
         inner, wide = form.free[-1] if form.free else 1, _columns(form)
         columns = (-(-inner // wide) * wide, form.splits, k // inner)
         size, group = ((k, form.splits), (1, 1)) if form.rows else (columns, (wide, 1, 1))
@@ -323,7 +324,7 @@ def _gpu(form: _Form) -> list[str]:
 def _cpu_columns(form: _Form) -> list[str]:
     count = len(form.formulas)
     inner, wide = form.free[-1] if form.free else 1, _columns(form)
-    # The last group ends where the columns do: of those that the one before it has too, it stores none.
+    # The last work group ends at the last column, and stores no column that the group before it also computes.
     lines = [f"const long begin = get_group_id(0) * {wide}L, a = min(begin, {inner - wide}L) + get_local_id(0);"]
     lines += [f"const long outer = get_global_id(2), k = outer * {inner} + a;", "const bool own = a >= begin;"]
     lines += [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
@@ -358,7 +359,7 @@ def _cpu_rows(form: _Form) -> list[str]:
     lines.append("long j = start;")
     places = [f"const long i{i} = o{i} + b{i} + q{i} + (j + l) * {steps[i]};" for i in range(len(form.operands))]
     body = places + _values(form) + [f"a{i}[l] = COMBINE(a{i}[l], x{i});" for i in range(count)]
-    # Unrolled, as compilers would, these sixteen are no vector any more: two to three times slower.
+    # These 16 lanes are a vector only if they are not unrolled: unrolled, they take two to three times longer.
     vector = f"#pragma clang loop vectorize_width({_LANES}) unroll(disable)"
     lines += [f"for (; j + {_LANES} <= stop; j += {_LANES}) {{", vector, f"for (int l = 0; l < {_LANES}; ++l) {{"]
     lines += [*body, "} }"]

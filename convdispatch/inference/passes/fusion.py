@@ -48,14 +48,15 @@ def _name_arguments(node: Node) -> None:
     kinds = {name: parameter.kind for name, parameter in given.signature.parameters.items()}
     named = {}
     for name, value in given.arguments.items():
-        if kinds[name] is inspect.Parameter.VAR_POSITIONAL:  # only bound where there are some: nothing to name
+        # Variadic positional arguments have no names.
+        if kinds[name] is inspect.Parameter.VAR_POSITIONAL:
             return
         named |= value if kinds[name] is inspect.Parameter.VAR_KEYWORD else {name: value}
     node.args, node.kwargs = (), named
 
 
 def _linear_to_convolution(node: Node) -> None:
-    """A linear map is the convolution of 1×1 pictures; its result stays ``[mb, oc]`` to those who read it."""
+    """Turn a linear layer into a convolution of 1×1 images, whose result nodes still read as ``[mb, oc]``."""
     layout, x, w = node.kwargs.get("layout", "nchw"), node.kwargs["x"], node.kwargs["w"]
     if x.strides is not None or isinstance(w, Ref):
         return
@@ -72,9 +73,10 @@ def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int]) -> bool:
     if changed is None:
         return False
     producer, options = changed
-    # The convolution moves to where its follower stood: what it takes in may have been computed in between.
+    # The fused convolution moves to its follower's place, because its further operands may be computed in between.
     graph.take_in(producer, node, **options)
-    uses.pop(producer.result.value)  # nobody reads what lay between; what either reads is read as often as before
+    # Nothing reads the intermediate value any more; the operands of both nodes are read as often as before.
+    uses.pop(producer.result.value)
     return True
 
 
@@ -101,7 +103,7 @@ def _fold(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[
     w, bias = producer.kwargs["w"], producer.kwargs.get("bias")
     names = ("scale", "shift", "running_mean", "running_variance")
     if any(isinstance(value, Ref) for value in (w, bias, *(given[name] for name in names))):
-        return None  # computed by the net itself
+        return None  # Weights that the net itself computes cannot be folded when the net is built.
     parts = [given[name].numpy() for name in names]
     factor, shift = functional.folding(*parts, given.get("epsilon", 1e-5), None if bias is None else bias.numpy())
     weights = _scaled(graph, w, _along_results(producer, factor, w.shape))
@@ -128,7 +130,7 @@ def _scaled(graph: Graph, w: Tensor, factor: np.ndarray) -> Tensor:
     if device_info(w.queue.device).type != "cpu":
         return Tensor.from_numpy((w.numpy() * factor).astype(w.dtype), w.queue)
     made = Tensor.empty(w.shape, w.dtype, w.queue)
-    # The memory as it lies, complete; what tells NumPy of it says nothing of dtypes that it lacks.
+    # NumPy views the tensor's memory as its dtype, because the buffer interface has no bfloat16, for instance.
     source, target = (np.asarray(tensor).view(w.dtype) for tensor in (w, made))
     graph.background.begin(made, np.multiply, source, factor, out=target, casting="unsafe")
     return made
@@ -138,7 +140,7 @@ def _add(graph: Graph, node: Node, uses: dict[Value, int]) -> tuple[Node, dict[s
     sides = graph.summands(node)
     if not all(side.is_whole for side in sides):
         return None
-    # The later of two convolutions takes in the other's result.
+    # Of two convolutions whose results are added, the later one takes the other's result as its residual.
     for mine, other in (sides, sides[::-1]) if sides else ():
         producer = _producer(uses, mine, free_of=("activation", "residual"))
         if producer is not None:

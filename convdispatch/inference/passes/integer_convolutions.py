@@ -43,13 +43,14 @@ def _is_slower(node: Node) -> bool:
     whole = replace(problem_of(node), residual=False)
     numbers = replace(whole, dtype="float32", out_dtype=None)
     known, elements = rates(device), math.prod(whole.x_shape) + math.prod(whole.y_shape)
-    around = 2 * known.launch + 8 * elements / known.bandwidth  # to numbers, and to integers again
+    # Converting to float32 and back to integers costs two launches and the traffic of both tensors.
+    around = 2 * known.launch + 8 * elements / known.bandwidth
     times = [min(_seconds(replace(each, layout=layout), device) for layout in LAYOUTS) for each in (whole, numbers)]
     return times[0] > times[1] + around
 
 
 def _seconds(problem: ConvProblem, device: DeviceInfo) -> float:
-    """What the first choice is predicted to take; without end where there is none, 0 where nobody says."""
+    """Return the predicted seconds of the first choice: infinite if there is none, 0 if it has no cost model."""
     try:
         first = choices(problem, device, current_policy()).first
     except ConvDispatchError:

@@ -1,4 +1,5 @@
-"""What passes over a quantized net share: who makes a tensor of integers, and how operations change places."""
+"""Functions that passes over a quantized net share: which node computes a tensor of integers, and how operations
+swap."""
 
 from __future__ import annotations
 

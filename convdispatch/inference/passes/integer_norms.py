@@ -20,7 +20,7 @@ from .integer_nodes import ACTIVATIONS, DEQUANTIZE, QUANTIZE, cpu_queue, form_of
 
 _POINTWISE = ("apply", "add", QUANTIZE, DEQUANTIZE, *ACTIVATIONS)
 _MOST = 127
-"""Channels of a window: their sum has 16 bits."""
+"""The most channels of a normalisation window, so that their sum has 16 bits."""
 
 
 class _Window(NamedTuple):

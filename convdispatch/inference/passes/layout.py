@@ -21,15 +21,15 @@ from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 
 LAYOUTS = ("nchw", "nhwc")
 MIXED = "mixed"
-"""The name of a form whose pictures lie one way here and the other way there."""
+"""The name of a form in which some operations compute in NCHW and others in NHWC."""
 _ORDER = {"nhwc": (0, 2, 3, 1), "nchw": (0, 3, 1, 2)}
-"""Axes that turn a picture of the other layout into this one."""
+"""The order of axes that transposes a tensor from the other layout into this one."""
 _AWARE = frozenset({
     "convolution", "transposed_convolution", "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool",
     "global_average_pool", "batch_norm", "local_response_norm", "quantized_convolution", "dequantized_average",
     "table_norm",
 })  # fmt: skip
-"""Operations with an option ``layout``."""
+"""The operations that have an option ``layout``."""
 _POINTWISE = frozenset({"apply", "activate", "add", "dropout", "relu", "quantize", "dequantize"})
 
 
@@ -41,7 +41,7 @@ def reorder(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def relayout(graph: Graph, layout: str, turned: Set[Node] | None = None) -> Graph:
-    """The same net with its pictures in ``layout``; inputs and outputs lie as before. A new graph.
+    """Return a new graph of the same net that computes in ``layout``; inputs and outputs keep their layout.
 
     With ``turned`` the pictures of these operations alone, of which ``can_turn`` holds, are turned.
     """
@@ -55,11 +55,12 @@ def traced_layout(graph: Graph) -> str | None:
 
 
 def can_turn(node: Node) -> bool:
-    """Whether the operation computes the same on pictures that lie the other way, whoever makes and reads them."""
+    """Return whether the operation computes the same result on tensors of the other layout."""
     pictures = _pictures(node)
     if not pictures or not all(ref.is_whole or _is_vector(ref) for ref in pictures):
         return False
-    if node.name in _POINTWISE:  # operands that broadcast do so along the same axes
+    # A pointwise operation may change layout if all operands have four axes: they broadcast along the same axes.
+    if node.name in _POINTWISE:
         return all(len(operand.shape) == 4 for operand in operands((node.args, node.kwargs)))
     if node.name in ("sampled", "concatenate"):
         return all(ref.is_whole for ref in pictures)
@@ -77,9 +78,9 @@ class _Relayout:
         self.back = _ORDER[LAYOUTS[1 - LAYOUTS.index(layout)]]
         self.new = Graph(list(graph.inputs))
         self._other: dict[Value, Value] = {}
-        """Pictures of the old graph in the new layout."""
+        """The values of the old graph (4-D tensors), each with its counterpart in the new layout."""
         self._plain: dict[Value, Value] = {value: value for value in graph.inputs}
-        """Values in the old layout."""
+        """The values of the old graph, each with its counterpart in the old layout."""
         self._weights: dict[int, Tensor] = {}
 
     def run(self) -> Graph:
@@ -88,7 +89,7 @@ class _Relayout:
             turns = self._turns(node)
             change = self._other_operand if turns else self._plain_operand
             given = dict(node.kwargs)
-            # What is packed is laid out then: it may not be computed yet.
+            # Weights are transposed when the plan packs them, because they may not be computed yet.
             weights = {"w": given.pop("w").transpose(*self.order)} if turns and is_planned(node) else {}
             args, kwargs = map_operands(change, node.args), map_operands(change, given) | weights
             if turns and node.name in _AWARE:
@@ -110,7 +111,8 @@ class _Relayout:
             return False
         if node.name in _AWARE:
             return node.kwargs.get("layout", "nchw") != self.layout
-        return any(ref.value in self._other for ref in _pictures(node))  # else nothing is won by turning it
+        # An operation that works in either layout changes only if an operand has changed already.
+        return any(ref.value in self._other for ref in _pictures(node))
 
     def _add(self, old: Node, new: Node, turns: bool) -> None:
         for value in old.values:
@@ -132,7 +134,8 @@ class _Relayout:
         if len(operand.shape) != 4:
             return self._plain_operand(operand)
         value = operand.value
-        if not operand.is_whole:  # a vector looked at as a picture of one pixel lies alike in both layouts
+        # A vector viewed as an image of one pixel has the same bytes in both layouts.
+        if not operand.is_whole:
             return replace(self._plain_operand(operand), shape=tuple(operand.shape[a] for a in self.order))
         if value not in self._other:
             self._other[value] = self._reordered(self._plain[value], self.order)
@@ -145,14 +148,15 @@ class _Relayout:
         if value not in self._plain:
             transposed = self._other[value]
             if np.prod(value.shape[2:] if self.layout == "nhwc" else value.shape[1:3]) == 1:
-                return replace(operand, value=transposed)  # one pixel: the bytes are the same
+                return replace(operand, value=transposed)  # An image of one pixel has the same bytes in both layouts.
             self._plain[value] = self._reordered(transposed, self.back)
         return replace(operand, value=self._plain[value])
 
     def _reordered(self, value: Value, axes: tuple[int, ...]) -> Value:
         maker = value.node
         if maker is not None and maker.name == "quantize" and axes == _ORDER["nhwc"] and maker.kwargs["x"].is_whole:
-            node = Node(quantize_pixels, (), dict(maker.kwargs), sources=maker.sources)  # reads the numbers themselves
+            # ``quantize_pixels`` reads the floating-point tensor itself, and writes it quantized in the new layout.
+            node = Node(quantize_pixels, (), dict(maker.kwargs), sources=maker.sources)
         else:
             node = Node(reorder, (), {"x": value.whole, "axes": axes})
         made = Value(tuple(value.shape[a] for a in axes), value.dtype, node)
@@ -167,5 +171,5 @@ class _Relayout:
 
 
 def _is_vector(ref: Ref) -> bool:
-    """A flat view as pictures of one pixel."""
+    """Return whether an operand is a flat view as images of one pixel."""
     return ref.is_flat and sorted(ref.shape)[:2] == [1, 1] and (ref.shape[1:3] == (1, 1) or ref.shape[2:] == (1, 1))

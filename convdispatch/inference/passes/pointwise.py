@@ -20,7 +20,7 @@ from ...elementwise.tensor import Tensor
 from ..graph import Graph, Node, Ref
 
 _MOST_OPERANDS = 12
-"""Tensors that one kernel reads."""
+"""The most tensors that one fused kernel reads."""
 _MOST_STATEMENTS = 48
 
 
@@ -141,7 +141,7 @@ def _batch_norm(given: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 
 def _together(mine: _Pointwise, parts: dict[str, _Pointwise | None]) -> _Pointwise | None:
-    """One formula of a consumer and of what it reads; None where there is nothing to put together, or too much."""
+    """Return one formula for a node and the nodes that it reads; None if there is nothing to fuse, or too much."""
     if not parts:
         return None
     names, operands, statements = (f"t{i}" for i in itertools.count()), {}, []

@@ -22,17 +22,18 @@ from ..graph import Graph, Node, Ref, Value, is_planned, map_operands, operands
 from .layout import reorder
 
 LARGE = 16 << 20
-"""Bytes that an operation reads and writes, of pictures, from where caches do not hold them until the next one."""
+"""The bytes of activations that an operation reads and writes from which caches do not hold them until the next
+operation."""
 SLICE_BYTES = 16 << 20
-"""Bytes that an operation on a slice should read and write at most."""
+"""The most bytes that an operation on a slice of the batch should read and write."""
 BEYOND = 8
-"""Operations after the last large one among which is looked for the least to hand on."""
+"""The number of operations after the last large one that are searched for the smallest tensor to end the slices at."""
 _ALIKE = frozenset({
     "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "global_average_pool", "local_response_norm",
     "batch_norm", "apply", "activate", "add", "relu", "concatenate", "quantize", "dequantize", "dequantized_average",
     "table_norm", reorder.__name__,
 })  # fmt: skip
-"""Operations, beside convolutions, that compute each image from the same image of their operands."""
+"""The operations, other than convolutions, that compute each image from the same image of their operands."""
 
 
 def sliced(graph: Graph, device: DeviceInfo) -> Graph:
@@ -63,7 +64,8 @@ def _slicable(graph: Graph, batch: int) -> Sequence[Node]:
         if node.name == reorder.__name__:
             alike = alike and node.kwargs["axes"][0] == 0
         others = [x for x in operands((node.args, node.kwargs)) if isinstance(x, Tensor)]
-        if node.name in ("apply", "add"):  # constants that broadcast along the batch
+        # Constants may broadcast along the batch axis, but must not differ along it.
+        if node.name in ("apply", "add"):
             alike = alike and all(len(x.shape) < 4 or x.shape[0] == 1 for x in others)
         if not images or not alike or len(results) != 1 or not isinstance(node.result, Ref):
             return graph.nodes[:place]

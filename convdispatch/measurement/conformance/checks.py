@@ -43,14 +43,15 @@ CHECKS = {
     "keys": "equal pack keys, equal packed bytes: also in other geometries of the same weights",
     "families": "data that scaling makes harder: every plane within three times the error of normal data (accuracy)",
 }
-"""Name to what is checked."""
+"""The checks by name, each with a sentence that says what it checks."""
 LONG = ("waits", "order", "queues", "threads", "keys")
-"""The checks that only some cases run: those marked in the lists, and each solver's first of a direction."""
+"""The checks that only some cases run: those that the case lists mark as long, and the first of each solver and
+direction."""
 _OWN = "families"
-"""The check of the level accuracy, which has no other but those of any plan."""
+"""The check of the level ``accuracy``, which has only this check and those that every plan must pass."""
 
 WAIT_S = 5.0
-"""Seconds after which an enqueue that has not returned counts as waiting."""
+"""Seconds after which an ``enqueue`` that has not returned counts as a blocking wait, which is a fault."""
 TURNS = 3
 
 
@@ -128,7 +129,8 @@ class Examination:
         return tray
 
     def compute(self, operands: Mapping[str, np.ndarray]) -> np.ndarray:
-        """What the plan makes of operands, over NaN and between guard zones. Raises Fault."""
+        """Return the plan's result for operands, in memory that was filled with NaN and lies between guard zones.
+        Raises Fault."""
         return self._once(Data("real", operands, np.empty(0)), NAN)
 
     def _once(self, data: Data, fill: int, shift: int = 0) -> np.ndarray:

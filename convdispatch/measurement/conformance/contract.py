@@ -18,7 +18,8 @@ from ...selection.visible_problem import computes_dtype, visible_problem
 from .memory import Fault
 
 CHEAP_S = 0.05
-"""Most processor time of one ``rejects``: dispatch asks every solver, for every new problem."""
+"""The most processor seconds that one call of ``rejects`` may take, because dispatch calls it for every solver and new
+problem."""
 
 
 def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:

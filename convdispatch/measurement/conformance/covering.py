@@ -1,4 +1,4 @@
-"""Covering arrays: few rows in which every pair of letters' values stands together at least once, made greedily.
+"""Covering arrays: few rows in which every pair of values of two parameters occurs at least once, built greedily.
 
 A constraint is a row that cannot be built; a pair that no row of many tries holds counts as impossible. The same seed
 gives the same rows on every machine.
@@ -15,13 +15,13 @@ Row = dict[str, Any]
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
 CANDIDATES = 12
-"""Rows of which the one that covers most is taken."""
+"""The number of random rows from which the one that covers most pairs is taken."""
 TRIES = 60
-"""Rows that are tried for a pair before it counts as impossible."""
+"""The number of rows that are tried for a pair of values before the pair counts as impossible."""
 
 
 _WANTED = 20
-"""Pairs that a value counts for which its stratum still lacks."""
+"""The weight, in pairs, of a value that its stratum still lacks."""
 
 
 class Array(NamedTuple):
@@ -29,9 +29,9 @@ class Array(NamedTuple):
 
     rows: list[Row]
     pairs: int
-    """Pairs of values that the rows hold: all that are possible."""
+    """The number of pairs of values that the rows cover: all that are possible."""
     impossible: list[Pair]
-    """Pairs that no row holds."""
+    """The pairs of values that no possible row has."""
 
 
 def pairs_of(row: Mapping[str, Any]) -> Iterator[Pair]:

@@ -1,4 +1,4 @@
-"""What a case is computed from and compared with: integer and real operands, the float64 result, the error allowed."""
+"""The data of a case: integer and real operands, the expected float64 result, and the largest allowed error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .. import reference
 from ..search.trialdata import error_limit, numpy_dtype, operand_shapes, operands_of, random_operands
 
 _EXACT = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
-"""Integers up to here are exact in the dtype."""
+"""The largest integer up to which all integers are exact, by dtype."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Data:
 
     kind: str
     operands: Mapping[str, np.ndarray]
-    """By name: x, w, y as the direction reads them, bias, residual, and ``initial``: what the output holds before."""
+    """The operands by name: x, w, y as the direction reads them, bias, residual, and ``initial``, the output's previous
+    content."""
     expected: np.ndarray
 
 

@@ -1,4 +1,4 @@
-"""What failing cases have in common and passing ones have not: where a solver's author looks first."""
+"""Finds what failing cases have in common and passing ones have not, for the solver's author."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ FEATURES: dict[str, Callable[[ConvProblem], bool]] = {
     },
     **{f"math {name}": lambda p, name=name: p.math == name for name in ("ieee", "tf32", "fast")},
 }
-"""What a case may have, for a sentence, each with its test; the first that tells failing cases apart is named first."""
+"""The features of a case in words, each with its test; the first feature that separates failing cases is named
+first."""
 MOST = 3
-"""Features in one sentence."""
+"""The most features that one sentence names."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Group:
     check: str
     failed: tuple[Outcome, ...]
     common: str
-    """What its cases have in common, a sentence; empty where nothing tells them from those that pass."""
+    """A sentence that says what the group's cases have in common; empty if nothing separates them from passing
+    cases."""
 
 
 def groups(report: Report) -> list[Group]:

@@ -19,9 +19,10 @@ from .. import shapes
 from .space import blocks, problem_of
 
 LEVELS = ("core", "training", "full", "accuracy")
-"""Each of the first three holds those before it; the last holds itself."""
+"""The levels of the kit; each of the first three contains the levels before it, the last one only its own cases."""
 VERSION = 9
-"""Of the cases. A report is comparable with another of the same version; raised with any change of a case."""
+"""The version of the case lists, which is raised with any change of a case. Only reports of equal version are
+comparable."""
 _LONG = "!"
 
 
@@ -33,7 +34,7 @@ class Case:
     problem: ConvProblem
     level: str
     long: bool = False
-    """Runs the checks of queues, threads, order and a second plan as well."""
+    """Whether the case also runs the checks of queues, threads, order and a second plan."""
 
 
 @functools.cache

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 NAN = 0x7FC1
-"""16 bits that, repeated, are a NaN in every dtype, and one that no arithmetic makes."""
+"""A 16-bit pattern that, repeated, is a NaN in every dtype, with bits that no arithmetic produces."""
 FINITE = 0x4640
-"""16 bits that, repeated, are a moderate number in every dtype."""
+"""A 16-bit pattern that, repeated, is a number of moderate size in every dtype."""
 ZERO = 0x0000
 GUARD = 4096
 """Bytes before and after a guarded buffer; a multiple of every device's sub-buffer alignment."""

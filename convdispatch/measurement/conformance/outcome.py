@@ -1,4 +1,5 @@
-"""What the kit found: one outcome a solver and case, and the report of all, as values read from and written to JSON."""
+"""The results of the conformance kit: an outcome per solver and case, and the report of all, read from and written to
+JSON."""
 
 from __future__ import annotations
 
@@ -17,28 +18,28 @@ from .space import covered
 
 SCHEMA = 2
 THIN = 0.1
-"""A pass with less than this share of the cases computed says so."""
+"""A pass in which less than this fraction of the cases was computed is reported as thin."""
 
 
 @dataclass
 class Outcome:
-    """What became of one case with one solver."""
+    """The outcome of one case with one solver."""
 
     solver: str
     case: str
     problem: str
     level: str
     status: str
-    """``passed``, ``refused`` or ``failed``."""
+    """The outcome of the case: ``passed``, ``refused`` or ``failed``."""
     reason: str = ""
     check: str = ""
-    """The check that failed."""
+    """The name of the check that failed; empty if none did."""
     checks: list[str] = field(default_factory=list)
-    """The checks that were passed."""
+    """The names of the checks that the solver passed."""
     config: dict[str, Any] = field(default_factory=dict)
     workspace: int | None = None
     errors: dict[str, float] = field(default_factory=dict)
-    """Relative error by kind of data."""
+    """The relative error, by the kind of data that it was measured on."""
     seconds: float = 0.0
 
     def rerun(self, plugin: str) -> str:
@@ -52,19 +53,19 @@ class Report:
     """One run of the kit over one plugin on one device."""
 
     plugin: dict[str, Any]
-    """``name``, ``version``, ``source``, ``solvers``."""
+    """The plugin under test: its ``name``, ``version``, ``source`` and ``solvers``."""
     environment: dict[str, Any]
     level: str
     version: int
-    """Of the case lists."""
+    """The version of the case lists (``levels.VERSION``)."""
     digest: str
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
     command: str = ""
     selected: bool = False
-    """Only some cases or solvers were asked for: no level can be passed."""
+    """Whether only some cases or solvers were selected, so that no level can be passed."""
     unasked: list[str] = field(default_factory=list)
-    """Cases that the time, or an interrupt, left no room for."""
+    """The names of the cases that did not run, because of the time limit or an interrupt."""
     schema: int = SCHEMA
 
     def of(self, *, level: str | None = None, solver: str | None = None, status: str | None = None) -> list[Outcome]:
@@ -77,7 +78,7 @@ class Report:
 
     @property
     def solvers(self) -> list[str]:
-        """The solvers that were asked, sorted."""
+        """Return the names of the solvers that were tested, sorted."""
         return sorted({outcome.solver for outcome in self.outcomes})
 
     def verdict(self) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 Packing = tuple[str, Any]
-"""What a plan was made for, in words, and the plan."""
+"""A plan, after a description of the problem it was made for."""
 
 
 def relatives(problem: ConvProblem) -> Iterator[ConvProblem]:

@@ -24,10 +24,11 @@ from .memory import Fault
 from .outcome import Outcome
 
 MOST_HANGS = 2
-"""Cases that a solver may hang in before it fails the others unasked: each costs the whole of the time that one may."""
+"""The number of cases that a solver may hang in before its other cases fail without a run: each costs the full time
+limit."""
 HUNG = f"it did not end in {MOST_HANGS} earlier cases, and is not asked any more"
 FIRST = 2
-"""So many cases that a solver computes of each direction get the long checks too, marked or not."""
+"""The first cases of each direction that a solver computes, in this number, get the long checks too."""
 
 
 def find_plugin(name: str) -> Loaded:
@@ -113,7 +114,8 @@ class Kit:
         return outcome
 
     def lost(self) -> str | None:
-        """Why nothing can run in this process any more, or None: a kernel that faults takes a GPU's context with it."""
+        """Return why nothing can run in this process any more, or None: a kernel that faults destroys a GPU's
+        context."""
         return runtime.probe.__wrapped__(self.device)
 
     def _examine(self, solver: Solver, case: Case, outcome: Outcome) -> None:

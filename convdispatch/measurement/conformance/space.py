@@ -24,7 +24,8 @@ FORMS: dict[str, dict[str, Sequence[int]]] = {
     "depthwise": {"g": (5, 8, 17)},
     "multiplier": {"g": (3, 8), "ocg": (2, 3)},
 }
-"""Channels: of a group where there are groups. A multiplier is a depthwise convolution of several filters a channel."""
+"""The channels of each form of convolution, per group if it has groups. A multiplier is depthwise with several filters
+per channel."""
 _AXES: dict[int, dict[str, Sequence[int]]] = {
     1: {"mb": (1, 3, 67), "iw": (9, 16, 33, 131), "kw": (1, 3, 4), "sw": (1, 2, 3), "dw": (1, 2), "pw": (0, 1, 3)},
     2: {"mb": (1, 2, 67), "ih": (7, 10, 13), "iw": (6, 14, 99), "kh": (1, 2, 3, 5), "kw": (1, 2, 3, 5)}
@@ -34,10 +35,10 @@ _AXES: dict[int, dict[str, Sequence[int]]] = {
     | {"pd": (0, 1), "ph": (0, 1), "pw": (0, 1)},
 }
 MOST_FLOPS = 2e7
-"""Operations of a generated case, because the reference computes them all: what is large in one letter is small in
-others."""
+"""The most operations of a generated case, because the reference computes them all: a case large in one size is small
+in others."""
 MOST_ELEMENTS = 60_000
-"""Elements of a generated case's images, which each check reads and writes."""
+"""The most elements of a generated case's images, which each check reads and writes."""
 _ADDING = ("accumulate", "bias+accumulate", "residual+accumulate", "bias+residual+accumulate")
 _EPILOGUES = (
     *_ADDING,
@@ -49,7 +50,7 @@ _EPILOGUES = (
     "bias+residual+relu",
 )
 _SKEWS = (0, 1, -1)
-"""What the far side's pad is more than the near side's; at least 0."""
+"""The values of the padding at the end of an axis minus that at its beginning; the padding stays at least 0."""
 _BARE = {"ph": 0, "pw": 0, "skew_h": 0, "skew_w": 0}
 _DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 _QUANTIZED: dict[str, Sequence[Any]] = {

@@ -18,7 +18,7 @@ from .session import Kit, find_plugin
 from .workers import run
 
 TIMEOUT_S = 120.0
-"""Longest time of one case with one solver; its compilations are the most of it."""
+"""The most seconds that one solver may take for one case; most of that is compilation."""
 
 
 def select(level: str, pattern: str | None = None, own: Sequence[shapes.Entry] = ()) -> list[Case]:

@@ -1,4 +1,4 @@
-"""Runs cases in child processes: as many at once as asked; one that crashes or hangs costs one solver one case.
+"""Runs cases in several child processes, so that a crash or hang costs one solver one case.
 
 A compiler works on one processor, and a kernel that writes out of bounds may end its process, or leave it a device that
 refuses everything from then on: so the command runs the cases elsewhere, says of a child that died which solver it was
@@ -87,7 +87,7 @@ def _run(child: RestartingChild, case: Case, timeout_s: float, hangs: Counter[st
 
 
 def _outcome(child: RestartingChild, said: dict[str, Any]) -> Outcome:
-    """What the child said of a case. Raises Died where it is none: another process answers on its pipe."""
+    """Return the child's outcome of a case. Raises Died where it is none: another process answers on its pipe."""
     try:
         return Outcome(**said)
     except TypeError:

@@ -39,7 +39,7 @@ _IGNORED = re.compile(
     r"cold-cache|ctx-init|ctx-exe|stream-kind|summary|allow-enum-tags-only|canonical|wtag|attr-scratchpad|"
     r"attr-deterministic|attr-acc-mode|cpu-isa-hints|start|mem-check|fast-ref|repeats-per-prb|num-streams"
 )
-"""How to run, check and print, not what."""
+"""The options of benchdnn that say how to run, check and print a problem, and are ignored."""
 _DIALECT = Dialect(
     "benchdnn",
     flags=("bias", "residual", "activation", "accumulate"),
@@ -53,20 +53,21 @@ _TOKEN = re.compile(r'(?:[^\s"]|"[^"]*")+')
 
 @dataclass(frozen=True)
 class Knobs:
-    """What the options before a descriptor have set; tuples multiply."""
+    """The settings by the options before a descriptor; each combination of the tuples' values is one problem."""
 
     directions: tuple[tuple[str, bool], ...] = (("fwd", False),)
     dtypes: tuple[tuple[str, str | None], ...] = (("float32", None),)
-    """Of x, and of a quantized convolution's y."""
+    """Pairs of the dtype of x, and for quantized convolutions the dtype of y."""
     source_layouts: tuple[str | None, ...] = (None,)
     output_layouts: tuple[str | None, ...] = (None,)
     batches: tuple[int, ...] = (0,)
-    """0 is the descriptor's own."""
+    """The batch sizes; 0 stands for the batch size of the descriptor."""
     epilogues: tuple[tuple[tuple[str, object], ...], ...] = ((),)
     math: str = "float32"
     bias: bool | None = None
     scaled: bool = False
-    """Scales or zero points were named, which quantized convolutions have: their values are data, not geometry."""
+    """Whether scales or zero points were named, which only quantized convolutions have; their values are data, not
+    geometry."""
 
 
 def _list(value: str, known: dict[str, object], what: str) -> tuple:

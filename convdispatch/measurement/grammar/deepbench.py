@@ -12,7 +12,7 @@ from .limits import Dialect, number
 
 FIELDS = ("iw", "ih", "ic", "mb", "oc", "kw", "kh", "pw", "ph", "sw", "sh")
 TEXT = re.compile(r"(?:std::make_tuple|make_tuple)?\s*[({\[]?\s*([0-9]+(?:\s*[,\s]\s*[0-9]+){10})\s*[)}\]]?\s*[,;]?")
-"""A tuple as C++ and Python write it, or eleven numbers."""
+"""A DeepBench problem: a tuple in C++ or Python syntax, or eleven plain numbers."""
 
 
 def read_tuple(numbers: Sequence[int]) -> ConvProblem:

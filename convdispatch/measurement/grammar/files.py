@@ -20,7 +20,7 @@ _BENCHDNN = re.compile(
 )
 _LETTERS_ALONE = "letters alone"
 _LONGEST = 10_000
-"""Most characters of a line; an ONNX node with all its attributes has some 500."""
+"""The most characters of a line; an ONNX node with all its attributes has some 500."""
 
 
 def _kind(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Refuses, in words, what a dialect cannot express, and numbers that no problem has."""
+"""Rejects, with a reason, problems that a dialect cannot express, and numbers that no problem has."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def number(digits: str) -> int:
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a dialect can say of a problem."""
+    """The kinds of problem that a dialect can express."""
 
     name: str
     flags: Collection[str] = ()
-    """Of forward convolutions, parts of the epilogue and ``constant_weights``."""
+    """The parts of the epilogue, and ``constant_weights``, that the dialect can express for forward convolutions."""
     backward_flags: Collection[str] = ()
-    """Of the others."""
+    """The parts of the epilogue, and ``constant_weights``, that the dialect can express for backward convolutions."""
     directions: Collection[str] = ("fwd",)
     dtypes: Collection[str] = ("float32",)
     layouts: Collection[str] = ("nchw",)
@@ -42,7 +42,7 @@ class Dialect:
     groups: bool = True
     dilation: bool = True
     asymmetric: bool = True
-    """Padding that differs between the sides."""
+    """Whether the dialect can express padding that differs between the two ends of an axis."""
 
     def check(self, problem: ConvProblem) -> None:
         """Raise InvalidArgument for the first thing about ``problem`` that the dialect cannot say."""

@@ -98,7 +98,7 @@ def _axis(place: int, axis: str, size: int, given: dict[str, Any], same: str, tr
 
 
 _WEIGHTS = {"QLinearConv": 3, "ConvInteger": 1}
-"""Places of the weights among the inputs."""
+"""The index of the weights among a node's inputs, by operator."""
 
 
 def _entries(graph: Any) -> list[Entry]:

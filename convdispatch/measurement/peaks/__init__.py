@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 ROUNDS = 15
-"""Rounds in which variants are timed."""
+"""The number of interleaved rounds in which the kernel variants are timed."""
 SINGLES = 8
-"""Single runs of a variant, beside its samples."""
+"""The number of single runs of a variant that are timed in addition to its samples."""
 LEAST_MS = 10.0
-"""A sample runs a kernel until it has taken so long."""
+"""The least milliseconds of a sample, which repeats a kernel until then."""
 COPY_BYTES = 1 << 26
-"""Least bytes of a copied buffer; four times the device's cache where that is more."""
+"""The least bytes of a copied buffer; four times the device's cache if that is more."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Peak:
     rate: float
     how: str
     count: int = 0
-    """Samples."""
+    """The number of samples from which the ceiling was computed."""
     spread: float = 1.0
-    """Slow samples' time over quick ones': of the 80th and 20th percentile."""
+    """The ratio of slow to quick samples, at the 80th and the 20th percentile."""
     cores: float = 0.0
-    """Processors that this process had meanwhile: its seconds on them a second."""
+    """The processors that this process had during the measurement: its processor seconds per second."""
     single: float = 1.0
-    """The quickest of a few single runs beside the samples' median, both by time a run."""
+    """The quickest of a few single runs over the samples' median, both in time per run."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Roof:
     flops: Peak
     bandwidth: Peak
     matrix: Peak | None = None
-    """Of matrix units, where the device exposes them and a kernel here reached them."""
+    """The ceiling of the device's matrix units, if OpenCL exposes them and a kernel of this module reached them."""
 
 
 def measure_roof(device: cl.Device, dtype: str, matrix: bool = True) -> Roof:

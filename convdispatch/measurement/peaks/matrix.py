@@ -26,7 +26,7 @@ SHAPES = {
     "float16": ("f16", 16, "0x3c003c00"),
     "bfloat16": ("bf16", 16, "0x3f803f80"),
 }
-"""Of a 16x8xK product: the operands' type, K, and ones in a register of them."""
+"""For each dtype, the instruction's 16x8xK product: the operands' type, K, and a register filled with ones."""
 
 
 @dataclass(frozen=True)

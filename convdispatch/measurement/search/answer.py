@@ -51,7 +51,7 @@ def judge(entries: list[Entry], refused: list[Result]) -> Results:
 
 
 def set_aside(entries: list[Entry], problem: ConvProblem, info: DeviceInfo) -> dict[str, str]:
-    """Set aside the solvers of which nothing worked, so that no call runs them unmeasured.
+    """Set aside the solvers whose configurations all failed, so that no call runs them unmeasured.
 
     Answers, by solver, what the next process should know too: that it was wrong, crashed or hung.
     """
@@ -98,7 +98,7 @@ def record_of(result: Result, results: Results, workspace_limit: int | None, bud
 
 
 def conditions(results: Results, budget_ms: float | None) -> str:
-    """What kept a search from being complete."""
+    """Return as text what kept a search from being complete."""
     untried = len(results.having("not tried"))
     starved = [r for r in results.having("refused") if "workspace, the limit" in r.reason or "memory:" in r.reason]
     words = [f"{untried} candidates did not fit into {budget_ms:g} ms"] if untried else []

@@ -30,9 +30,9 @@ from ...selection.records.timing import Timing
 from ...selection.solver_query import Fault, query
 
 KNOWN_FIRST = 3
-"""Fastest choices on record that are tried before unmeasured ones."""
+"""The number of fastest choices on record that are tried before unmeasured ones."""
 PROBE_FLOPS = 2e8
-"""Most operations of the smaller problem on which a suspect is tried."""
+"""The most operations of the smaller problem on which a suspiciously slow candidate is tried."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Entry:
     benchmarked: bool = False
     broken: bool = False
     incumbent: bool = False
-    """Whether it would run without the search."""
+    """Whether the candidate would run without the search."""
 
     @property
     def name(self) -> str:
@@ -81,7 +81,8 @@ class Entry:
 def candidates(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, incumbent: str | None = None
 ) -> tuple[list[Entry], list[Result]]:
-    """Every solver that accepts, with each of its configurations, most promising first; and who refuses, and why.
+    """Return the configurations of every solver that accepts, most promising first; and the solvers that refuse, with
+    reasons.
 
     ``incumbent`` is the choice that runs without a search; None for what runs under the policy.
     """
@@ -124,7 +125,7 @@ def _in_order(entries: list[Entry], best: list[str], slower: set[str]) -> list[E
 
 
 def _incumbent(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str:
-    """What a call under the policy runs now; nothing where it would fail."""
+    """Return the choice that a call under the policy runs now; empty if the call would fail."""
     try:
         first = ranking.rank(problem, device, policy)[0]
     except ConvDispatchError:

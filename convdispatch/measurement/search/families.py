@@ -31,16 +31,17 @@ FAMILIES = {
     "nonfinite": "an infinity and a NaN in one image's first channel, normal data elsewhere",
     "nonfinite_partner": "a NaN in the other operand's last filter (channel, for weights' gradients)",
 }
-"""Name to words. Powers go evenly from end to end, in any order; float16 has narrower ones, which its range holds, and
-bfloat16 1e16 and 1e-16, as processors' products of bfloat16 take subnormal sums for 0."""
+"""The families of data by name, each with its description. Powers go evenly from end to end, in any order; float16 has
+narrower ones, which its range holds, and bfloat16 1e16 and 1e-16, as processors' products of bfloat16 take subnormal
+sums for 0."""
 
 _READ = {"fwd": ("x", "w"), "bwd_data": ("y", "w"), "bwd_weights": ("x", "y")}
 _SUMMED = {"fwd": "ic", "bwd_data": "oc", "bwd_weights": "mb"}
 _OUTPUTS = {"fwd": ("w", "oc"), "bwd_data": ("w", "ic"), "bwd_weights": ("y", "oc")}
 _FLOOR = 1e-6
-"""Relative error of a plane that float32 data may always have."""
+"""The relative error of a plane that is always allowed for float32 data."""
 _OUTLIER_FLOOR = 2e-5
-"""The same beside one outlier."""
+"""The relative error of a plane that is always allowed for float32 data with one outlier."""
 
 
 def families(direction: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Looks over a buffer's elements on its device: how many were not written or differ, some of them, a checksum."""
+"""Checks the elements of a buffer on its device: how many were not written or differ, some of them, a checksum."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 PATTERN = 0x7FC1
-"""16 bits that, repeated, are a NaN in every dtype, and one that no arithmetic makes."""
+"""A 16-bit pattern that, repeated, is a NaN in every dtype, with bits that no arithmetic produces."""
 _TYPES = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
 
 
 class OutputScan:
-    """Looks over buffers of elements of ``itemsize`` bytes on one queue. Each call waits for its answer."""
+    """Checks buffers of elements of ``itemsize`` bytes on one queue. Each call waits for its answer."""
 
     def __init__(self, queue: cl.CommandQueue, itemsize: int) -> None:
         import pyopencl as cl

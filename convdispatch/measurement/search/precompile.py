@@ -19,9 +19,9 @@ from ...device.child import answer, questions
 from ..farm import Died, NotStarted, RestartingChild, farm
 
 MOST = 40
-"""Candidates of a problem that are compiled; a search within a few seconds gets no further."""
+"""The most candidates of a problem that are compiled ahead; a search within a few seconds tries no more."""
 SHARE = 0.5
-"""Most time for it, as a share of all problems' budgets."""
+"""The most time for compiling ahead, as a fraction of the sum of all problems' budgets."""
 START_S = 120.0
 COMPILE_S = 30.0
 

@@ -1,4 +1,4 @@
-"""Runs candidates in a child process first, so that one that crashes or hangs takes only the child with it.
+"""Runs candidates in a child process first, so that a candidate that crashes or hangs ends only the child.
 
 The child is ``python -m convdispatch.measurement.search.probing``: it verifies a candidate as a search does.
 """
@@ -15,10 +15,10 @@ from ..farm import Died, NotStarted, RestartingChild
 START_S = 60.0
 """Seconds that a child may take to load its plugins and open the device."""
 RUN_S = 60.0
-"""Seconds that one candidate may take, compilation included. They are no part of a search's budget, so that one that
-hangs does not cost the others theirs."""
+"""Seconds that one candidate may take in the child, compilation included. They do not count against the search's
+budget, so that a candidate that hangs takes no time from the others."""
 LOST = "in a child process: "
-"""How the reason begins where a candidate took the process with it, or never came back."""
+"""The beginning of the reason of a failure, if the candidate ended the child process or hung."""
 
 
 class Prober:

@@ -16,9 +16,9 @@ from .families import draw, entering, plane_positions
 from .trialdata import error_limit, operands_of
 
 PLANES = 8
-"""Planes that are compared."""
+"""The number of planes of the output that are compared."""
 EACH = 8
-"""Elements of a plane that are compared."""
+"""The number of elements of each plane that are compared."""
 
 
 class Scaled:

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from .probing import Prober
 
 LOOKS = 3
-"""Samples that screening takes of each candidate."""
+"""The number of samples that screening takes of each candidate."""
 FINALISTS = 12
-"""Most candidates that are benchmarked."""
+"""The most candidates that are benchmarked after screening."""
 ROUNDS = 25
-"""Rounds of benchmarking."""
+"""The most interleaved rounds of benchmarking."""
 LEAST_TRIAL_S = 10.0
 """Seconds that a candidate may take in a child process at least; twice the budget where that is longer."""
 FIRST_S = 300.0
@@ -58,31 +58,31 @@ FIRST_OF_SOLVER_S = 30.0
 NEAR = 1.5
 """A candidate may be benchmarked if it took at most this many times the best one's time at screening."""
 FINAL_SHARE = 0.25
-"""Most of the budget that is reserved for benchmarking, as a share."""
+"""The largest fraction of the budget that is reserved for benchmarking."""
 LEAST_ROUNDS = LEAST_SAMPLES + 1
-"""Rounds that benchmarking must have time for: with less time fewer candidates are."""
+"""The rounds that benchmarking must have time for; with less time, fewer candidates are benchmarked."""
 SUSPECT = 20.0
-"""Times the best so far that a suspect must be predicted to take, from the smaller problem, to be cut: small problems
-fill a device badly, so the foretelling errs by much."""
+"""A slow candidate is cut if a run on a smaller problem predicts this many times the best time so far; the factor is
+high because small problems do not fill a device."""
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What bounds a search, and what its caller knows."""
+    """The limits of a search, and what its caller knows."""
 
     budget_ms: float | None = None
     every_solver: bool = False
     """The budget ends the search only after every solver's first configuration was measured once."""
     workspace_limit: int | None = None
-    """Most bytes of a plan's workspace."""
+    """The most bytes of a plan's workspace; None for no limit."""
     memory_limit: int | None = None
-    """Most bytes of device memory that the search holds."""
+    """The most bytes of device memory that the search allocates; None for the default."""
     isolate: bool | None = None
     """Whether candidates run in a child process first; None: those of unproven plugins."""
     watch: Callable[[str], None] = lambda name: None
-    """Called with the name of each candidate before it runs."""
+    """A function that is called with the name of each candidate before it runs."""
     without: Mapping[str, str] = field(default_factory=dict)
-    """Candidates that killed an earlier process, with the reason: they do not run."""
+    """The candidates that ended an earlier process, with the reason; they do not run."""
     incumbent: str | None = None
     """The choice (``choice_text``) that runs without the search, where the caller knows it better than this process."""
 
@@ -105,7 +105,7 @@ class Search:
         self._looked = False
         self._contest = ""
         self.unsound: dict[str, str] = {}
-        """By solver, how it was wrong, crashed or hung."""
+        """How a solver was wrong, crashed or hung, by the solver's name."""
         self._ms_per_cost: float | None = None
         self._harnesses: dict[ConvProblem, Harness] = {}
 

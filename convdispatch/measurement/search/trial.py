@@ -46,16 +46,16 @@ class WrongResult(ConvDispatchError):
 
 @dataclass(frozen=True)
 class Checked:
-    """What verification found of a plan that is right."""
+    """The result of verifying a correct plan."""
 
     normal: float
-    """Relative error on sampled elements, standard normal data."""
+    """The relative error on sampled elements, for standard normal data."""
     scaled: float
-    """Relative error of the worst sampled plane on data whose images, channels and summed axis differ in scale."""
+    """The relative error of the worst sampled plane, on data whose images, channels and summed axis differ in scale."""
     deterministic: bool
-    """Whether the second run gave the same bits."""
+    """Whether the second run produced the same bits as the first."""
     run_ms: float
-    """Wall-clock time of the second run, submission included."""
+    """The wall-clock milliseconds of the second run, submission included."""
 
     @property
     def error(self) -> float:

@@ -1,4 +1,4 @@
-"""What a trial is judged by: random operands for a problem, and the error up to which a result counts as right."""
+"""The data of a trial: random operands for a problem, and the largest error at which a result counts as right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ...api.problem import ConvProblem
 from .. import quantized, reference
 
 BLOCK = 4194301
-"""A prime, so that what repeats falls on other channels and pixels each time."""
+"""The period in elements of repeated random data; it is prime, so that repeats fall on different channels and
+pixels."""
 _LIMITS = {"float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
 _MATH_LIMITS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 
@@ -68,7 +69,7 @@ def random_operands(problem: ConvProblem, seed: int) -> dict[str, np.ndarray]:
 
 
 def operand_shapes(problem: ConvProblem) -> dict[str, tuple[int, ...]]:
-    """Of all that a problem reads, by name, packed forms aside."""
+    """Return the shapes of all operands that a problem reads, by name, without packed forms."""
     shapes = {name: getattr(problem, name + "_shape") for name in "xwy" if name != problem.written}
     shapes |= {"bias": (problem.channels_out,)} if problem.bias else {}
     shapes |= {"residual": problem.out_shape} if problem.residual else {}

@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     name: str
     problem: ConvProblem
     count: int = 1
-    """How often the layer occurs in its net."""
+    """The number of times that the layer occurs in its net."""
 
 
 def names() -> list[str]:

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 MIN_PIXELS = 8
-"""Fewer neighbours in memory than this are not worth a kernel that reads along them."""
+"""The least contiguous pixels of a channel for which the batch-norm kernel, which reads along them, is used."""
 CHANNEL_GROUP_ITEMS = 512
-"""Work items, at most, of a group that computes a whole channel."""
+"""The most work items of a work group that computes a whole channel."""
 SHARE_GROUP_ITEMS = 256
-"""Work items, at most, of a group that computes a share of a channel."""
+"""The most work items of a work group that computes a part of a channel."""
 ONE_GROUP_VALUES = 1 << 14
-"""Values of a channel up to which one group always computes it."""
+"""The number of values of a channel up to which one work group computes it."""
 SHARED_VALUES = 1 << 16
-"""Values of a channel beyond which several groups always share it."""
+"""The number of values of a channel beyond which several work groups share it."""
 GROUPS_PER_UNIT = 16
-"""Groups for each compute unit where channels are shared."""
+"""The number of work groups for each compute unit if channels are shared."""
 
 
 class _Form(NamedTuple):
-    """What shapes the kernels' text."""
+    """The values that the kernels' source text depends on."""
 
     mb: int
     channels: int
@@ -40,14 +40,14 @@ class _Form(NamedTuple):
     relu: bool
     residual: bool
     keep: bool
-    """The residual's gradient is wanted, and is not dy itself."""
+    """Whether the residual's gradient is computed, because it is required and differs from dy."""
     backward: bool
     wide: bool
-    """Every tensor begins at a multiple of 16 bytes, and so does every row."""
+    """Whether every tensor, and every row of it, is aligned to 16 bytes."""
 
 
 def takes(x: Tensor, axis: int, vectors: Sequence[Tensor], residual: Tensor | None, tape: Tape | None) -> bool:
-    """The kernels here do for these operands, of which ``vectors`` are scale, shift and running statistics."""
+    """Return whether the kernels here support these operands; ``vectors`` are scale, shift and running statistics."""
     if runtime.device_info(x.queue.device).type == "cpu" or axis != 1:
         return False
     operands = (x, *vectors) if residual is None else (x, residual, *vectors)
@@ -56,7 +56,7 @@ def takes(x: Tensor, axis: int, vectors: Sequence[Tensor], residual: Tensor | No
     if residual is not None and residual.shape != x.shape:
         return False
     if tape is not None and not tape.tracks(x) and any(tape.tracks(tensor) for tensor in operands):
-        return False  # rare: the gradients of scale and shift alone
+        return False  # Gradients of scale and shift without that of x are rare, and are computed by other kernels.
     return math.prod(x.shape[2:]) >= MIN_PIXELS and x.shape[0] * math.prod(x.shape[2:]) < 2**31
 
 
@@ -81,7 +81,7 @@ def normalise(
     _run(form, x.queue, _place(x), operands, [*more, stats, y.base_data], tensors)
     if tape is None or not tape.tracks(x):
         return y
-    # Only a residual keeps relu's slope from being told by x, which is read anyway.
+    # relu's slope follows from x, which backward reads anyway; y is kept only if a residual was added.
     result = y.base_data if relu and residual is not None else stats
 
     def backward(dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -104,7 +104,7 @@ def _place(tensor: Tensor) -> list:
 
 
 def _target(tape: Tape, vector: Tensor) -> Tensor:
-    """Where the gradient of a vector goes."""
+    """Return the tensor to which the gradient of a vector is written."""
     sink = tape.sink(vector) if tape.tracks(vector) else None
     return sink if sink is not None and sink.contiguous else Tensor.empty(vector.shape, vector.dtype, vector.queue)
 
@@ -152,6 +152,6 @@ def _shares(values: int, places: int, channels: int, units: int) -> tuple[int, i
     """Groups that sum a channel, 0 where the one that does the rest sums too; groups that do the rest."""
     if values <= ONE_GROUP_VALUES or (values <= SHARED_VALUES and 2 * channels >= units):
         return 0, 1
-    busy = 4 * SHARE_GROUP_ITEMS  # places that give each item of a group some
+    busy = 4 * SHARE_GROUP_ITEMS  # A group has at least four values for each of its work items.
     wanted = -(-GROUPS_PER_UNIT * units // channels)
     return max(1, min(wanted, places // busy, SHARE_GROUP_ITEMS)), max(1, places // busy)

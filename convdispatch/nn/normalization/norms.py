@@ -21,8 +21,8 @@ from .batch_norm_kernel import normalise, takes
 if TYPE_CHECKING:
     import pyopencl as cl
 
-# From sums of x - k and of its square (k is one of the channel's values, so that the difference of squares below does
-# not cancel): mean, 1 / deviation, the factor of x, and the running statistics, in one kernel over the channels.
+# This formula over channels gives batch norm's mean, 1 / deviation, factor of x, and running statistics from the sums
+# of x - k and of its square. k is a value of the channel, so that the difference of squares below does not cancel.
 _STATISTICS = """
 m = s * r
 variance = max(q * r - m * m, 0)
@@ -33,15 +33,15 @@ running_mean = running_mean + momentum * (mean - running_mean)
 running_variance = running_variance + momentum * (variance * unbias - running_variance)
 """
 LRN_GROUP_ITEMS = 128
-"""Work items of a GPU's group of the response normalisation."""
+"""The number of work items of a work group on a GPU for local response normalisation."""
 LRN_LANES = 16
-"""Elements of a CPU's vectors."""
+"""The number of elements of the CPU kernel's vectors for local response normalisation."""
 LRN_CHANNELS_FIRST_RUN = 8
-"""Channels that a work item of the response normalisation computes, with channels first."""
+"""The number of channels that a work item of local response normalisation computes with channels first."""
 LRN_CHANNELS_LAST_RUN = 4
-"""The same with channels last."""
+"""The number of channels that a work item of local response normalisation computes with channels last."""
 LRN_MAX_ROWS = 32
-"""Pixels, at most, that a CPU's work item computes with channels last."""
+"""The most pixels that a CPU's work item of local response normalisation computes with channels last."""
 _NORMALISE = "(x - mean) * factor + shift"
 
 
@@ -94,7 +94,7 @@ def batch_norm(
         return normalise(x, vectors, residual, (momentum, epsilon), bool(activation), tape)
     with paused():
         axes = tuple(a for a in range(x.ndim) if a != axis)
-        # One value of each channel, seen as all of its values.
+        # The first value of each channel is viewed as a tensor that broadcasts with x.
         first = x[tuple(slice(None) if a == axis else slice(0, 1) for a in range(x.ndim))]
         half = x.dtype.itemsize == 2
         sums = [Tensor.empty((channels,), np.float32, x.queue) for _ in range(2)] if half else None
@@ -120,7 +120,7 @@ def batch_norm(
         y = apply(text, x=x, dtype=x.dtype, **wides, **plus)
     if tape is None or not any(tape.tracks(t) for t in (x, scale, shift, residual)):
         return y
-    # The slope of relu from y, or where there is no residual from x, which is read anyway.
+    # Where there is no residual, relu's slope follows from x, which is read anyway; otherwise it follows from y.
     gate = "" if not activation else "y > 0" if plus else f"{_NORMALISE} > 0"
     d = f"where({gate}, dy, 0)" if gate else "dy"
     gated = {"y": y} if plus and activation else {"factor": wides["factor"], "shift": wides["shift"]} if gate else {}
@@ -131,7 +131,7 @@ def batch_norm(
         targets = [Tensor.empty((channels,), shift.dtype, x.queue) if sink is None else sink]
         (sums, _), (c, wide_c), (e, wide_e) = _vectors(3, x, wide)
         targets.append(sums)
-        # Where the residual's gradient is wanted, relu's slope is taken once, and stored on the way.
+        # If the residual needs a gradient, dy times relu's slope is computed once, and stored while it is summed.
         dresidual = dy if tape.tracks(residual) else None
         store, slope, more = None, d, gated
         if dresidual is not None and activation:
@@ -277,7 +277,8 @@ def _lrn(
         work = (runs, total // channels)
     if gpu:
         work, group = (-(-math.prod(work) // LRN_GROUP_ITEMS) * LRN_GROUP_ITEMS,), (LRN_GROUP_ITEMS,)
-    elif lanes > 1:  # said by the kernel too: then it may not be left to the driver
+    # The kernel requires this work-group size too, so the driver may not choose another.
+    elif lanes > 1:
         group = (1,) * len(work)
     name, items = ("lrn_rows", (-(-pixels // each), 1)) if rows else ("lrn", work)
     forward = Launch(program, name, items, group, "x offset y", names=("x", "offset", "y"))

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 _ITEMS = 64
 _FEW = 1 << 13
-"""Elements of a tensor of few rows, from which on more launches on all processors are faster than one work group a
-row."""
+"""The number of elements of a tensor of few rows from which several launches are faster than one work group per row."""
 
 
 def row_norm(
@@ -42,7 +41,8 @@ def row_norm(
     info = runtime.device_info(x.queue.device)
     if rows < info.compute_units and x.size > _FEW:
         return None
-    read = [x if t is None else dense(t) for t in given]  # what is not there is not read either
+    # x takes the argument of a missing scale or shift, which the kernel does not read.
+    read = [x if t is None else dense(t) for t in given]
     y = Tensor.empty(x.shape, x.dtype, x.queue)
     flags = scale is not None, shift is not None
     launch = _row_norm(x.context, x.dtype.name, width, rows, each, channels * each // width, *flags, float(epsilon))

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 BLOCK_PIXELS = 64
-"""Pixels that are computed at once with channels first, at most."""
+"""The most pixels of a block that a work item computes with channels first."""
 BLOCK_NUMBERS = 1 << 14
-"""Numbers of a block that a work item holds, at most."""
+"""The most numbers of a block that a work item holds in private memory."""
 ITEM_ELEMENTS = 1 << 15
-"""Elements that a work item computes, about."""
+"""The approximate number of elements that a work item computes."""
 
 
 @operation

@@ -1,4 +1,4 @@
-"""Max pooling that also says where each largest value stood."""
+"""Max pooling that also returns the index of each largest value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...elementwise.tensor import Tensor
 from .pooling2d import pooled, windows_of
 
 _CUT = 1 << 30
-"""Above every pixel's number in a note."""
+"""A power of two above every pixel's number in a note, so that ``note % _CUT`` is the pixel."""
 
 
 @operation
@@ -36,7 +36,8 @@ def max_pool_with_places(
     shape = y.shape
     if notes is None:
         return y, Tensor.empty(shape, np.int64, x.queue)
-    queue = getattr(x.queue, "queue", x.queue)  # a recording's own queue: constants are there before the net runs
+    # In a recording, constants are made on the recording's own queue, so that they exist before the net runs.
+    queue = getattr(x.queue, "queue", x.queue)
 
     def numbers(count: int, *wide: int) -> Tensor:
         return Tensor.from_numpy(np.arange(count, dtype=np.int64).reshape(wide), queue)

@@ -25,7 +25,7 @@ _GROUP = 256
 _REALS = ("float32", "float64")
 _VECTORS = (*_REALS, *INTEGERS)
 _WIDEST = 1 << 14
-"""Columns of a row that a CPU's work item holds."""
+"""The most columns of a row that a CPU's work item holds."""
 
 
 @operation
@@ -187,7 +187,7 @@ def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
             dy, dx = dense(dy), Tensor.empty(x_shape, dtype, queue)
             first = np.int64(dy.offset // dtype.itemsize)
             launches = _launches(*key, True)
-            # What a ReLU cut takes no gradient: the notes know, so that the ReLU need not look again.
+            # The forward pass noted which values the ReLU cut, so that the ReLU's backward pass need not.
             gate = places is not None and launches.gated is not None and tape.is_rectified(mark)
             back = launches.gated if gate else launches.backward
             assert back is not None
@@ -224,15 +224,16 @@ def pooled(
 
 
 class _Launches(NamedTuple):
-    """Of a call without gradients, ``forward`` alone: the others would be compiled for nothing."""
+    """The kernel launches of a pooling; a call without gradients has only ``forward``, because the others would be
+    unused."""
 
     forward: Launch
     noted: type
     noting: Launch | None = None
-    """Forward, with notes of type ``noted``."""
+    """The launch of the forward pass that also writes notes of type ``noted``."""
     backward: Launch | None = None
     gated: Launch | None = None
-    """Backward through the pooling and through the ReLU before it."""
+    """The launch of the backward pass through the pooling and the ReLU before it."""
 
     @property
     def cut(self) -> int:
@@ -281,7 +282,8 @@ def _launches(
 
     def sizes(area: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         if planes:
-            return (mb * channels,), (1,)  # said by the kernel too: then it may not be left to the driver
+            # The kernel requires this work-group size too, so the driver may not choose another.
+            return (mb * channels,), (1,)
         if gpu:
             return (-(-mb * channels * area // _GROUP) * _GROUP,), (_GROUP,)
         return ((channels, mb * area) if nhwc else (area, mb * channels)), None

@@ -63,7 +63,8 @@ def pool_axes(kind: str, x: Tensor, kernel: Any, stride: Any, pads: Any, dilatio
         y = _pool2(kind, x.reshape(mb, channels, 1, space[0]), *one, **options)
         return y.reshape(mb, channels, y.shape[-1])
     p, options = options.get("p", 2), dict(options)
-    if kind == "lp":  # the p-th powers, summed along one axis and the others, and one root
+    # Lp pooling sums p-th powers along one axis, then along the others, and takes one root.
+    if kind == "lp":
         x = apply(f"abs(x) ** {float(p)}", x=x)
         options["p"] = 1
     planes = x.reshape(mb, channels * space[0], *space[1:])

@@ -15,7 +15,7 @@ from .elementwise import formula, scalar
 _NAMED = {
     each.onnx.operator: name for name, each in ACTIVATIONS.items() if each.onnx and each.onnx.attributes is not None
 }
-"""Those whose numbers, if any, are attributes."""
+"""The activations whose parameters, if any, are attributes, by ONNX operator."""
 
 
 @operator(*_NAMED)
@@ -80,7 +80,7 @@ _FORMULAS: dict[str, tuple[str, dict[str, float]]] = {
     "ThresholdedRelu": ("where(x > alpha, x, 0)", {"alpha": 1.0}),
     "Shrink": ("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))", {"lambd": 0.5, "bias": 0.0}),
 }
-"""Formulas of x and of attributes, and the attributes' defaults."""
+"""The formula of each activation in x and its attributes, and the attributes' defaults."""
 
 
 @operator(*_FORMULAS)

@@ -1,4 +1,4 @@
-"""Conv and ConvTranspose: ONNX's words for padding to numbers."""
+"""The operators Conv and ConvTranspose: ONNX's padding modes are converted to numbers."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ..call import BoundNode
 from ..constants import scalar
 
 _NEAR = 1e-6
-"""How far a sixth may be from 1 / 6: files round it to float32."""
+"""The largest difference from 1 / 6 of a constant that counts as a sixth, because files round it to float32."""
 
 
 def gate(call: BoundNode) -> tuple[Tensor, str] | None:

@@ -22,7 +22,7 @@ from .geometry import convolution_windows
 from .quantization import Integers, integers_of, positive, zero_of
 
 _EXACT = 1 << 24
-"""Whole numbers below it are float32's."""
+"""The bound below which all whole numbers are exact in float32."""
 
 
 def _bytes(call: BoundNode, values: np.ndarray, zero: np.ndarray) -> list[np.ndarray]:

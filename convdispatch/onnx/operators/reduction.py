@@ -22,7 +22,7 @@ _SIMPLE = {
     "ReduceSumSquare": ("sum", "square(x)", ""),
     "ReduceLogSum": ("sum", "x", "log(s)"),
 }
-"""Operation, what is reduced, and what is made of the result."""
+"""For each operator the reduction, the formula of what is reduced, and the formula that is applied to the result."""
 _EMPTY = {
     "ReduceMax": -np.inf,
     "ReduceMin": np.inf,
@@ -85,7 +85,7 @@ def _narrow(y: Tensor, dtype: np.dtype) -> Tensor:
 @operator("ArgMax", "ArgMin")
 def _arg(call: BoundNode) -> Tensor:
     options = {"keepdims": bool(call.get("keepdims", 1)), "last": bool(call.get("select_last_index", 0))}
-    return argmax(call.tensor(0), call.axis(0), largest=call.node.op_type == "ArgMax", **options)  # type: ignore[no-any-return]
+    return argmax(call.tensor(0), call.axis(0), largest=call.node.op_type == "ArgMax", **options)  # type: ignore
 
 
 @operator("TopK")

@@ -24,7 +24,7 @@ _COORDINATES = (
 )
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _LONGEST = 1 << 24
-"""Most places along an axis: of each, the host makes a table."""
+"""The most elements along a resized axis, because the host computes a table of all of them."""
 
 
 @operator("Upsample")
@@ -108,7 +108,7 @@ def _resized(call: BoundNode, x: Tensor, sizes: dict[int, int], factors: dict[in
 
 
 def _coordinates(how: str, size: int, n: int, scale: float, region: tuple[float, float]) -> np.ndarray:
-    """Where each of ``size`` places lies among n."""
+    """Return the coordinate in the input of n elements for each of ``size`` output elements."""
     at = np.arange(size, dtype=np.float64)
     if how == "half_pixel":
         return (at + 0.5) / scale - 0.5

@@ -25,7 +25,7 @@ Configs = Callable[[str], list[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Why a configuration is preferred: its source in words, and the record behind it."""
+    """The reason why a configuration is preferred: its source as text, and the record that supports it."""
 
     solver: str
     config: Mapping[str, Any]
@@ -148,7 +148,8 @@ def _admitted(record: Record, policy: Policy) -> bool:
 
 
 def _closest(config: Mapping[str, Any], offered: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The offered configuration most like ``config``: words that agree, then numbers by their logarithm's distance.
+    """Return the offered configuration that is most similar to ``config``: words compare equal or not, numbers by their
+    logarithms.
 
     Depths and splits follow from a problem's sizes and are seldom the same for two, but forms are.
     """
@@ -172,7 +173,8 @@ def _leaves(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _apart(one: Any, other: Any) -> float:
-    """0 for equal values, 1 for words that differ, less for numbers within a factor of 16."""
+    """Return the distance of two values: 0 if equal, 1 for words that differ, less for numbers within a factor of
+    16."""
     if all(type(value) in (int, float) and value > 0 for value in (one, other)):
         return min(1.0, abs(math.log2(one / other)) / 4)
     return float(type(one) is not type(other) or one != other)  # The type is compared too, because True == 1 in Python.

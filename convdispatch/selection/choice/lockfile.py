@@ -25,7 +25,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Decision:
-    """What runs one problem: a solver and one of its configurations."""
+    """The decision for one problem: a solver and one of its configurations."""
 
     solver: str
     config: Mapping[str, Any]
@@ -74,7 +74,7 @@ def write(path: str | Path, decisions: Mapping[str, Decision]) -> None:
 
 
 def drift(locked: Mapping[str, Decision], today: Iterable[tuple[str, Decision]]) -> list[str]:
-    """Where today's decisions differ from the locked ones, a sentence each."""
+    """Return a sentence for each problem whose present decision differs from the locked one."""
     found = []
     for text, decision in today:
         held = locked.get(text)

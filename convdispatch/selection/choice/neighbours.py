@@ -1,5 +1,5 @@
-"""Corrects what solvers predict for an unmeasured problem by what they took at the nearest measured ones, and says what
-that rule has cost so far.
+"""Corrects solvers' predicted times for an unmeasured problem by their measured times at the nearest measured problems,
+and computes what that rule has cost so far.
 
 Near means: the same direction, dtype, layout and number of axes, and a small distance between logarithms of the sizes.
 What changes which algorithm wins (kernel, stride, dilation, one channel a group) weighs more than what only changes
@@ -49,34 +49,37 @@ Cost = Callable[[str, ConvProblem, Mapping[str, Any]], float | None]
 """What the solver of that name predicts for a problem and configuration; None when it predicts nothing."""
 
 WEIGHTS = {"mb": 0.5, "g": 0.5, "c": 1.0, "o": 0.7, "k": 3.0, "s": 3.0, "d": 3.0}
-"""Distance of one doubling of a size: batch, groups, channels a group, output, kernel, stride, dilation."""
+"""The distance that one doubling adds between two problems, by size: batch, groups, channels per group, output, kernel,
+stride, dilation."""
 DEPTHWISE = 8.0
-"""Distance between a depthwise problem and one with more channels a group."""
+"""The distance that is added between a depthwise problem and one with several channels per group."""
 WORDS = ("math", "constant_weights", "bias", "residual", "activation", "accumulate")
 WORD = 0.5
-"""Distance of each difference among WORDS."""
+"""The distance that is added for each of WORDS (direction, dtype and the like) in which two problems differ."""
 
 FAR = 2.5
-"""Distance beyond which the nearest measured problem is ignored, and the registry decides."""
+"""The distance beyond which a measured problem is ignored; without a nearer one the registry's rules choose the
+solver."""
 NEAR = 0.5
-"""Distance within which the decision for a solver that predicts nothing may be taken over."""
+"""The distance within which a measured choice may be taken over for a solver that has no cost model."""
 MOST = 16
-"""Nearest measured problems that count."""
+"""The number of nearest measured problems from which a prediction is corrected."""
 MARGIN = 0.1
-"""Share by which a rival must be predicted faster to replace the solver that runs without measurements."""
+"""A rival must be predicted faster by this fraction to replace the solver that runs without measurements."""
 SURE = 6
-"""Samples from which a time counts as benchmarked; screening errs upward, by half and more."""
+"""The number of samples from which a time counts as benchmarked; screening overestimates times, by half and more."""
 
 
 @dataclass(frozen=True)
 class Regret:
-    """What a rule's decisions cost: chosen time over best time, on problems where both are measured."""
+    """The cost of a rule's decisions: chosen time over best time, on problems where both are measured."""
 
     geomean: float = 1.0
     worst: float = 1.0
     worst_problem: str | None = None
     count: int = 0
-    """Problems that could be asked: several choices are measured, and what the neighbour's comes to is among them."""
+    """The number of problems for which a regret is known: several choices were measured, that of the rule among
+    them."""
 
     def __str__(self) -> str:
         if not self.count:
@@ -86,7 +89,7 @@ class Regret:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a solver would run for a problem if nothing were measured, and what it predicts for that."""
+    """The configuration that a solver would run for a problem if nothing were measured, and its predicted time."""
 
     config: Mapping[str, Any]
     cost: float | None
@@ -98,12 +101,13 @@ class Neighbour:
 
     solver: str
     config: Mapping[str, Any]
-    """What the solver offered; that of its fastest record at ``problem``, where it predicts nothing."""
+    """The configuration that the solver offered first; for a solver without a cost model, that of its fastest record at
+    ``problem``."""
     problem: str
     """The nearest problem at which the solver was measured."""
     distance: float
     predicted_ms: float
-    """The corrected prediction, or else the time at ``problem`` scaled by operations."""
+    """The corrected prediction in milliseconds, or else the time at ``problem`` scaled by the number of operations."""
     regret: Regret
     tried: tuple[Record, ...] = ()
     """The solver's records at ``problem``, fastest first, screened ones left out."""
@@ -113,7 +117,7 @@ class Neighbour:
 
 
 def distance(one: ConvProblem, other: ConvProblem) -> float:
-    """How far apart two problems are: 0 for equal ones, infinite for another direction, dtype, layout or rank."""
+    """Return the distance of two problems: 0 for equal ones, infinite if direction, dtype, layout or rank differ."""
     if _kind(one) != _kind(other):
         return math.inf
     return float(_Crowd([one]).distances(other)[0])
@@ -150,7 +154,8 @@ class _Crowd:
 
 
 class Neighbours:
-    """The measured problems of one device, ready to be asked. Records of one problem are its choices, rivals."""
+    """The measured problems of one device, indexed for queries of the nearest ones. Records of one problem are its
+    choices, rivals."""
 
     def __init__(self, records: Iterable[Record], cost: Cost = lambda solver, problem, config: None) -> None:
         self._cost = cost
@@ -194,7 +199,8 @@ class Neighbours:
         return None
 
     def choose(self, problem: ConvProblem, offers: Mapping[str, Offer], first: str | None = None) -> Neighbour | None:
-        """What runs best by the nearest measured problems, of each solver's offer; ``first`` is what would run without.
+        """Return the solver that runs best by the nearest measured problems, of each solver's offer; ``first`` is what
+        would run without.
 
         None where none is near enough, or where they say nothing of the best one.
         """
@@ -227,7 +233,8 @@ class Neighbours:
         offers: Mapping[str, Offer],
         first: str | None,
     ) -> Neighbour | None:
-        """The fastest who predicts nothing, if it beat all who do, and the problem is near or nobody predicts.
+        """Return the fastest solver without a cost model, if it beat all others and the problem is near or no solver
+        has a cost model.
 
         Whom ``first`` names counts with its prediction for that problem where it was not measured there.
         """
@@ -353,7 +360,7 @@ _known: WeakKeyDictionary[PerfDB, dict[DeviceInfo | str, tuple[int, Neighbours]]
 
 
 def neighbours(db: PerfDB, device: DeviceInfo | str) -> Neighbours:
-    """The Neighbours of a device's records in a database, kept until the database learns something."""
+    """Return the Neighbours of a device's records in a database, cached until the database changes."""
     with _lock:
         cached = _known.setdefault(db, {})
         generation, found = cached.get(device, (-1, None))

@@ -24,7 +24,7 @@ class Preferred:
     glob: str
     rule: Rule
     plugin: str | None = None
-    """Only solvers of this plugin are meant; None for all."""
+    """The plugin whose solvers the name, glob or family selects; None for those of all plugins."""
 
     def __str__(self) -> str:
         packaged = packaged_path()
@@ -35,7 +35,8 @@ class Preferred:
         return f"{where} prefers {named} for {when or 'everything'}"
 
     def means(self, solver: str) -> bool:
-        """Whether ``solver`` is meant: a derived one only if the glob says so, for rewriting has its own cost."""
+        """Return whether the rule selects ``solver``; a derived solver only if the glob includes it, because rewriting
+        has a cost."""
         if self.plugin is not None and plugins().provider(solver) != self.plugin:
             return False
         return any(
@@ -49,7 +50,7 @@ class Preferred:
 
 
 def preferred(problem: ConvProblem, device: DeviceInfo) -> list[Preferred]:
-    """What the matching rules prefer, first place first. Raises InvalidPolicy."""
+    """Return the solvers that the matching rules prefer, the most preferred first. Raises InvalidPolicy."""
     rules, order = registry(), []
     first = rules.rule(problem, device)
     if rules.own is not None and first not in rules.rules[: rules.own]:

@@ -1,4 +1,4 @@
-"""What a measurement rests on: the plugin, its version, the text it compiles, the driver."""
+"""The provenance of a measurement: the plugin, its version, the source that it compiles, the driver."""
 
 from __future__ import annotations
 

@@ -44,11 +44,12 @@ class Candidate:
     solver: Solver
     config: Mapping[str, Any]
     source: str
-    """For example ``measured``, ``registry.yaml:12`` or ``predicted``."""
+    """What gave the candidate its rank, for example ``measured``, ``registry.yaml:12`` or ``predicted``."""
     rule: str = ""
-    """The rule that put it there, in words."""
+    """The rule that gave the candidate its rank, in words."""
     math: str = ""
-    """The math that the solver offered it for, where a kept decision says it; where it is empty the solver is asked."""
+    """The math for which the solver offered the configuration, if a stored decision says so; if empty, the solver is
+    queried."""
 
 
 def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> list[Candidate]:
@@ -186,7 +187,8 @@ def contestants(problem: ConvProblem, device: DeviceInfo) -> dict[str, Solver]:
 
 
 def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> tuple[str, str] | None:
-    """Why ``solver`` is no candidate: (status, reason), or None. One that breaks its contract is set aside."""
+    """Return why ``solver`` is no candidate, as (status, reason), or None. One that breaks its contract is set
+    aside."""
     if policy.solver is not None and not fnmatch.fnmatchcase(solver.name, policy.solver):
         return "refused", f"policy(solver={policy.solver!r}) does not name it"
     if policy.deterministic and not solver.deterministic:
@@ -209,7 +211,7 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
 
 
 def set_aside_here(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> tuple[str, str] | None:
-    """Why a solver must not run here, whatever it answers itself: (status, reason), or None."""
+    """Return why a solver must not run here although it may accept, as (status, reason), or None."""
     reason = registry().erratum(solver.name, problem, device)
     if reason is None and isinstance(solver, Derived):
         reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
@@ -285,11 +287,11 @@ class _Ranking:
         return [Candidate(self.accepted[name], config, source, why)]
 
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
-        """What a solver offers for the problem."""
+        """Return the configurations that a solver offers for the problem."""
         return list(query(self.accepted[solver], self.problem, self.device).configs)
 
     def _affordable(self, solver: str) -> list[Mapping[str, Any]]:
-        """The same within the policy's workspace."""
+        """Return the configurations that a solver offers within the policy's workspace limit."""
         return query(self.accepted[solver], self.problem, self.device).within(self.policy.workspace_limit)
 
     def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
@@ -297,7 +299,7 @@ class _Ranking:
         return predicted(self.accepted[solver], problem, self.device, config)
 
     def _offers(self) -> dict[str, Offer]:
-        """What each accepted solver would run unmeasured."""
+        """Return the configuration that each accepting solver would run if nothing were measured."""
         found = {}
         for name, solver in self.accepted.items():
             answers = query(solver, self.problem, self.device)

@@ -19,7 +19,7 @@ from typing import Any
 from .evidence import Evidence
 
 MARGIN = 0.1
-"""A screened candidate goes before a benchmarked one only if its slowest sample is faster by this share."""
+"""A candidate that was only screened goes before a benchmarked one if its slowest sample is faster by this fraction."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Prediction:
 
 
 def ahead(known: Sequence[Evidence], predictions: Mapping[str, Prediction]) -> tuple[str, str] | None:
-    """Who goes before ``known[0]``, the first of the measured, and why, in words; None where it is the first indeed.
+    """Return the solver that ranks before ``known[0]``, the best measured one, and the reason as text; None if there is
+    none.
 
     ``known`` are the measured in the order of records, ``predictions`` those of all that accept.
     """

@@ -17,9 +17,10 @@ from ..solver_query import query
 
 _quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
 _requested: dict[tuple[ConvProblem, DeviceInfo], dict[str, int]] = {}
-"""By problem and device, and by solver, the bytes of workspace that did not fit."""
+"""For each problem and device, and each solver, the bytes of workspace that did not fit in the device's memory."""
 _starved: dict[tuple[ConvProblem, DeviceInfo], dict[str, MemoryLimit]] = {}
-"""By problem and device, solvers that were set aside because the device had no memory left; it may have some later."""
+"""For each problem and device, the solvers that were set aside because the device had no memory left; it may have some
+later."""
 
 
 def set_aside(problem: ConvProblem, device: DeviceInfo, solver: str, reason: str) -> None:
@@ -28,7 +29,7 @@ def set_aside(problem: ConvProblem, device: DeviceInfo, solver: str, reason: str
 
 
 def quarantined(problem: ConvProblem, device: DeviceInfo, solver: str) -> str | None:
-    """Why a solver is set aside for a problem, by this process or an earlier one, or None."""
+    """Return why a solver is set aside for a problem, by this process or an earlier one, or None."""
     found = _quarantined.get((problem, device, solver))
     return found or verdicts.against(problem, device, solver, plugins().fingerprint(solver))
 

@@ -1,4 +1,4 @@
-"""Strided copies with gaps: one kernel that pads, crops, spreads, turns round, transposes, gathers and scatters.
+"""Strided copies with gaps: one kernel that pads, crops, dilates, flips, transposes, gathers and scatters.
 
 Along each axis element ``t`` of the target comes from element ``(t - before) / step`` of the source where that is whole
 and inside, and is zero elsewhere.
@@ -17,7 +17,8 @@ from ...device.programs.kernels import Launch, build, kernel_text
 from ...device.runtime import device_info
 
 _WORD = {2: "ushort", 4: "uint", 8: "ulong"}
-"""Copies move bits: a device need not compute with a dtype to have it copied."""
+"""The OpenCL type by which elements are copied, by their size in bytes: the device need not support the dtype
+itself."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class CopyAxis:
     target_stride: int
     source_stride: int
     size: int
-    """Of the source along it."""
+    """The number of source elements along the axis."""
     before: int = 0
     step: int = 1
 

@@ -54,7 +54,7 @@ class DerivedPlan:
         self._packer = next((c.launch(context, problem) for c in rewritten.copies if own and c.target == "w"), None)
 
     def pack(self, queue: cl.CommandQueue, w: Any, packed: Any, wait_for: Any = None) -> cl.Event:
-        """Write the packed form of constant weights, which ``enqueue`` then takes in the place of ``w``."""
+        """Write the packed form of constant weights, which ``enqueue`` then takes instead of ``w``."""
         if self._packer is None:
             return self._inner.pack(queue, w, packed, wait_for)
         return self._packer(queue, (packed, w), wait_for)

@@ -1,4 +1,4 @@
-"""The rewritings: a problem into another whose result is the same, and the copies that this takes.
+"""The rewritings: each turns a problem into another one with the same result, and says which copies that requires.
 
 Backward data as a forward convolution (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning",
 2016, chapter 4): dx = dy, spread by the stride and padded by d (k - 1) - p, convolved with the weights flipped,
@@ -19,7 +19,7 @@ from ..reach import reduction
 from .copying import Copy, CopyAxis, axes_of
 
 MOST_GROUPS = 64
-"""Most groups of a problem that becomes a loop over groups: with more the launches take all the time."""
+"""The most groups of a problem that is rewritten as a loop over groups; with more, launch overhead dominates."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Rewritten:
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes of each inner operand that lies in the workspace, by name."""
+        """Return the bytes of each inner operand that is allocated in the workspace, by name."""
         return {
             name: math.prod(getattr(self.inner, name + "_shape")) * self.inner.itemsize
             for name in "xwy"
@@ -272,4 +272,5 @@ def _valid(rewrite: Callable[[ConvProblem], Rewritten | str]) -> Callable[[ConvP
 REWRITINGS: dict[str, Callable[[ConvProblem], Rewritten | str]] = {
     rewrite.__name__: _valid(rewrite) for rewrite in (flat, reduced, rotated, evened, padded, grouped, exchanged)
 }
-"""By name, in the order in which they are tried; each returns a Rewritten, or why it does not apply."""
+"""The rewritings by name, in the order in which they are tried; each returns a Rewritten, or the reason why it does not
+apply."""

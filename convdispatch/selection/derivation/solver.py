@@ -1,4 +1,4 @@
-"""Derived solvers: which there are for a problem, and what each answers."""
+"""Derived solvers: the list of those for a problem, and their methods."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .plan import DerivedPlan, Room
 from .rewriting import REWRITINGS, Rewritten
 
 DEPTH = 4
-"""Most rewritings, one after the other."""
+"""The most rewritings that are applied one after the other."""
 MOST = 2
-"""Most derived solvers of one plugin for one problem: each is a candidate that a search compiles."""
+"""The most derived solvers of one plugin for one problem, because a search compiles each of them."""
 _PLAIN = ("flat", "rotated", "evened", "padded")
-"""Rewritings that leave the written tensor in its place: their epilogue is the inner plan's."""
+"""The rewritings that do not copy the written tensor, so that the inner plan computes the epilogue."""
 
 
 class Derived(Solver):
@@ -42,7 +42,7 @@ class Derived(Solver):
         return self._rewrite(problem)
 
     def words(self, problem: ConvProblem) -> str:
-        """What is done to the problem, and what it becomes, for people."""
+        """Return a sentence for people: how the problem is rewritten, and what it becomes."""
         said: list[str] = []
         solver: Solver = self
         moved = 0
@@ -57,7 +57,8 @@ class Derived(Solver):
         return f"{'; '.join(said)}: {problem}{copied}"
 
     def innermost(self, problem: ConvProblem) -> ConvProblem:
-        """What the plugin's solver is given in the end; the problem itself where a rewriting does not apply."""
+        """Return the problem that the plugin's solver computes after all rewritings; the problem itself if one does not
+        apply."""
         solver: Solver = self
         while isinstance(solver, Derived):
             step = solver.rewritten(problem)

@@ -1,4 +1,5 @@
-"""Decisions that a plan pack fixes: found before solvers are ranked, noted where a pack is gathered.
+"""The decisions that a plan pack fixes: they are looked up before solvers are ranked, and recorded while a pack is
+gathered.
 
 A decision carries a seal over what it follows from. Where that is unbroken the solver offered its configuration under
 the same sources on the same device, and is only asked whether it serves that still, not for all its configurations.
@@ -33,14 +34,15 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 HOUSES = ("api", "device", "selection", "measurement")
-"""Zones of this package whose sources bear on a choice."""
+"""The subpackages of convdispatch whose source code affects a choice."""
 
 _said: set[str] = set()
-"""Packs of which something did not fit as it was used; each is said once."""
+"""The plan packs with an entry that did not fit when it was used; each is reported once."""
 
 
 def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, policy: Policy) -> Candidate | None:
-    """What a pack in force fixes; None where none does, or a policy or a lock file says more."""
+    """Return the candidate that a plan pack in force fixes; None if there is none, or a policy or a lock file takes
+    precedence."""
     found = (
         artifact_store.find("decisions", artifact_store.decision_key(problem, policy), device)
         if artifact_store.in_force()
@@ -67,7 +69,8 @@ def fixed_by_pack(problem: ConvProblem, device: cl.Device, info: DeviceInfo, pol
 
 
 def note(prepared: Prepared, device: cl.Device, policy: Policy, compiled: int) -> None:
-    """Tell those who gather of a plan. ``compiled`` is how many programs were, which a pack should have held."""
+    """Report a new plan to the packs that are being gathered. ``compiled`` is how many programs were, which a pack
+    should have held."""
     if policy.selection == Policy():
         key, name, math = str(prepared.problem), prepared.solver.name, prepared.math
         decision = {"solver": name, "config": dict(prepared.config), "math": math}

@@ -1,4 +1,4 @@
-"""Puts a pack in force: what fits the devices and plugins that are here answers; what does not is said once."""
+"""Puts a plan pack in force: entries that fit this machine's devices and plugins are used; others are reported once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LoadedPack:
 
     def __init__(self, file: PackFile, misfits: tuple[str, ...]) -> None:
         self.name, self.misfits = file.name, misfits
-        """Its path, and a sentence for each thing that does not fit here."""
+        """The pack's path, and a sentence for each of its entries that does not fit this machine."""
         self._file = file
         artifact_store.put_in_force(file)
 
@@ -66,7 +66,8 @@ def from_environment() -> None:
 
 
 def _misfits(file: PackFile, here: list[dict[str, str]]) -> list[str]:
-    """What does not fit, in words; decisions and weights of plugins that changed are taken out of the pack."""
+    """Return a sentence for each entry that does not fit; decisions and weights of changed plugins are removed from the
+    pack."""
     found = []
     if file.identity not in here:
         name = file.identity.get("device")

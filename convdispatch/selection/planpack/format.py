@@ -14,9 +14,9 @@ FORM = 1
 MANIFEST = "manifest.json"
 TEXTS = "texts.json"
 MEMBER = re.compile(r"(programs|weights)/[0-9]{1,6}\.bin")
-"""Members beside the two of JSON."""
+"""The names of archive members that hold programs or packed weights; the other two members are JSON."""
 WORD = re.compile(r"[ -~]{1,4096}")
-"""Keys: printable, not endless."""
+"""A valid key of an entry: printable ASCII of limited length."""
 MOST_JSON = 256 << 20
-"""Bytes of a JSON member, unpacked."""
+"""The largest size of a JSON member in bytes, uncompressed."""
 MOST_MEMBERS = 200_000

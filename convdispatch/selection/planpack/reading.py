@@ -20,20 +20,20 @@ from ...device import jsontext, plainfile
 from .format import FORM, MANIFEST, MEMBER, MOST_JSON, MOST_MEMBERS, TEXTS, WORD
 
 _LARGEST = 1 << 40
-"""Bytes of a pack; it is mapped, not read."""
+"""The largest size of a plan pack in bytes; the file is mapped into memory, not read."""
 _HEADER = 30
-"""Bytes of a member's own header, before its name."""
+"""The size in bytes of a ZIP member's local header, up to its name."""
 _RATIO = 200
-"""A deflated member is at most so many times as large as it lies in the file; compiled code is some 3 times."""
+"""The highest compression ratio that is accepted of a ZIP member; compiled code has a ratio of about 3."""
 _LAYOUTS = (None, "nchw", "nhwc")
 
 
 class _Wrong(Exception):
-    """What is wrong with a file, in words."""
+    """The file is no valid plan pack; the message says why."""
 
 
 class PackFile:
-    """A pack that was read: decisions, forms, programs and texts at once, packed weights as they are wanted."""
+    """A plan pack that was read: decisions, forms, programs and texts are loaded, packed weights are read on demand."""
 
     def __init__(self, path: str | Path, fits: Callable[[dict[str, str]], bool]) -> None:
         """``fits(identity)``: whether a device here is of the pack's kind; programs for none are not even unpacked."""
@@ -73,7 +73,7 @@ class PackFile:
         return bool(getattr(self, table if table in ("decisions", "forms") else f"_{table}"))
 
     def without(self, table: str, wanted: Any) -> None:
-        """Forget what ``wanted(key)`` does not want of a table."""
+        """Remove the entries of a table for which ``wanted(key)`` is false."""
         kept = getattr(self, f"_{table}" if table == "weights" else table)
         for key in [key for key in kept if not wanted(key)]:
             del kept[key]

@@ -1,5 +1,5 @@
-"""Asks solvers of unproven plugins in a child process first, so that one that hangs or crashes as it answers takes only
-the child with it.
+"""Queries solvers of unproven plugins in a child process first, so that a solver that hangs or crashes ends only the
+child.
 
 A plugin that neither came with this package nor was verified on this machine is asked about each problem there first;
 how that ended, and which problems it survived, is kept by its version and text. The child stays for the next problem,
@@ -36,15 +36,16 @@ from .loader import plugins
 T = TypeVar("T")
 
 LIMIT_S: float | None = 2.0
-"""Seconds after which a solver that neither answers nor works counts as hung; None: no plugin is tried."""
+"""Seconds after which a solver that neither replies nor uses the processor counts as hung; if None, no trial takes
+place."""
 BUSY_S = 60.0
-"""Seconds that a solver may work on an answer: it may load a library, or compile a probe."""
+"""The most seconds that a solver may work on one reply, because it may load a library or compile a probe."""
 LOAD_S = 120.0
 """Seconds that a child may take to load the plugin, on a busy machine."""
 MOST = 6
-"""Children that one plugin may cost; after as many the rest of its solvers count as failed too."""
+"""The most child processes that one plugin may end; after that, the rest of its solvers count as failed too."""
 IDLE_S = 60.0
-"""Seconds after which a child that is asked nothing ends."""
+"""Seconds after which a child process without a request ends."""
 _lock = threading.RLock()
 _listeners: list[Callable[[str], None]] = []
 
@@ -60,7 +61,7 @@ def reporting(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
-    """How a solver's answers ended a child process, or None; its plugin is tried now where that is not known."""
+    """Return how querying a solver ended a child process, or None; an untried plugin is tried now."""
     loaded = plugins()
     plugin, version = loaded.provider(solver), loaded.fingerprint(solver)
     if LIMIT_S is None or loaded.proven(solver) or plugin == "?":
@@ -80,7 +81,7 @@ def fault(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
 
 
 class Hang(Exception):
-    """A solver does not answer; the thread that asked it is left behind."""
+    """A solver does not return; the thread that called it is abandoned."""
 
 
 def watched(solver: str, work: Callable[[], T]) -> T:
@@ -157,7 +158,7 @@ def _ended_by(plugin: str, problem: ConvProblem, device: DeviceInfo, found: dict
 
 
 def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collection[str]) -> tuple[str, str]:
-    """Where a child was, and how it ended; two empty texts where it was asked everything."""
+    """Return at which query a child ended, and how; two empty texts if it replied to every query."""
     info = asdict(device) | {"extensions": sorted(device.extensions)}
     question = {"problem": str(problem), "device": info, "without": sorted(without)}
     version = plugins().fingerprints.get(plugin, "")
@@ -183,18 +184,18 @@ def _try(plugin: str, problem: ConvProblem, device: DeviceInfo, without: Collect
 
 
 class _Child(Child):
-    """A process that answers for one version of a plugin, problem after problem."""
+    """A child process that queries one version of a plugin, problem after problem."""
 
     def __init__(self, plugin: str, version: str) -> None:
         self._version = version
         super().__init__("convdispatch.selection.answer_child", {}, environment={"CONVDISPATCH_PLUGINS": plugin})
 
     def answers_for(self, version: str) -> bool:
-        """Whether it can be asked on behalf of a version."""
+        """Return whether the child runs and has loaded this version of the plugin."""
         return self._version == version and self.alive
 
     def try_out(self, question: Mapping[str, Any]) -> tuple[str, str]:
-        """Where it was when it ended, and how; two empty texts where it answered everything."""
+        """Return at which query the child ended, and how; two empty texts if it replied to every query."""
         at, limit = "", LOAD_S
         self.say(question)
         try:
@@ -210,7 +211,7 @@ class _Child(Child):
 
 
 _children: dict[str, _Child] = {}
-"""The child of each plugin."""
+"""The idle child process of each plugin, by the plugin's name."""
 
 
 @atexit.register

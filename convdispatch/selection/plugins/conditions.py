@@ -27,7 +27,7 @@ _CHOICES = {
     "type": ("cpu", "gpu", "accelerator"),
 }
 KEYS = _KINDS.keys() | _DEVICE
-"""What a ``when`` may ask: every letter and word of a problem, and these properties of a device."""
+"""The keys that a rule's ``when`` may test: every size and word of a problem, and some properties of a device."""
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(.+)")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -57,7 +57,7 @@ class Condition:
 
 
 def mistake(key: str, value: Any) -> str | None:
-    """Why no ``key`` can ever have ``value``, in words; None when one may."""
+    """Return as text why ``key`` can never have ``value``; None if it can."""
     text = isinstance(value, str)
     comparison = _COMPARISON.fullmatch(value) if text else None
     if key in _NUMBERS:

@@ -22,7 +22,7 @@ class LoadedAs:
     name: str
     traits: tuple[Any, ...]
     own: bool = False
-    """Its plugin comes with this package."""
+    """Whether the solver's plugin comes with this package."""
 
 
 TRAITS = ("name", "deterministic", "exact", "spreads_nonfinite", "quantized", "predicts", "fuses")
@@ -35,7 +35,8 @@ def traits_of(solver: Solver) -> tuple[Any, ...]:
 
 
 def register(manager: pluggy.PluginManager, module: Any, name: str) -> str | None:
-    """Register a module; the trouble in words. Afterwards a misspelt hook is looked for, as check_pending would."""
+    """Register a module, and return what is wrong with it as text. Afterwards a misspelt hook is looked for, as
+    check_pending would."""
     try:
         manager.register(module, name=name)
     except (ValueError, pluggy.PluginValidationError) as error:

@@ -11,7 +11,7 @@ _said: set[tuple[str, str]] = set()
 
 
 def say(solver: str, kind: str, message: str, *, stacklevel: int) -> None:
-    """Warn of a solver's fault, unless one of the kind was said of its plugin in this process."""
+    """Warn of a solver's fault, unless this process has warned of that kind of fault of its plugin."""
     key = plugins().provider(solver), kind
     if key in _said:
         return
@@ -20,5 +20,5 @@ def say(solver: str, kind: str, message: str, *, stacklevel: int) -> None:
 
 
 def forget() -> None:
-    """Nothing was said yet."""
+    """Forget which faults were reported, so that they are reported again."""
     _said.clear()

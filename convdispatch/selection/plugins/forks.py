@@ -1,4 +1,4 @@
-"""Notices a plugin that forks the process while it is imported or asked.
+"""Detects a plugin that forks the process while it is imported or queried.
 
 Two processes would go on from there with the same work, on the same pipes and the same device: the new one ends where
 the plugin's code does, and the old one knows whose fault it is. A ``subprocess`` is no fork of this kind.

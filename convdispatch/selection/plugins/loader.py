@@ -40,12 +40,12 @@ LAYER_GROUP = "convdispatch.layers"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What became of one plugin or layer that was found."""
+    """The outcome of loading one plugin or layer."""
 
     name: str
     source: str
     status: str
-    """``loaded``, ``blocked``, ``failed`` or ``duplicate``."""
+    """What became of the plugin: ``loaded``, ``blocked``, ``failed`` or ``duplicate``."""
     reason: str = ""
     mend: str = ""
     version: str = ""
@@ -54,20 +54,20 @@ class Loaded:
 
 @dataclass
 class Plugins:
-    """What was loaded: the hooks, the solvers by name, the layers, and a report of each plugin that was found."""
+    """The loaded plugins: the hooks, the solvers by name, the layers, and a report of each plugin that was found."""
 
     manager: pluggy.PluginManager
     solvers: dict[str, Solver] = field(default_factory=dict)
     plugin_of: dict[str, str] = field(default_factory=dict)
-    """Plugin's name by solver's name."""
+    """The name of each solver's plugin, by the solver's name."""
     rules: dict[str, Registry] = field(default_factory=dict)
-    """What a plugin ships as ``registry.yaml``, by its name."""
+    """The rules that a plugin ships as ``registry.yaml``, by the plugin's name."""
     loaded_as: dict[int, LoadedAs] = field(default_factory=dict)
     """A solver's name and attributes as they were when it was loaded, by the solver's ``id``."""
     banned: dict[str, str] = field(default_factory=dict)
     """Plugins that are set aside for the rest of the process, and why."""
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """Version and hash of the text, by plugin's name."""
+    """The version and source hash of each plugin, by its name."""
     own: set[str] = field(default_factory=set)
     """The plugins that come with this package."""
     layers: list[str] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Plugins:
         return said or None
 
     def fingerprint(self, solver: str) -> str:
-        """What tells the version of the plugin that brought ``solver`` from others."""
+        """Return a text that identifies the version of the plugin to which ``solver`` belongs."""
         return self.fingerprints.get(self.provider(solver), "")
 
     def proven(self, solver: str) -> bool:
@@ -112,13 +112,13 @@ class _Found:
     version: str
     load: Callable[[], Any]
     places: Callable[[], list[Path]] = list
-    """Its files and folders, found without importing anything."""
+    """Returns the plugin's files and folders without importing anything."""
     own: bool = False
-    """It comes with this package, and was tested with it."""
+    """Whether the plugin comes with this package, and was tested with it."""
 
     @property
     def fingerprint(self) -> str:
-        """What tells this version of the plugin from others."""
+        """Return a text that identifies this version of the plugin."""
         return self.version if self.own else verdicts.fingerprint(self.version, self.places())
 
 
@@ -192,7 +192,7 @@ def _candidates() -> list[_Found]:
 
 
 def try_each(again: bool = False, *, strangers: bool = False) -> bool:
-    """Import each plugin in a child of its own, several at once, and remember which of them do not survive that.
+    """Import each plugin in a child process of its own, several in parallel, and store which plugins end the process.
 
     Those of which that is known are left out; ``again`` forgets it first. With ``strangers`` only those that neither
     came with this package nor were verified here. Returns whether what is known changed.

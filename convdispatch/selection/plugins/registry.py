@@ -29,25 +29,25 @@ from .conditions import KEYS, Condition, mistake
 FILE_NAME = "registry.yaml"
 MOST_BYTES = 256 << 10
 DEPTH = 16
-"""Most lists and mappings of a registry within each other; its form has 6."""
+"""The deepest nesting of lists and mappings in a registry file; a valid file has 6 levels."""
 MOST_ENTRIES = 100_000
-"""Most entries of a registry, aliases expanded."""
+"""The most entries of a registry file, after YAML aliases are expanded."""
 _LONGEST = 200
-"""Most characters of a condition's value."""
+"""The most characters of a value in a rule's condition."""
 KEYS_OF_A_FILE = frozenset({"version", "include", "families", "rules", "block", "errata"})
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Where every condition of ``when`` matches, the solvers of ``prefer`` come first, in their order."""
+    """A rule: if every condition of ``when`` matches, the solvers of ``prefer`` rank first, in their order."""
 
     when: tuple[Condition, ...]
     prefer: tuple[str, ...]
-    """Solvers, globs, or families of the same file."""
+    """The solvers that the rule prefers: names, globs, or families that the same file defines."""
     where: str
-    """File and line."""
+    """The file and line where the entry was read, such as ``registry.yaml:12``."""
     families: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """The file's families: a name, and the solvers or globs that it stands for."""
+    """The families that the file defines: a name, and the solvers or globs that it stands for."""
 
     def globs(self, name: str) -> tuple[str, ...]:
         """The solvers or globs that an entry of ``prefer`` stands for: a family's, or the entry itself."""
@@ -66,19 +66,20 @@ class Erratum:
     when: tuple[Condition, ...]
     reason: str
     where: str
-    """File and line."""
+    """The file and line where the entry was read, such as ``registry.yaml:12``."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """What one registry file says; and, behind that, what the one says that it includes."""
+    """The rules of one registry file, followed by those of the file that it includes."""
 
     source: str
     rules: tuple[Rule, ...] = ()
     block: frozenset[str] = frozenset()
     errata: tuple[Erratum, ...] = ()
     own: int | None = None
-    """So many of the rules are the file's own, and packaged ones follow; None where it replaces the packaged ones."""
+    """The number of rules that come from the file itself, before the packaged ones; None if it replaces the packaged
+    ones."""
     named: tuple[tuple[str, str], ...] = ()
     """The solvers or globs that the file itself names, each with file and line."""
 
@@ -104,7 +105,7 @@ class Registry:
         ]
 
     def preference(self, problem: ConvProblem, device: DeviceInfo) -> tuple[tuple[str, ...], str | None]:
-        """The first matching rule's solvers (names, globs or families), and where that rule stands."""
+        """Return the first matching rule's solvers (names, globs or families), and the rule's file and line."""
         rule = self.rule(problem, device)
         return (rule.prefer, rule.where) if rule else ((), None)
 

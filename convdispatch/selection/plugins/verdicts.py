@@ -1,4 +1,4 @@
-"""What plugins did on this machine, from process to process, in one file beside the user's records.
+"""The faults and successes of plugins on this machine, stored across processes in one file in the folder of records.
 
 Which plugins end the process that imports them; which solvers ``find`` saw compute wrong results, crash or hang; which
 plugins ``verify`` passed. All of it by the plugin's version and text: another version begins anew. What cannot be
@@ -35,13 +35,13 @@ _KINDS = {"imports": dict, "trusted": dict, "solvers": dict, "answers": dict}
 _TEXTS = {".py", ".cl", ".mako", ".so", ".dll", ".pyd"}
 _CHILD = "import sys; from convdispatch.selection.plugins.loader import load_alone; load_alone(sys.argv[1])"
 _MOST_SURVIVED = 2000
-"""Problems that are remembered of a plugin: the latest."""
+"""The number of survived problems that are stored for each plugin, the latest ones."""
 _TOGETHER = 64
-"""Problems that are written at once, because to ask again costs little."""
+"""Survived problems are written to the file in batches of this size, because repeating a lost trial costs little."""
 _lock = threading.RLock()
 _known: dict[Path, dict[str, Any]] = {}
 _fresh: dict[tuple[Path, str, str], list[str]] = {}
-"""Marks of survived problems that are not written yet, by file, plugin and version."""
+"""Survived problems that are not written to the file yet, by file, plugin and version."""
 
 
 def _file() -> Path:
@@ -146,7 +146,7 @@ def fingerprint(version: str, places: Iterable[Path]) -> str:
 
 
 def import_fault(plugin: str, version: str) -> str | None:
-    """How this version of a plugin ended a process that imported it, in words; None where it did not.
+    """Return as text how this version of a plugin ended a process that imported it; None if it did not.
 
     A process that ended in the middle of an import left a note of it: then the import is tried in a child first.
     """
@@ -245,7 +245,7 @@ def note(problem: ConvProblem, device: DeviceInfo, solver: str, version: str, wh
 
 
 def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str) -> str | None:
-    """What was noted of this version of a solver's plugin, in words, or None."""
+    """Return as text what is stored against this version of a solver's plugin, or None."""
     held = _held()["solvers"]
     if not held:
         return None
@@ -260,7 +260,7 @@ def _place(problem: ConvProblem, device: DeviceInfo, solver: str) -> str:
 
 
 def answers(plugin: str, version: str) -> dict[str, str]:
-    """By solver, how asking this version of a plugin ended a process."""
+    """Return how querying this version of a plugin ended a process, by solver."""
     faults = _answers(plugin, version).get("faults")
     return {str(solver): str(how) for solver, how in faults.items()} if isinstance(faults, dict) else {}
 

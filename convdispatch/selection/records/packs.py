@@ -16,7 +16,7 @@ from .record import Record
 from .record_files import file_text, publish, read_records
 
 _ABANDONED = 3600.0
-"""Seconds after which a file that was being written aside has no writer any more."""
+"""Seconds after which a temporary file counts as abandoned by its writer."""
 
 
 def export_pack(db: PerfDB, path: Path | str, device: str | None = None) -> int:
@@ -84,7 +84,7 @@ class Change:
 
     @property
     def certain(self) -> bool:
-        """Whether the two confidence intervals lie apart."""
+        """Return whether the two confidence intervals are disjoint."""
         return self.new.ci_ms[0] > self.old.ci_ms[1] or self.new.ci_ms[1] < self.old.ci_ms[0]
 
 

@@ -109,9 +109,9 @@ class PerfDB:
         self._said: set[Path] = set()
         self._scoped: dict[tuple[Hashable, str], list[Record]] = {}
         self._in_memory: set[str] = set()
-        """Keys of devices of which some records could not be written."""
+        """The keys of devices that have records only in memory, because their files could not be written."""
         self.generation = 0
-        """Grows with every change of what is known, so that caches of what follows from it can compare it."""
+        """A number that grows with every change of the known records; caches that depend on the records compare it."""
 
     @property
     def folder(self) -> Path:
@@ -119,7 +119,8 @@ class PerfDB:
         return next(iter(self.folders.values()))
 
     def folder_of(self, device: DeviceInfo | str) -> Path:
-        """Where a device's records are written. Raises InvalidArgument for a text that is no device's key."""
+        """Return the folder to which a device's records are written. Raises InvalidArgument for a text that is no
+        device's key."""
         return self.folder / _key(device)
 
     # --- looking records up ------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class PerfDB:
         return {problem: self._merge(records) for problem, records in problems.items()}
 
     def read_folder(self, folder: Path, source: str = "") -> list[Record]:
-        """Every sound record of one folder."""
+        """Return every valid record of one folder."""
         try:
             paths = sorted(path for path in Path(folder).iterdir() if path.suffix == ".json")
         except OSError:  # The folder does not exist, so there are no records of the device.
@@ -235,7 +236,7 @@ class PerfDB:
         return [record for path in paths for record in self.read_file(path, source)]
 
     def read_file(self, path: Path, source: str = "") -> list[Record]:
-        """The sound records of one file; a damaged one is set aside and said."""
+        """Return the valid records of one file; a damaged file is moved away and reported."""
         try:
             text = plainfile.read_text(path)
         except OSError:  # Another process has removed the file since the folder was listed.
@@ -254,7 +255,7 @@ class PerfDB:
         return []
 
     def _set_aside(self, path: Path, reason: str) -> None:
-        """Move a damaged file into ``damaged/``, so that it is said once and not read again; keep it for a look."""
+        """Move a damaged file into ``damaged/``, so that it is reported once, not read again, and can be examined."""
         target = path.parent / "damaged" / path.name
         try:
             target.parent.mkdir(exist_ok=True)

@@ -16,13 +16,14 @@ from typing import Any
 from ...api.device import DeviceInfo
 
 LEAST_SAMPLES = 6
-"""Samples that a confidence interval of 95 % needs."""
+"""The least number of samples that gives a confidence interval of 95 %."""
 _LONGEST_KEY = 120
-"""Characters of a device's key, which names a folder."""
+"""The most characters of a device's key, which names a folder."""
 _LONGEST_TEXT = 10_000
-"""Characters of a record's text."""
+"""The most characters of a record's text."""
 SCHEMA = 1
-"""Raised when an older convdispatch could misread a record; newer ones keep reading the older."""
+"""The version of the record format. It is raised when an older convdispatch could misread a record; newer ones read
+older records."""
 
 
 class Damaged(ValueError):
@@ -35,15 +36,15 @@ class NewerSchema(ValueError):
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made a measurement, and what makes it obsolete when it changes."""
+    """The provenance of a measurement, which is obsolete when one of these values changes."""
 
     plugin: str = ""
     plugin_version: str = ""
     kernel_hash: str = ""
-    """Hash of the plugin's kernel and host text; empty when unknown, which matches everything."""
+    """Hash of the plugin's kernel and host source code; an empty hash is unknown and matches every other."""
     driver: str = ""
     workspace_limit: int | None = None
-    """Most bytes of workspace that the search allowed; None for no limit."""
+    """The most bytes of workspace that the search allowed; None for no limit."""
 
 
 def device_key(device: DeviceInfo) -> str:
@@ -75,7 +76,7 @@ class Record:
     """One solver's configuration, measured and verified for one problem on one device. Times in milliseconds."""
 
     problem: str
-    """``str(ConvProblem)``: geometry, direction, dtype, layout, math, epilogue."""
+    """The problem as text, ``str(ConvProblem)``: geometry, direction, dtype, layout, math, epilogue."""
     device: str
     """The device's key, see ``device_key``."""
     solver: str
@@ -85,11 +86,12 @@ class Record:
     p20_ms: float
     p80_ms: float
     count: int
-    """Samples that the times rest on."""
+    """The number of samples from which the times were computed."""
     benchmarked: bool | None = None
-    """Whether they were taken in turns with rivals; False for screening; None where an older version did not say."""
+    """Whether the samples were interleaved with rivals'; False for screening; None if an older version did not store
+    it."""
     screening_ms: float | None = None
-    """Median of screening, before benchmarking."""
+    """The median time of screening, before benchmarking, in milliseconds."""
     default: bool = False
     """Whether the configuration is the one that the solver runs where nothing is measured."""
     error: float | None = None
@@ -110,13 +112,14 @@ class Record:
     version: str = ""
     """Version of convdispatch."""
     contest: str = ""
-    """Who took part in the search, measured or not: ``name:version`` of each solver; in one record of each search."""
+    """The solvers that took part in the search, measured or not, as ``name:version``; stored in one record of each
+    search."""
     worker: str = ""
-    """The machine and its device that measured, where a cluster's worker did."""
+    """The machine and device that measured, if a worker of a cluster did."""
     doubt: str = ""
-    """Why the times are not to be trusted, in words: two devices of the kind disagree on them."""
+    """The reason not to trust the times: two devices of the kind measured different ones."""
     inconclusive: str = ""
-    """Why the times decide nothing, in words: the device had other work, or what ran until then was not measured."""
+    """The reason why the times decide nothing: the device had other work, or the solver in use was not measured."""
     source: str = field(default="", compare=False)
     """Where this copy was read from: ``user``, ``shipped`` or a pack's name. Not stored."""
 
@@ -127,12 +130,13 @@ class Record:
 
     @property
     def choice(self) -> tuple[str, str, str]:
-        """What the record is about: problem, solver and configuration. A newer record of one choice replaces."""
+        """Return the subject of the record: problem, solver and configuration. A newer record of one choice
+        replaces."""
         return self.problem, self.solver, json.dumps(dict(self.config), sort_keys=True)
 
     @property
     def words(self) -> str:
-        """How the time was measured, in a few words for reports."""
+        """Return how the time was measured, as a short text for reports."""
         return f"{self.median_ms:.4g} ms" + ("" if self.sure else " at screening, not benchmarked")
 
     def to_json(self) -> dict[str, Any]:

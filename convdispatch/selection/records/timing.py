@@ -18,9 +18,9 @@ CONFIDENCE = 0.95
 WILD = 10.0
 """A sample this many times above or below its candidate's own median is set aside: a context switch, not a kernel."""
 WILD_SHARE = 0.25
-"""Share of wild samples beyond which the median cannot be trusted."""
+"""The fraction of wild samples beyond which the median cannot be trusted."""
 TOLERANCE = 0.02
-"""Medians closer than this, in intervals that overlap, are a tie."""
+"""Two medians that differ by less than this fraction, and whose intervals overlap, are a tie."""
 
 
 class BadTiming(ConvDispatchError):
@@ -29,7 +29,7 @@ class BadTiming(ConvDispatchError):
 
 @dataclass(frozen=True)
 class Timing:
-    """What repeated runs of one candidate took, in milliseconds."""
+    """The times of repeated runs of one candidate, in milliseconds."""
 
     median: float
     ci: tuple[float, float]
@@ -37,9 +37,9 @@ class Timing:
     p20: float
     p80: float
     count: int
-    """Number of samples that were used."""
+    """The number of samples from which the median was computed."""
     wild: int = 0
-    """Samples set aside because they were ten times off the median."""
+    """The number of samples that were discarded because they were ten times off the median."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -100,12 +100,12 @@ def _rank(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who won, and how surely."""
+    """The winner of a comparison, and how certain that is."""
 
     winner: str | None
-    """Name of the fastest; None when no candidate has a time."""
+    """The name of the fastest candidate; None if no candidate has a time."""
     tie: tuple[str, ...]
-    """Names that cannot be told apart from the fastest, itself included; empty when there is no tie."""
+    """The names of the candidates that tie with the fastest, itself included; empty if there is no tie."""
     reason: str
 
 

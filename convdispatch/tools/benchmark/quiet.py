@@ -20,11 +20,11 @@ from .summary import Line, lines
 LOAD = 0.3
 """Other work's load, as a share of the device's compute units, from which on a CPU counts as busy."""
 CEILING = 0.15
-"""A ceiling that differs by so much between the run's beginning and its end was not measured on a quiet machine."""
+"""A device's ceiling that changes by more than this fraction during a run was not measured on a quiet machine."""
 SCATTER = 0.25
-"""So wide an interval of a median, as a share of it, says that the repeats were disturbed."""
+"""The width of a median's interval, as a fraction of the median, from which the samples count as disturbed."""
 SHARE = 0.25
-"""A run with more than this share of disturbed layers counts as disturbed."""
+"""A run with more than this fraction of disturbed layers counts as disturbed."""
 STAT = Path("/proc/stat")
 LOOK_S = 0.3
 
@@ -50,7 +50,8 @@ class OtherProcesses:
         self._first, self._own_first = _ticks(stat), own()
 
     def load(self) -> float | None:
-        """Processors that others kept busy since; None where the system does not tell or no time has passed."""
+        """Return the number of processors that other processes kept busy since then; None if that is unknown or no time
+        has passed."""
         last = _ticks(self._stat)
         if self._first is None or last is None:
             return None
@@ -107,7 +108,7 @@ def disturbed(measured: Measured, device: Mapping[str, Any]) -> bool:
 
 
 def signs(report: Report) -> list[str]:
-    """What says that the machine was busy, a phrase each; empty for a quiet run."""
+    """Return a phrase for each sign that the machine was busy; empty for a quiet run."""
     return list(_signs(report, report.environment["device"]))
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark found, as values that are read from and written to JSON, and the journal that a rerun resumes from.
+"""The results of a benchmark, which are read from and written to JSON, and the journal from which a rerun resumes.
 
 A journal has one JSON value a line: first the report without its measurements, then each measurement as it was made.
 So what was measured is never lost, however the run ends. Times are milliseconds, memory bytes, rates a second.
@@ -20,14 +20,14 @@ from ...measurement.run_reports import only, read_reports
 
 SCHEMA = 1
 _RENAMED = {"raced": "benchmarked", "look_ms": "screening_ms"}
-"""What a row's fields were called in older reports, and are called now."""
+"""The names of a row's fields in older reports, each with its present name."""
 EVIDENCE = 3
-"""A winner, a regret or a ratio is known only where at least so many candidates were measured."""
+"""The least number of measured candidates from which a winner, a regret or a ratio is reported."""
 
 
 @dataclass
 class Row:
-    """What a search found of one solver with one configuration."""
+    """The result of a search for one solver with one configuration."""
 
     solver: str
     config: dict[str, Any]
@@ -38,13 +38,13 @@ class Row:
     p80_ms: float | None = None
     count: int = 0
     error: float | None = None
-    """Relative error (norm) on sampled outputs, against float64, normal data."""
+    """The relative error (norm) of sampled outputs against float64, on normal data."""
     workspace: int | None = None
     compile_ms: float | None = None
     deterministic: bool | None = None
     ci_ms: tuple[float, float] | None = None
     benchmarked: bool | None = None
-    """Whether the time is of the search's rounds; False: of screening. None where an older report does not say."""
+    """Whether the time comes from interleaved rounds; False for screening, None if an older report does not say."""
     screening_ms: float | None = None
     error_scaled: float | None = None
     """The error of the worst sampled plane, on data whose images, channels and summed axis differ in scale."""
@@ -80,20 +80,20 @@ class Choice:
     error: float | None = None
     workspace: int | None = None
     ci_ms: tuple[float, float] | None = None
-    """Interval of the median, 95 %."""
+    """The 95 % confidence interval of the median, in milliseconds."""
     error_scaled: float | None = None
 
 
 @dataclass
 class Measured:
-    """What was measured of one problem."""
+    """The measurements of one problem."""
 
     problem: str
     flops: int
     traffic: int
-    """Bytes of x, w and y, each moved once."""
+    """The bytes of x, w and y, if each is moved once."""
     chosen: Choice | None = None
-    """What a call would have run before this search."""
+    """The choice that a call would have run before this search."""
     best: Choice | None = None
     rows: list[Row] = field(default_factory=list)
     peers: list[PeerTime] = field(default_factory=list)
@@ -101,10 +101,11 @@ class Measured:
     conditions: str = ""
     spent_ms: float = 0.0
     load: float | None = None
-    """Processors that other processes kept busy during the measurement."""
+    """The number of processors that other processes kept busy during the measurement."""
     peak_bytes: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
-    """What must be the same for a resumed run to use this: plugins' texts, solver, peers, search."""
+    """The settings that must be equal for a resumed run to reuse this measurement: plugins' sources, solver, peers,
+    search."""
 
     @property
     def parsed(self) -> ConvProblem:
@@ -175,14 +176,15 @@ class Report:
     environment: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
     roofs: dict[str, Any] = field(default_factory=dict)
-    """The ceilings by dtype: ``flops``, ``bandwidth``, ``matrix`` (or None), each with ``rate`` and ``how``."""
+    """The device's ceilings by dtype: ``flops``, ``bandwidth``, ``matrix`` (or None), each with ``rate`` and
+    ``how``."""
     measured: dict[str, Measured] = field(default_factory=dict)
     interrupted: bool = False
     """Whether the run ended before everything was measured."""
     time_limit: bool = False
-    """Whether its time limit ended it, not somebody."""
+    """Whether the run was ended by its time limit, not by a person."""
     again: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The ceilings' rates measured once more at the run's end, by dtype."""
+    """The device's ceilings measured once more at the run's end, by dtype."""
     schema: int = SCHEMA
 
     def rows(self) -> list[tuple[Layer, Measured]]:

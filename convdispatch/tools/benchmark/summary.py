@@ -1,4 +1,4 @@
-"""Works out what a report says: a line a layer, sums a net and an algorithm, means a type, gaps, regret."""
+"""Computes the summary of a report: a line per layer, sums per net and algorithm, means per type, gaps, regret."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """The winner in words, or who ran where it is not known."""
+        """Return the winner as text, or the solver that ran if the winner is unknown."""
         if not self.fastest:
             return "none"
         return self.winner or f"unknown ({self.fastest} ran)"
@@ -139,9 +139,10 @@ class Net:
     chosen_ms: float | None = 0.0
     roof_ms: float | None = 0.0
     peers: dict[str, tuple[float, float, int]] = field(default_factory=dict)
-    """Peer to its sum, our sum over the same layers, and how many layers these are."""
+    """For each peer, the sum of its times, the sum of our times over the same layers, and the number of these
+    layers."""
     ratios: dict[str, float | None] = field(default_factory=dict)
-    """Peer to the geometric mean of its time over ours."""
+    """For each peer, the geometric mean of its time over ours."""
     batch: tuple[int, ...] = ()
     dtype: str = ""
 

@@ -51,7 +51,7 @@ class Kind:
 
 @dataclass
 class TrainingReport:
-    """What ``profile_training`` found."""
+    """The result of ``profile_training``."""
 
     net: str
     device: str
@@ -59,15 +59,15 @@ class TrainingReport:
     layout: str
     math: str
     step_ms: float
-    """Median of whole steps, waited for at their end."""
+    """The median milliseconds of whole training steps, each waited for at its end."""
     kinds: list[Kind]
-    """The kinds of operation by falling time; the optimiser is one of them."""
+    """The kinds of operation, the slowest first; the optimiser is one of them."""
     peak_bytes: int
-    """The most bytes that the pools held beside parameters: activations, gradients and workspaces."""
+    """The most bytes that the memory pools held in addition to parameters: activations, gradients and workspaces."""
     loss: tuple[float, float]
-    """Before the first and after the last step, on the same batch: it must have fallen."""
+    """The loss on one batch before the first and after the last step; it must have fallen."""
     busy: list[str] = field(default_factory=list)
-    """What says that other work was running meanwhile; empty on a quiet machine."""
+    """The signs that other work was running during the profile; empty on a quiet machine."""
 
     @property
     def images_per_second(self) -> float:
@@ -136,7 +136,7 @@ def profile_training(
 
 
 def turns(steps: int = STEPS) -> int:
-    """What ``profile_training`` counts: steps of all kinds."""
+    """Return the number of steps of all kinds that ``profile_training`` reports as progress."""
     return WARM + steps + PROFILED
 
 

@@ -32,9 +32,9 @@ from .options import (
 from .output import shown
 
 BUDGET_MS = 3000.0
-"""Milliseconds that the search for a problem takes where --budget does not say otherwise."""
+"""The default of --budget: the milliseconds that the search for a problem may take."""
 STEP_S = 1.0
-"""Seconds that a training step is thought to take until one has ended."""
+"""The assumed seconds of a training step until the first step has ended."""
 
 
 @click.command()

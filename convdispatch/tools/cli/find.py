@@ -35,9 +35,9 @@ from .options import (
 from .output import echo
 
 BUDGET_MS = 5000.0
-"""Milliseconds that the search for a problem takes where --budget does not say otherwise."""
+"""The default of --budget: the milliseconds that the search for a problem may take."""
 BEST = 5
-"""Measured candidates that are printed without -v."""
+"""The number of measured candidates that are printed without -v."""
 
 
 @click.command()

@@ -19,7 +19,7 @@ from ...measurement.compiling import under_way
 from .output import give_up, ours
 
 DEAF_S = 1.5
-"""The main thread notices a signal within so many seconds, unless a driver's call blocks it."""
+"""Seconds within which the main thread notices a signal, unless a driver's call blocks it."""
 ENDING_S = 8.0
 """Seconds that a command may take to end after a signal: to write a checkpoint or a report."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)

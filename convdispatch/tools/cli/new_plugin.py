@@ -11,9 +11,9 @@ from ...api.errors import InvalidArgument
 from .output import echo
 
 TEMPLATE = "acme"
-"""The template's own name, which the files have in place of the new one."""
+"""The name of the template plugin, which is replaced by the new plugin's name in all files."""
 PLACES = Path(__file__).parent.parent / "vendor_plugin", Path(__file__).parents[3] / "examples" / "vendor_plugin"
-"""The template's folder in a wheel, and in a checkout."""
+"""The folders where the template plugin may be: in an installed wheel, and in a checkout."""
 
 
 @click.command("new-plugin")

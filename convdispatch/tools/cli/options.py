@@ -65,7 +65,7 @@ _CHANGES = (
 
 
 CHANGES = ("direction", "batch", "dtype", "layout", "math", "constant")
-"""The arguments of these options."""
+"""The names of the command arguments that change problems after they are read."""
 
 
 def CONFIGURE(command: click.Command) -> click.Command:

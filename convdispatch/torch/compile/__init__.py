@@ -1,5 +1,5 @@
-"""What ``torch.compile`` and ``torch.export`` take of ours: operators with schemas, fake kernels and gradients, and the
-back end ``convdispatch``. A new operator goes beside ``operators``.
+"""What ``torch.compile`` and ``torch.export`` use of this package: operators with schemas, fake kernels and gradients,
+and the back end ``convdispatch``. A new operator goes next to ``operators``.
 
 - ``backend``: the back end, which gives each graph to who computes it.
 - ``fused_operator``: a convolution with a sum and an activation.

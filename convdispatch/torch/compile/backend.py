@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend="convdispatch")``: who computes a graph that Dynamo captured.
+"""``torch.compile(model, backend="convdispatch")``: chooses what computes each graph that Dynamo captured.
 
 A graph that learns, and one whose sizes are symbols on a GPU, is inductor's, with our convolutions in it. All other
 graphs go through AOTAutograd to ``graph/forms``, which makes for each set of shapes an inference form of ours, or has
@@ -22,14 +22,15 @@ from ..graph.specialised import let_go_of_capture
 from ..graph.upsampling import whole_upsampling
 
 _NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"
-"""What PyTorch says of an assertion on values that has no message."""
+"""PyTorch's message of an assertion on tensor values that was written without a message."""
 
 
 class Backend:
-    """The back end of one model: a callable as Dynamo takes it, which knows what it made."""
+    """The back end of one model: a callable that Dynamo calls with each graph, and that holds what it compiled."""
 
     def __init__(self, mode: str | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """``mode`` and ``options`` are ``torch.compile``'s; of the options "engine" is ours, the others are inductor's.
+        """``mode`` and ``options`` are ``torch.compile``'s; the option "engine" is this package's, the others are
+        inductor's.
 
         Raises InvalidArgument for an engine that there is not.
         """
@@ -41,10 +42,11 @@ class Backend:
         self.patches = inductor.options_of(mode, others)
         self.graphs: list[GraphForms | Compiled] = []
         self.breaks: list[str] = []
-        """Where Dynamo ended a graph before the model's code did: file, line, and why."""
+        """The points at which Dynamo ended a graph before the model's code ended: source file, line, and Dynamo's
+        reason."""
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """What computes a graph that Dynamo captured, for flat inputs."""
+        """Return the callable that computes a graph captured by Dynamo, for flat inputs."""
         from torch._dynamo.backends.common import aot_autograd
 
         keep_assertions(graph)
@@ -66,7 +68,7 @@ class Backend:
             return let_go_of_capture(traced(graph, inputs), graph)
 
     def _note_break(self, graph: fx.GraphModule) -> None:
-        """Keep the line of the model's code at which Dynamo had to end this graph, and why, for ``fusion``."""
+        """Record the line of the model's code at which Dynamo had to end this graph, and the reason, for ``fusion``."""
         reason = getattr(graph, "compile_subgraph_reason", None)
         if reason is None or not reason.graph_break:
             return
@@ -76,7 +78,7 @@ class Backend:
             self.breaks.append(found)
 
     def free(self) -> None:
-        """Free the forms of all graphs, whose code Dynamo keeps when the model is gone."""
+        """Free the forms of all graphs: Dynamo caches the graphs' code even after the model is gone."""
         for graph in self.graphs:
             if isinstance(graph, GraphForms):
                 graph.free()
@@ -91,14 +93,14 @@ class Backend:
 
 
 class Compiled:
-    """A graph that inductor compiled as a whole, convolutions ours, as the report has it."""
+    """A graph that inductor compiled as a whole, with our convolutions, as an entry of the report ``fusion``."""
 
     def __init__(self, inputs: Sequence[torch.Tensor], learns: bool) -> None:
         self._shapes = " ".join("x".join(map(str, x.shape)) for x in inputs if not isinstance(x, torch.nn.Parameter))
         self._words = "with gradients" if learns else "sizes are symbols"
 
     def descriptions(self) -> dict[str, str]:
-        """As ``GraphForms.descriptions``."""
+        """What the report ``fusion`` shows of this graph, in the format of ``GraphForms.descriptions``."""
         return {self._shapes: f"by inductor, convolutions ours ({self._words})"}
 
 

@@ -21,7 +21,7 @@ _F, _aten = torch.nn.functional, torch.ops.aten
 
 
 def _mish_backward(g: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own has no gradient."""
+    """The gradient of mish by differentiable operators: PyTorch's own ``mish_backward`` has no gradient."""
     t = torch.tanh(_F.softplus(v))
     return g * (t + v * torch.sigmoid(v) * (1 - t * t))
 
@@ -42,18 +42,21 @@ _FROM_INPUT: dict[str, Callable[..., torch.Tensor]] = {
     "gelu": lambda g, v: _aten.gelu_backward(g, v),
     "mish": _mish_backward,
 }
-"""PyTorch's kernels, one pass each, where it has them; the others are the table's formulas."""
+"""Gradients of activations for which PyTorch has a kernel of one pass; the others use the activation table's
+formulas."""
 _NAMES: dict[str, Any] = {name: getattr(torch, name) for name in ("where", "exp", "expm1", "log1p", "tanh", "erf")}
 _NAMES |= {"sigmoid": torch.sigmoid, "abs": torch.abs, "clip": torch.clamp, "inf": float("inf"), "nan": float("nan")}
-"""What formulas of the table name, as PyTorch's."""
+"""The names in the activation table's formulas, bound to PyTorch's functions."""
 
 
 def _compute(formula: str, **operands: torch.Tensor) -> torch.Tensor:
-    return eval(formula, _NAMES | operands)  # type: ignore[no-any-return]  # our table's own text
+    # The formula is text of the activation table
+    return eval(formula, _NAMES | operands)  # type: ignore[no-any-return]
 
 
 def activate(v: torch.Tensor, activation: str | None) -> torch.Tensor:
-    """One of ``conv()``'s activations, by PyTorch's function where it has it. Raises InvalidProblem for another."""
+    """Apply one of ``conv()``'s activations, by PyTorch's function if it has one. Raises InvalidProblem for another
+    name."""
     if activation is None:
         return v
     name, numbers = parse_activation(activation)
@@ -65,7 +68,8 @@ def activate(v: torch.Tensor, activation: str | None) -> torch.Tensor:
 
 
 def _backward(g: torch.Tensor, activation: str, *, y: Any = None, x: Any = None) -> torch.Tensor:
-    """``g`` times the slope, from the result ``y`` or from the input ``x``."""
+    """``g`` times the activation's slope, which is computed from the activation's result ``y`` or from its input
+    ``x``."""
     name, numbers = parse_activation(activation)
     known = (_FROM_INPUT if y is None else _FROM_RESULT).get(name)
     if known is not None:
@@ -76,7 +80,7 @@ def _backward(g: torch.Tensor, activation: str, *, y: Any = None, x: Any = None)
 
 
 def unfused(y: torch.Tensor, residual: Any, activation: str | None) -> torch.Tensor:
-    """What follows a convolution, by PyTorch's own operators."""
+    """The residual addition and the activation after a convolution, by PyTorch's own operators."""
     return activate(y if residual is None else y + residual, activation)
 
 
@@ -89,7 +93,7 @@ fused_convolution = torch.ops.convdispatch.fused_convolution.default
 
 
 def _geometry(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> tuple[Any, ...]:
-    """As ``aten::convolution`` takes it."""
+    """The geometry of a convolution that is not transposed, in the argument order of ``aten::convolution``."""
     return stride, padding, dilation, False, [0] * len(stride), groups
 
 
@@ -99,7 +103,7 @@ def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, residual: Any, activat
 
 
 def by_engine(x: torch.Tensor, w: torch.Tensor, bias: Any, residual: Any, activation: Any, *rest: Any) -> torch.Tensor:
-    """The same below autograd: here, or with the reason counted PyTorch's."""
+    """The fused convolution below autograd: by our engines, or by PyTorch's kernels with the reason counted."""
 
     def theirs() -> torch.Tensor:
         return unfused(original("convolution", x, w, bias, *_geometry(*rest)), residual, activation)
@@ -124,13 +128,14 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     x, w, bias, residual, activation, *rest = inputs
     ctx.from_result = (
         activation is None or gradient_of_result(activation) is not None
-    )  # else the convolution is computed again
+    )  # if False, the backward computes the convolution again
     ctx.save_for_backward(x, w, bias, residual, output if ctx.from_result and activation is not None else None)
     ctx.activation, ctx.rest = activation, rest
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    """Where the slope cannot be told from the result the convolution is computed again."""
+    """Gradients of all inputs. If the activation's slope cannot be computed from its result, the convolution runs
+    again."""
     x, w, bias, residual, y = ctx.saved_tensors
     geometry = _geometry(*ctx.rest)
     if ctx.activation is not None:
@@ -139,7 +144,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         else:
             grad = _backward(grad, ctx.activation, x=unfused(convolution(x, w, bias, *geometry), residual, None))
     inner = grad
-    if residual is not None:  # it may have spread the convolution's result
+    if residual is not None:  # the residual may have broadcast the convolution's result
         inner = grad.sum_to_size(_shape(x, w, *ctx.rest[:3]))
     found = gradients(ctx, inner, x, w, None if bias is None else [bias.shape[0]], geometry)
     of_residual = None
@@ -149,7 +154,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _shape(x: torch.Tensor, w: torch.Tensor, *geometry: Sequence[int]) -> list[int]:
-    """The convolution's result's, whose ``geometry`` is stride, padding and dilation."""
+    """The shape of the convolution's result; ``geometry`` is stride, padding and dilation."""
     axes = zip(x.shape[2:], w.shape[2:], *(_each(values, x.ndim - 2) for values in geometry), strict=True)
     return [x.shape[0], w.shape[0], *((i + 2 * p - d * (k - 1) - 1) // s + 1 for i, k, s, p, d in axes)]
 

@@ -1,5 +1,5 @@
-"""Converted and fused layers' plain inference on CPUs and CUDA, launched below Python: ``convolution`` and
-``fused_convolution`` as the native path takes them.
+"""Plain inference of converted and fused layers on CPUs and CUDA, launched below Python: ``convolution`` and
+``fused_convolution`` by the native call path.
 
 That path reads no texts, and lists cost the host more than all of it, so this operator has one number for a layer's
 activation and geometry. It has a kernel there alone and no gradients: ``serves`` says whether a call is of its kind,
@@ -20,16 +20,16 @@ from . import operators
 from .fused_operator import by_engine
 
 ALONE = "alone"
-"""In the place of an activation: a convolution of which nothing is promised that ``convolution`` does not promise."""
+"""Passed instead of an activation: marks a plain ``convolution``, with no promises beyond those of that operator."""
 _HOST = {"cpu": True, "cuda": False}
-"""The devices whose calls the native path takes, and whether they are a CPU."""
+"""The device types whose calls the native call path takes, and whether each is a CPU."""
 _KINDS = (torch.Tensor, torch.nn.Parameter)
 _C: Any = torch._C
 _state: dict[str, bool] = {}
-"""By device: whether the native path takes them, once that was asked."""
+"""Whether the native call path takes calls on a device, by device, once that was checked."""
 _numbers: dict[tuple[Any, ...], int] = {}
 _layers: list[tuple[Any, ...]] = []
-"""By number: activation, stride, padding, dilation, groups."""
+"""The layer parameters by number: activation, stride, padding, dilation, groups."""
 _lock = threading.Lock()
 
 _library = torch.library.Library("convdispatch", "FRAGMENT")
@@ -38,8 +38,8 @@ _operator = torch.ops.convdispatch.fused_native.default
 
 
 def serves(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Whether a call on these is plain inference that the native path may take: nobody records it, or asks for
-    gradients."""
+    """Whether a call on these tensors is plain inference that the native call path may take: nothing records it, and no
+    gradients are needed."""
     kind = x.device.type
     if kind not in _HOST or x.is_complex() or torch.compiler.is_compiling():
         return False

@@ -1,4 +1,4 @@
-"""``torch.ops.convdispatch.convolution`` and its backward: schemas of ATen's, with fake kernels, gradients, autocast.
+"""``torch.ops.convdispatch.convolution`` and its backward: ATen's schemas, with fake kernels, gradients and autocast.
 
 Public machinery alone (``torch.library``), so ``torch.compile(fullgraph=True)`` and ``torch.export`` take them whole.
 They hold without ``enable``.
@@ -50,7 +50,7 @@ def _forward(*arguments: Any) -> torch.Tensor:
 
 
 def by_engine(*arguments: Any) -> torch.Tensor:
-    """The same below autograd: here, or with the reason counted PyTorch's."""
+    """``convolution`` below autograd: by our engines, or by PyTorch's kernel with the reason counted."""
     theirs = lambda: original("convolution", *arguments)  # noqa: E731
     quick = lambda: quick_depthwise(*arguments)  # noqa: E731
     return routed("convolution", engine.forward, theirs, arguments, settings_in_force(), quick)
@@ -60,7 +60,7 @@ def _backward(grad: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
     arguments = (grad, *rest)
     theirs = lambda: original("convolution_backward", *arguments)  # noqa: E731
     results = routed("convolution_backward", engine.backward, theirs, arguments, settings_in_force())
-    # An operator's result cannot be absent; what was not asked for is empty, here and below.
+    # An operator cannot return None: a gradient that was not requested is an empty tensor, also in the fake kernel.
     return tuple(grad.new_empty(0) if each is None else each for each in results)
 
 
@@ -81,7 +81,7 @@ def _(*arguments: Any) -> torch.Tensor:
 torch.library.register_fake("convdispatch::convolution_backward", _fake_backward, lib=_library)
 
 
-# --- gradients ------------------------------------------------------------------------------------------------------
+# Autograd formulas of ``convolution`` and of its backward.
 
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -97,9 +97,10 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 def gradients(
     ctx: Any, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias_sizes: Any, geometry: Sequence[Any]
 ) -> list[torch.Tensor | None]:
-    """Those of input, weights and bias, the operator's first arguments; None for what is not asked for."""
+    """Gradients of input, weights and bias, the operator's first arguments; None for those that are not requested."""
     asked = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias_sizes is not None]
-    apart = asked[2] and type(grad) is not torch.Tensor  # a compiler's, which fuses a plain sum with its neighbours
+    # Under a compiler, the bias gradient is a plain sum, which the compiler fuses with neighbouring operators.
+    apart = asked[2] and type(grad) is not torch.Tensor
     mask = [*asked[:2], asked[2] and not apart]
     found: Any = (None, None, None)
     if any(mask):
@@ -117,7 +118,7 @@ def _keep_backward(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
 
 
 def _second_gradients(ctx: Any, of_data: Any, of_weights: Any, of_bias: Any) -> tuple[Any, ...]:
-    """The backward is linear in each operand, and each of its derivatives is a convolution again."""
+    """Gradients of the backward: it is linear in each operand, so each of its derivatives is a convolution again."""
     grad, x, w = ctx.saved_tensors
     of_data, of_weights, of_bias = (
         each if wanted else None for each, wanted in zip((of_data, of_weights, of_bias), ctx.mask, strict=True)
@@ -145,11 +146,11 @@ torch.library.register_autograd(
 )
 
 
-# --- autocast -------------------------------------------------------------------------------------------------------
+# Autocast rules of the operators.
 
 
 def autocasts(library: torch.library.Library, name: str, operator: Callable[..., torch.Tensor], operands: int) -> None:
-    """Give an operator autocast as PyTorch's own have it.
+    """Register autocast for an operator, as PyTorch's own convolutions have it.
 
     Of the first ``operands`` arguments, floating ones of up to 32 bits come in the type that was asked for.
     """

@@ -1,4 +1,4 @@
-"""Where a converted layer calls PyTorch's own operators: inside what records them or derives others from them.
+"""Decides when a converted layer calls PyTorch's own operators: while it is recorded or differentiated by a transform.
 
 ``torch.func``'s transforms and forward-mode differentiation have rules for ``aten::convolution``; ``torch.jit.trace``
 and the ONNX exporters know it. A custom operator would lose tangents, or be unknown to whoever loads the graph. Below
@@ -16,8 +16,8 @@ _C: Any = torch._C
 
 
 def plain_operators() -> bool:
-    """Whether a layer's call is to be PyTorch's ``convolution`` now."""
-    if torch.compiler.is_compiling():  # compilers and torch.export take the operators whole
+    """Whether a layer's call must use PyTorch's ``convolution`` now."""
+    if torch.compiler.is_compiling():  # compilers and torch.export keep custom operators whole
         return torch.onnx.is_in_onnx_export()
     if _C._get_tracing_state() is not None or forward_ad._current_level >= 0:
         return True
@@ -25,6 +25,6 @@ def plain_operators() -> bool:
 
 
 def _transformed() -> bool:
-    """Whether anything but ``functionalize``, which takes any operator, stands around the call."""
+    """Whether a functorch transform other than ``functionalize``, which takes any operator, is active."""
     found = _C._functorch.get_interpreter_stack() or ()
     return any(each.key() != _C._functorch.TransformType.Functionalize for each in found)

@@ -1,4 +1,4 @@
-"""The operators of the device "opencl": views, copies, convolutions, the framework's formulas, the host for the rest.
+"""The operators of the device "opencl": views, copies, convolutions, formulas, and the host for the rest.
 
 What a formula does not say (types that differ, integers) and every operator without a line here runs on the host, by
 copies, and is counted as a fallback.
@@ -31,7 +31,7 @@ from ..eager.opencl_tensors import (
 )
 
 _aten = torch.ops.aten
-# Operator: formula of its operands, in the order of its arguments.
+# The elementwise formula of each operator, then the formula's operands in the order of the operator's arguments.
 FORMULAS = {
     "add.out": ("x + alpha * y", "x", "y", "alpha"),
     "sub.out": ("x - alpha * y", "x", "y", "alpha"),
@@ -56,7 +56,7 @@ FORMULAS = {
     "lerp.Scalar_out": ("x + weight * (y - x)", "x", "y", "weight"),
 }
 _UNSAID = {"aten::native_batch_norm": (3, 4)}
-"""Places of arguments that an operator writes although its schema does not say so."""
+"""Indices of arguments that an operator writes although its schema does not say so."""
 _VIEWS = ("as_strided", "view", "_reshape_alias", "unfold", "view.dtype", "set_.source_Storage_storage_offset")
 
 
@@ -131,7 +131,7 @@ def _reduced(kind: str, operator: Any) -> Any:
     return kernel
 
 
-# --- convolutions ---------------------------------------------------------------------------------------------------
+# Convolutions, by our engines or on the host.
 
 
 def _convolution(*arguments: Any) -> torch.Tensor:
@@ -145,13 +145,14 @@ def _convolution_backward(grad: Any, x: Any, w: Any, *rest: Any) -> Any:
     return routed("convolution_backward", engine.backward, theirs, arguments, settings_in_force())
 
 
-# --- the host for the rest -------------------------------------------------------------------------------------------
+# All other operators: they run on the host.
 
 
 def _on_host(operator: Any, *arguments: Any, **options: Any) -> Any:
-    """Run an operator on copies in the host's memory; what it wrote, and its results, go to the device."""
+    """Run an operator on copies in host memory; its results, and the arguments that it wrote, are copied to the
+    device."""
     if any(r.alias_info is not None and not r.alias_info.is_write for r in operator._schema.returns):
-        return on_metadata(operator, *arguments, **options)  # a view: memory stays where it is
+        return on_metadata(operator, *arguments, **options)  # the result is a view, so no memory is copied
     counting.fallback(str(operator))
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -196,7 +197,7 @@ def _mutated(operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -
     return [each for each in found if each.device.type == NAME]
 
 
-# --- registration ---------------------------------------------------------------------------------------------------
+# Registration of all kernels with PyTorch's dispatcher.
 
 
 def _empty(size: Sequence[int], *, dtype: Any = None, memory_format: Any = None, **_: Any) -> torch.Tensor:
@@ -214,7 +215,7 @@ def _metadata(operator: Any) -> Any:
 
 
 def install() -> list[Any]:
-    """Register all kernels; the answer keeps them registered."""
+    """Register all kernels; they stay registered while the returned objects live."""
     library, rest = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
     kernels: dict[str, Any] = {
         "empty.memory_format": _empty,

@@ -23,13 +23,13 @@ _PRIVATE = {
 
 
 class _Backend:
-    """``torch.opencl``."""
+    """The module ``torch.opencl``."""
 
     def is_initialized(self) -> bool:
         return True
 
     def is_available(self) -> bool:
-        """Whether the device is there: it was registered."""
+        """Whether the device "opencl" was registered."""
         return True
 
     def current_device(self) -> int:
@@ -42,7 +42,7 @@ class _Backend:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """Numbers are drawn on the host, whose seed ``torch.manual_seed`` sets."""
+        """Random numbers are drawn on the host, whose seed ``torch.manual_seed`` sets."""
 
     def get_amp_supported_dtype(self) -> list[Any]:
         return []
@@ -77,7 +77,7 @@ def register_device() -> torch.device:
 
 
 def _mend() -> None:
-    """Copying and pickling, which PyTorch does by addresses, go by values for tensors of the device."""
+    """Patch copying and pickling, which PyTorch does by address, to go by value for tensors of the device."""
     copied, reduced = torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__
 
     @functools.wraps(copied)

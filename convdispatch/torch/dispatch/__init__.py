@@ -1,4 +1,4 @@
-"""PyTorch's dispatcher sends convolutions here: an operator's arguments become a cached call.
+"""Receives convolutions from PyTorch's dispatcher: an operator's arguments become a cached call.
 
 - ``engine``: looks calls up.
 - ``native``: tells the native call path what Python decided.

@@ -1,4 +1,4 @@
-"""``aten::convolution`` and its backward on these engines; calls are kept by all that decides them.
+"""``aten::convolution`` and its backward on our engines; calls are cached by everything that decides them.
 
 ``forward`` and ``backward`` take the operators' own arguments and answer as PyTorch would: dtype, device and memory
 format. They raise Fallback, with the reason, where the call is PyTorch's own kernel's. A call that was made before
@@ -33,12 +33,13 @@ from . import native
 
 _cache = CallCache(("forward", "data", "weights"), native.drop, native.used)
 _alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
-"""Calls by key, also those that went for others, as long as somebody holds them. A fused model's CUDA graph does: its
-replays ask for no call, and a caller's own capture of the model, in which none can be made, finds them here."""
+"""Calls by cache key as long as anything holds them, also after the cache has evicted them. A fused model's CUDA graph
+holds its calls: its replays look up no call, and a user's own capture of the model, during which no call can be built,
+finds them here."""
 
 
 sizes = Sizes()
-"""What was met on CPUs."""
+"""The layers and input sizes encountered on CPUs."""
 
 
 @dispatch.on_forget
@@ -54,7 +55,7 @@ _watchers: list[Callable[[str, Any, Sequence[Any], Geometry], None]] = []
 def forward(
     x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *geometry: Any, settings: Settings = DEFAULT
 ) -> torch.Tensor:
-    """``aten::convolution``. Raises Fallback, InvalidArgument, InvalidProblem."""
+    """Compute ``aten::convolution``. Raises Fallback, InvalidArgument, InvalidProblem."""
     transposed, output_padding = geometry[3:5]
     if transposed and any(output_padding):
         rows = Geometry.of(*geometry).rows(x.ndim - 2)
@@ -111,7 +112,7 @@ def backward(
     *given: Any,
     settings: Settings = DEFAULT,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """``aten::convolution_backward``; None for a gradient that is not asked for. Raises as ``forward`` does."""
+    """Compute ``aten::convolution_backward``; None for a gradient that is not requested. Raises as ``forward`` does."""
     *_, output_mask = given
     geometry = given[:-1]
     transposed, output_padding = geometry[3:5]
@@ -127,7 +128,7 @@ def backward(
             return data, *longer[1:]
     data = weights = sums = constant = None
     parts: list[tuple[str, Any, int]] = []
-    # Both are chosen before either runs: a call that is left is left whole.
+    # Both calls are planned before either runs: if one is left to PyTorch, the whole backward is.
     if output_mask[0]:
         constant = promise(w)
         data = cached_call("data", geometry, x, w, grad, None, constant is not None, settings)
@@ -136,7 +137,7 @@ def backward(
         weights = cached_call("weights", geometry, x, w, grad, None, False, settings)
         parts.append(("weights", weights, 1))
     for part, call, _ in parts:
-        if isinstance(call, Pending | LeftToPyTorch):  # before the other part runs in vain
+        if isinstance(call, Pending | LeftToPyTorch):  # raises before the other gradient is computed in vain
             call(x, w, grad, None, constant if part == "data" else None)
     if data is not None:
         data = data(grad, w, None, None, constant) if transposed else data(None, w, grad, None, constant)
@@ -156,7 +157,7 @@ def _prepare_backward(
     result: torch.Tensor,
     settings: Settings,
 ) -> bool:
-    """Make ready now what the backward of a call will ask for; whether that is both gradients.
+    """Plan the calls that this call's backward will need; returns whether both gradients will be needed.
 
     For one rank of several: in its backward, collectives are under way on the device, and CUDA loads a program when the
     device is idle, so a rank would wait there for the others, each for each program.
@@ -165,7 +166,7 @@ def _prepare_backward(
         for part, tensor in (("data", x), ("weights", w)):
             if tensor.requires_grad:
                 constant = part == "data" and promise(w) is not None
-                with contextlib.suppress(ConvDispatchError, Fallback):  # the backward will say so
+                with contextlib.suppress(ConvDispatchError, Fallback):  # the backward itself raises the error
                     cached_call(part, geometry, x, w, result, None, constant, settings)
         if bias is not None and bias.requires_grad:
             make_ready(result)
@@ -174,8 +175,8 @@ def _prepare_backward(
 
 
 def watch(watcher: Callable[[str, Any, Sequence[Any], Geometry], None]) -> Callable[[], None]:
-    """``watcher(part, call, tensors, geometry)`` after each forward, until the answer is called; tensors are input,
-    weights, bias and, of a fused layer, what is added."""
+    """Call ``watcher(part, call, tensors, geometry)`` after each forward, until the returned function is called;
+    tensors are input, weights, bias and, of a fused layer, the residual."""
     _watchers.append(watcher)
     native.pause(True)
 
@@ -188,7 +189,7 @@ def watch(watcher: Callable[[str, Any, Sequence[Any], Geometry], None]) -> Calla
 
 
 def watched() -> bool:
-    """Whether anybody asked to ``watch``."""
+    """Whether a watcher is registered."""
     return bool(_watchers)
 
 
@@ -203,11 +204,11 @@ def cached_call(
     settings: Settings,
     after: tuple[str | None, bool] = PLAIN,
 ) -> Any:
-    """The kept call for tensors like these; made now where it is new. ``after``: an activation, whether another tensor
-    is added."""
+    """The cached call for tensors like these, planned now if it is new. ``after``: the activation, and whether a
+    residual is added."""
     switched = switches(x.is_cuda)
     chosen = policy_of(settings, switched)
-    # A layer's call is its weights' last one, most often: comparing takes a third of a hash of all this.
+    # Most often the last call with these weights matches: comparing takes a third of the time of hashing the key.
     beside = None if bias is None else (bias.shape, bias.dtype, bias.device)
     whence = None if grad is None else (grad.shape, grad.dtype, grad.device)
     of_x, of_w = (x.shape, x.stride(), x.dtype, x.device), (w.shape, w.stride(), w.dtype, w.device)
@@ -241,7 +242,7 @@ def cached_call(
 
 
 def _is_first(key: tuple[Any, ...], w: torch.Tensor) -> bool:
-    """Whether a call on a CPU is of a first size of its layer."""
+    """Whether a call on a CPU has the first size of its layer."""
     return sizes.is_first(*_layer_and_size(key), id(w), alive(w))
 
 
@@ -252,7 +253,8 @@ def _layer_and_size(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, .
 
 
 def prepared(keys: Iterable[tuple[Any, ...]]) -> None:
-    """Calls by these keys were made before any tensor came: the native path is to ask for them."""
+    """Note that the calls of these cache keys were planned before the first tensor: the native path must ask for
+    them."""
     for key in keys:
         sizes.prepare(_layer_and_size(key)[0])
     native.forget()
@@ -273,7 +275,7 @@ def key_of(
     settings: Settings,
     after: tuple[str | None, bool] = PLAIN,
 ) -> tuple[Any, ...]:
-    """What decides a call, by which it is kept; the last three are the settings, PyTorch's switches and the policy.
+    """The cache key of a call: all that decides it; the last three are the settings, PyTorch's switches and the policy.
 
     ``geometry`` is the operator's own arguments; a look-up begins with these, so they stay lists where they are.
     """

@@ -1,4 +1,4 @@
-"""Puts the native call path below Python, and tells it what Python decided; see ``device/native``.
+"""Registers the native call path below Python, and passes it what Python decided; see ``device/native``.
 
 A call that it does not know comes to the operators in Python, and what these computed it by is offered to it under that
 call's key: sizes, strides, dtypes, the operator's arguments, PyTorch's switches. The next call like it is launched
@@ -28,7 +28,7 @@ from ..eager.bias_gradient import kernels_of
 from ..weights import still
 
 _X, _W, _GRAD, _BIAS, _RESIDUAL, _OUT, _NONE = range(7)
-"""Where an operand of a plan comes from."""
+"""Where an operand of a plan comes from: an argument of the operator, a new result, or nowhere."""
 _SOURCES = {
     ("forward", False): (_X, _W, _OUT),
     ("forward", True): (_OUT, _W, _X),
@@ -37,22 +37,24 @@ _SOURCES = {
     ("weights", False): (_X, _OUT, _GRAD),
     ("weights", True): (_GRAD, _OUT, _X),
 }
-"""By part and whether the convolution is transposed: x, w and y of its problem."""
+"""Where x, w and y of a problem come from, by part and whether the convolution is transposed."""
 _PYTHONS: tuple[Any, ...] = ([], [], None, 0, False)
-"""What is offered for a call that stays Python's."""
+"""The arguments of ``offer`` for a call that Python computes each time."""
 _C: Any = torch._C
 _launcher: Any = None
 _settings = settings.DEFAULT
 _numbers: dict[settings.Settings, int] = {settings.DEFAULT: 0}
-"""Of what ``enable`` was given so far: part of a key."""
+"""A number for each set of arguments that ``enable`` was called with; it is part of the native path's cache key."""
 _FUSED, _HOST = 2, 3
 _operators: list[Any] = [None] * 6
-"""What is asked for what was not decided, in Python: forward, backward and a fused layer, on CUDA and on a CPU."""
+"""The Python functions that the native path calls if it has no decision: forward, backward and a fused layer, on CUDA
+and on a CPU."""
 _installed_on: set[str] = set()
 
 
 class Raised(BaseException):
-    """What PyTorch's bindings are told to raise for an exception of Python's: made of that one's words, it is that one.
+    """The class that PyTorch's bindings raise for a Python exception: constructed from its message, it is that
+    exception.
 
     They know an exception's class and words alone.
     """
@@ -61,12 +63,12 @@ class Raised(BaseException):
     _most = 64
 
     def __new__(cls, words: str) -> Any:
-        """The exception that was kept."""
+        """Return the exception that was stored under a message."""
         return cls._errors.pop(words, None) or RuntimeError(words)
 
     @classmethod
     def keep(cls, error: BaseException) -> str:
-        """Words for an exception, by which it is found."""
+        """Store an exception; returns the message under which ``Raised`` finds it."""
         while len(cls._errors) >= cls._most:
             cls._errors.pop(next(iter(cls._errors)))
         words = f"{type(error).__name__}: {error} [{id(error):x}]"
@@ -75,8 +77,8 @@ class Raised(BaseException):
 
 
 def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any], host: bool = False) -> bool:
-    """Whether aten's operators on a dispatch key are the native path's from now on, which asks these where it must;
-    ``host``: for tensors on a CPU."""
+    """Register the native path for aten's convolutions on a dispatch key; returns whether that succeeded. The native
+    path calls ``forward`` and ``backward`` if it has no decision. ``host``: for tensors on a CPU."""
     first = _HOST * host
     _operators[first : first + 2] = forward, backward
     found = _module(host)
@@ -85,7 +87,7 @@ def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any],
             return False
         _ask(found)
         found.install(key, host)
-    except RuntimeError as error:  # of an interface that is not what it was
+    except RuntimeError as error:  # the native module's interface differs from the expected one
         warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
         found.uninstall(host)
         return False
@@ -94,7 +96,7 @@ def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any],
 
 
 def install_fused(key: str, compute: Callable[..., Any], host: bool) -> bool:
-    """The same for the operator of fused layers, for good."""
+    """Register the native path for the operator of fused layers; it is never unregistered."""
     _operators[_FUSED + _HOST * host] = compute
     found = _module(host)
     if found is None:
@@ -142,15 +144,15 @@ def _taken(found: Any, *keys: str) -> None:
 
 
 def uninstall() -> None:
-    """Give the operators back; what was decided is found again when they come back."""
+    """Unregister the native path from aten's operators; its decisions apply again after the next ``install``."""
     if _launcher is not None:
         for host in (False, True):
             _launcher.uninstall(host)
 
 
 def under(given: settings.Settings) -> None:
-    """What ``enable`` was given decides calls from now on. Decisions under other settings stay, for when these come
-    back: a script may enter ``enable()`` at each step."""
+    """Set the arguments of ``enable`` that decide calls from now on. Decisions under other settings stay cached, for
+    when those are set again: a script may enter ``enable()`` at each step."""
     global _settings
     _settings = given
     number = _numbers.setdefault(given, len(_numbers))
@@ -159,56 +161,57 @@ def under(given: settings.Settings) -> None:
 
 
 def runs(key: str) -> bool:
-    """Whether it was installed on a dispatch key in this process."""
+    """Whether the native path was registered on a dispatch key in this process."""
     return key in _installed_on
 
 
 def forget() -> None:
-    """Ask Python anew for everything."""
+    """Drop all decisions of the native path, so that it asks Python again."""
     if _launcher is not None:
         _launcher.forget()
 
 
 def drop(call: Any) -> None:
-    """Ask Python anew where this call was decided: nothing holds it for calls to come."""
+    """Drop the decisions for a call that the cache no longer holds, so that the native path asks Python again."""
     program = getattr(call, "native", None)
     if _launcher is not None and program:
         _launcher.drop(program)
 
 
 def used(call: Any) -> int:
-    """The number of a call's last run on the native path among all; 0 without one since this was asked last."""
+    """The sequence number of a call's last run on the native path; 0 if it did not run since the last query."""
     program = getattr(call, "native", None)
     return _launcher.used(program) if _launcher is not None and program else 0
 
 
 def pause(on: bool) -> None:
-    """Whether all calls go to Python, for those who watch; they do for good in a child without OpenCL's threads."""
+    """Send all calls to Python if ``on``, for watchers; in a forked child without OpenCL's threads they always do."""
     if _launcher is not None:
         _launcher.pause(on or runtime.forked)
 
 
 def decline() -> None:
-    """The call under way stays Python's."""
+    """Leave the current call to Python."""
     if _launcher is not None:
         _launcher.offer(*_PYTHONS)
 
 
 def leave(again: Callable[[], bool]) -> None:
-    """The call under way is PyTorch's own kernel's, and so are those like it for which ``again()`` says so."""
+    """Leave the current call to PyTorch's own kernel, and also later calls like it for which ``again()`` returns
+    True."""
     if _launcher is not None:
         _launcher.offer([], [], again, 0, False)
 
 
 def know(alive: Callable[[], bool]) -> None:
-    """Further sizes of the layer of the call under way are PyTorch's until they were met often enough, while its
+    """Leave further sizes of the current call's layer to PyTorch until they were encountered often enough, while its
     weights are ``alive()``."""
     if _launcher is not None:
         _launcher.know(alive)
 
 
 def met() -> int:
-    """How often the size of the call under way was met, where the native path counted; else 0."""
+    """How often the size of the current call was encountered, if the native path counted it; else 0."""
     return 0 if _launcher is None else _launcher.met()  # type: ignore[no-any-return]
 
 
@@ -220,8 +223,8 @@ def learn(
     constant: Any,
     with_sums: bool = False,
 ) -> None:
-    """Offer what computed the call under way: (part, its kept call, the place of its result) each, for operands
-    ``tensors``; ``with_sums``: its third result is the sum of the first tensor."""
+    """Offer the native path what computed the current call: (part, cached call, index of its result) for each part,
+    with the operands ``tensors``; ``with_sums``: the third result is the sum of the first tensor."""
     if _launcher is not None:
         _launcher.offer(*_decision(parts, transposed, tensors, weights, constant, with_sums))
 
@@ -254,7 +257,8 @@ def _decision(
     if laid is None:
         return _PYTHONS
     grad = tensors[0]
-    as_it_lies = all(place != _GRAD for place, _ in laid)  # these kernels read it so, not the convolution's copy
+    # The kernels of the bias gradient read the gradient itself, not a copy that was made for the convolution.
+    as_it_lies = all(place != _GRAD for place, _ in laid)
     ours = kernels_of(grad) if with_sums and grad is not None and as_it_lies else None
     if ours is not None and grad is not None:
         program = ours.launches.program(_launcher, ours.name, (grad.shape[1],), (1,))
@@ -267,8 +271,8 @@ def _decision(
 def _laid(
     steps: Sequence[tuple[Any, ...]], parts: Sequence[tuple[str, Any, int]], tensors: Sequence[torch.Tensor | None]
 ) -> list[tuple[int, tuple[int, ...]]] | None:
-    """The operands that kernels read as copies with other strides, and these; None where one begins at no multiple of
-    what kernels load at once."""
+    """The operands that kernels read as copies with other strides, and those strides; None if an operand's address is
+    not aligned for the kernels' vector loads."""
     read = {source for _, sources, _, packs in steps for source in sources if source != _W or not packs}
     places = (_X, _W, _BIAS, _RESIDUAL) if parts and parts[0][0] == "forward" else (_GRAD, _X, _W)
     found = []
@@ -284,7 +288,7 @@ def _laid(
 
 
 def _program(call: Any) -> Any:
-    """A kept call's launches as the native path takes them, made once; None where Python must run it."""
+    """A cached call's launches in the format of the native path, built once; None where Python must run the call."""
     if not isinstance(call, Call) or call.launches is None:
         return None
     if not (call.backward_ready or not torch.is_grad_enabled()):

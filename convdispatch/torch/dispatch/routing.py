@@ -1,4 +1,4 @@
-"""enable and disable: PyTorch's dispatcher sends convolutions here, below autograd, on the CPU and on CUDA."""
+"""enable and disable: route the convolutions of PyTorch's dispatcher to us, below autograd, on the CPU and on CUDA."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _tracing = torch._C._is_tracing
 _OPERATORS = {"convolution": engine.forward, "convolution_backward": engine.backward}
 _KEYS = ("CPU", "CUDA")
 _NATIVE = {"CPU": True, "CUDA": False}
-"""The keys below which the native call path stands, where there is one, and whether it is a CPU's."""
+"""The dispatch keys that have a native call path, and whether each is a CPU's."""
 _originals: dict[tuple[str, str], Any] = {}
 _lock = threading.RLock()
 _library: Any = None
@@ -38,7 +38,7 @@ _in_force: Settings | None = None
 
 
 def enable(*, math: str | None = None, solver: str | None = None, min_flops: float | None = None) -> Enabled:
-    """Compute this process's convolutions here, forward and backward, on CPUs and CUDA devices.
+    """Compute this process's convolutions by this package, forward and backward, on CPUs and CUDA devices.
 
     From the call on, or inside ``with enable():``. ``math`` is ``conv``'s for float32 data; None obeys PyTorch's
     switches (``torch.backends.cudnn.allow_tf32`` on CUDA, ``torch.set_float32_matmul_precision`` on CPUs). ``solver``
@@ -84,14 +84,14 @@ def _install() -> Any:
             kernels[operator, key] = _kernel(operator, key, compute)
 
     def in_python(key: str, library: Any = library) -> None:
-        with warnings.catch_warnings():  # that a kernel is overridden is what is wanted; PyTorch says so once
+        with warnings.catch_warnings():  # PyTorch warns once of an overridden kernel, which is intended here
             warnings.simplefilter("ignore")
             for operator in _OPERATORS:
                 library.impl(operator, kernels[operator, key], key, with_keyset=True)
 
     for key in _KEYS:
         if key in _NATIVE and not native.runs(key):
-            # What overrides below Python is said to the log, which nobody can quieten.
+            # PyTorch reports an override from C++ to its log, which cannot be silenced.
             quietly = torch.library.Library("aten", "IMPL")
             in_python(key, quietly)
             quietly._destroy()
@@ -105,8 +105,8 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
     original = _originals[operator, key]
 
     def kernel(keys: Any, *arguments: Any) -> Any:
-        # The tracer's graph is written by what aten::convolution calls below this place. Asking takes 0.03 µs. Other
-        # recorders (FakeTensor, make_fx, functorch) lie above the devices' kernels and see a call before it comes here.
+        # ``torch.jit.trace`` records what aten::convolution calls below this kernel. The check takes 0.03 µs. Other
+        # recorders (FakeTensor, make_fx, functorch) come before the devices' kernels and see a call earlier.
         if _tracing():
             counting.left(operator, TRACED)
             return original.call_boxed(keys, *arguments)
@@ -128,7 +128,7 @@ def _kernel(operator: str, key: str, compute: Callable[..., Any]) -> Callable[..
 
 
 def settings_in_force() -> Settings | None:
-    """What ``enable`` was given; None where it is not in force."""
+    """The arguments of ``enable``; None where it is not in force."""
     return _in_force
 
 
@@ -154,8 +154,8 @@ def routed(
     settings: Settings | None,
     quick: Callable[[], Any] | None = None,
 ) -> Any:
-    """``compute(*arguments)`` or, with the reason counted, ``theirs()``; while a kernel is compiled ``quick()``, if
-    that answers anything.
+    """``compute(*arguments)`` or, with the reason counted, PyTorch's ``theirs()``; while a kernel is compiled
+    ``quick()``, unless that returns None.
 
     For arguments that PyTorch refuses too, raises PyTorch's kind of error with our sentence.
     """
@@ -175,7 +175,7 @@ def routed(
 def _declined(
     error: Exception, operator: str, theirs: Callable[[], Any], quick: Callable[[], Any] | None = None
 ) -> Any:
-    """What ``theirs()`` answers instead, the reason counted; raises what is no reason to leave a call."""
+    """The result of ``theirs()`` with the reason counted; errors that are no reason to leave a call are raised."""
     if isinstance(error, InvalidArgument | InvalidProblem):
         try:
             result = theirs()

@@ -1,5 +1,5 @@
-"""One operator call at a time: a request becomes the call that computes it, or the reason why PyTorch's does.
-A new device's tensors become an adapter here.
+"""One operator call at a time: a request becomes the call that computes it, or the reason why PyTorch's kernel does.
+Tensors of a new device get an adapter here.
 
 - ``bias_gradient``: a bias' gradient.
 - ``cuda_stream``: CUDA tensors on PyTorch's stream.

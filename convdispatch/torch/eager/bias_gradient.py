@@ -1,4 +1,4 @@
-"""A bias' gradient: the sum of the result's over all axes but the channels'."""
+"""The gradient of a bias: the sum of the result's gradient over all axes but the channels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..geometry import DTYPES, FORMATS
 from .recorded_launches import Launched, launched
 
 _LEAST = 1 << 20
-"""Bytes below which PyTorch's one launch is as good as two."""
+"""Below this many bytes PyTorch's one launch is as fast as our two."""
 _cache = Programs(family=without_numbers)
 dispatch.on_forget(_cache.drop)
 
 
 def bias_gradient(grad: torch.Tensor) -> torch.Tensor:
-    """``grad`` ``[mb, c, ...]`` to ``[c]``, of grad's dtype, 16 bits summed in float32; the same numbers each time.
+    """Sum ``grad`` ``[mb, c, ...]`` to ``[c]``, in grad's dtype, 16 bits summed in float32; results are reproducible.
 
     On CUDA, channels last, by kernels of ours, in about the time of a read; else, and where these cannot be had, by
     PyTorch's own.
@@ -39,15 +39,16 @@ def bias_gradient(grad: torch.Tensor) -> torch.Tensor:
 
 
 def kernels_of(grad: torch.Tensor) -> Any:
-    """What ``bias_gradient`` just ran for ``grad``: kept kernels on (grad, sums), or None for PyTorch's sum."""
+    """The cached kernels on (grad, sums) that ``bias_gradient`` just ran for ``grad``; None where PyTorch's sum ran."""
     found = _cache.get(_key(grad)) if grad.is_cuda and _takes(grad) else None
     return found if type(found) is Launched else None
 
 
 def make_ready(grad: torch.Tensor) -> None:
-    """What ``bias_gradient`` of tensors like ``grad`` runs, before a backward in which ranks wait for each other."""
+    """Build what ``bias_gradient`` runs for tensors like ``grad``, before a backward in which ranks wait for each
+    other."""
     if grad.is_cuda and _takes(grad):
-        with contextlib.suppress(ConvDispatchError, Fallback):  # the backward will say so
+        with contextlib.suppress(ConvDispatchError, Fallback):  # the backward itself raises the error
             _made(grad)
 
 
@@ -63,11 +64,11 @@ def _key(grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _made(grad: torch.Tensor, making: bool = True) -> Any:
-    """The kept kernels; None where they are not there and none are to be made."""
+    """The cached kernels; None if there are none and ``making`` is False."""
     key = _key(grad)
     found = _cache.get(key)
     if found is None and making:
-        from ...nn.channel_sums import channel_sums  # nn is a fifth of a second of imports
+        from ...nn.channel_sums import channel_sums  # imported here because importing nn takes 0.2 s
 
         channels, dtype = grad.shape[1], DTYPES[grad.dtype]
         rows = grad.numel() // channels

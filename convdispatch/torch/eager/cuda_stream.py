@@ -1,4 +1,4 @@
-"""PyTorch's CUDA tensors as a call sees them, and the call of an operator on PyTorch's current stream.
+"""PyTorch's CUDA tensors as operands of a call, and the call of an operator on PyTorch's current stream.
 
 Workspaces come from PyTorch's caching allocator, so a CUDA graph takes them into its own pool. Nothing waits.
 """
@@ -33,13 +33,13 @@ def stream_of(tensor: torch.Tensor) -> Any:
 
 
 def device(tensor: torch.Tensor) -> Any:
-    """The OpenCL device on which a CUDA tensor lies. Raises Fallback."""
+    """The OpenCL device that holds a CUDA tensor. Raises Fallback."""
     return stream_of(tensor).device
 
 
 class StreamTensors:
-    """Tensors of one memory format on a device; see ``StreamArrays``. Results are new tensors like ``like``, of
-    PyTorch's ``shape`` and ``strides``."""
+    """Tensors of one memory format on a device; see ``StreamArrays``. Results are new tensors of the dtype and device
+    of ``like``, of PyTorch's ``shape`` and ``strides``."""
 
     copies = False
 
@@ -91,11 +91,11 @@ class StreamTensors:
         return made
 
     def keep(self, stream: CudaStream, held: Any) -> None:
-        """PyTorch's allocator keeps the stream's order."""
+        """PyTorch's allocator reuses memory in the stream's order."""
 
 
 def stream_call(problem: ConvProblem, shape: tuple[int, ...], form: Any, like: torch.Tensor) -> StreamCall:
-    """The call of an operator that writes a tensor of a shape, of the dtype and on the device of ``like``.
+    """Build the call of an operator that writes a tensor of a shape, of the dtype and on the device of ``like``.
 
     Raises Fallback.
     """

@@ -1,4 +1,4 @@
-"""PyTorch's tensors in host memory as a call sees them, and the call of an operator on a CPU."""
+"""PyTorch's tensors in host memory as operands of a call, and the call of an operator on a CPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from ..cores import share_cores
 from ..counting import solved
 
 SMALL_BYTES = 1 << 16
-"""A result of fewer bytes is allocated by NumPy, in half of torch.empty's time."""
+"""A result of fewer bytes is allocated by NumPy, in half the time of ``torch.empty``."""
 POOLED_BYTES = 1 << 25
-"""A result of so many bytes or more is from the device's pool: the C library maps such memory anew each time. Below,
-PyTorch's own memory is what the operator before just let go, and warm."""
+"""A result of at least this many bytes comes from the device's pool, because the C library maps such memory anew each
+time. A smaller one comes from PyTorch's allocator, which reuses memory that the last operator freed and that is in the
+caches."""
 
 
 class HostTensors:
@@ -33,11 +34,12 @@ class HostTensors:
         self.shape, self._form, self.dtype, self._device, self._layout = shape, form, dtype, device, problem.layout
         self._out_shape, self._size = problem.out_shape, operand_sizes(problem)["xwy".index(problem.written)]
         self._pooled = host_memory.has_system_svm(device) and self._size >= POOLED_BYTES
-        # None where memory is not small, in another order, or of a dtype that NumPy lacks.
+        # The NumPy dtype of a small result; None if the result is large, channels last, or of a dtype that NumPy lacks.
         plain = self._size < SMALL_BYTES and problem.layout == "nchw" and dtype is not torch.bfloat16
         self._small = np.dtype(problem.dtype) if plain else None
         strides = torch.empty(shape, device="meta", memory_format=form).stride()
-        self.strides = None if self._pooled else strides  # the native call path allocates by PyTorch alone
+        # Strides are None for pooled results, because the native call path allocates by PyTorch only.
+        self.strides = None if self._pooled else strides
 
     def input_address(self, tensor: torch.Tensor) -> int:
         return tensor.data_ptr() if tensor.is_contiguous(memory_format=self._form) and not tensor.is_neg() else 0
@@ -48,7 +50,7 @@ class HostTensors:
         return bias.data_ptr() if bias.is_contiguous() and not bias.is_neg() else 0
 
     def allocate(self) -> tuple[torch.Tensor, int]:
-        """See HostArrays; pooled memory is used again once nothing holds it."""
+        """Allocate a result, see HostArrays; pooled memory is reused once nothing holds it."""
         made = self._allocated()
         return made, made.data_ptr()
 
@@ -69,7 +71,7 @@ class HostTensors:
         return copy, copy.data_ptr()
 
     def view(self, tensor: torch.Tensor) -> np.ndarray:
-        """See HostArrays; bytes' worth alone for bfloat16, which NumPy lacks."""
+        """A NumPy view of a tensor, see HostArrays; of the same bytes as int16 for bfloat16, which NumPy lacks."""
         return tensor.detach().view(torch.int16 if tensor.dtype is torch.bfloat16 else tensor.dtype).numpy()
 
     def finished(self, made: torch.Tensor, lead: torch.Tensor) -> torch.Tensor:
@@ -77,7 +79,7 @@ class HostTensors:
 
 
 def host_call(problem: ConvProblem, shape: tuple[int, ...], form: Any, dtype: torch.dtype) -> HostCall:
-    """The call of an operator that writes a tensor of a shape. Raises Fallback."""
+    """Build the call of an operator that writes a tensor of a shape. Raises Fallback."""
     device = cpu_device()
     refuse_dtype(problem, device)
     tensors = HostTensors(problem, device, shape, form, dtype)

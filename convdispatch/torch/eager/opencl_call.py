@@ -1,4 +1,4 @@
-"""The call of an operator on the device "opencl": tensors' buffers as OpenCL's arrays, on the device's queue."""
+"""The call of an operator on the device "opencl": tensors' buffers as OpenCL arrays, on the device's queue."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from .opencl_tensors import empty_strided, queue, seen
 
 
 class OpenClTensors(QueueCall):
-    """A problem on the device's queue, for PyTorch's tensors; returns at once."""
+    """A convolution problem on the device's queue, for PyTorch's tensors; calls return before the device has
+    finished."""
 
     def __init__(self, problem: ConvProblem, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """The call of an operator that writes a tensor of a shape. Raises Fallback."""
+        """Build the call of an operator that writes a tensor of a shape. Raises Fallback."""
         refuse_dtype(problem, queue().device)
         super().__init__(problem.replace(constant_weights=False), queue(), Tensor, count=solved)
         self.shape, self._torch_dtype = shape, dtype
@@ -34,7 +35,7 @@ class OpenClTensors(QueueCall):
         residual: Any = None,
         queue: Any = None,
     ) -> torch.Tensor:
-        """Enqueue; the tensor that will be written."""
+        """Enqueue the kernels; returns the tensor that they will write."""
         out = empty_strided(self.shape, self._stride, self._torch_dtype)
         if self.empty:
             return out.zero_()

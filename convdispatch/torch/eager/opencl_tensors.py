@@ -29,21 +29,21 @@ NUMPY = {
     torch.uint8: np.dtype(np.uint8),
     torch.bool: np.dtype(np.bool_),
 }
-"""Types that the framework's kernels copy and cast."""
+"""The dtypes that our kernels copy and cast."""
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _aten = torch.ops.aten
 
 
 @functools.lru_cache(maxsize=1)
 def queue() -> Any:
-    """The device's queue, in order, for all threads."""
+    """The device's in-order queue, which all threads share."""
     import pyopencl as cl
 
     return cl.CommandQueue(runtime.context(runtime.default_device()))
 
 
 def on_metadata(operator: Any, *arguments: Any, **options: Any) -> Any:
-    """PyTorch's own kernel of an operator that touches sizes, strides and storages alone."""
+    """Run PyTorch's own kernel of an operator that only changes sizes, strides and storages."""
     return operator.redispatch(_CPU, *arguments, **options)
 
 
@@ -54,7 +54,7 @@ def _storage(nbytes: int) -> Any:
 
 
 def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A new tensor on the device, values undefined."""
+    """A new tensor on the device with undefined values."""
     count = 1 + sum((s - 1) * t for s, t in zip(size, stride, strict=True)) if all(size) else 0
     made = torch._C._acc.create_empty_tensor(list(size), dtype)  # type: ignore[attr-defined]
     set_ = _aten.set_.source_Storage_storage_offset
@@ -63,7 +63,8 @@ def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 
 
 def resize(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """``resize_``: contiguous from the same first element on; values are kept where the storage is large enough."""
+    """``resize_``: makes a tensor contiguous from the same first element on; values stay if the storage is large
+    enough."""
     stride = list(torch.empty(tuple(size), device="meta").stride())
     needed = (tensor.storage_offset() + int(np.prod(size))) * tensor.dtype.itemsize
     storage = tensor.untyped_storage()
@@ -74,7 +75,7 @@ def resize(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def seen(tensor: torch.Tensor) -> Tensor:
-    """A tensor of the device as the framework's, over the same memory. Its dtype is among NUMPY."""
+    """A tensor of the device as a tensor of ours, over the same memory. Its dtype is among NUMPY."""
     unit = tensor.dtype.itemsize
     strides = tuple(step * unit for step in tensor.stride())
     offset = tensor.storage_offset() * unit
@@ -82,13 +83,13 @@ def seen(tensor: torch.Tensor) -> Tensor:
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """A contiguous host tensor's bytes."""
+    """The bytes of a contiguous host tensor."""
     place = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
     return np.frombuffer(place, np.uint8)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in the host's memory, of the same shape; waits."""
+    """A copy in host memory, of the same shape; waits for the device."""
     if not tensor.is_contiguous() and tensor.dtype in NUMPY:
         tensor = tensor.contiguous()
     if tensor.is_contiguous():
@@ -109,7 +110,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def written(target: torch.Tensor, values: torch.Tensor) -> None:
-    """Put a host tensor's values, broadcast and cast, into a tensor of the device."""
+    """Write a host tensor's values, broadcast and cast, into a tensor of the device."""
     if not target.numel():
         return
     values = values.detach().to(target.dtype).expand(target.shape)
@@ -129,7 +130,7 @@ def written(target: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """``_copy_from``: between the host and the device, or inside the device, with a cast; answers ``target``."""
+    """``_copy_from``: copies between the host and the device, or inside the device, with a cast; returns ``target``."""
     if source.device.type != NAME:
         written(target, source)
     elif target.device.type != NAME:
@@ -142,7 +143,7 @@ def copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def own_kernel(*tensors: torch.Tensor) -> bool:
-    """Whether the framework's kernels compute with the tensors: one floating type, on the device."""
+    """Whether our kernels compute with the tensors: all on the device, of one floating dtype."""
     return all(t.device.type == NAME and t.dtype == tensors[0].dtype for t in tensors) and tensors[0].dtype in (
         torch.float32,
         torch.float64,

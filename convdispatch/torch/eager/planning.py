@@ -1,4 +1,4 @@
-"""A call of an operator as the kept call that computes it, or the reason why PyTorch's own kernel does."""
+"""Plans a call of an operator: the cacheable call that computes it, or the reason why PyTorch's own kernel does."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from ..settings import Settings, math_of
 from .host import host_call
 
 PLAIN: tuple[str | None, bool] = (None, False)
-"""What follows a convolution: no activation, nothing added."""
+"""What follows a plain convolution: no activation, and no residual."""
 TORCH = tiers.Framework(capturing, ranks.many, counting.compiling)
-"""What tiers ask of PyTorch."""
+"""What compilation tiers need of PyTorch: whether a capture is under way, whether there are several ranks, a
+counter."""
 
 
 class CallRequest(NamedTuple):
-    """One part of an operator's call: its tensors, and what holds for it."""
+    """One part of an operator's call: its tensors, and the settings that apply to it."""
 
     part: str
-    """``forward``, ``data`` or ``weights``."""
+    """``forward``, ``data`` (gradient of the input) or ``weights`` (gradient of the weights)."""
     geometry: Geometry
     x: torch.Tensor
     w: torch.Tensor
@@ -41,13 +42,13 @@ class CallRequest(NamedTuple):
     switched: tuple[Any, ...]
     chosen: Policy
     after: tuple[str | None, bool] = PLAIN
-    """The activation that follows, and whether a tensor is added before it."""
+    """The activation after the convolution, and whether a residual is added before the activation."""
     waits: bool = True
     """Whether the call waits for its kernel on a CPU, where nothing else was asked for; see ``framework.sizes``."""
 
 
 class LeftToPyTorch:
-    """In a call's place where PyTorch's own kernel is to run each time, and the reason why."""
+    """Cached instead of a call where PyTorch's own kernel is to run each time, with the reason."""
 
     prepared = None
     shape = None
@@ -65,7 +66,7 @@ class LeftToPyTorch:
 
 
 def planned_call(request: CallRequest) -> Any:
-    """``call(x, w, y, bias, constant, residual)`` for tensors like those.
+    """Plan ``call(x, w, y, bias, constant, residual)`` for tensors like those of the request.
 
     Raises Fallback where this one call is PyTorch's.
     """
@@ -87,7 +88,7 @@ def _call(request: CallRequest) -> Any:
     try:
         form = format_of(x, w, request.bias, request.geometry)
     except RuntimeError:
-        _problem(request, False)  # says what is wrong
+        _problem(request, False)  # raises an error that says what is wrong
         raise
     last = form is not torch.contiguous_format
     if last and form is not FORMATS.get(x.ndim):
@@ -97,7 +98,7 @@ def _call(request: CallRequest) -> Any:
         raise Fallback(f"fewer than min_flops={least:g} operations")
     if 0 in w.shape or 0 in x.shape[1:]:
         raise Fallback("a size of zero other than the batch's")
-    if x.shape[0] == 0 and x.device.type != "opencl":  # strides of what is empty are PyTorch's to choose
+    if x.shape[0] == 0 and x.device.type != "opencl":  # PyTorch chooses the strides of empty tensors
         raise Fallback("nothing to compute")
     shape = {"data": x.shape, "weights": w.shape}.get(request.part) or _result_shape(problem, last)
     with policy(solver=request.chosen.solver, deterministic=request.chosen.deterministic):
@@ -105,7 +106,8 @@ def _call(request: CallRequest) -> Any:
             from .cuda_stream import device, stream_call
 
             ranks.agree(problem, lambda: device(x), x)
-            like = torch.empty(0, dtype=x.dtype, device=x.device)  # what is made later must not hold x
+            # Empty, because a call that is built later must not hold x
+            like = torch.empty(0, dtype=x.dtype, device=x.device)
             where, build = tiers.timed(lambda: device(x)), _under(request, stream_call, problem, shape, form, like)
             return tiers.first(where, problem, request.chosen, build, TORCH, on_cuda=True)
         if x.device.type == "opencl":
@@ -125,11 +127,12 @@ def _call(request: CallRequest) -> Any:
 def _under(
     request: CallRequest, kind: Callable[..., Any], problem: ConvProblem, shape: Any, *rest: Any
 ) -> Callable[[], Any]:
-    """What makes a call of a kind, later too, under the policy that holds now."""
+    """A function that builds a call of a kind, possibly later, under the policy in force now."""
     chosen = request.chosen
 
     def build() -> Any:
-        # PyTorch's kernel is what answers meanwhile under the tier "ready": what is built here is the chosen plan.
+        # Under the tier "ready" PyTorch's kernel computes calls until this build ends: what is built is the chosen
+        # plan.
         with policy(solver=chosen.solver, deterministic=chosen.deterministic, tier=None):
             planned_call = kind(problem, tuple(shape), *rest)
         planned_call.backward_ready = True
@@ -139,7 +142,7 @@ def _under(
 
 
 def _problem(request: CallRequest, last: bool) -> ConvProblem:
-    """Raises InvalidArgument, InvalidProblem."""
+    """The convolution problem of a request. Raises InvalidArgument, InvalidProblem."""
     dtype, grad, bias = DTYPES[request.x.dtype], request.grad, request.bias
     problem = problem_of(
         request.part,
@@ -164,7 +167,7 @@ def _result_shape(problem: ConvProblem, last: bool) -> tuple[int, ...]:
 
 
 def _check(request: CallRequest) -> None:
-    """Raises Fallback for what no engine here computes, InvalidArgument for tensors that do not go together."""
+    """Raises Fallback for tensors that no engine takes, InvalidArgument for tensors that do not match each other."""
     x = request.x
     for name, tensor in {"input": x, "weight": request.w, "bias": request.bias, "grad_output": request.grad}.items():
         if tensor is None:

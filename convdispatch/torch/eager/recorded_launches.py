@@ -1,4 +1,4 @@
-"""Kernels beside convolutions on PyTorch's current CUDA stream, over PyTorch's memory: recorded once, then launched.
+"""Kernels that are not convolutions, on PyTorch's current CUDA stream and memory: recorded once, then launched.
 
 Nothing waits, and scratch memory comes from PyTorch's caching allocator, so a CUDA graph captures a call that was made
 before.
@@ -27,12 +27,13 @@ from .planning import LeftToPyTorch
 
 
 class Launched:
-    """``launched(*tensors)`` gives the kernels to the tensors' stream; it is for tensors of ``sizes`` bytes."""
+    """Recorded kernels: ``launched(*tensors)`` launches them on the tensors' stream; the tensors have ``sizes``
+    bytes."""
 
     def __init__(
         self, name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Callable[..., Any]]
     ) -> None:
-        """``enqueue(context)`` answers ``give(commands, *memory)``, which launches and allocates and does nothing else.
+        """``enqueue(context)`` returns ``give(commands, *memory)``, which only launches kernels and allocates.
 
         Raises Fallback where the kernels cannot be had.
         """
@@ -52,13 +53,13 @@ class Launched:
         self.launches = launches
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Raises Fallback for memory that begins elsewhere than at a multiple of 16 bytes."""
+        """Launch the kernels. Raises Fallback for memory whose address is no multiple of 16 bytes."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         if any(address % ALIGNMENT for address in addresses):
             raise Fallback("a tensor begins at no multiple of 16 bytes", lasting=False)
         stream: Any = self.library.stream(tensors[0], self.number)
         stream.place.recent.append(self.name)
-        # PyTorch may believe that this thread has the device's context before it is so.
+        # PyTorch may report the device's CUDA context as current in this thread before it is.
         if not self.library.is_current(stream) or not given_on(self.launches, stream, [*addresses]):
             with stream.current():
                 self.launches.run(stream, addresses)
@@ -69,7 +70,8 @@ class Launched:
 def launched(
     name: str, like: torch.Tensor, sizes: Sequence[int], enqueue: Callable[..., Any]
 ) -> Launched | LeftToPyTorch:
-    """As ``Launched``; where each such call is PyTorch's, what says so. Raises Fallback for this one call."""
+    """Record kernels as ``Launched``; LeftToPyTorch if PyTorch computes each such call. Raises Fallback for this one
+    call."""
     try:
         return Launched(name, like, sizes, enqueue)
     except Fallback as left:

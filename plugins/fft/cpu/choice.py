@@ -16,31 +16,36 @@ from ..transforms import half
 from .geometry import Geometry
 
 SIZES = (4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 60, 64)
-"""Points of a transform."""
+"""Transform lengths, in points, that are tried along each axis."""
 DEEP_SIZES = (4, 5, 6, 8, 9, 10, 12, 16)
-"""The same where three axes are transformed: the slot holds their product."""
+"""Transform lengths that are tried where three axes are transformed: local memory holds the product of the three."""
 MAX_TILINGS = 4
-"""Tilings that are offered besides their smaller workspaces."""
+"""Most tilings that are offered, each also with smaller workspaces."""
 MAX_ROUNDS = 512
-"""Pieces of a call: more would spend the time on launches."""
+"""Most pieces that a call is divided into: more would spend the time on launches."""
 
-# The cost model counts operations of the peak.
-TOTAL_FACTOR = 1.12  # measured over predicted time, where other solvers take as long as they predict
-PRODUCT_SHARE = 1.0  # of the multiply-add peak that products reach
-NARROW_SHARE = 0.62  # of the peak that products of one block reach, which leave registers empty
-ONE_AXIS_FACTOR = 1.1  # of transforms along one axis, which load and store more for what they compute
-TRANSFORM_OPS = 3.2  # a transform's operation, which waits for loads and stores
-CACHE_BYTE_OPS = 6.7  # a byte of a spectrum in the last cache
-MEMORY_BYTE_OPS = 12.8  # a byte of a spectrum in memory
-CACHE_BYTES = 12e6  # bytes of spectra that stay in the last cache between passes
-SINGLE_OPS = 150.0  # an element that is read or written alone: no transformed axis is a row of memory
-SINGLE_FAR_OPS = 200.0  # the same element's cache line, of tensors of more than SECOND_CACHE_BYTES
+# The constants of the cost model are in operations at the device's peak multiply-add rate.
+TOTAL_FACTOR = 1.12  # measured over predicted time on layers where the predictions of other solvers are right
+PRODUCT_SHARE = 1.0  # share of the multiply-add peak that the products of spectra reach
+# Share of the multiply-add peak that products with one block of channels reach, which leave registers empty
+NARROW_SHARE = 0.62
+# Factor on the time of transforms along one axis, which load and store more for what they compute
+ONE_AXIS_FACTOR = 1.1
+TRANSFORM_OPS = 3.2  # operations at peak rate per operation of a transform, which waits for loads and stores
+CACHE_BYTE_OPS = 6.7  # operations at peak rate per byte of a spectrum in the last-level cache
+MEMORY_BYTE_OPS = 12.8  # operations at peak rate per byte of a spectrum in memory
+CACHE_BYTES = 12e6  # bytes of spectra that stay in the last-level cache between passes
+# Operations at peak rate per tensor element that is read or written alone, where no transformed axis is a row of memory
+SINGLE_OPS = 150.0
+# Additional operations at peak rate per element that is read or written alone, in tensors of more than
+# SECOND_CACHE_BYTES
+SINGLE_FAR_OPS = 200.0
 SECOND_CACHE_BYTES = 4 << 20
-LAUNCH_OPS = 2.5e6  # a launch
+LAUNCH_OPS = 2.5e6  # operations at peak rate in the time of one kernel launch
 
 
 def _operations(n: int, real: bool) -> float:
-    """Operations of a transform of n points, about."""
+    """Return the approximate number of operations of a transform of ``n`` points."""
     whole = 4 * n * math.log2(n) - 5 * n + 8 if n > 1 else 0.0
     return 0.85 * whole * (0.5 if real else 1.0)
 
@@ -59,7 +64,7 @@ def _transform(g: Geometry, counts: tuple[int, ...]) -> float:
 
 
 def _single(g: Geometry, again: int) -> float:
-    """Operations of the peak in the time of elements that are read or written one by one: NCHW, no axis along a row."""
+    """Return operations at peak rate for elements that are read or written one by one: NCHW, no axis along a row."""
     t, p = g.tiling, g.problem
     if p.layout == "nhwc" or t.half_axis == 2:
         return 0.0
@@ -73,22 +78,24 @@ def _single(g: Geometry, again: int) -> float:
 
 
 def predicted(g: Geometry, balance: Balance = FITTED) -> float:
-    """Operations of the peak in the time that a call takes: products, transforms, traffic and launches."""
+    """Return the predicted time of a call, in operations at peak rate: products, transforms, traffic and launches."""
     t, lane = g.tiling, g.lanes
     f, rows, groups = g.frequencies, g.all_rows, t.groups
     divided, blocks_c, blocks_n = ceil(g.d, lane), ceil(g.c, lane), ceil(g.n, lane)
     row_rounds, block_rounds = ceil(rows, g.rows), ceil(divided, g.blocks)
-    again = 1 if row_rounds == 1 else block_rounds  # how often the source is transformed
-    vector = 8.0 * f * groups * lane  # bytes of a row of one block, all frequencies
+    again = 1 if row_rounds == 1 else block_rounds  # number of times that the source is transformed
+    vector = 8.0 * f * groups * lane  # bytes of one row of one channel block of a spectrum, over all frequencies
     if g.weights_gradient:
-        results, wanted = (t.ic, divided) if g.along_oc else (t.oc, blocks_n)  # rows, and blocks of vectors
+        # Rows of the weights' gradient, and blocks of its vectors
+        results, wanted = (t.ic, divided) if g.along_oc else (t.oc, blocks_n)
         m, n, k = ceil(results, 4) * 4, wanted * lane, rows
         transforms = rows * (again * blocks_c * _transform(g, g.whole) + divided * _transform(g, g.steps))
         transforms += results * wanted * (_transform(g, g.taps) + 3 * lane * math.prod(g.taps))
         source, kernel, result = rows * blocks_c * vector, rows * divided * vector, results * wanted * vector
         moved = [(source, again + block_rounds), (kernel, 2), (result, 2 * row_rounds)]
     else:
-        m, n, k = rows, 2 * g.n if g.along_c else blocks_n * lane, g.c  # a narrow product's sums are merged at the end
+        # A product with few target channels (``along_c``) has vectors of partial sums, which are added at the end.
+        m, n, k = rows, 2 * g.n if g.along_c else blocks_n * lane, g.c
         kernels = g.n * blocks_c if g.along_c else g.c * blocks_n
         transforms = rows * (again * blocks_c * _transform(g, g.whole) + divided * _transform(g, g.steps))
         if not g.held:
@@ -106,7 +113,7 @@ def predicted(g: Geometry, balance: Balance = FITTED) -> float:
 
 
 def possible(problem: ConvProblem, device: DeviceInfo) -> bool:
-    """Whether there is a choice: the shortest transforms hold the kernel, and a slot holds their tile."""
+    """Whether any configuration exists: the shortest transforms hold the kernel, and a slot holds their tile."""
     sizes = []
     for axis in "dhw":
         extent = axis_tiling(problem, axis, 1).extent
@@ -138,7 +145,8 @@ def _choices(
     ranked = sorted(whole, key=rated)[:MAX_TILINGS]
     pieces = sorted((g for each in ranked for g in _pieces(each)), key=rated)
     found = pieces[:6]
-    # Between the fastest and the smallest workspace of any transform, each offer takes at most half of the last one's.
+    # Offers fall from the fastest one's workspace to the smallest of any transform; each takes at most half of the last
+    # one's workspace.
     floor = min((_least(g) for g in whole), key=lambda g: (g.areas["size"], rated(g)))
     falling = sorted([*pieces, *_pieces(_full(floor)), floor], key=lambda g: (-g.areas["size"], rated(g)))
     least = min(g.areas["size"] for g in found)
@@ -159,7 +167,7 @@ def _fits(g: Geometry, local: int) -> bool:
 
 
 def _whole(problem: ConvProblem, sizes: tuple[int, ...], lane: int, units: int) -> Geometry:
-    """The whole call as one piece."""
+    """Return the geometry that computes the whole call as one piece."""
     blocks = ceil(problem.ic if problem.direction == "bwd_data" else problem.oc, lane)
     rows = problem.mb * math.prod(axis_tiling(problem, a, n).tiles for a, n in zip("dhw", sizes, strict=True))
     return Geometry(
@@ -174,13 +182,13 @@ def _full(g: Geometry) -> Geometry:
 
 
 def _least(g: Geometry) -> Geometry:
-    """A group, a block of channels and as few rows at a time as MAX_ROUNDS allows."""
+    """The geometry with one group, one block of channels and as few rows per piece as MAX_ROUNDS allows."""
     rounds = g.tiling.groups * ceil(g.d, g.lanes)
     return Geometry(g.problem, _config(g, groups=1, blocks=1, rows=ceil(g.all_rows, max(1, MAX_ROUNDS // rounds))))
 
 
 def _pieces(g: Geometry) -> list[Geometry]:
-    """A geometry in whole, and with rows, divided channels and groups taken a share at a time."""
+    """Return a geometry as one piece, and divided into pieces by rows, by channels and by groups."""
     found = []
     blocks = ceil(g.d, g.lanes)
     for groups in dict.fromkeys((g.tiling.groups, ceil(g.tiling.groups, 4), 1)):

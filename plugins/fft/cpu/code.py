@@ -21,7 +21,7 @@ class _Place:
     stride: int
     lanes: int
     stream: bool = False
-    """Written past the caches."""
+    """Whether stores to these addresses are non-temporal: they bypass the caches."""
 
     def at(self, name: str) -> str:
         """The address of an element by the name a codelet gives it; a bare index is a real part."""
@@ -38,7 +38,7 @@ class _Place:
 
 
 def _numbered(wanted: Iterable[int]) -> Callable[[str], str]:
-    """Names of the wanted outputs by their order."""
+    """Return a function that renames the computed outputs by their order."""
     order = {k: place for place, k in enumerate(wanted)}
     return lambda name: f"{name[0]}{order[int(name[1:])]}" if name[0] in "ri" else str(order[int(name)])
 
@@ -56,7 +56,7 @@ def _zeros(to: _Place, ks: Iterable[int]) -> str:
 
 
 def _ahead(place: _Place, count: int, write: bool) -> str:
-    """Prefetches the next row's elements of a panel, which are far from one another."""
+    """Return statements that prefetch the next row's elements of a panel, which are far from one another."""
     parts = [f"{kind}{k}" for k in range(count) for kind in "ri"]
     return "".join(f"  PREFETCH({place.at(part)} + {2 * place.lanes}, {int(write)});\n" for part in parts)
 

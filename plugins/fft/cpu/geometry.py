@@ -28,7 +28,7 @@ from ..transforms import half
 
 @dataclass(frozen=True)
 class Piece:
-    """What one round of forward transforms, products and inverse transforms covers, in the plan's order."""
+    """The part of the work that one round of forward transforms, products and inverse transforms computes."""
 
     group: int
     groups: int
@@ -38,15 +38,15 @@ class Piece:
     row: int
     rows: int
     kernel: bool
-    """The kernel's transform belongs to this piece."""
+    """Whether this piece transforms the kernel."""
     source: bool
-    """The source's spectrum belongs to this piece."""
+    """Whether this piece transforms the source."""
     last: bool
-    """The weights' gradient is complete after this piece."""
+    """Whether the weights' gradient is complete after this piece."""
 
 
 class Geometry:
-    """One configuration of one problem: ``tile`` (sizes of the transform), ``lanes``, and how much a piece holds.
+    """The sizes of one problem under one configuration: ``tile`` (sizes of the transform), ``lanes``, size of a piece.
 
     ``groups``, ``blocks`` (of the divided channels) and ``rows`` say how much of the work one piece takes.
     """
@@ -57,16 +57,17 @@ class Geometry:
         t = self.tiling
         self.lanes = config["lanes"]
         self.weights_gradient = problem.direction == "bwd_weights"
-        # Channels: c of the source, n of the product's vectors, and d that is divided into pieces.
+        # Numbers of channels: ``c`` of the source, ``n`` of the product's vectors, and ``d``, which is divided into
+        # pieces.
         self.c, self.n = (t.oc, t.ic) if problem.direction == "bwd_data" else (t.ic, t.oc)
         if self.weights_gradient:
             self.c, self.n = t.ic, t.ic
         self.d = t.oc if self.weights_gradient else self.n
-        # Of the weights' gradient the vectors run along oc where ic would leave more of them empty.
+        # The vectors of the weights' gradient run along oc where vectors along ic would have more empty lanes.
         narrow = ceil(t.ic, 4) * 4 * ceil(t.oc, self.lanes) < ceil(t.oc, 4) * 4 * ceil(t.ic, self.lanes)
         self.along_oc = self.weights_gradient and narrow
         self.all_rows = t.images * t.tiles
-        # Few target channels: the kernel's vectors run along the summed ones instead.
+        # With few target channels, the vectors of the kernel's spectrum run along the summed channels instead.
         self.along_c = not self.weights_gradient and self.n <= 4 and self.c % self.lanes == 0
         self.groups = groups = min(config["groups"], t.groups)
         self.rows = min(config["rows"], self.all_rows)
@@ -83,13 +84,13 @@ class Geometry:
         self.frequencies = t.frequencies - len(self.edges) * (second - half(second) if self.edges else 0)
         """Complex elements of a tile's spectrum, without those that follow by symmetry from others."""
 
-        # Panels: rows and blocks of vectors, and floats from one frequency to the next.
+        # Sizes of the panels in memory: rows, blocks of vectors, and floats from one frequency to the next.
         self.source_blocks = ceil(self.c, self.lanes)
         """Blocks of the source's channels."""
         self.kernel_groups = t.groups if self.held else groups
-        """Groups whose kernels' spectra are in memory at a time: all where the weights are constant."""
+        """Groups whose kernels' spectra are in memory at the same time: all if the weights are constant."""
         self.kernel_blocks = ceil(self.n, self.lanes) if self.held else self.blocks
-        """Blocks of the target's channels in memory at a time; of the summed ones where vectors run along these."""
+        """Blocks of target channels in memory at the same time; of summed channels if vectors run along these."""
         if self.along_c:
             self.kernel_blocks = self.source_blocks
         self.kernel_rows = self.n if self.along_c else self.c
@@ -106,21 +107,21 @@ class Geometry:
             self.result_rows = min(self.blocks * self.lanes, ceil(self.d, 4) * 4)
         self.source_stride = self._stride(groups, self.source_blocks, self.rows)
         self.second_stride = self._stride(groups, self.blocks, self.rows)
-        """Of dy's spectrum, in the weights' gradient."""
+        """Floats from one frequency to the next in dy's spectrum, in the weights' gradient."""
         self.kernel_stride = self._stride(self.kernel_groups, self.kernel_blocks, self.kernel_rows)
         self.result_stride = self._stride(groups, self.result_blocks, self.result_rows)
         self.packed_size = 4 * self.frequencies * self.kernel_stride
         """Bytes of a constant kernel's spectrum."""
 
-        # Elements along d, h, w.
+        # The attributes below are numbers of elements along (d, h, w).
         self.whole = t.sizes
-        """Of a tile of the source."""
+        """Elements of a tile of the source along (d, h, w)."""
         self.spans = tuple(axis.extent for axis in t.axes)
-        """Of the kernel."""
+        """Elements that the dilated kernel spans along (d, h, w)."""
         self.steps = tuple(axis.step for axis in t.axes)
-        """Of a tile of dy, or of a tile of the target that are written."""
+        """Elements along (d, h, w) of a tile of dy, or of a tile of the target that are written."""
         self.taps = tuple(axis.taps for axis in t.axes)
-        """Of the weights' gradient."""
+        """Elements of the weights' gradient along (d, h, w)."""
 
     def _stride(self, groups: int, blocks: int, rows: int) -> int:
         return (groups * blocks * rows | 1) * 2 * self.lanes
@@ -147,7 +148,7 @@ class Geometry:
             return self.edges.index(k) * half(second)
         return len(self.edges) * half(second) + (k - 1) * second
 
-    # --- slots: one tile between two axes' passes --------------------------------------------------------------------
+    # --- slots: local memory that holds one tile between the transforms of two axes ----------------------------------
 
     def lines(self, counts: tuple[int, ...]) -> int:
         """Elements (vector pairs) from one frequency of the real axis to the next in a slot: odd, as above.
@@ -162,12 +163,12 @@ class Geometry:
         return (self.tiling.sizes[second] * counts[third[0]]) | 1
 
     def slot(self, counts: tuple[int, ...]) -> int:
-        """Floats of one slot, which is local memory."""
+        """Return the number of floats in one slot of local memory."""
         if len(self.order) < 2:
             return 0
         return half(self.tiling.sizes[self.order[0]]) * self.lines(counts) * 2 * self.lanes
 
-    # --- the workspace -----------------------------------------------------------------------------------------------
+    # --- the areas of the workspace ----------------------------------------------------------------------------------
 
     @functools.cached_property
     def areas(self) -> dict[str, int]:
@@ -181,10 +182,10 @@ class Geometry:
         found["size"] = areas.size
         return found
 
-    # --- pieces ------------------------------------------------------------------------------------------------------
+    # --- pieces: the rounds of transforms and products in a call -----------------------------------------------------
 
     def pieces(self) -> Iterator[Piece]:
-        """The rounds of a call, in order."""
+        """Yield the pieces of a call, in order."""
         blocks, t = ceil(self.d, self.lanes), self.tiling
         for group in range(0, t.groups, self.groups):
             groups, held = min(self.groups, t.groups - group), False
@@ -196,6 +197,6 @@ class Geometry:
 
     @property
     def rounds(self) -> int:
-        """Pieces of a call."""
+        """Number of pieces in a call."""
         blocks = ceil(ceil(self.d, self.lanes), self.blocks)
         return ceil(self.tiling.groups, self.groups) * blocks * ceil(self.all_rows, self.rows)

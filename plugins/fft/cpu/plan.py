@@ -1,4 +1,4 @@
-"""Compiles a geometry and lays its pieces out as launches in a row."""
+"""Compiles a geometry into launches, piece after piece."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .source import program_text
 
 
 class _Launches:
-    """Makes the launches of one geometry's program."""
+    """Builds the launches of one geometry's program."""
 
     def __init__(self, context: Any, g: Geometry) -> None:
         self.g, self.areas = g, g.areas
@@ -25,26 +25,26 @@ class _Launches:
         return Launch(self.program, kernel, size, (1, 1, 1), given, names=OPERANDS)
 
     def _shared(self, kernel: str, jobs: int, operands: list[str], offset: int, *rest: int) -> Launch:
-        """A transform: its jobs dealt to work items."""
+        """Return the launch of a transform kernel whose jobs are distributed among work items."""
         items = min(jobs, self.g.config["items"])
         return self._launch(kernel, (items, 1, 1), [*operands, np.int64(offset // 4), items, *rest])
 
     def kernels(self, group: int, groups: int, block: int, blocks: int, offset: int) -> Launch:
-        """Spectra of kernels, to byte ``offset`` of the buffer in the workspace's place."""
+        """Return the launch that transforms kernels, to byte ``offset`` of the workspace or of the packed buffer."""
         if self.g.along_c:
             block, blocks = 0, self.g.kernel_blocks
         jobs = groups * blocks * self.g.kernel_rows
         return self._shared("kernels", jobs, ["w", "workspace"], offset, group, groups, block, blocks)
 
     def forward(self, name: str, operand: str, area: str, piece: Piece, block: int, blocks: int) -> Launch:
-        """Spectra of the tiles of a tensor."""
+        """Return the launch that transforms the tiles of a tensor to spectra."""
         return self._shared(
             name, piece.groups * blocks * piece.rows, [operand, "workspace"], self.areas[area],
             piece.group, piece.groups, block, blocks, piece.row, piece.rows,
         )  # fmt: skip
 
     def product(self, piece: Piece) -> Launch:
-        """The products of every frequency and group of a piece."""
+        """Return the launch of the products of every frequency and group of a piece."""
         g, areas = self.g, self.areas
         size = (g.frequencies, piece.groups, 1)
         if g.weights_gradient:
@@ -62,7 +62,7 @@ class _Launches:
         return self._launch("product", size, [*operands, *(np.int64(o // 4) for o in offsets), *numbers])
 
     def inverse(self, piece: Piece) -> Launch:
-        """Inverse transforms to the target."""
+        """Return the launch of the inverse transforms, which write the target."""
         p = self.g.problem
         operands = [p.written, *["residual"][: p.residual], "workspace", *["bias"][: p.bias]]
         return self._shared(
@@ -71,7 +71,7 @@ class _Launches:
         )  # fmt: skip
 
     def gradient(self, piece: Piece) -> Launch:
-        """Inverse transforms to dw."""
+        """Return the launch of the inverse transforms, which write dw."""
         g = self.g
         part = 0, g.result_blocks, piece.block * g.lanes, min(piece.blocks * g.lanes, g.d - piece.block * g.lanes)
         if g.along_oc:

@@ -18,7 +18,7 @@ class Tiled(Solver):
     """Stride 1, sums of float32, all directions, 1-D to 3-D, on a CPU."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Strides, kernels of one tap, one channel a group, what no transform of at most 64 points holds."""
+        """Reject strides, kernels of one tap, one channel per group, tiles that exceed a transform of 64 points."""
         if problem.dtype not in ("float32", "float16", "bfloat16"):
             return f"float32, float16 and bfloat16 only, got {problem.dtype}"
         reason = unsuited(problem)
@@ -39,14 +39,14 @@ class Tiled(Solver):
         return choices(problem, device)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """The spectra of one piece."""
+        """Return the bytes of the spectra of one piece."""
         return Geometry(problem, config).areas["size"]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Products, transforms and what moves."""
+        """Return the predicted time of products, transforms and memory traffic."""
         known = rates(device)
         return predicted(Geometry(problem, config), Balance.of(known)) / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Compile."""
+        """Compile the configuration."""
         return make_plan(context, Geometry(problem, config), self.name)

@@ -14,14 +14,15 @@ from .geometry import Geometry
 
 _AXES = "dhw"
 STREAMED_BYTES = 24e6
-"""Bytes of a kernel's spectrum from which on it is written past the caches."""
+"""Bytes of a kernel's spectrum from which on it is written with stores that bypass the caches."""
 
 
 def program_text(g: Geometry) -> str:
     """Forward transforms, the product and the inverse transform of a geometry; the kernel's where it has one."""
     p, lanes = g.problem, g.lanes
     text = define(LANES=lanes, V=f"float{lanes}") + storage_macros(p.dtype)
-    text += epilogue_macros(p.replace(bias=False))  # the bias is added to a line's vectors
+    # The epilogue macros have no bias, because the bias is added to the vectors of a line after the inverse transform.
+    text += epilogue_macros(p.replace(bias=False))
     text += kernel_text(__package__, "common.cl.mako", lanes=lanes, transposed=transposed) + _forward(g, "source")
     if g.weights_gradient:
         return text + _forward(g, "second") + _product(g) + _gradient(g)

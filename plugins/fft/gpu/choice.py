@@ -11,10 +11,12 @@ from .geometry import Transform, TransformAxis
 from .plan import Layout, Tile
 
 SIZES = (8, 10, 12, 14, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 48, 54, 56, 60, 64)
-"""Points of a transform: a complex row of 64 fills 128 registers."""
+"""Transform lengths, in points, that are tried: a complex row of 64 points fills 128 registers."""
 MAX_PARTS = 256
-"""Parts that a layout is cut into."""
-TILES = (  # a product's tile, and percent of a compute unit's rate that it reaches, in the operations of four products
+"""Most parts that a layout is cut into."""
+# A product's tile, and the percent of a compute unit's peak that it reaches (a complex product counts as four real
+# ones)
+TILES = (
     (Tile(128, 64, 8, 8, 8, True, 8), 88),
     (Tile(64, 128, 8, 8, 8, True, 8), 88),
     (Tile(64, 64, 8, 8, 4, False, 4), 79),
@@ -28,17 +30,19 @@ TILES = (  # a product's tile, and percent of a compute unit's rate that it reac
 )
 SHARES = dict(TILES)
 
-# The cost model was fitted to 155 configurations on an H200: 0.06 root mean square of the logarithm in NCHW, 0.14 in
-# NHWC, but for four that took two to seven times as long.
-COPY_SHARE = 0.85  # share of a copy's bandwidth, at which transforms move tiles
-INSTRUCTION_OPS = 2.0  # operations of the peak in the time of a transform's instruction
-START_STEPS = 6  # steps of k in the time of a tile's first loads and last stores
+# The cost model was fitted to 155 configurations on an H200, with an rms error of the logarithm of 0.06 in NCHW and
+# 0.14 in NHWC, except for four configurations that took two to seven times as long as predicted.
+COPY_SHARE = 0.85  # share of the measured bandwidth of a copy that the transform kernels reach
+INSTRUCTION_OPS = 2.0  # operations at peak rate per instruction of a transform
+START_STEPS = 6  # steps of k in the time of a product tile's first loads and last stores
 ALONE_OPS = 39e3
 """A compute unit's operations in the time of a step of k of one work group, however few others there are: 120 to 160
 cycles in 40 products of at most two groups a unit, on an H100 and an H200."""
-LAUNCH_FACTOR = 1.52  # times of the device's launch interval: 6 us on an H200, most of the time of small layers
-SECTOR_BYTES = 32  # bytes that a lone element moves between registers and the second-level cache
-BURST_BYTES = 64  # bytes that it moves from memory, of tensors of more than CACHE_BYTES
+# Time of one launch over the device's launch interval: 6 us on an H200, most of the time of small layers
+LAUNCH_FACTOR = 1.52
+SECTOR_BYTES = 32  # bytes that are moved between registers and the second-level cache for an element without neighbours
+# Bytes that are moved from memory for an element without neighbours, in tensors of more than CACHE_BYTES
+BURST_BYTES = 64
 CACHE_BYTES = 40e6
 
 
@@ -60,7 +64,7 @@ def transforms(problem: ConvProblem) -> Iterator[Transform]:
 
 
 def seconds(layout: Layout, device: DeviceInfo) -> float:
-    """Predicted time of a configuration."""
+    """Return the predicted seconds of a layout."""
     return _whole(layout, device, _passes(layout, device))
 
 
@@ -77,14 +81,14 @@ def _passes(layout: Layout, device: DeviceInfo) -> list[float]:
     left_runs = 0 if layout.packs else m_parts * k_parts * (n_parts if k_parts > 1 else 1)
     right_runs = n_parts * k_parts * (m_parts if m_parts * k_parts > 1 else 1)
     rows = transform.rows
-    passes = (  # runs, parts of the tensor, tiles and their columns
+    passes = (  # one entry per pass: its runs, the parts of its tensor, its tiles and their columns
         (left_runs, m_parts * k_parts, m * k, rows.other.given // rows.other.spread),
         (right_runs, k_parts * n_parts, k * n, rows.data.given),
         (m_parts * n_parts, m_parts * n_parts, layout.result_rows * n, len(rows.wanted)),
     )
     found = []
     for side, (runs, parts, tiles, columns) in enumerate(passes):
-        # Fewer than four neighbouring numbers do not fill a sector.
+        # Fewer than four neighbouring complex numbers do not fill a 32-byte sector.
         moved = layout.sizes[side] * 8.0 / min(8.0, 2.0 * layout.slots[side]) + _tensor(layout, side) / parts
         spent = tiles * layout.problem.g * _transform(transform, columns) * INSTRUCTION_OPS
         moved, spent = moved / (COPY_SHARE * known.bandwidth), spent / known.flops
@@ -105,17 +109,20 @@ def _tensor(layout: Layout, side: int) -> float:
 
 
 def _product(layout: Layout, device: DeviceInfo) -> float:
-    """Seconds of a part's product, whole tiles and whole rounds of work groups, at the tile's share of the peak."""
+    """Return the seconds of a part's product in whole tiles and whole rounds of work groups, at the tile's speed."""
     known = rates(device)
     tile = layout.tile
     m, n, k = layout.result_rows, layout.chunks[1], layout.chunks[2]
     groups = -(-m // tile.bm) * -(-n // tile.bn) * layout.transform.frequencies * layout.problem.g
-    # Three planes of sums leave room for two groups a unit, which start and end together.
+    # A tile with three planes of sums leaves registers for two work groups per compute unit, which start and end
+    # together.
     round_size = device.compute_units * (2 if tile.three else 1)
     rounds = -(-groups // round_size) * round_size
     share = SHARES.get(tile, 72)
     if tile.three and device.vendor != "nvidia":
-        share //= 2  # 192 sums and more than 240 registers
+        # A tile with three planes has 192 sums and needs over 240 registers, which halves the speed of GPUs not from
+        # NVIDIA.
+        share //= 2
     multiplied = 8.0 * rounds * tile.bm * tile.bn * (k + START_STEPS) * 100 / share
     moved = sum(layout.sizes) + (layout.sizes[2] if len(layout.starts[2]) > 1 else 0)
     multiplied, moved = multiplied / known.flops, moved / (COPY_SHARE * known.bandwidth)
@@ -150,8 +157,8 @@ def layouts(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     yield from firsts[1:3]
     yield from others[2:6]
     yield from firsts[3:]
-    # Parts of the fastest layout, and of the one with the smallest spectrum of a tile, each with its best product tile.
-    # The first within a workspace limit is used, so they too come by predicted time.
+    # The fastest layout and the one with the smallest spectrum of a tile are cut into parts, each with its best product
+    # tile. They are sorted by predicted time, because the first one within a workspace limit is used.
     smallest = min(firsts, key=lambda layout: layout.transform.frequencies)
     parts = []
     for cut in (cut for layout in dict.fromkeys((firsts[0], smallest)) for cut in in_parts(layout)):
@@ -168,7 +175,8 @@ def _tiled(layout: Layout, device: DeviceInfo) -> list[tuple[float, Layout]]:
 def fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Layout]:
     """Every transform that fits the device, with a product tile that any device holds, in no order."""
     for transform in transforms(problem):
-        # 64 points take more than 128 registers: fewer items let two work groups of a large chip run at a time.
+        # Transforms of more than 42 points take more than 128 registers: with fewer work items in a group, two work
+        # groups of a large GPU run at a time.
         wide = 160 if max(transform.columns.size, transform.rows.size) > 42 else 256
         layout = Layout(problem, transform, (1, 1, 1), TILES[6][0], local_bytes(device), wide)
         if layout.fits(device):

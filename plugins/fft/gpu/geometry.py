@@ -22,7 +22,7 @@ from ..transforms import half
 
 @dataclass(frozen=True)
 class Span:
-    """What a tile takes of a tensor along an axis: ``given`` places from ``origin + tile * step`` on."""
+    """The elements that a tile reads along one axis of a tensor: ``given`` from ``origin + tile * step`` on."""
 
     length: int
     """Elements of the tensor along the axis."""
@@ -30,7 +30,7 @@ class Span:
     origin: int = 0
     step: int = 0
     spread: int = 1
-    """Places of the transform between two elements."""
+    """Points of the transform from one element to the next (the dilation of a kernel)."""
 
     @property
     def inside(self) -> bool:
@@ -40,18 +40,19 @@ class Span:
 
 @dataclass(frozen=True)
 class TransformAxis:
-    """One axis of a problem under transforms of ``size`` points; ``tiles`` 1 with ``step`` 0 is the whole image."""
+    """One axis of a problem with transforms of ``size`` points; ``tiles`` 1 and ``step`` 0 mean the whole image."""
 
     size: int
     tiles: int
     data: Span
-    """The tensor that the kernel or dy is multiplied with: x, or dy for the data gradient."""
+    """The tile in the tensor that the kernel (or dy of the weights' gradient) is multiplied with: x, or dy for the data
+    gradient."""
     other: Span
-    """w, or dy for the weights' gradient."""
+    """The tile in the other operand: w, or dy for the weights' gradient."""
     wanted: tuple[int, ...]
-    """Places of a tile's results."""
+    """Points of the inverse transform that hold a tile's results."""
     out_step: int
-    """Results between two tiles' first ones."""
+    """Result elements from the first one of a tile to the first one of the next tile."""
     out_length: int
 
     @classmethod
@@ -102,12 +103,12 @@ class Transform:
 
     @property
     def tiles(self) -> int:
-        """Tiles of an image."""
+        """Number of tiles in an image."""
         return self.columns.tiles * self.rows.tiles
 
     @property
     def height(self) -> int:
-        """Rows of half a spectrum."""
+        """Number of rows of half a spectrum."""
         return half(self.columns.size)
 
     @property
@@ -120,7 +121,7 @@ class Transform:
         return 2.0 ** -((points.bit_length() - 1) // 2), 2.0 ** -(self.rows.size.bit_length() - 1)
 
     def own_conjugate(self, row: int) -> bool:
-        """Whether a row of the spectrum is the transform of real values: half of it says all."""
+        """Whether a row of the spectrum is the transform of real values, so that half of the row determines it."""
         return row == 0 or 2 * row == self.columns.size
 
     @functools.cached_property
@@ -132,16 +133,16 @@ class Transform:
 
 @dataclass(frozen=True)
 class Line:
-    """One axis of a matrix of spectra: what its index counts, and the distance of the tiles' planes in the tensor."""
+    """One axis of a matrix of spectra: the meaning of its index, and the strides of the tiles' planes in the tensor."""
 
     total: int
-    """Indices of a group."""
+    """Number of indices in one group."""
     stride: int
-    """Elements between neighbours."""
+    """Elements of the tensor from one index to the next."""
     group: int = 0
-    """Elements between two groups' first ones."""
+    """Elements of the tensor from one group to the next."""
     tiles: int = 0
-    """Above 0: the index counts tiles, so many an image."""
+    """Tiles per image if the index counts tiles; 0 if it counts something else."""
     channels: bool = False
     """Whether the index counts channels of the written tensor."""
 
@@ -154,7 +155,7 @@ class Planes:
     row: Line
     slot: Line
     column_stride: int
-    """Elements between neighbours in a column of pixels."""
+    """Elements of the tensor between neighbouring pixels of a column."""
     row_stride: int
 
 
@@ -170,7 +171,7 @@ def planes(problem: ConvProblem, transform: Transform) -> tuple[Planes, Planes, 
         return images, channels, *layout.axes[1:]
 
     def place(tensor: str, row: Line, slot: Line, down: int, right: int) -> Planes:
-        # A 1-D problem's pixels are a column.
+        # The pixels of a 1-D problem are one column.
         return Planes(tensor, row, slot, *((right, down) if problem.ndim == 1 else (down, right)))
 
     w = TensorLayout.of(problem, "w")

@@ -15,26 +15,26 @@ from convdispatch.api import OPERANDS, Areas, ConvProblem, DeviceInfo, Launch, S
 from .geometry import Planes, Transform, planes
 from .spectra import Forward, Inverse, group_items, slot_pitch, slots_of
 
-_PAIR = 8  # bytes of a complex number
+_PAIR = 8  # bytes of a complex number: two floats
 
 
 class Tile(NamedTuple):
-    """A work group's share of a product."""
+    """The tile of a complex matrix product that one work group computes."""
 
     bm: int
     bn: int
     bk: int
-    """Depth of a slice."""
+    """Length in k of one slice of the operands in local memory."""
     tm: int
     tn: int
     three: bool
-    """Three real products a complex one instead of four."""
+    """Whether a complex product is computed by three real products instead of four."""
     unroll: int
-    """k's of a slice whose loop is unrolled."""
+    """Steps of k by which the loop over a slice is unrolled."""
 
     @property
     def items(self) -> int:
-        """Work items."""
+        """Work items of a work group."""
         return (self.bm // self.tm) * (self.bn // self.tn)
 
     @property
@@ -45,7 +45,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """One configuration of one problem: the spectra's shapes, parts and places in the workspace; pure.
+    """One configuration of one problem: the spectra's shapes, parts and offsets in the workspace; nothing is compiled.
 
     The products are m x n x k in each frequency and group: m the slots of the left operand, n those of the right one,
     k the rows of both. Each of the three is cut in ``parts``.
@@ -56,13 +56,13 @@ class Layout:
     parts: tuple[int, int, int]
     tile: Tile
     local: int
-    """Most bytes of local memory of a transform's work group."""
+    """Most bytes of local memory that a transform's work group may use."""
     wide: int
-    """Most work items of a transform's work group."""
+    """Most work items that a transform's work group may have."""
 
     @classmethod
     def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Layout:
-        """The layout that a configuration describes."""
+        """Return the layout that a configuration describes."""
         transform = Transform.of(problem, (config["th"], config["tw"]))
         if transform is None:
             raise ValueError(f"transforms of {config['th']}x{config['tw']} points do not fit {problem}")
@@ -101,7 +101,7 @@ class Layout:
 
     @functools.cached_property
     def planes(self) -> tuple[Planes, Planes, Planes]:
-        """Left operand, right operand, result."""
+        """The tensors of the left operand, the right operand and the result, each as a matrix of tiles."""
         return planes(self.problem, self.transform)
 
     @property
@@ -135,12 +135,12 @@ class Layout:
 
     @property
     def result_rows(self) -> int:
-        """m of a part's product: no slots of padding where there is one part."""
+        """The number of rows m of a part's product, without the padding slots if there is only one part."""
         return min(self.chunks[0], self.totals[0])
 
     @property
     def starts(self) -> tuple[range, range, range]:
-        """Where the parts of m, n and k begin."""
+        """The first indices of the parts of m, n and k."""
         return tuple(range(0, total, chunk) for total, chunk in zip(self.totals, self.chunks, strict=True))
 
     @functools.cached_property
@@ -170,7 +170,7 @@ class Layout:
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of workspace."""
+        """Bytes of workspace that the layout needs."""
         return self.areas[1]
 
     def forward(self, other: bool) -> Forward:
@@ -180,7 +180,7 @@ class Layout:
                        self.slots[at], self.wide, other)  # fmt: skip
 
     def inverse(self) -> Inverse:
-        """The way back."""
+        """The inverse transform, from the result's spectra to the written tensor."""
         return Inverse(self.transform, self.planes[2], self.problem.g, self.result_rows, self.chunks[1], self.slots[2],
                        self.wide)  # fmt: skip
 
@@ -222,7 +222,7 @@ class _Kernels:
         self._context, self._layout = context, layout
         self._macros = layout.problem.macros()
 
-    @functools.cache  # noqa: B019  (lives as long as the plan is being made)
+    @functools.cache  # noqa: B019  (the cache lives only while the plan is built)
     def _forward(self, other: bool) -> tuple[Any, Forward]:
         way = self._layout.forward(other)
         return build(self._context, self._macros + kernel_text(__package__, "forward.cl.mako", p=way)), way
@@ -242,7 +242,7 @@ class _Kernels:
         return build(self._context, self._macros + kernel_text(__package__, "product.cl.mako", **values))
 
     def analyse(self, other: bool, place: int, row: int, slot: int) -> Launch:
-        """Transform a part of the left operand (``other``) or the right one to byte ``place``."""
+        """Return the launch that transforms a part of the left (``other``) or right operand to byte ``place``."""
         program, way = self._forward(other)
         tensor, area = way.planes.tensor, "workspace"
         arguments = [tensor, area, np.int64(place // _PAIR), np.int32(row), np.int32(slot)]
@@ -250,7 +250,7 @@ class _Kernels:
         return Launch(program, "analyse", size, (way.items,), arguments, names=OPERANDS)
 
     def product(self, home: str, left: int, right: int, result: int, accumulate: bool) -> Launch:
-        """Multiply the part at bytes ``left`` (of operand ``home``) and ``right`` into ``result``."""
+        """Return the launch that multiplies parts at ``left`` (of operand ``home``) and ``right`` into ``result``."""
         layout = self._layout
         items = layout.tile.items
         groups = -(-layout.result_rows // layout.tile.bm) * -(-layout.chunks[1] // layout.tile.bn)
@@ -261,7 +261,7 @@ class _Kernels:
         return Launch(program, "product", (groups * items,), (items,), arguments, names=OPERANDS)
 
     def synthesise(self, result: int, row: int, slot: int) -> Launch:
-        """Transform the part at byte ``result`` back into the output."""
+        """Return the launch that transforms the part at byte ``result`` back into the output."""
         program, way = self._inverse()
         problem = self._layout.problem
         extras = [name for name in ("bias", "residual") if getattr(problem, name)]

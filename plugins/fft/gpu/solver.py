@@ -16,7 +16,7 @@ class Spectra(Solver):
     """Stride 1, 1-D and 2-D, every direction, group, dilation and padding, on devices with local memory."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Strides; single taps; float64, for the transforms' constants."""
+        """Reject strides, kernels of one tap, and float64 (the transforms' constants are float32)."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
         if problem.dtype == "float64":
@@ -35,11 +35,11 @@ class Spectra(Solver):
         return (layout.config() for layout in layouts(problem, device))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Bytes of a part's spectra."""
+        """Return the bytes of the spectra of one part."""
         return Layout.of(problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Products, transforms and the bytes of spectra."""
+        """Return the predicted time of products, transforms and the traffic of spectra."""
         return seconds(Layout.of(problem, config), device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:

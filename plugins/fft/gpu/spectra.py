@@ -14,18 +14,18 @@ _TYPES = "#define PAIR_(T) T##2\n#define PAIR_OF(T) PAIR_(T)\n#define PAIR PAIR_
 
 @dataclass(unsafe_hash=True)
 class _Pass:
-    """What both ways share: a work group holds ``slots`` tiles of one row."""
+    """Base of the forward and the inverse transform: a work group holds ``slots`` tiles of one row."""
 
     transform: Transform
     planes: Planes
     groups: int
     rows: int
-    """Rows of a part, in each group."""
+    """Rows of a part of the matrix of spectra, in each group."""
     pitch: int
-    """Slots of a part, those of padding included."""
+    """Slots (columns of the matrix of spectra) of a part, padding included."""
     slots: int
     wide: int
-    """Most work items of a group."""
+    """Most work items that a work group may have."""
 
     types = _TYPES
 
@@ -33,34 +33,34 @@ class _Pass:
         self.row_size, self.height = self.transform.rows.size, self.transform.height
         """Points of a row, and rows of half a spectrum."""
         self.width = self._width()
-        """Columns that are transformed."""
+        """Number of columns that a tile transforms."""
         self.blocks = self.pitch // self.slots
-        """Work groups of a row."""
+        """Number of work groups for one row."""
         self.work_groups = self.blocks * self.rows * self.groups
-        """Work groups of the launch."""
+        """Number of work groups in the launch."""
         self.items = group_items(self.slots, self.width, self.height, self.wide)
-        """Work items of a group."""
-        # Pitches in local memory put rows of neighbouring slots, and neighbouring columns, into different banks.
+        """Number of work items in a work group."""
+        # The pitches in local memory put rows of neighbouring slots, and neighbouring columns, into different banks.
         self.row_pitch = self.width | 1
-        """Numbers from row to row of a half spectrum in local memory: odd."""
+        """Complex numbers from row to row of a half spectrum in local memory, an odd count."""
         self.slot_pitch = slot_pitch(self.slots, self.width, self.height)
-        """Numbers from slot to slot in local memory."""
+        """Complex numbers from slot to slot in local memory."""
         self.stage_size = self.slots * self.slot_pitch
-        """Numbers in local memory."""
+        """Complex numbers in local memory of a work group."""
         self.frequency_stride = self.groups * self.rows * self.pitch
-        """Numbers between two frequencies in memory."""
+        """Complex numbers from one frequency to the next in memory."""
 
     def _width(self) -> int:
         raise NotImplementedError
 
     @property
     def whole_text(self) -> str:
-        """Whether row f of the spectrum is stored in full."""
+        """OpenCL text of the condition that row ``f`` of the spectrum is stored in full."""
         edges = ["f != 0"] + ([f"f != {self.height - 1}"] if self.transform.columns.size % 2 == 0 else [])
         return " && ".join(edges)
 
     def first_frequency(self, f: str) -> str:
-        """The first frequency of row ``f``."""
+        """Return OpenCL text of the index of the first frequency in row ``f`` of the spectrum."""
         return f"({f} == 0 ? 0 : {half(self.row_size)} + ({f} - 1) * {self.row_size})"
 
     @property
@@ -85,7 +85,7 @@ class _Pass:
 
     @property
     def live_text(self) -> str:
-        """Whether row and slot exist."""
+        """OpenCL text of the condition that the row and the slot exist."""
         tests = []
         if self.planes.row.total % self.rows:
             tests.append(f"row < {self.planes.row.total}")
@@ -99,16 +99,16 @@ class _Pass:
 
 @dataclass(unsafe_hash=True)
 class Forward(_Pass):
-    """Tiles to spectra; ``other`` for the kernel or dy that multiplies the data."""
+    """The forward transform, from tiles to spectra; ``other`` for the kernel or dy that multiplies the data."""
 
     other: bool = False
 
     def __post_init__(self) -> None:
         columns, rows = self.transform.columns, self.transform.rows
         self.columns, self.rows_span = (columns.other, rows.other) if self.other else (columns.data, rows.data)
-        """What is read along a column and along a row."""
+        """The elements that a tile reads along a column and along a row."""
         self.column_elements = range(-(-self.columns.given // self.columns.spread))
-        """Elements of a column."""
+        """Indices of the elements in a column of the tile."""
         self.column_stride = self.planes.column_stride
         """Elements of the tensor between a column's neighbours."""
         super().__post_init__()
@@ -118,7 +118,7 @@ class Forward(_Pass):
 
     @property
     def tile_texts(self) -> list[str]:
-        """The tile's first pixel, and ``from`` moved there."""
+        """OpenCL statements that compute the tile's first pixel and move ``from`` there."""
         wide, tile = self.transform.rows.tiles, self._tile
         right = f"{self.rows_span.origin} + ({tile}) % {wide} * {self.rows_span.step} + e"
         down = f"{self.columns.origin} + ({tile}) / {wide} * {self.columns.step}"
@@ -131,12 +131,12 @@ class Forward(_Pass):
         return [] if self.rows_span.inside else [f"px >= 0 && px < {self.rows_span.length}"]
 
     def column_guard(self, k: int) -> str:
-        """Whether element ``k`` of the column is read."""
+        """Return OpenCL text of the condition that element ``k`` of the column is read."""
         return "live" if self.columns.inside else f"live && py + {k} >= 0 && py + {k} < {self.columns.length}"
 
     @property
     def column_code(self) -> str:
-        """Real column ``v`` to half a spectrum at ``to``."""
+        """OpenCL text that transforms the real column ``v`` to half a spectrum at ``to``."""
         code = codelet(self.transform.columns.size, "real_forward", given=self.columns.given)
         last = self.transform.columns.size // 2 if self.transform.columns.size % 2 == 0 else 0
         store = _pairs(lambda k: f"to[{k * self.row_pitch}]", (0, last))
@@ -144,7 +144,7 @@ class Forward(_Pass):
 
     @property
     def row_code(self) -> str:
-        """Complex row ``v`` to its spectrum at ``to``."""
+        """OpenCL text that transforms the complex row ``v`` to its spectrum at ``to``."""
         code = codelet(self.row_size, "forward", given=self.rows_span.given)
 
         def place(k: int) -> str:
@@ -155,14 +155,14 @@ class Forward(_Pass):
 
 
 class Inverse(_Pass):
-    """Spectra to tiles."""
+    """The inverse transform, from spectra to tiles."""
 
     def _width(self) -> int:
         return len(self.transform.rows.wanted)
 
     @property
     def tile_texts(self) -> list[str]:
-        """The first pixel of the tile's results."""
+        """OpenCL texts of the first pixel of the tile's results."""
         columns, rows = self.transform.columns, self.transform.rows
         right = f"({self._tile}) % {rows.tiles} * {rows.out_step} + e"
         down = f"({self._tile}) / {rows.tiles} * {columns.out_step}"
@@ -177,12 +177,12 @@ class Inverse(_Pass):
 
     @property
     def channel_text(self) -> str:
-        """The written tensor's channel, for the bias."""
+        """OpenCL text of the written tensor's channel, for the bias."""
         return next((f"group * {line.total} + {name}" for name, line in self._lines if line.channels), "0")
 
     @property
     def row_code(self) -> str:
-        """Complex row ``v`` to its wanted places at ``to``."""
+        """OpenCL text that transforms the complex row ``v`` back and writes the required points to ``to``."""
         wanted = self.transform.rows.wanted
         code = codelet(self.row_size, "inverse", wanted=wanted)
         places = {k: j for j, k in enumerate(wanted)}
@@ -191,7 +191,7 @@ class Inverse(_Pass):
 
     @property
     def column_code(self) -> str:
-        """Half a spectrum ``v`` to the column's wanted pixels."""
+        """OpenCL text that transforms half a spectrum ``v`` back to the required pixels of the column."""
         axis = self.transform.columns
         code = codelet(axis.size, "real_inverse", wanted=axis.wanted)
         places = {str(k): j for j, k in enumerate(axis.wanted)}
@@ -207,7 +207,7 @@ class Inverse(_Pass):
 
     @property
     def scale(self) -> float:
-        """The factor of the results."""
+        """The factor by which the results are multiplied."""
         columns = codelet(self.transform.columns.size, "real_inverse", wanted=self.transform.columns.wanted)
         return 1.0 / (columns.gain * self.row_size * math.prod(self.transform.taken_out))
 

@@ -1,4 +1,4 @@
-"""``implicitgemm.depthwise``: one channel a group, forward and data gradient; vectors along channels or places."""
+"""``implicitgemm.depthwise``: depthwise layers, forward and data gradient; vectors along channels or along pixels."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from .passes import passes
 from .places import fits
 
 SLOT_BYTES = 96 * 1024
-"""Bytes of a band's source rows in a slot."""
+"""Bytes of the source rows of one band, which a work item copies into its slot of the workspace."""
 
-# The cost model counts operations of the peak: least squares of logarithms over 67 times of 11 drawn layers in NCHW and
-# over 37 layers in NHWC.
-LAUNCH_OPS = 5.8e6  # a pass's launch
-PACK_LAUNCH_OPS = 2.5e6  # the launch that packs a pass's weights
-PACKED_OPS = 160.0  # a weight that is packed
-OPERATION_OPS = {"nchw": 1.65, "nhwc": 0.95}  # an operation of the direct sum
-ELEMENT_OPS = {"nchw": 75.0, "nhwc": 15.0}  # an element of x or y: copied in NCHW, read or written in NHWC
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted by least squares of
+# logarithms over 67 timings of 11 layers in NCHW and over 37 layers in NHWC.
+LAUNCH_OPS = 5.8e6  # operations at peak rate in the time of the launch of one pass
+PACK_LAUNCH_OPS = 2.5e6  # operations at peak rate in the time of the launch that packs the weights of one pass
+PACKED_OPS = 160.0  # operations at peak rate per packed weight
+OPERATION_OPS = {"nchw": 1.65, "nhwc": 0.95}  # operations at peak rate per operation of the direct sum, by layout
+# Operations at peak rate per element of x or y: copied in NCHW, read or written in NHWC
+ELEMENT_OPS = {"nchw": 75.0, "nhwc": 15.0}
 
 
 class Depthwise(PackedSolver):
-    """One input and one output channel a group, on a CPU: forward and data gradient."""
+    """Solves layers of one input and one output channel per group on a CPU: forward and data gradient."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but one channel a group."""
+        """Reject everything but forward and data gradient of one channel per group."""
         if problem.direction == "bwd_weights":
             return "forward and bwd_data only, got bwd_weights"
         if not problem.ic == problem.oc == problem.g:
@@ -47,8 +48,8 @@ class Depthwise(PackedSolver):
         return unusable(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """NHWC: places of a tile ``p``, channels at a time ``cb`` (0: as many as the cache holds). NCHW: vectors of a
-        tile ``rows``, or bytes of a slot."""
+        """Yield for NHWC the output pixels ``p`` of a tile and the channels ``cb`` of a pass over a band (0: as many as
+        the cache holds); for NCHW the vectors ``rows`` of a tile, or the bytes ``slot`` of a work item's slot."""
         lanes = lanes_of(device, problem.dtype)
         base: dict[str, Any] = {"lanes": lanes, "items": 16 * device.compute_units}
         if problem.layout == "nchw":
@@ -59,7 +60,8 @@ class Depthwise(PackedSolver):
             return
         while lanes > problem.g:
             lanes //= 2
-        # With a stride a tile of 8 places reads twice as many columns: 5x5 layers of stride 2 take a tenth less with 4.
+        # A tile of 8 output pixels reads twice as many columns under a stride: with tiles of 4, 5x5 layers of stride 2
+        # take a tenth less time.
         places = 8 if problem.sw == 1 else 4
         base |= {"lanes": lanes, "p": places, "cb": 0}
         yield base
@@ -78,11 +80,11 @@ class Depthwise(PackedSolver):
         )
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Slots, and packed weights unless they are constant; nothing for kernels that compute from registers."""
+        """Return the bytes of slots, and of packed weights unless they are constant; 0 for kernels without slots."""
         return 0 if "rows" in config else super().workspace(problem, device, config)
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The launch of each pass, operations, elements, and weights that are not constant, which are packed."""
+        """Return the predicted seconds: launches, operations, elements, and the packing of weights that change."""
         if "rows" in config:
             return VectorKernel(problem, config).seconds(device)
         known = rates(device)
@@ -93,7 +95,7 @@ class Depthwise(PackedSolver):
         return (launches + OPERATION_OPS[problem.layout] * problem.flops + elements + packed) / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """From registers where the configuration says so."""
+        """Compile the kernel that computes from registers if ``config`` has ``rows``, otherwise the packed kernels."""
         if "rows" in config:
             return VectorKernel(problem, config).plan(context)
         return super().plan(context, problem, config)

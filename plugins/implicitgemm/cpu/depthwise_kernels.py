@@ -15,11 +15,11 @@ from .kernel import PackedKernel
 from .passes import Pass
 
 VECTORS = 4
-"""Vectors of places that an NCHW kernel sums at a time."""
+"""Vectors of output pixels whose sums an NCHW kernel keeps in registers at the same time."""
 TILE_BYTES = 32 * 1024
 """Bytes of source rows and weights that an NHWC tile reads again at the next row: a first-level cache."""
 MIN_BAND_ROWS = 4
-"""Rows of a band, at least: neighbouring bands read some of the same source rows."""
+"""Least rows of a band: neighbouring bands read some of the same source rows."""
 
 
 class Bands:
@@ -39,14 +39,14 @@ class Bands:
         self.rows = cdiv(p.places[1], cdiv(p.places[1], self.rows))
         rows = (self.rows - 1) * p.step[1] + self.halo
         self.prows = cdiv(rows, p.step[1])
-        # A tile's last vectors may reach beyond the last place: each part of the slot has room for that.
+        # The last vectors of a tile may reach beyond the last output pixel: each part of the slot has room for that.
         self.over = (VECTORS + 1) * self.lanes
         self.part = p.taps[0] * self.prows * self.wp + self.over
         slot_x = p.taps[0] * rows * self.width * self.cb + self.lanes if p.nhwc else self.part * p.step[1] * p.step[2]
         self.slot_x = cdiv(slot_x, 16) * 16
 
     def _channels(self) -> int:
-        """NHWC channels of a slot: all, so that whole rows are copied, unless that leaves fewer than 16 jobs."""
+        """Return the NHWC channels of a slot: all (whole rows are copied), unless that leaves fewer than 16 jobs."""
         p, block = self.p, self.config["cb"]
         if block:
             return min(block, p.groups)
@@ -55,7 +55,7 @@ class Bands:
 
 
 class DepthwiseKernel(PackedKernel):
-    """One pass under one configuration: ``items`` work items, each with ``slot`` elements of the workspace."""
+    """The kernel of one pass under one configuration: ``items`` work items with ``slot`` elements of workspace each."""
 
     files: tuple[str, ...]
     items: int
@@ -68,7 +68,7 @@ class DepthwiseKernel(PackedKernel):
 
     @property
     def slots_size(self) -> int:
-        """Bytes of the work items' slots, in whole pages."""
+        """Bytes of all work items' slots, rounded up to whole pages."""
         return cdiv(self.items * self.slot * self.size, PAGE) * PAGE
 
     def _text(self, defined: Mapping[str, object], **values: Any) -> str:
@@ -80,12 +80,12 @@ class DepthwiseKernel(PackedKernel):
         return text + self.rendered((*self.files, "depthwise_pack.cl"), **values)
 
     def packer(self, context: Any, offset: int) -> Launch:
-        """Packs w as [tap][channel] (NHWC) or [channel][tap]."""
+        """Return the launch that packs w as [tap][channel] (NHWC) or [channel][tap] (NCHW)."""
         arguments = ["w", "workspace", np.int64(offset // self.size), *map(np.int32, self.p.w_first)]
         return self.launch(context, "pack", [self.ct // self.lanes], arguments)
 
     def convolution(self, context: Any, weights: str, offset: int) -> Launch:
-        """The convolution itself."""
+        """Return the launch of the convolution, which reads the packed weights."""
         slots = ["workspace"] if self.slot else []
         arguments = [self.source, weights, np.int64(offset // self.size), *slots, self.target, *self.extras]
         arguments += [np.int32(v) for v in (*self.p.pad, *self.p.start)]
@@ -93,7 +93,7 @@ class DepthwiseKernel(PackedKernel):
 
 
 class PlaneKernel(DepthwiseKernel):
-    """NCHW: bands are copied, a vector is neighbouring places of a row."""
+    """The NCHW kernel: bands of rows are copied, and a vector holds neighbouring output pixels of a row."""
 
     files = ("runs.cl", "planes.cl.mako", "depthwise_nchw.cl.mako")
 
@@ -112,7 +112,7 @@ class PlaneKernel(DepthwiseKernel):
 
 
 class RowKernel(DepthwiseKernel):
-    """NHWC: rows are read from the tensor, a vector is neighbouring channels."""
+    """The NHWC kernel: rows are read from the tensor, and a vector holds neighbouring channels."""
 
     files = ("depthwise_nhwc.cl.mako",)
 
@@ -121,7 +121,8 @@ class RowKernel(DepthwiseKernel):
         width = p.places[2]
         places = cdiv(width, cdiv(width, config["p"]))
         self.widths = [places, width % places] if width % places else [places]
-        # A tile moves down the rows of a band. With few channels, what the next row reads again is still in the cache.
+        # A tile moves down the rows of a band. With few channels, the elements that the next row reads again are still
+        # in the cache.
         columns = (places - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
         near = TILE_BYTES // (self.size * (columns * p.taps[0] * p.taps[1] + p.volume))
         most = config["cb"] or max(self.lanes, near // self.lanes * self.lanes)

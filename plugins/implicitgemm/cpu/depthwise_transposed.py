@@ -15,22 +15,23 @@ from .kernel import Kernel
 from .passes import forward_pass
 
 MAX_SOURCES = 4
-"""Channels of y a group: a kernel for more would be a matrix product."""
+"""Most channels of y per group: a kernel for more would be a matrix product."""
 BLOCK_VECTORS = 4
-"""Vectors of sums that are computed at a time: as many as hide a multiply-add's latency."""
+"""Vectors of sums that are in registers at the same time: enough to hide the latency of a multiply-add."""
 MAX_SLOT_BYTES = 1 << 26
-"""Bytes of a work item's memory, which holds a plane of y whose rows are spread."""
+"""Most bytes of a work item's slot, which holds a plane of y whose rows are spread by the stride."""
 
-# The cost model counts operations of the peak: nine layers of one to three axes, within a factor of two.
-LAUNCH_OPS = 4.8e6  # a launch
-SPREAD_OPS = 20.0  # an element of a spread row
-TAP_OPS = 5.0  # an element of a row of sums, for one run of taps
-WRITTEN_OPS = 12.0  # an element that is set to zero and written
-ROW_END_ELEMENTS = 64  # elements in the time of a row's ends
+# The constants of the cost model are in operations at the device's peak multiply-add rate; they predict nine layers of
+# one to three axes within a factor of two.
+LAUNCH_OPS = 4.8e6  # operations at peak rate in the time of the one kernel launch
+SPREAD_OPS = 20.0  # operations at peak rate per element of a row of y that is spread by the stride
+TAP_OPS = 5.0  # operations at peak rate per element of a row of sums and run of taps
+WRITTEN_OPS = 12.0  # operations at peak rate per element of x that is set to zero and written
+ROW_END_ELEMENTS = 64  # elements of a row in the time that both ends of the row take
 
 
 class TransposedKernel(Kernel):
-    """One configuration."""
+    """The strided depthwise data gradient under one configuration: sizes, text and launch."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, forward_pass(problem))
@@ -63,12 +64,12 @@ class TransposedKernel(Kernel):
         return text + self.rendered(["depthwise_transposed.cl.mako"], **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """One launch."""
+        """Compile the one launch that writes the data gradient."""
         operands = ["y", "w", "x", *self.extras, "workspace"]
         return StepPlan(self.workspace_size, [self.launch(context, "transposed", [self.items], operands)])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak: the launch, rows that are spread, taps, and rows that are written."""
+        """Return operations at peak rate: the launch, spreading rows of y, taps, and writing rows of x."""
         p = self.problem
         spread = p.ic // p.g * math.prod(p.y_shape) * p.sw
         rows = p.mb * p.ic * p.id * p.ih
@@ -79,12 +80,12 @@ class TransposedKernel(Kernel):
 
 
 class DepthwiseTransposed(KernelSolver):
-    """Data gradients of a stride and few channels a group, on a CPU: every kernel that is dense along w."""
+    """Solves strided data gradients of few channels per group on a CPU, for kernels without dilation along w."""
 
     kernel = TransposedKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but an NCHW data gradient of a stride."""
+        """Reject everything but NCHW data gradients of a stride and few channels per group."""
         if problem.direction != "bwd_data":
             return f"bwd_data only, got {problem.direction}"
         if problem.layout != "nchw":
@@ -103,7 +104,7 @@ class DepthwiseTransposed(KernelSolver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Work items for a compute unit."""
+        """Yield configurations with 4 and with 16 work items per compute unit."""
         for each in (4, 16):
             yield {"lanes": lanes_of(device, problem.dtype), "items": each * device.compute_units}
 

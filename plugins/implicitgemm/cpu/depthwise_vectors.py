@@ -13,17 +13,19 @@ from .kernel import Kernel
 from .passes import forward_pass, passes
 from .places import Tile, cover, lanes_in, moved, name, runs_of, tiles_of
 
-# The cost model counts operations of the peak, fitted on times of drawn layers.
-LAUNCH_OPS = 4.8e6  # the launch
-LANE_OPS = 1.3  # an operation of a lane, whether a place fills it or not
-GRADIENT_LANE_OPS = 1.8  # the same in the weights' gradient
-ELEMENT_OPS = 12.0  # an element of x, y or dy
-STRIDED_OPS = 27.0  # an element of x that is read with a stride
-RESULT_OPS = 450.0  # an element of dw
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
+# drawn at random.
+LAUNCH_OPS = 4.8e6  # operations at peak rate in the time of the one kernel launch
+LANE_OPS = 1.3  # operations at peak rate per operation of a vector lane, including lanes without an output pixel
+# Operations at peak rate per operation of a vector lane in the weights' gradient, including empty lanes
+GRADIENT_LANE_OPS = 1.8
+ELEMENT_OPS = 12.0  # operations at peak rate per element of x, y or dy that is read or written
+STRIDED_OPS = 27.0  # operations at peak rate per element of x that is read with a stride
+RESULT_OPS = 450.0  # operations at peak rate per element of dw
 
 
 class VectorKernel(Kernel):
-    """One configuration; it needs no workspace."""
+    """The kernel of the forward convolution and the data gradient; it needs no workspace."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, passes(problem)[0])
@@ -49,12 +51,12 @@ class VectorKernel(Kernel):
         return text + self.rendered(files, moved=moved, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """One launch."""
+        """Compile the one launch of the kernel."""
         arguments = [self.source, "w", self.target, *self.extras]
         return StepPlan(0, [self.launch(context, "depthwise", [self.items], arguments)])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """The launch, the lanes of all tiles, and the elements of x and y."""
+        """Return operations at peak rate: the launch, the lanes of all tiles, and the elements of x and y."""
         problem = self.problem
         x, y = math.prod(problem.x_shape), math.prod(problem.y_shape)
         element = ELEMENT_OPS if problem.sw == 1 else STRIDED_OPS
@@ -64,14 +66,14 @@ class VectorKernel(Kernel):
 
 
 class VectorSums(Kernel):
-    """One configuration; it needs no workspace."""
+    """The kernel of the weights' gradient; it needs no workspace."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, forward_pass(problem))
         self.items = min(self.p.groups, config["items"])
 
     def _tiles(self) -> tuple[dict[Any, str], list[Any]]:
-        """Functions by tile, and (taps, runs of calls) of as many rows of taps at a time as registers have room for."""
+        """Return functions by tile, and (taps, runs of calls) for as many rows of taps as fit the registers."""
         p, lanes, tiles = self.p, self.lanes, {}
         height, width = p.places[1:]
         some = max(1, self.config["sums"] // p.taps[2])
@@ -101,11 +103,11 @@ class VectorSums(Kernel):
         return text + self.rendered(files, moved=moved, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """One launch."""
+        """Compile the one launch of the kernel."""
         return StepPlan(0, [self.launch(context, "gradient", [self.items], ["x", "y", "w"])])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """The launch, the lanes of all tiles, and the elements of x, dy and dw."""
+        """Return operations at peak rate: the launch, the lanes of all tiles, and the elements of x, dy and dw."""
         problem = self.problem
         x, y, w = (math.prod(getattr(problem, f"{name}_shape")) for name in "xyw")
         work = GRADIENT_LANE_OPS * 2 * lanes_in(self.p, self.lanes) * problem.kh * problem.kw

@@ -1,4 +1,4 @@
-"""``implicitgemm.depthwise_weights``: the weights' gradient of one channel a group, one vector of sums a tap."""
+"""``implicitgemm.depthwise_weights``: the weights' gradient of depthwise layers, one vector of sums per tap."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from .passes import forward_pass
 from .places import fits
 
 SLOT_BYTES = 48 * 1024
-"""Bytes of a band's source rows in a slot."""
+"""Bytes of the source rows of one band, which a work item copies into its slot of the workspace."""
 
-# The cost model counts operations of the peak, fitted on times of drawn layers.
-OPERATION_OPS = 2.25  # an operation of the direct sum
-LAUNCHES_OPS = 8e6  # both launches
-COPIED_OPS = 70.0  # an element of x or dy that is copied
-RESULT_OPS = 670.0  # an element of dw
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
+# drawn at random.
+OPERATION_OPS = 2.25  # operations at peak rate per operation of the direct sum
+LAUNCHES_OPS = 8e6  # operations at peak rate in the time of both launches: the parts of dw and their sum
+COPIED_OPS = 70.0  # operations at peak rate per element of x or dy that is copied into a slot
+RESULT_OPS = 670.0  # operations at peak rate per element of dw
 
 
 class BandSums(Kernel):
-    """One configuration that copies bands; x has the layout of the forward direction in the slots."""
+    """The kernel that copies bands of rows into slots, where x has the layout of the forward direction."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, forward_pass(problem))
         self.bands = b = Bands(self.p, config)
         p = self.p
-        # The taps of all rows at once while their sums fit the registers, else row by row.
+        # All taps are summed in one pass while their sums fit the registers, otherwise one row of taps at a time.
         whole = p.taps[1] * p.taps[2] <= config["sums"] and (p.taps[0] == 1 or not p.nhwc)
         self.tile_rows = p.taps[1] if whole else 1
         bands = p.images * p.places[0] * cdiv(p.places[1], b.rows)
@@ -62,7 +63,7 @@ class BandSums(Kernel):
         return text + self.rendered(files, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Parts of dw, then their sum."""
+        """Compile the launch that computes the parts of dw, and the launch that adds them."""
         pads = [*map(np.int32, self.p.pad)]
         arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.size), *pads]
         parts = self.launch(context, "weights", [self.parts, self.chunks], arguments)
@@ -70,22 +71,22 @@ class BandSums(Kernel):
         return StepPlan(self.workspace_size, [parts, total])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """The launches, the direct sum, and the copies of x and dy."""
+        """Return operations at peak rate: the launches, the direct sum, and the copies of x and dy."""
         x, y, w = (math.prod(getattr(self.problem, f"{name}_shape")) for name in "xyw")
         copied, result = COPIED_OPS * (x + y), RESULT_OPS * w
         return LAUNCHES_OPS * balance.launch + OPERATION_OPS * self.problem.flops + copied + result
 
 
 class DepthwiseWeights(KernelSolver):
-    """One input and one output channel a group, on a CPU: the weights' gradient."""
+    """Solves the weights' gradient of layers with one input and one output channel per group, on a CPU."""
 
     @staticmethod
     def kernel(problem: ConvProblem, config: Mapping[str, Any]) -> Any:
-        """From registers where the configuration says so."""
+        """Return the kernel that computes from registers, or the one that copies bands, as the configuration says."""
         return (VectorSums if "rows" in config else BandSums)(problem, config)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but the weights' gradient of one channel a group."""
+        """Reject everything but the weights' gradient of one channel per group."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         if not problem.ic == problem.oc == problem.g:
@@ -95,7 +96,7 @@ class DepthwiseWeights(KernelSolver):
         return unusable(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Vectors of a tile from registers; then the slot's size, the channels at a time and the parts of the sum."""
+        """Yield vectors per tile of register kernels; then slot size, channels per band and parts of the sum."""
         lanes, units = lanes_of(device, problem.dtype), device.compute_units
         sums = 25 if device.simd_width >= 16 else 12
         if fits(problem.replace(direction="fwd", accumulate=False), lanes):

@@ -16,15 +16,19 @@ from .kernel import PackedKernel, PackedSolver, unusable
 from .passes import Pass, passes
 from .tiles import default, odd_lines, predicted, source_width, spaces, straight
 
-# The cost model counts operations of the peak, fitted with ``tiles``.
-PACKED_OPS = {False: 145.0, True: 60.0}  # a weight that is packed one by one, or transposed in registers
-FAR_PACKED_OPS = 240.0  # a weight that is packed, of more bytes than caches hold
-CACHED_BYTES = 6 << 20  # bytes of weights that caches hold
-LAUNCH_OPS = 3.7e6  # a launch
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted together with those
+# of ``tiles``.
+
+# Operations at peak rate per packed weight: packed one by one (False), or in squares that are transposed in registers
+# (True)
+PACKED_OPS = {False: 145.0, True: 60.0}
+FAR_PACKED_OPS = 240.0  # operations at peak rate per packed weight, if the packed weights exceed CACHED_BYTES
+CACHED_BYTES = 6 << 20  # bytes of packed weights that the caches hold
+LAUNCH_OPS = 3.7e6  # operations at peak rate in the time of one kernel launch
 
 
 class PassKernel(PackedKernel):
-    """One pass under one configuration."""
+    """The kernel of one dense pass under one configuration."""
 
     def __init__(self, p: Pass, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, p)
@@ -43,11 +47,12 @@ class PassKernel(PackedKernel):
         self.slot = cdiv(self.slot_x + sums, 1024) * 1024 + 80
         self.wblock = p.c * p.volume * self.nvl
         self.pack_c = max(1, min(p.c, 16384 // (p.volume * self.nvl)))
-        """Source channels of a packing work item."""
+        """Source channels whose weights one work item packs."""
         pads = (getattr(problem, f"p{axis}{side}") for axis in problem.axes for side in ("", "_r"))
         padded = problem.direction == "fwd" and any(pad > 0 for pad in pads)
         self.nonfinite = p.groups * self.blocks * self.wblock if padded else 0
-        """Elements before the flags of weights that hold an infinity or NaN; 0: no flags, as in a data gradient."""
+        """Offset in the packed weights, in elements, of the flags that mark an infinity or NaN; 0 if there are no flags
+        (no padding, or a data gradient)."""
         flags = p.groups * self.blocks * cdiv(p.c, self.pack_c) if padded else 0
         self.packed_size = (p.groups * self.blocks * self.wblock + flags) * self.size
         self.slots_size = config["items"] * config["parts"] * self.slot * self.size
@@ -96,7 +101,7 @@ class Direct(PackedSolver):
     """Register tiles over bands of rows: any rank, group, stride, dilation, padding, layout and dtype."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but a forward convolution or data gradient on a CPU."""
+        """Reject everything but forward convolutions and data gradients on a CPU."""
         if problem.direction == "bwd_weights":
             return "forward and bwd_data only, got bwd_weights"
         if phase_count(problem) > MOST_PHASES:
@@ -120,7 +125,7 @@ class Direct(PackedSolver):
         ]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The tiles' cycles, staging, stores and launches, and the packing of weights that are not constant."""
+        """Return the predicted seconds: tiles, copies of bands, stores, launches, packing of weights that change."""
         kernels, known = self.kernels(problem, config, device), rates(device)
         balance = Balance.of(known)
         launch, far = LAUNCH_OPS * balance.launch, FAR_PACKED_OPS * balance.memory

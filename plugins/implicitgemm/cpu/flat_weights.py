@@ -1,4 +1,4 @@
-"""``implicitgemm.flat_weights``: the weights' gradient of few channels a group in NCHW, vectors along the places."""
+"""``implicitgemm.flat_weights``: weights' gradients of few channels per group in NCHW, vectors along the pixels."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ from .passes import Pass, forward_pass
 from .tiles import source_width
 
 MAX_CHANNELS = 64
-"""Source channels a group."""
+"""Most source channels per group."""
 MAX_TAPS_W = 11
-"""Taps along w, which are unrolled."""
+"""Most taps along w: the loop over them is unrolled."""
 SLOT_BYTES = 192 * 1024
 """Bytes of a band's rows of x and dy that a configuration prefers not to exceed."""
 MAX_SLOT_BYTES = 1 << 20
 """Bytes of the smallest band's rows beyond which a problem is rejected."""
 
-# The cost model counts operations of the peak, fitted on times of drawn layers.
-OPERATION_OPS = 1.8  # an operation in a tile
-ACROSS_OPS = 7200.0  # adding a tile's vectors across their lanes
-STAGED_OPS = 18.0  # an element that is copied for a band
-SINGLE_OPS = 150.0  # an element that is copied one by one, as every third or later of a row is
-RESULT_OPS = 150.0  # an element of dw
-LAUNCH_OPS = 4e6  # a launch
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
+# drawn at random.
+OPERATION_OPS = 1.8  # operations at peak rate per operation of a register tile
+ACROSS_OPS = 7200.0  # operations at peak rate for adding the vectors of one register tile across their lanes
+STAGED_OPS = 18.0  # operations at peak rate per element that is copied for a band
+# Operations at peak rate per element that is copied alone, because the stride takes every third or later element of a
+# row
+SINGLE_OPS = 150.0
+RESULT_OPS = 150.0  # operations at peak rate per element of dw
+LAUNCH_OPS = 4e6  # operations at peak rate in the time of one kernel launch
 
 
 def _widths(p: Pass) -> list[int]:
-    """Taps of a tile along w: all, one, or as many as advance the source by whole steps from block to block.
+    """Return the numbers of taps of a tile along w: all, one, or those whose blocks start at a multiple of the stride.
 
     The columns of a tile have fixed phases of the stride, so each block must begin at the first phase.
     """
@@ -45,7 +48,7 @@ def _widths(p: Pass) -> list[int]:
 
 
 class FlatKernel(Kernel):
-    """One configuration: tiles of ``mn`` target channels by ``jc`` source channels by ``jw`` taps."""
+    """The kernel of one configuration: tiles of ``mn`` target channels by ``jc`` source channels by ``jw`` taps."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, forward_pass(problem))
@@ -85,7 +88,7 @@ class FlatKernel(Kernel):
         return text + self.rendered(files, inter=False, lanes=self.lanes, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Parts of dw, and their sum where there are several."""
+        """Compile the launch that computes the parts of dw, and the one that adds them if there are several."""
         arguments = ["x", "y", "w", "workspace", *map(np.int32, self.p.pad)]
         steps = [self.launch(context, "weights", [self.items], arguments)]
         if self.parts > 1:
@@ -93,7 +96,7 @@ class FlatKernel(Kernel):
         return StepPlan(self.workspace_size, steps)
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak: tiles, the sums across lanes, what is copied, parts and launches."""
+        """Return operations at peak rate: tiles, sums across lanes, copied elements, partial sums and launches."""
         p, taps = self.p, self.jc * self.jw
         step = max(self.mn * taps, 2 * taps + self.mn, 8) + 1
         bands = p.images * p.groups * p.places[0] * self.bands
@@ -106,12 +109,12 @@ class FlatKernel(Kernel):
 
 
 class FlatWeights(KernelSolver):
-    """Vectors along the places of a band: weights' gradients of few channels a group, on a CPU."""
+    """Solves weights' gradients of few channels per group on a CPU, with vectors along the pixels of a band."""
 
     kernel = FlatKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but few channels a group, a short kernel and rows that fit a slot."""
+        """Reject everything but few channels per group, a short kernel and rows that fit a slot."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         if problem.layout != "nchw":
@@ -155,7 +158,7 @@ class FlatWeights(KernelSolver):
 
 
 def _config(**changes: int) -> dict[str, Any]:
-    """The smallest tile and band."""
+    """Return the configuration with the smallest tile and band, changed by ``changes``."""
     return {"mn": 1, "jc": 1, "jw": 1, "rows": 1, "parts": 1, **changes}
 
 

@@ -1,4 +1,4 @@
-"""What the CPU kernels of this folder share: macros, launches, packed weights, and the solvers around them."""
+"""Base classes of this folder's CPU kernels and solvers: macros, launches, packed weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from convdispatch.api.cpu import PAGE, Balance, cdiv, transposed
 from .passes import Pass
 
 MOST_BANDS = 1024
-"""Bands that an image's rows are divided into at most; of more rows the largest heights are the same."""
+"""Most bands that the rows of an image are divided into; beyond, more rows do not change the tallest heights."""
 
 
 def unusable(problem: ConvProblem, device: DeviceInfo) -> str | None:
@@ -36,7 +36,7 @@ def unusable(problem: ConvProblem, device: DeviceInfo) -> str | None:
 
 
 def band_heights(rows: int) -> list[int]:
-    """Rows of a band that divide ``rows`` evenly, the most first."""
+    """Return the heights of bands (in rows) that divide ``rows`` evenly, the tallest first."""
     return sorted({cdiv(rows, count) for count in range(1, min(rows, MOST_BANDS) + 1)}, reverse=True)
 
 
@@ -50,7 +50,7 @@ def cheapest(rated: Iterable[tuple[Any, float, dict[str, Any]]], fallback: dict[
 
 
 class Kernel:
-    """One configuration of one pass: every size is known, nothing is compiled."""
+    """Base of the kernels: one configuration of one pass; every size is computed, nothing is compiled."""
 
     workspace_size = 0
 
@@ -58,7 +58,7 @@ class Kernel:
         self.problem, self.config, self.p = problem, config, p
         self.lanes = config["lanes"]
         self.size = 8 if p.dtype == "float64" else 4
-        """Bytes of a sum."""
+        """Bytes of one accumulator."""
         self.source, self.target = ("y", "x") if problem.direction == "bwd_data" else ("x", "y")
         self.extras = [name for name in ("bias", "residual") if getattr(problem, name)]
         self._program: Any = None
@@ -70,25 +70,25 @@ class Kernel:
         return text + self.vector_macros() + p.macros(names) + define(IMAGES=p.images, **values)
 
     def vector_macros(self) -> str:
-        """Elements of a vector LANES, its type V, and that of integers of its size KEPT."""
+        """Return the macros LANES (elements of a vector), V (its type) and KEPT (an integer vector of equal size)."""
         integer = "long" if self.p.dtype == "float64" else "int"
         kind = DTYPES[self.p.dtype].accumulator
         return define(LANES=self.lanes, V=f"{kind}{self.lanes}", KEPT=f"{integer}{self.lanes}")
 
     def rendered(self, files: Sequence[str], **values: Any) -> str:
-        """The text of kernel files, rendered with the same values."""
+        """Return the text of kernel files, all rendered with the same values."""
         return "".join(kernel_text(__package__, file, transposed=transposed, **values) for file in files)
 
     def text(self) -> str:
-        """The program's OpenCL text."""
+        """Return the OpenCL text of the program."""
         raise NotImplementedError
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak in the predicted time."""
+        """Return the predicted time, in operations at the device's peak rate."""
         raise NotImplementedError
 
     def seconds(self, device: DeviceInfo) -> float:
-        """The predicted time."""
+        """Return the predicted time in seconds."""
         known = rates(device)
         return self.cost(Balance.of(known), device) / known.flops
 
@@ -108,11 +108,11 @@ class PackedKernel(Kernel):
     """Bytes of the workspace that the convolution itself needs."""
 
     def packer(self, context: Any, offset: int) -> Launch:
-        """Packs w into the workspace, or into the packed buffer in its place, from byte ``offset`` on."""
+        """Return the launch that packs w into the workspace, or the packed buffer, from byte ``offset`` on."""
         raise NotImplementedError
 
     def convolution(self, context: Any, weights: str, offset: int) -> Launch:
-        """The convolution; packed weights begin at byte ``offset`` of operand ``weights``."""
+        """Return the launch of the convolution; packed weights begin at byte ``offset`` of operand ``weights``."""
         raise NotImplementedError
 
 
@@ -124,16 +124,16 @@ class PackedSolver(Solver):
         raise NotImplementedError
 
     def pack_key(self, problem: ConvProblem, config: Mapping[str, Any], kernels: list[Any]) -> str:
-        """Equal where packed weights are."""
+        """Return a key that is equal for plans whose packed weights are equal."""
         return json.dumps([self.name, str(problem), dict(config)], sort_keys=True)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Slots, and packed weights unless they are constant."""
+        """Return the bytes of the slots, and of the packed weights unless they are constant."""
         _, weights, slots = _areas(self.kernels(problem, config, device))
         return slots if problem.constant_weights else slots + weights
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """Packing, then the passes."""
+        """Compile the packing of the weights, then the passes."""
         double = problem.dtype == "float64"
         device = _Device(config["lanes"] * (2 if double else 1), context.devices[0].max_compute_units)
         kernels = self.kernels(problem, config, device)

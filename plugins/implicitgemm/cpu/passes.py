@@ -1,4 +1,4 @@
-"""From a problem to dense passes: ``target[n, place] = sum over (c, tap) of weights[n, c, tap] source[c, position]``.
+"""Dense passes of a problem: ``target[n, place] = sum over (c, tap) of weights[n, c, tap] source[c, position]``.
 
 ``position = place * step + tap * spread - pad`` along each axis, zero outside the source; the result is written at
 ``start + place * stride`` of the target. The forward convolution is one pass over x. The data gradient is one pass
@@ -19,14 +19,14 @@ from convdispatch.api import ConvProblem, TensorLayout, define, geometry_of
 
 @dataclass(frozen=True)
 class Pass:
-    """One dense convolution of step ``step``; triples are along (d, h, w)."""
+    """One dense convolution that reads every ``step``-th element of the source; triples are along (d, h, w)."""
 
     images: int
     groups: int
     c: int
-    """Source channels a group."""
+    """Source channels per group."""
     n: int
-    """Target channels a group."""
+    """Target channels per group."""
     source: tuple[int, ...]
     places: tuple[int, ...]
     target: tuple[int, ...]
@@ -39,35 +39,35 @@ class Pass:
     pad: tuple[int, ...]
     """Zeros before the source; below 0: elements skipped."""
     w_first: tuple[int, ...]
-    """Kernel position of tap 0."""
+    """Position in the kernel of this pass' tap 0, along (d, h, w)."""
     w_step: tuple[int, ...]
-    """Kernel positions from one tap to the next."""
+    """Positions in the kernel from one tap of this pass to the next, along (d, h, w)."""
     kernel: tuple[int, ...]
-    """The kernel's own size."""
+    """Size of the whole kernel along (d, h, w)."""
     w_strides: tuple[int, int, int]
     """Strides of w in elements along the target channel, the source channel and the tap."""
     nhwc: bool
     dtype: str
     empty: bool = False
-    """No tap reaches these elements: the sum is 0."""
+    """Whether no tap reaches the target elements of this pass: their sum is 0."""
     fold: int = 1
-    """Neighbouring places of a row that count as channels: ``n`` counts (place of the fold, channel)."""
+    """Neighbouring target elements of a row that count as channels: ``n`` counts (element of the fold, channel)."""
     width: int = 0
-    """Places of a row before the fold; 0: not folded."""
+    """Target elements of a row before folding; 0 if the pass is not folded."""
 
     @functools.cached_property
     def volume(self) -> int:
-        """Taps."""
+        """Number of taps."""
         return math.prod(self.taps)
 
     @functools.cached_property
     def flops(self) -> int:
-        """Operations, two a multiply-add."""
+        """Number of operations of the pass, two per multiply-add."""
         pixels = self.images * math.prod(self.places)
         return 0 if self.empty else 2 * pixels * self.groups * self.n * self.c * self.volume
 
     def macros(self, names: str = "XYTSD") -> str:
-        """Sizes of source X, places Y, target Z and taps T; steps S, spreads D, strides U and pads P, along d, h, w."""
+        """Macros along d, h, w: sizes of source X, pass Y, target Z, taps T; steps S, spreads D, strides U, pads P."""
         sizes = {"X": self.source, "Y": self.places, "Z": self.target, "T": self.taps, "S": self.step}
         sizes |= {"D": self.spread, "U": self.stride, "P": tuple(f"({pad})" for pad in self.pad)}
         return "".join(define(**dict(zip((f"{name}{axis}" for axis in "DHW"), sizes[name]))) for name in names)
@@ -78,7 +78,7 @@ class Pass:
         return text + define(**{f"KS{axis}": f"({step})" for axis, step in zip("DHW", self.w_step, strict=True)})
 
     def planes(self) -> dict[str, int]:
-        """Elements of a plane of the source, XP, and of the places, YP."""
+        """Macros of the elements in a plane of the source, XP, and of the pass' results, YP."""
         return {"XP": self.source[1] * self.source[2], "YP": self.places[1] * self.places[2]}
 
     @property
@@ -87,7 +87,7 @@ class Pass:
         return self.fold == 1 and self.places == self.target
 
     def folded(self, lanes: int) -> Pass:
-        """The same sums with neighbouring places of a row as channels, where few channels would leave lanes empty.
+        """Return the same sums with neighbouring pixels of a row as channels, if few channels would leave lanes empty.
 
         ``target[(j, n), place] = sum over t' of w[n, t' - j] source[place * J + t' - pad]``, j < J: a convolution of
         step J whose ``taps + J - 1`` taps are partly zeros. Worth it while those cost less than the empty lanes.
@@ -123,7 +123,7 @@ def passes(problem: ConvProblem) -> list[Pass]:
     w_strides = (w.image, w.channel, w.axes[2])
     if problem.direction == "bwd_data":
         w_strides = (w.channel, w.image, w.axes[2])
-    # In a data gradient later taps read earlier elements: its taps are taken from the last to the first.
+    # In a data gradient later taps read earlier elements, so its taps are processed from the last to the first.
     back = tuple(spread < 0 for spread in geo.spread)
     result = []
     for phase in geo.phases:

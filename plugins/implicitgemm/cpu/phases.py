@@ -23,20 +23,21 @@ SLOT_BYTES = 256 * 1024
 MAX_SLOT_BYTES = 2 << 20
 """Bytes of the smallest band's rows beyond which a problem is rejected."""
 
-# The cost model counts operations of the peak, fitted on times of drawn layers.
-OPERATION_OPS = 1.06  # an operation in a tile
-STAGED_OPS = 12.0  # an element that is copied for a band
-STORED_OPS = 16.0  # an element of the result
-PACKED_OPS = 112.0  # a weight that is packed
-FAR_PACKED_OPS = 600.0  # a weight that is packed, of more bytes than caches hold
-CACHED_BYTES = 6 << 20  # bytes of packed weights that caches hold
-LAUNCH_OPS = 4e6  # a launch
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
+# drawn at random.
+OPERATION_OPS = 1.06  # operations at peak rate per operation of a register tile
+STAGED_OPS = 12.0  # operations at peak rate per element that is copied for a band
+STORED_OPS = 16.0  # operations at peak rate per element of the result
+PACKED_OPS = 112.0  # operations at peak rate per packed weight
+FAR_PACKED_OPS = 600.0  # operations at peak rate per packed weight, if the packed weights exceed CACHED_BYTES
+CACHED_BYTES = 6 << 20  # bytes of packed weights that the caches hold
+LAUNCH_OPS = 4e6  # operations at peak rate in the time of one kernel launch
 SINGLE_PHASE_FACTOR = 1.08
-"""Measured over predicted time of a single phase: without a stride, many channels are read for few places."""
+"""Measured over predicted time without a stride (a single phase): many channels are read for few pixels."""
 
 
 class Part(NamedTuple):
-    """One phase as the kernel's template reads it."""
+    """The values of one phase of the stride that the kernel's template reads."""
 
     number: int
     volume: int
@@ -44,20 +45,21 @@ class Part(NamedTuple):
     w_first: tuple[int, ...]
     w_step: tuple[int, ...]
     at: int
-    """Offset in the slot of what place 0 and tap 0 read."""
+    """Offset in the slot of the element that tap 0 of the first target element reads."""
     before: int
     """Offset of this phase's weights in a block of packed weights."""
 
 
 class PhasesKernel(Kernel):
-    """One configuration: tiles of ``mr`` target channels by ``nv`` vectors of places."""
+    """The kernel of one configuration: tiles of ``mr`` target channels by ``nv`` vectors of target pixels."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         self.passes = found = passes(problem)
         super().__init__(problem, config, max(found, key=lambda each: each.volume * (not each.empty)))
         p, self.mr, self.nv = self.p, config["mr"], config["nv"]
         live = [each for each in found if not each.empty]
-        # The slot's first row and column in the source, the rows that a band reads beyond its places, and its pitch.
+        # Compute the slot's first row and column in the source, the source rows that a band reads beyond its height,
+        # and the slot's pitch.
         self.zero = tuple(min((-each.pad[axis] for each in live), default=0) for axis in (1, 2))
         reach = [
             max((-each.pad[axis] - zero + (each.taps[axis] - 1) * each.spread[axis] for each in live), default=0)
@@ -69,7 +71,7 @@ class PhasesKernel(Kernel):
         self.slot_rows = self.rows + reach[0]
         flat = (self.rows - 1) * self.wp + self.width
         self.vectors = max(cdiv(flat, self.lanes), self.nv)
-        # An odd number of vectors, so that channels spread over the cache's sets.
+        # The plane of a channel has an odd number of vectors, so that channels are spread over the sets of the cache.
         self.plane = (cdiv(self.slot_rows * self.wp, 16) | 1) * 16
         self.sums = self.vectors * self.lanes
         self.slot_x = p.c * self.plane + self.vectors * self.lanes + reach[1] + 80
@@ -79,7 +81,7 @@ class PhasesKernel(Kernel):
         self.items = min(self.jobs, config["items"])
         self.wblock = p.c * self.mr * sum(each.volume for each in live)
         self.pack_c = max(1, min(p.c, 16384 // max(1, self.wblock // p.c)))
-        """Source channels of a packing work item."""
+        """Source channels whose weights one work item packs."""
         self.packed_size = p.groups * self.blocks * self.wblock * self.size
         self.slots_size = self.items * self.slot * self.size
         areas = Areas(PAGE)
@@ -89,7 +91,7 @@ class PhasesKernel(Kernel):
 
     @property
     def parts(self) -> list[Part]:
-        """The phases in their order."""
+        """The values of all phases for the template, in the order of the phases."""
         found, before = [], 0
         for number, p in enumerate(self.passes):
             volume = 0 if p.empty else p.volume
@@ -118,7 +120,7 @@ class PhasesKernel(Kernel):
         return text + self.rendered(["runs.cl"]) + self.rendered(["phases.cl.mako"], **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Packing, then one launch for all phases."""
+        """Compile the packing of the weights, then one launch for all phases."""
         constant, at = self.problem.constant_weights, np.int64(self.packed_at)
         sizes = [self.p.groups * self.blocks, cdiv(self.p.c, self.pack_c)]
         pack = self.launch(context, "pack", sizes, ["w", "workspace", at])
@@ -130,7 +132,7 @@ class PhasesKernel(Kernel):
         return StepPlan(self.workspace_size, [conv], self.packed_size, [pack], key)
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak: tiles, what is copied and written, launches, and packing."""
+        """Return operations at peak rate: tiles, copied and written elements, launches, and packing."""
         p, nv = self.p, self.nv
         step = max(self.mr * nv, 2 * nv + self.mr, 8) + 1
         tiles = p.images * p.groups * self.bands * self.blocks * cdiv(self.vectors, nv)
@@ -148,12 +150,12 @@ class PhasesKernel(Kernel):
 
 
 class Phases(KernelSolver):
-    """Vectors along a row's places, all phases of a stride in one launch, on a CPU: data gradients in NCHW."""
+    """Solves NCHW data gradients on a CPU: vectors along the pixels of a row, all phases of a stride in one launch."""
 
     kernel = PhasesKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but an NCHW data gradient in one or two dimensions whose rows fit a slot."""
+        """Reject everything but NCHW data gradients in one or two dimensions whose rows fit a slot."""
         if problem.direction != "bwd_data":
             return f"bwd_data only, got {problem.direction}"
         if problem.layout != "nchw":
@@ -193,6 +195,6 @@ class Phases(KernelSolver):
 
 
 def _base(problem: ConvProblem, device: DeviceInfo) -> dict[str, Any]:
-    """The smallest tile and band."""
+    """Return the configuration with the smallest tile and band."""
     lanes = lanes_of(device, problem.dtype)
     return {"lanes": lanes, "items": 4 * device.compute_units, "mr": 1, "nv": 1, "rows": 1}

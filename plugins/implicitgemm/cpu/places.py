@@ -1,4 +1,4 @@
-"""Depthwise layers in NCHW from registers: which vectors of the plane a tile of places reads, and how lanes are moved.
+"""Depthwise layers in NCHW from registers: the vectors of the plane that a tile of pixels reads, and moves of lanes.
 
 A vector of sums is neighbouring places: of one row, or of as many whole rows as it has room for. A tap reads
 *windows*: vectors of the plane at literal offsets, whose lanes are moved in registers to the place that needs them.
@@ -22,7 +22,7 @@ Lanes = tuple[int | None, ...]
 Read = tuple[tuple[int, int] | None, ...]
 """For each lane a window and the lane in that window; None stands for the value 0."""
 MAX_TAPS_W = 7
-"""Taps of a row, which are unrolled."""
+"""Most taps along w: the loop over them is unrolled."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def lanes_in(p: Pass, lanes: int) -> int:
 
 
 def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = None) -> list[tuple[int, int, Tile]]:
-    """Tiles of a plane, each (row, column, what it does), in the plane's order.
+    """Return the tiles of a plane, each as (row, column, Tile), in the plane's order.
 
     ``rows`` are the most vectors of a tile; ``once``: no place may be stored twice; ``taps``: rows of the kernel.
     """
@@ -72,7 +72,7 @@ def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = No
     known: dict[Any, Tile] = {}
     found = []
     for part in (groups[at : at + rows] for at in range(0, len(groups), rows)):
-        # Tiles far from the plane's ends are alike.
+        # Tiles far from the first and last rows of the plane are equal, so they share one key.
         inside = part[0] * p.step[1] - p.pad[1] >= lanes
         inside &= (part[-1] + deep) * p.step[1] + p.taps[1] * p.spread[1] - p.pad[1] + lanes < p.source[1]
         for number, column in enumerate(columns):
@@ -87,7 +87,7 @@ def tiles_of(p: Pass, lanes: int, rows: int, once: bool, taps: range | None = No
 
 
 class _Plane(NamedTuple):
-    """What all tiles of a plane share: the pass, lanes of a vector, whether places are stored once, rows of taps."""
+    """The values that all tiles of a plane share: the pass, lanes of a vector, whether to store once, rows of taps."""
 
     p: Pass
     lanes: int
@@ -125,14 +125,15 @@ def _tile(plane: _Plane, rows: list[int], deep: int, column: int, before: int) -
 
 
 def cover(offsets: Lanes, windows: list[int], lowest: int, highest: int) -> Read:
-    """The window and the lane in it of each lane. Missing windows are added, between ``lowest`` and ``highest``."""
+    """Return for each lane its window and the lane in it. Adds missing windows, between ``lowest`` and ``highest``."""
     lanes, plain = len(offsets), offsets[0]
     if plain is not None and offsets == tuple(range(plain, plain + lanes)):
         if plain not in windows:
             windows.append(plain)
         return tuple((plain, lane) for lane in range(lanes))
     reused, new = (_choose(offsets, some, lowest, highest) for some in (windows, []))
-    chosen = min(reused, new, key=len)  # a load costs less than one more move of lanes
+    # One vector load costs less than one more move of lanes between registers, so the choice with fewer windows wins.
+    chosen = min(reused, new, key=len)
     windows += [window for window in chosen if window not in windows]
     return tuple(
         None if offset is None else next((w, offset - w) for w in chosen if w <= offset < w + lanes)
@@ -190,7 +191,7 @@ def runs_of(calls: Iterable[tuple[int, int, str]]) -> list[Run]:
 
 
 def name(window: int, of: str = "x") -> str:
-    """A window's variable in OpenCL C."""
+    """Return the name of a window's variable in OpenCL C."""
     return f"{of}{window}" if window >= 0 else f"{of}_{-window}"
 
 

@@ -26,8 +26,8 @@ from convdispatch.api import (
 from convdispatch.api.cpu import Balance
 
 FOLDED_PIXELS = 32
-"""NCHW images of fewer pixels are folded into one product: shorter rows leave vectors half empty. Folded columns are
-packed at every call."""
+"""NCHW images with fewer pixels are folded into one product: their short rows would leave vectors half empty. Folded
+columns are packed at every call."""
 HEAVY_FOLDED_PIXELS = range(128, 256)
 """Pixels of images that are folded too where weights of more than HEAVY_BYTES would be read again for each image."""
 HEAVY_BYTES = 3 << 19
@@ -35,11 +35,11 @@ OTHER_FACTOR = 1.07
 """Measured over predicted time of the form that is not expected to be faster: over 18 layers of 36 to 225 pixels and
 four images, 0.98 to 1.36."""
 _LONGEST_SIDE = 1 << 31
-"""Sides of a product, and products of a batch, stay below this."""
+"""Each side of a product, and the number of products in a batch, stay below this limit."""
 
 
 def _several(problem: ConvProblem) -> bool:
-    """Whether images may be folded or not."""
+    """Whether there is a choice between folding the images into one product and one product per image."""
     return problem.layout == "nchw" and problem.mb > 1 and problem.direction != "bwd_weights"
 
 
@@ -68,7 +68,7 @@ def _spec(problem: ConvProblem, fold: bool) -> GemmSpec:
     images = 1 if fold else mb
 
     def batch(group: int, image: int) -> Axis:
-        """Batches count (image, group)."""
+        """Return the batch axis whose index counts (image, group)."""
         return Axis(group, inner=g, outer=image) if images > 1 else Axis(group)
 
     def tensor(channels: int) -> Matrix:
@@ -94,13 +94,14 @@ class Pointwise(Solver):
     """1x1 convolutions of stride 1 without padding, all directions, on a CPU."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but a plain matrix product on a CPU."""
+        """Reject every layer that is not one matrix product of the tensors themselves, and every device but CPUs."""
         kernel = (problem.kd, problem.kh, problem.kw)
         if kernel != (1, 1, 1):
             return "1x1 only, got " + "x".join(map(str, kernel[3 - problem.ndim :]))
         same = (problem.od, problem.oh, problem.ow) == (problem.id, problem.ih, problem.iw)
         if not same or any(getattr(problem, "s" + a) > 1 and getattr(problem, "i" + a) > 1 for a in problem.axes):
-            return "stride 1 and no padding only"  # far padding may make up for a stride
+            # Sizes may be equal in spite of a stride, because wide padding may make up for the stride.
+            return "stride 1 and no padding only"
         if any(getattr(problem, "p" + axis) for axis in problem.axes):
             return "no padding only"
         if problem.mb < 1:
@@ -118,17 +119,17 @@ class Pointwise(Solver):
                 yield {"fold": fold, "gemm": gemm}
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """The product's: operands that are packed at each call, and parts of a split sum."""
+        """Return the product's workspace in bytes: operands packed at each call, and parts of a split sum."""
         return gemm_workspace(_spec(problem, config["fold"]), config["gemm"])
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """The product's operations, what it reads, packs and writes, and launches."""
+        """Return the predicted seconds of the product: operations, elements read, packed and written, and launches."""
         other, known = _several(problem) and config["fold"] != _folds(problem), rates(device)
         cost = gemm_cost(_spec(problem, config["fold"]), config["gemm"], Balance.of(known))
         return (OTHER_FACTOR if other else 1.0) * cost / known.flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
-        """One product, whose weights are packed once where they are constant."""
+        """Compile one product, whose weights are packed only once if they are constant."""
         product = GemmPlan(context, _spec(problem, config["fold"]), config["gemm"])
         key = json.dumps(
             [self.name, problem.dtype, problem.direction, problem.w_shape, problem.g, dict(config)], sort_keys=True

@@ -1,4 +1,4 @@
-"""``implicitgemm.skinny``: forward layers of few places, whose weights are read once, from the tensor itself."""
+"""``implicitgemm.skinny``: forward layers of few output pixels, whose weights are read once and never packed."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from .kernel import Kernel
 from .passes import passes
 
 MAX_PLACES = 64
-"""Places of all images; more are the work of an ordinary product."""
+"""Most output pixels of all images; layers with more suit an ordinary matrix product."""
 MAX_TAPS = 128
-"""Taps of a window, whose offsets a work item holds."""
+"""Most taps of a window: a work item holds their offsets."""
 MIN_SUM = 64
-"""Products of a sum, at least: the end of a sum's tile takes as long as so many."""
+"""Least products of a sum: the end of a tile takes as long as so many."""
 COPIED_ELEMENTS = 4096
-"""Elements of x that a work item copies at most."""
+"""Most elements of x that one work item copies."""
 COPY_ITEMS = 16
-"""Work items that copy one image, at least."""
+"""Least work items that copy one image."""
 AHEAD_ELEMENTS = 512
-"""Distance in a row of w at which it is prefetched: a tenth to a seventh of the time less."""
+"""Elements of a row of w by which prefetching is ahead of reading: it saves a tenth to a seventh of the time."""
 CACHED_BYTES = 6 << 20
 """Bytes of weights that caches hold between calls."""
 
-# The cost model counts operations of the peak: least squares of logarithms over 150 tiles of 30 drawn layers.
-LAUNCH_OPS = 3e6  # a launch
-COPIED_OPS = (150.0, 45.0)  # an element that is copied, NCHW and NHWC
-RUN_OPS = (0.0, 1000.0)  # a run of channels that is copied, NCHW and NHWC
-NEAR_OPS = 18.0  # an element of w from a cache
-FAR_OPS = 30.0  # an element of w from memory
-MULTIPLY_OPS = 1.7  # a multiply-add of a tile's step
-LOAD_OPS = 3.3  # a load of a tile's step
-STEP_OPS = 7.0  # a tile's step, at least
-TILE_OPS = 40.0  # a tile's end
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted by least squares of
+# logarithms over 150 tiles of 30 layers drawn at random.
+LAUNCH_OPS = 3e6  # operations at peak rate in the time of one kernel launch
+COPIED_OPS = (150.0, 45.0)  # operations at peak rate per element of x that is copied, in NCHW and in NHWC
+RUN_OPS = (0.0, 1000.0)  # operations at peak rate per run of channels that is copied, in NCHW and in NHWC
+NEAR_OPS = 18.0  # operations at peak rate per element of w that is read from a cache
+FAR_OPS = 30.0  # operations at peak rate per element of w that is read from memory
+MULTIPLY_OPS = 1.7  # time of a vector multiply-add in one step of a tile, in vector multiply-adds at peak rate
+LOAD_OPS = 3.3  # time of a vector load in one step of a tile, in vector multiply-adds at peak rate
+STEP_OPS = 7.0  # least time of one step of a tile, in vector multiply-adds at peak rate
+TILE_OPS = 40.0  # time of the end of a tile, in vector multiply-adds at peak rate
 
 
 class SkinnyKernel(Kernel):
-    """One configuration: tiles of ``mr`` rows of w by ``pc`` places."""
+    """The kernel of one configuration: tiles of ``mr`` rows of w by ``pc`` output pixels."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, passes(problem)[0])
@@ -55,7 +56,8 @@ class SkinnyKernel(Kernel):
         if self.in_place:
             self.pitch, self.apart = p.groups * self.k, self.k
         else:
-            # A pitch of an odd number of cache lines, so that places spread over the cache's sets.
+            # The pitch is an odd number of cache lines, so that neighbouring pixels are spread over the sets of the
+            # cache.
             self.pitch = (cdiv(self.k, 16) | 1) * 16
             self.apart = self.places * self.pitch
         self.blocks = cdiv(p.n, config["mr"])
@@ -66,7 +68,7 @@ class SkinnyKernel(Kernel):
         """Whether the weights come from memory."""
 
     def cost(self, balance: Balance, device: DeviceInfo, tile: tuple[int, int] | None = None) -> float:
-        """Operations of the peak of the configuration's tile, or of another one of (rows, places)."""
+        """Return operations at peak rate with the configuration's tile, or with another ``tile`` of (rows, pixels)."""
         mr, pc = tile or (self.config["mr"], self.config["pc"])
         p, steps = self.p, 0.0
         for rows, times_n in ((mr, p.n // mr), (p.n % mr, 1)):
@@ -100,7 +102,7 @@ class SkinnyKernel(Kernel):
         return text + self.rendered([*copies, "masks.cl", "skinny.cl.mako"], **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """The copy of the windows unless they are read in place, then the product."""
+        """Compile the copy of the windows, unless they are read in place, then the product."""
         p = self.p
         steps = []
         if not self.in_place:
@@ -114,12 +116,12 @@ class SkinnyKernel(Kernel):
 
 
 class Skinny(KernelSolver):
-    """Few places by long sums, on a CPU: late layers of small pictures, one pixel's channels."""
+    """Solves forward layers of few output pixels and long sums on a CPU: late layers of small images."""
 
     kernel = SkinnyKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but few places and long sums."""
+        """Reject everything but forward layers with few output pixels and long sums."""
         if problem.direction != "fwd":
             return f"forward only, got {problem.direction}"
         places, taps = problem.mb * problem.od * problem.oh * problem.ow, problem.kd * problem.kh * problem.kw
@@ -132,7 +134,7 @@ class Skinny(KernelSolver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles by predicted cost, the best first."""
+        """Yield tiles by predicted cost, the best first."""
         room, balance = registers(device), Balance.of(rates(device))
         config = {"lanes": lanes_of(device, problem.dtype), "items": 16 * device.compute_units, "mr": 1, "pc": 1}
         kernel = SkinnyKernel(problem, config)

@@ -1,4 +1,4 @@
-"""``implicitgemm.stem``: forward layers of few source channels in NCHW, vectors along a row's places."""
+"""``implicitgemm.stem``: forward layers of few source channels in NCHW, vectors along the pixels of a row."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ from .places import Read, cover, moved, name, runs_of
 from .tiles import source_width
 
 MAX_CHANNELS = 8
-"""Source channels a group, where rows are copied."""
+"""Most source channels per group if rows are copied to a slot."""
 MAX_CHANNELS_IN_PLACE = 32
-"""Source channels a group, where taps are read from the tensor."""
+"""Most source channels per group if taps are read from the tensor in place."""
 MAX_TAPS_W = 11
-"""Taps along w, which are unrolled."""
+"""Most taps along w: the loop over them is unrolled."""
 MAX_TAPS_IN_PLACE = 3
-"""Taps along w that are read from the tensor."""
+"""Most taps along w if taps are read from the tensor in place."""
 SLOT_BYTES = 24 * 1024
-"""Bytes of a band's source rows: half of a first-level cache, which also holds what a tile writes."""
+"""Most bytes of the source rows of one band: half of a first-level cache, which also holds what a tile writes."""
 
-# The cost model counts operations of the peak, fitted on times of drawn layers.
-OPERATION_OPS = 1.15  # an operation in a tile
-STAGED_OPS = 20.0  # an element that is copied for a band
-READ_OPS = 6.0  # an element that is read from the tensor
-SINGLE_OPS = 150.0  # an element that is copied one by one, as every third or later of a row is
-STORED_OPS = 12.0  # an element of the result
-LAUNCH_OPS = 4e6  # the launch
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on timings of layers
+# drawn at random.
+OPERATION_OPS = 1.15  # operations at peak rate per operation of a register tile
+STAGED_OPS = 20.0  # operations at peak rate per element that is copied for a band
+READ_OPS = 6.0  # operations at peak rate per element that is read from the tensor in place
+# Operations at peak rate per element that is copied alone, because the stride takes every third or later element of a
+# row
+SINGLE_OPS = 150.0
+STORED_OPS = 12.0  # operations at peak rate per element of the result
+LAUNCH_OPS = 4e6  # operations at peak rate in the time of the one kernel launch
 
 
 class Across(NamedTuple):
@@ -49,13 +52,13 @@ class Across(NamedTuple):
 
 
 class StemKernel(Kernel):
-    """One configuration: tiles of ``mr`` target channels by ``nv`` vectors of places."""
+    """The kernel of one configuration: tiles of ``mr`` target channels by ``nv`` vectors of output pixels."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, passes(problem)[0])
         p = self.p
         rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
-        # A pitch of an odd number of half cache lines, so that rows spread over the cache's sets.
+        # The pitch is an odd number of half cache lines, so that rows are spread over the sets of the cache.
         self.wp = cdiv(cdiv(source_width(p), p.step[2]), 16) * 16 + 8
         self.prows = cdiv(rows, p.step[1])
         self.part = p.taps[0] * self.prows * self.wp
@@ -69,7 +72,7 @@ class StemKernel(Kernel):
 
     @property
     def tiles(self) -> list[tuple[list[int], int]]:
-        """Of whole tiles and of the rest: where vectors begin, and the last one's first lane that no other computes."""
+        """For whole tiles and for a row's rest: first columns of the vectors, and the last vector's first new lane."""
         wide, width = self.config["nv"] * self.lanes, self.p.places[2]
         rest = width % wide
         found = [([v * self.lanes for v in range(self.config["nv"])], 0)] if width >= wide else []
@@ -80,7 +83,7 @@ class StemKernel(Kernel):
         return found
 
     def _across(self) -> tuple[dict[Across, str], list[tuple[str, int, int, int]]]:
-        """Functions that read taps from the tensor, and their calls along a row."""
+        """Return the functions that read taps from the tensor, and their calls along a row."""
         p, wide, width = self.p, self.config["nv"] * self.lanes, self.p.places[2]
         tiles: dict[Across, str] = {}
         calls = []
@@ -123,7 +126,7 @@ class StemKernel(Kernel):
         return text + self.rendered(files, moved=moved, name=name, **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """One launch."""
+        """Compile the one launch of the convolution."""
         arguments = ["x", "w", "y", *self.extras]
         if self.staged:
             arguments = ["x", "w", "workspace", "y", *self.extras, *map(np.int32, self.p.pad)]
@@ -131,7 +134,7 @@ class StemKernel(Kernel):
 
     @staticmethod
     def cycles(problem: ConvProblem, mr: int, nv: int, lanes: int) -> float:
-        """Cycles of a tap over a row of places for all channels of a group: multiply-adds, or as many loads."""
+        """Return the cycles of one tap over a row of pixels for all channels of a group, by multiply-adds or loads."""
 
         def step(rows: int, vectors: int) -> float:
             return max(rows * vectors, 2 * vectors + rows, 8) + 1 if rows and vectors else 0.0
@@ -143,7 +146,7 @@ class StemKernel(Kernel):
         )
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak: the tiles' cycles, what is copied and written, and one launch."""
+        """Return operations at peak rate: the tiles' cycles, copied and written elements, and one launch."""
         p, config, problem = self.p, self.config, self.problem
         cycles = self.cycles(problem, config["mr"], config["nv"], config["lanes"])
         work = 2 * config["lanes"] * cycles * p.images * p.groups * p.c * p.volume * p.places[0] * p.places[1]
@@ -154,12 +157,12 @@ class StemKernel(Kernel):
 
 
 class Stem(KernelSolver):
-    """Vectors of a row's places by a few target channels, on a CPU: stems, whose three channels fill no vector."""
+    """Solves stems, whose three channels fill no vector, on a CPU: vectors of a row's pixels by a few channels."""
 
     kernel = StemKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but few channels, a short kernel and rows of a vector or more."""
+        """Reject everything but few channels, a short kernel and rows of a vector or more."""
         if problem.direction != "fwd":
             return f"forward only, got {problem.direction}"
         if problem.layout != "nchw":
@@ -175,7 +178,7 @@ class Stem(KernelSolver):
         return unusable(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles by their count of cycles, the best first."""
+        """Yield tiles by their count of cycles, the best first."""
         p, lanes, room = passes(problem)[0], lanes_of(device, problem.dtype), registers(device)
         size = 8 if p.dtype == "float64" else 4
         choices = []
@@ -183,8 +186,8 @@ class Stem(KernelSolver):
             if nv > 1 and (nv - 1) * lanes >= p.places[2]:
                 break
             for mr in range(1, min(p.n, 16) + 1):
-                # Sums, vectors and the weights of a tap share the registers: six by four, eight by three and ten by two
-                # took 1.1 to 1.25 times as long as five by four, seven by three and eight by two.
+                # Sums, source vectors and the weights of a tap share the registers: tiles of 6 channels by 4 vectors, 8
+                # by 3 and 10 by 2 took 1.1 to 1.25 times as long as 5 by 4, 7 by 3 and 8 by 2.
                 if mr * nv <= room * 3 // 4 and mr + 2 * nv <= 13:
                     choices.append((StemKernel.cycles(problem, mr, nv, lanes), nv, mr))
         row = p.c * p.taps[0] * (p.places[2] * p.step[2] + p.taps[2] * p.spread[2]) * size
@@ -194,7 +197,8 @@ class Stem(KernelSolver):
         base = {"lanes": lanes, "rows": rows, "items": 16 * device.compute_units}
         choices.sort()
         if _in_place(p, lanes):
-            # Vectors that are read and moved need registers too.
+            # Vectors that are read in place and moved between lanes also need registers, so only small tiles are
+            # offered.
             few = [(nv, mr) for _, nv, mr in choices if nv <= 2 and mr <= room // 4]
             yield from ({**base, "mr": mr, "nv": nv, "staged": False} for nv, mr in few[:2])
         for _, nv, mr in choices[:3]:

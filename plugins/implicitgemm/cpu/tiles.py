@@ -14,33 +14,38 @@ from convdispatch.api.cpu import lanes as lanes_of
 from .passes import Pass
 
 SLOT_BYTES = 320 * 1024
-"""Bytes of a band's source rows, which share the second-level cache with a block of weights."""
+"""Most bytes of the source rows of one band, which share the second-level cache with a block of weights."""
 BLOCK_BYTES = 160 * 1024
-"""Bytes of one block of weights."""
+"""Most bytes of one block of packed weights."""
 MIN_BAND_PLACES = 96
-"""Places of a band, at least: with fewer, reading the weights shows."""
+"""Least output pixels of a band: with fewer, the time to read the weights is not hidden."""
 MAX_ITEMS = 16
-"""Work items that share the bands."""
+"""Most work items among which the bands are divided."""
 
-# The cost model counts operations of the peak. Each triple is of an operation that is counted, of an element that is
-# copied for a band, and of an element that is written. Least squares of logarithms.
-BACKWARD_OPS = (1.28, 65.0, 25.0)  # over backward layers, the first less what tiles without spills gained
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted by least squares of
+# logarithms.
+
+# Costs (per operation, per copied element, per written element) of backward layers. The first number was lowered after
+# the fit by the gain of tiles without register spills.
+BACKWARD_OPS = (1.28, 65.0, 25.0)
 STRAIGHT_OPS = (
     1.0,
     52.0,
     15.0,
-)  # sums that go to the target at once: 28 NHWC layers, a fifth faster than the peak
-STRIDED_OPS = (1.05, 30.0, 35.0)  # a forward stride and 16 channels or more: 40 layers of 1x1 to 4x4 kernels
-WEIGHT_OPS = 65.0  # a weight that comes from memory
-CACHED_BYTES = 6 << 20  # bytes of weights that caches hold between calls
+)  # costs as in BACKWARD_OPS, fitted on 28 NHWC layers whose sums are written to the target directly
+# Costs (per operation, per copied element, per written element) of forward layers with a stride and 16 channels or
+# more, fitted on 40 layers of 1x1 to 4x4 kernels.
+STRIDED_OPS = (1.05, 30.0, 35.0)
+WEIGHT_OPS = 65.0  # operations at peak rate per weight that is read from memory
+CACHED_BYTES = 6 << 20  # bytes of weights that the caches hold between calls
 DILATED_FACTOR = 1.12
 """Measured over predicted time with a dilation: fewer taps share a cache line."""
 LOAD_CYCLES = 1.15
-"""Cycles of a load, of which a multiply-add takes one: tiles of one vector load as often as they multiply."""
+"""Cycles of a vector load (a multiply-add takes one): tiles of one vector load as often as they multiply."""
 
 
 def source_width(p: Pass) -> int:
-    """Columns of the source that a row of places reads."""
+    """Return the number of source columns that a row of output pixels reads."""
     return (p.places[2] - 1) * p.step[2] + (p.taps[2] - 1) * p.spread[2] + 1
 
 
@@ -50,7 +55,7 @@ def odd_lines(elements: int) -> int:
 
 
 def _taps(p: Pass, axis: int, start: int, count: int) -> int:
-    """Taps along an axis that the kernel runs for ``count`` places from ``start`` on: those that read the source."""
+    """Return the number of taps along an axis that read the source for any of ``count`` pixels from ``start`` on."""
     taps, step, spread, size = p.taps[axis], p.step[axis], p.spread[axis], p.source[axis]
     first = start * step - p.pad[axis]
     last = first + (count - 1) * step
@@ -75,7 +80,7 @@ def _distinct(p: Pass, axis: int, tile: int) -> Iterator[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=4096)
 def tile_cycles(p: Pass, nv: int, pr: int, pc: int, lanes: int) -> float:
-    """Cycles of one source channel over a plane of places and all target channels, one a multiply-add or load."""
+    """Return the cycles of one source channel over a plane and all target channels, one per multiply-add or load."""
     width = p.places[2]
     rows = sum(count * _taps(p, 1, row, pr) for row, count in _distinct(p, 1, pr))
     steps = 0.0
@@ -95,8 +100,8 @@ def tiles(p: Pass, device: DeviceInfo) -> Iterator[tuple[float, int, int, int]]:
             break
         for pc in range(1, min(width, room) + 1):
             for pr in range(1, (min(height, 8) if pc == width else 1) + 1):
-                # Tiles of several vectors spill where sums take more than three quarters of the registers: 2x14 took
-                # 1.1 to 1.3 times as long as 2x12, while one vector of 28 or 30 did not.
+                # Tiles of several vectors spill if their sums take more than three quarters of the registers: 2x14
+                # pixels took 1.1 to 1.3 times as long as 2x12, while one vector of 28 or 30 pixels did not.
                 if pr * pc * nv + nv + 1 <= room and (nv == 1 or pr * pc * nv <= room * 3 // 4):
                     yield tile_cycles(p, nv, pr, pc, lanes), nv, pr, pc
 
@@ -117,7 +122,8 @@ def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: in
     bands = outer * cdiv(height, rows)
     blocks = cdiv(p.n, nv * lanes)
     parts = max(1, min(blocks, 4 * device.compute_units // bands))
-    # Sums between blocks of channels are stored and read again, which costs more than four times as many weights.
+    # Partial sums between blocks of channels are stored and read again, which costs more than reading four times as
+    # many weights.
     each = nv * lanes * p.volume * size
     cb = p.c if p.c * each <= (4 if straight(p, p.c) else 1) * weights else max(1, weights // each)
     cb = cdiv(p.c, cdiv(p.c, cb))
@@ -125,7 +131,7 @@ def complete(p: Pass, device: DeviceInfo, nv: int, pr: int, pc: int, weights: in
 
 
 def default(p: Pass, device: DeviceInfo) -> dict[str, Any]:
-    """The configuration that the counts favour."""
+    """Return the configuration with the least predicted cost."""
     return next(spaces(p, device))
 
 
@@ -134,7 +140,8 @@ def spaces(p: Pass, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     best: dict[int, tuple[int, int, int]] = {}
     for _, nv, pr, pc in sorted(tiles(p, device), key=lambda choice: (choice[0], -choice[1])):
         best.setdefault(nv, (nv, pr, pc))
-    # Wide tiles leave few blocks of channels, and cores idle where there are few bands.
+    # The predicted cost decides, not the width alone: wide tiles leave few blocks of channels, and cores idle if there
+    # are also few bands.
     rated = [(predicted(p, config := complete(p, device, *tile), device), tile, config) for tile in best.values()]
     rated.sort(key=lambda choice: (choice[0], -choice[1][0]))
     for cost, _, config in rated:
@@ -152,7 +159,7 @@ def straight(p: Pass, cb: int) -> bool:
 
 
 def predicted(p: Pass, config: dict[str, Any], device: DeviceInfo) -> float:
-    """Operations of the peak in the time of a configuration."""
+    """Return the predicted time of a configuration, in operations at the device's peak rate."""
     lanes = lanes_of(device, p.dtype)
     cycles = tile_cycles(p, config["nv"], config["pr"], config["pc"], lanes)
     work = 2 * lanes * cycles * p.images * p.groups * p.places[0] * p.c

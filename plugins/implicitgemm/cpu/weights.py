@@ -18,30 +18,33 @@ from .passes import Pass, forward_pass
 from .tiles import odd_lines, source_width
 
 SLOT_BYTES = 256 * 1024
-"""Bytes of a band's source rows."""
+"""Most bytes of the source rows of one band."""
 GRADIENT_BYTES = 64 * 1024
-"""Bytes of a band's dy, for one block of channels."""
+"""Most bytes of the dy of one band, for one block of channels."""
 CACHE_WAYS = 12
 """Cache lines of one set that the first-level cache holds."""
 PARTS_BYTES = 8 << 20
-"""Bytes of all parts of dw."""
+"""Most bytes of all partial dw together."""
 
-# The cost model counts operations of the peak: least squares of logarithms over the layers that docs/results names.
-LAUNCH_OPS = 4e6  # a launch
-OPERATION_OPS = 1.22  # an operation in a tile
-SOURCE_OPS = (30.0, 32.0)  # an element of x that is copied, NCHW and NHWC
-DY_OPS = 23.0  # an element of dy that is copied
-TILE_OPS = 24.0  # a sum of a tile that waits between bands
-PART_OPS = 29.0  # an element of a part of dw
-RESULT_OPS = 65.0  # an element of dw
-CROWDED_OPS = 450.0  # an element of dw that is written across rows which share few sets of the cache
-ITEM_OPS = 4.6e3  # a work item that adds parts
-REREAD_OPS = 6.5  # an element of dy that a tile reads again, of bands of more than NEAR_BYTES
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted by least squares of
+# logarithms over the layers listed in docs/results.
+LAUNCH_OPS = 4e6  # operations at peak rate in the time of one kernel launch
+OPERATION_OPS = 1.22  # operations at peak rate per operation of a register tile
+SOURCE_OPS = (30.0, 32.0)  # operations at peak rate per element of x that is copied, in NCHW and in NHWC
+DY_OPS = 23.0  # operations at peak rate per element of dy that is copied
+TILE_OPS = 24.0  # operations at peak rate per sum of a tile that is stored between two bands
+PART_OPS = 29.0  # operations at peak rate per element of a partial dw
+RESULT_OPS = 65.0  # operations at peak rate per element of dw
+# Operations at peak rate per element of dw that is written across rows which share few sets of the cache
+CROWDED_OPS = 450.0
+ITEM_OPS = 4.6e3  # operations at peak rate per work item that adds partial sums
+# Operations at peak rate per element of dy that a tile reads again, if the dy of a band exceeds NEAR_BYTES
+REREAD_OPS = 6.5
 NEAR_BYTES = 512 * 1024
 
 
 class WeightsKernel(Kernel):
-    """One configuration: tiles of ``jc`` channels by ``jw`` taps by ``nv`` vectors of target channels."""
+    """The kernel of one configuration: tiles of ``jc`` channels by ``jw`` taps by ``nv`` vectors of target channels."""
 
     def __init__(self, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         super().__init__(problem, config, forward_pass(problem))
@@ -73,19 +76,19 @@ class WeightsKernel(Kernel):
         return text + self.rendered(("runs.cl", "stage.cl.mako", "weights.cl.mako"), **values)
 
     def plan(self, context: Any) -> StepPlan:
-        """Parts of dw, then their sum."""
+        """Compile the launch that computes the parts of dw, and the launch that adds them."""
         arguments = ["x", "y", "workspace", np.int64(self.slots_at // self.size), *map(np.int32, self.p.pad)]
         parts = self.launch(context, "weights", [self.config["parts"], self.config["chunks"]], arguments)
         total = self.launch(context, "reduce", [self.p.c, self.p.groups * self.blocks], ["workspace", "w"])
         return StepPlan(self.workspace_size, [parts, total])
 
     def cost(self, balance: Balance, device: DeviceInfo) -> float:
-        """Operations of the peak: the tiles' cycles, the copies of x and dy, the sum of the parts."""
+        """Return operations at peak rate: the tiles' cycles, the copies of x and dy, the sum of the parts."""
         return _operations(self.p, self.config, device, balance)
 
 
 def _cycles(p: Pass, nv: int, jc: int, jw: int, lanes: int) -> float:
-    """Cycles a place for all of dw but its d and h taps: one multiply-add or load a cycle."""
+    """Return the cycles per pixel for all of dw but its d and h taps, at one multiply-add or load per cycle."""
 
     def step(channels: int) -> float:
         sums = channels * jw
@@ -119,30 +122,33 @@ def _complete(p: Pass, device: Any, nv: int, jc: int, jw: int) -> Iterator[dict[
     blocks = cdiv(p.n, nv * lanes)
     area = p.groups * blocks * p.volume * p.c * nv * lanes * size
     parts = max(1, min(bands, 8 * device.compute_units, PARTS_BYTES // area))
-    parts -= parts % device.compute_units if parts > device.compute_units else 0  # even shares
+    # Make the number of parts a multiple of the compute units, so that they have even shares.
+    parts -= parts % device.compute_units if parts > device.compute_units else 0
     for count in sorted({parts, max(1, parts // 4), 1}, reverse=True):
         chunks = max(1, min(p.groups * blocks, cdiv(4 * device.compute_units, count)))
         yield {"lanes": lanes, "nv": nv, "jc": jc, "jw": jw, "rows": rows, "parts": count, "chunks": chunks}
 
 
 def _operations(p: Pass, config: Mapping[str, Any], device: DeviceInfo, balance: Balance) -> float:
-    """Operations of the peak in the time of a configuration."""
+    """Return the predicted time of a configuration, in operations at the device's peak rate."""
     lanes, groups, nvl = config["lanes"], p.groups, config["nv"] * config["lanes"]
     places, blocks, area = p.images * groups * math.prod(p.places), cdiv(p.n, nvl), p.c * p.volume
     cycles = _cycles(p, config["nv"], config["jc"], config["jw"], lanes)
     work = OPERATION_OPS * 2 * lanes * cycles * p.taps[0] * p.taps[1] * places
-    again = max(1.0, config["chunks"] / groups)  # work items that share a group each copy its x
+    # Factor by which x is copied more than once, because each work item of a group copies it
+    again = max(1.0, config["chunks"] / groups)
     bands = p.images * p.places[0] * cdiv(p.places[1], config["rows"])
     rows = (config["rows"] - 1) * p.step[1] + (p.taps[1] - 1) * p.spread[1] + 1
     staged = bands * groups * p.taps[0] * rows * source_width(p) * p.c
     work += SOURCE_OPS[p.nhwc] * staged * again + DY_OPS * places * blocks * nvl
     size = 8 if p.dtype == "float64" else 4
-    if config["rows"] * p.places[2] * nvl * size > NEAR_BYTES:  # tiles read dy from the third-level cache
+    # The dy of such a band exceeds the second-level cache, so tiles read it from the third-level cache.
+    if config["rows"] * p.places[2] * nvl * size > NEAR_BYTES:
         sweeps = cdiv(p.c, config["jc"]) * (p.volume // config["jw"])
         work += REREAD_OPS * places * blocks * nvl * sweeps
     work += TILE_OPS * bands * groups * area * blocks * nvl
     work *= uneven(config["parts"] * config["chunks"], device)
-    # A vector of sums is written across rows of w, which share few cache sets where they are whole pages apart.
+    # A vector of sums is written across rows of w, which share few cache sets if they are whole pages apart.
     crowded = min(nvl, p.n) * math.gcd(p.w_strides[0] * size, PAGE) > CACHE_WAYS * PAGE
     written = (CROWDED_OPS * min(2, config["nv"]) if crowded else RESULT_OPS) * p.n
     written += PART_OPS * config["parts"] * blocks * nvl
@@ -155,18 +161,19 @@ class Weights(KernelSolver):
     kernel = WeightsKernel
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Anything but a weights' gradient on a CPU."""
+        """Reject everything but weights' gradients on a CPU."""
         if problem.direction != "bwd_weights":
             return f"bwd_weights only, got {problem.direction}"
         return unusable(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """The best tile of each width, and how many parts of the sum it is given, by what they cost."""
+        """Yield the best tile of each width with numbers of parts of the sum, by predicted cost."""
         p, balance = forward_pass(problem), Balance.of(rates(device))
         best: dict[int, tuple[int, int, int]] = {}
         for _, *tile in sorted(_tiles(p, device), key=lambda choice: (choice[0], -choice[1])):
             best.setdefault(tile[0], tuple(tile))
-        # Wide tiles leave few blocks of channels, and cores idle where bands are few; parts are written and added.
+        # The predicted cost decides, not the width alone: wide tiles leave few blocks of channels, cores idle if there
+        # are few bands, and parts must be written and added.
         each = [config for tile in best.values() for config in _complete(p, device, *tile)]
         rated = [(_operations(p, config, device, balance), -config["nv"], -config["parts"], config) for config in each]
         rated.sort(key=lambda choice: choice[:3])

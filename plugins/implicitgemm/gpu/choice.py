@@ -16,8 +16,8 @@ from convdispatch.api import ConvProblem, DeviceInfo, Geometry, geometry_of, rat
 from .product import Product, tap_run
 from .tile import Tile
 
-# (bm, bn, tm, tn): share of SUSTAINED times the device's rate that a busy device reaches, in forward products and in
-# weights' gradients; fitted on an H200.
+# Share of the sustained multiply-add rate that a busy device reaches with a tile (bm, bn, tm, tn): (in forward products
+# and data gradients, in weights' gradients). Fitted on an H200.
 _TILES = {
     (64, 128, 8, 8): (0.78, 0.74),
     (128, 64, 8, 8): (0.78, 0.75),
@@ -37,38 +37,38 @@ _TILES = {
     (8, 16, 4, 4): (0.07, 0.07),
 }
 DEPTHS = (16, 8, 12, 4)
-"""Depths of a slice that are tried."""
+"""Depths (steps of k) of a slice that are tried."""
 MAX_CONFIGS = 64
 LARGE_BYTES = 1 << 48
 """Bytes of a tensor beyond which the cost model's numbers may need more than 64 bits."""
 LINE_BYTES = 128
-"""Bytes of a cache line: every bank of the first-level cache once."""
+"""Bytes of a cache line, which occupies each bank of the first-level cache once."""
 RESIDENT_ITEMS = 384
-"""Work items of 8x8 tiles that a compute unit holds at once, limited by their registers."""
+"""Work items of 8x8 tiles that are resident on a compute unit together, limited by their registers."""
 
-# The cost model: shares of a rate, or operations of the device's multiply-add peak.
+# The constants of the cost model are shares of a rate, or numbers of operations at the device's multiply-add peak.
 SUSTAINED = 0.92
-"""Share of the device's multiply-add rate: 60 of an H200's 65 TFLOP/s, which other shares are shares of."""
+"""Share of the device's multiply-add peak that is sustained: 60 of an H200's 65 TFLOP/s. Other shares multiply it."""
 TAIL_TIMES = (0.0, 2.2, 2.6, 3.0)
 """Time of a compute unit's last 0 to 3 groups of 128 work items, in times of one at full speed: few hide less."""
 START_STEPS = 10  # steps of k in the time of a tile's first loads and last stores
-FLAT_SHARE = 0.7  # of a tile's speed where slices hold channels and taps
-TAPS_SHARE = 0.94  # of a tile's speed where slices hold taps
-COPY_SHARE = 0.94  # of a copy's bandwidth, at which weights are packed and partial sums move
+FLAT_SHARE = 0.7  # share of a tile's speed that is left if its columns run over channels and taps
+TAPS_SHARE = 0.94  # share of a tile's speed that is left if its slices hold the taps of one channel
+COPY_SHARE = 0.94  # share of the measured bandwidth of a copy that packing weights and adding partial sums reach
 ALONE_OPS = 15e3
 """A compute unit's operations in the time of a step of k of one work group, however few others there are: 40 to 60
 cycles of small tiles in 20 products of less than a group a unit, on an H100 and an H200."""
 SECTOR_OPS = 1050.0
-"""A sector of 32 bytes that is written, beyond the eighth of one that a result fills."""
+"""Operations at peak rate per 32-byte sector that is written, beyond the eighth of a sector that a result fills."""
 RESULT_SECTORS = {"n": 0.0, "m": 0.125, None: 0.375}
-"""Such sectors for each result, by the side along which four results are one vector."""
+"""Additional sectors written per result, by the side of the tile along which four results are one vector."""
 TAP_SECTORS = 0.65
-"""The same for an element of an NCHW weights' gradient, whose neighbours are other taps' tiles."""
+"""Additional sectors written per element of an NCHW weights' gradient, whose neighbours belong to other taps' tiles."""
 BANK_OPS = 190.0
-"""One number from a bank of the first-level cache, which serves numbers that are whole lines apart in turn:
-47 products of slices of taps, NHWC, 1.22 apart, on an H100 and an H200."""
+"""Operations at peak rate per number that one bank of the first-level cache serves: numbers that are whole lines
+apart share a bank and wait for each other. 47 products of slices of taps, NHWC, 1.22 apart, on an H100 and an H200."""
 BANK_SHARE = 0.25
-"""Share of a bank's turn for a number of a line that neighbours share."""
+"""Share of BANK_OPS for a number in a cache line that neighbouring work items share."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class _Alike:
 
 
 def _taps(geo: Geometry, data: bool) -> tuple[int, int, int] | None:
-    """The taps that a slice may hold, where there are few channels."""
+    """Return the taps that a slice may hold if there are few channels; None if there are many."""
     run = tap_run(geo) if data else None
     return run if run is not None and geo.c < 8 and math.prod(run) > 1 else None
 
@@ -100,7 +100,7 @@ def _is_flat(geo: Geometry, data: bool) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _tiles(alike: _Alike, device: DeviceInfo) -> tuple[Tile, ...]:
-    """The tiles that fit, each in one part."""
+    """Return the tiles that fit the device, each with an unsplit sum."""
     return tuple(_fitting(alike.problem, device))
 
 
@@ -117,7 +117,8 @@ def _fitting(problem: ConvProblem, device: DeviceInfo) -> Iterator[Tile]:
                 walks.insert(0, ("taps", math.prod(run)))
             for walk, bk in walks:
                 for stages in (2, 1):
-                    # Tiles of 16 rows need every register, and in this order the fewest values are live.
+                    # A tile with 16 rows per work item needs every register; the order ``rows`` has the fewest live
+                    # values.
                     order = "rows" if tm * tn > 96 else "parity"
                     tile = Tile(bm, bn, bk, tm, tn, stages=stages, walk=walk, order=order)
                     product = Product(problem, tile)
@@ -146,20 +147,20 @@ def _depth_factor(product: Product) -> float:
 
 
 def _each(function: Callable[..., Any], *values: Any) -> Any:
-    """``function`` of numbers, or of each element of arrays."""
+    """Return ``function(*values)`` for numbers, or an array of its results for each element of arrays."""
     if not isinstance(values[0], np.ndarray):
         return function(*values)
     return np.array([function(*each) for each in zip(*(value.tolist() for value in values), strict=True)])
 
 
 def _tail(last: float) -> float:
-    """Time of the last, partly filled round, in thirds of a full one's."""
+    """Return the time of the last, partly filled round of work groups, in thirds of a full round's time."""
     low = min(2, int(last))
     return TAIL_TIMES[low] + (TAIL_TIMES[low + 1] - TAIL_TIMES[low]) * (last - low)
 
 
 def seconds(product: Product, device: DeviceInfo) -> Any:
-    """The predicted time; an array where the tile's numbers are arrays."""
+    """Return the predicted seconds; an array if the tile's numbers are arrays."""
     t, known = product.tile, rates(device)
     way = 0 if product.data else 1
     share = _each(lambda *tile: _TILES.get(tile, (0.5, 0.5))[way], t.bm, t.bn, t.tm, t.tn)
@@ -222,7 +223,8 @@ def choices(problem: ConvProblem, device: DeviceInfo) -> list[Tile]:
 def _many(problem: ConvProblem, tiles: Sequence[tuple[Tile, int]]) -> Product:
     """The products of tiles of one walk, each with its parts of the sum, as one product of arrays."""
     nbytes = max(math.prod(getattr(problem, f"{name}_shape")) for name in "xwy") * problem.itemsize
-    kind = np.int64 if nbytes < LARGE_BYTES else object  # no device holds such tensors, but the numbers stay right
+    # Python integers serve tensors that exceed 64-bit arithmetic: no device holds them, but the predictions stay exact.
+    kind = np.int64 if nbytes < LARGE_BYTES else object
     rows = np.array([(t.bm, t.bn, t.bk, t.tm, t.tn, t.stages, split) for t, split in tiles], kind)
     names = ("bm", "bn", "bk", "tm", "tn", "stages", "split")
     return Product(problem, dataclasses.replace(tiles[0][0], **dict(zip(names, rows.T, strict=True))))

@@ -1,4 +1,4 @@
-"""implicitgemm.tiled_depthwise: forward and data gradient of depthwise layers, several channels a work item."""
+"""implicitgemm.tiled_depthwise: forward and data gradient of depthwise layers, several channels per work item."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from .depthwise_tile import DepthwiseTile, busy, limits, shapes
 from .product import element_index
 
 MANY_GROUPS = 64
-"""Work groups of a compute unit beyond which work items take several tiles."""
+"""Work groups per compute unit from which on each work item processes several tiles."""
 MAX_CONFIGS = 24
 SECTOR_BYTES = 32
-"""Bytes that the second-level cache reads or writes at a time."""
+"""Bytes of a sector, the unit in which the second-level cache is read and written."""
 
-# The cost model was fitted to 669 timings on an H200, 0.17 root mean square of the logarithm.
+# The constants of the cost model were fitted to 669 timings on an H200, with an rms error of the logarithm of 0.17.
 REACHED_SHARE = 0.83  # share of the device's instruction rate that a busy device reaches
-LOAD_INSTRUCTIONS = 5.0  # a read of a vector
-PLACE_INSTRUCTIONS = 7.7  # a result
-TILE_INSTRUCTIONS = 28  # a tile
-FILL_INSTRUCTIONS = 88  # a weight that is copied to local memory
-BUSY_ITEMS = 437  # work items of a compute unit that hide each other's latency
-COPY_SHARE = 0.91  # share of a copy's bandwidth
+LOAD_INSTRUCTIONS = 5.0  # instructions of a work item per vector that it reads
+PLACE_INSTRUCTIONS = 7.7  # instructions of a work item per result
+TILE_INSTRUCTIONS = 28  # instructions of a work item per tile
+FILL_INSTRUCTIONS = 88  # instructions of a work item per weight that it copies to local memory
+BUSY_ITEMS = 437  # work items of a compute unit that are enough to hide each other's latency
+COPY_SHARE = 0.91  # share of the measured bandwidth of a copy that the kernel reaches
 LAUNCH_SHARE = 0.75  # share of a launch's time that a call takes besides its work
 
 
 class ForwardTile(DepthwiseTile):
-    """A tile of places that are written."""
+    """A tile of output pixels, of the forward convolution or the data gradient."""
 
     def plan(self, context: Any) -> StepPlan:
-        """One launch."""
+        """Compile the one launch of the kernel."""
         problem = self.problem
         text = problem.macros() + define(OUT_INDEX=element_index(math.prod(problem.out_shape)), PARTIAL=0)
         text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "depthwise.cl.mako", p=self)
@@ -45,7 +45,7 @@ class ForwardTile(DepthwiseTile):
         return StepPlan(0, [launch(context, text, "depthwise", size, self.size(self.deep, self.lanes), given)])
 
     def seconds(self, device: DeviceInfo) -> float:
-        """Instructions, memory traffic, and the idle time of too few work items."""
+        """Return the predicted seconds: instructions, memory traffic, and the idle time of too few work items."""
         problem, known = self.problem, rates(device)
         loads, weight_reads, _ = self.counts
         widened = self.vector if problem.itemsize == 2 else 0
@@ -59,7 +59,7 @@ class ForwardTile(DepthwiseTile):
         return math.hypot(work, traffic, gaps) + LAUNCH_SHARE * known.launch
 
     def _partial_sectors(self) -> float:
-        """Sectors that are written besides those that results fill: NCHW neighbours are a tile and a stride apart."""
+        """Return sectors written besides those that results fill: NCHW neighbours are a tile and a stride apart."""
         if self.nhwc:
             return 0.0
         size = self.problem.itemsize
@@ -75,13 +75,13 @@ class Depthwise(KernelSolver):
         return ForwardTile(problem, **config)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """The weights' gradient, and layers that are not depthwise."""
+        """Reject the weights' gradient, and layers that are not depthwise."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got the weights' gradient"
         return limits(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles, the one that is expected to be fastest first."""
+        """Yield tiles, the one that is expected to be fastest first."""
         tiles, many = list(shapes(problem, ForwardTile)), MANY_GROUPS * device.compute_units
         tiles += [replace(tile, turns=4) for tile in tiles if tile.blocks * tile.slabs > many]
         return (tile.config() for tile in sorted(tiles, key=lambda tile: tile.seconds(device))[:MAX_CONFIGS])

@@ -1,4 +1,4 @@
-"""implicitgemm.tiled_depthwise_sums: the weights' gradient of depthwise layers, several channels a work item."""
+"""implicitgemm.tiled_depthwise_sums: the weights' gradient of depthwise layers, several channels per work item."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from .depthwise_tile import DepthwiseTile, busy, limits, shapes
 
 MAX_CONFIGS = 24
 LOCAL_BYTES = 16384
-"""Bytes of local memory in which the sums of a group's work items are added."""
+"""Bytes of local memory in which a work group adds the sums of its work items."""
 FOLD_ACROSS = 16
 FOLD_DEEP = 16
-"""Work items of a group of ``fold``: channels side by side, and shares of an element's sum."""
+"""Work items of a work group of the kernel ``fold``: along channels, and along the shares of one element's sum."""
 GROUPS_PER_UNIT = (1, 2, 3, 4, 6)
-"""Work groups of a compute unit that are tried."""
+"""Numbers of work groups per compute unit that are tried."""
 
-# The cost model was fitted to 344 timings on an H200, 0.19 root mean square of the logarithm.
+# The constants of the cost model were fitted to 344 timings on an H200, with an rms error of the logarithm of 0.19.
 REACHED_SHARE = 0.77  # share of the device's instruction rate that a busy device reaches
-LOAD_INSTRUCTIONS = 4.3  # a read of a vector
-GAP_INSTRUCTIONS = 1.2  # a read whose neighbours read beyond a gap
-TILE_INSTRUCTIONS = 231  # a tile
-SUM_INSTRUCTIONS = 19  # a sum that is stored
-BUSY_ITEMS = 329  # work items of a compute unit that hide each other's latency
-COPY_SHARE = 0.65  # share of a copy's bandwidth
-LAUNCH_SHARE = 0.72  # share of a launch's time that one launch takes besides its work
-LAUNCHES_SHARE = 1.46  # the same of two launches
+LOAD_INSTRUCTIONS = 4.3  # instructions of a work item per vector that it reads
+# Additional instructions per read if neighbouring work items read elements that are not contiguous
+GAP_INSTRUCTIONS = 1.2
+TILE_INSTRUCTIONS = 231  # instructions of a work item per tile
+SUM_INSTRUCTIONS = 19  # instructions of a work item per sum that it stores
+BUSY_ITEMS = 329  # work items of a compute unit that are enough to hide each other's latency
+COPY_SHARE = 0.65  # share of the measured bandwidth of a copy that the kernel reaches
+LAUNCH_SHARE = 0.72  # share of a launch's time that a call of one launch takes besides its work
+LAUNCHES_SHARE = 1.46  # share of a launch's time that a call of two launches takes besides its work
 
 
 @dataclass(unsafe_hash=True)
 class Sums:
-    """A tile, and in how many parts the tiles are summed."""
+    """A tile of the weights' gradient, and the number of parts in which all tiles are summed."""
 
     tile: DepthwiseTile
     parts: int
@@ -43,29 +44,29 @@ class Sums:
     def __post_init__(self) -> None:
         tile = self.tile
         self.per = -(-tile.tiles // self.parts)
-        """Tiles of a part."""
+        """Number of tiles in one part of the sum."""
         values = tile.geometry.volume * len(tile.parts)
         self.chunk = max(1, min(values, LOCAL_BYTES // (tile.lanes * tile.deep * tile.part * tile.accsize)))
-        """Sums of a work item that are in local memory at a time."""
+        """Sums of each work item that are in local memory at the same time."""
         self.segments = max(1, min(tile.deep // 2, tile.deep // self.chunk))
-        """Work items that share an element's sum."""
+        """Number of work items that add the sum of one element of dw."""
         self.size = math.prod(tile.problem.w_shape)
-        """Elements of a part."""
+        """Elements of one partial dw."""
         self.workspace_size = self.parts * self.size * tile.accsize if self.parts > 1 else 0
 
     @classmethod
     def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Sums:
-        """From a configuration."""
+        """Build from a configuration."""
         numbers = dict(config)
         parts = numbers.pop("parts")
         return cls(DepthwiseTile(problem, **numbers), parts)
 
     def config(self) -> dict[str, Any]:
-        """The configuration."""
+        """Return the configuration that describes these sums."""
         return {**self.tile.config(), "parts": self.parts}
 
     def plan(self, context: Any) -> StepPlan:
-        """The sums of the parts, then their sum."""
+        """Compile the launch that computes the parts of dw, and the launch that adds them."""
         tile, problem, macros = self.tile, self.tile.problem, self.tile.problem.macros()
         text = macros + kernel_text(__package__, "depthwise_sums.cl.mako", p=tile, s=self, math=math)
         given = ["y", "x", "workspace" if self.parts > 1 else "w"]
@@ -82,7 +83,7 @@ class Sums:
         return StepPlan(self.workspace_size, steps)
 
     def seconds(self, device: DeviceInfo) -> float:
-        """Instructions, memory traffic, the sum of the parts, and the idle time of too few work items."""
+        """Return the predicted seconds: instructions, memory traffic, adding the parts, too few work items."""
         tile, problem, known = self.tile, self.tile.problem, rates(device)
         loads = tile.counts[0]
         widened = tile.vector if problem.itemsize == 2 else 0
@@ -102,13 +103,13 @@ class DepthwiseSums(KernelSolver):
     kernel = Sums.of
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Other directions, and layers that are not depthwise."""
+        """Reject other directions, and layers that are not depthwise."""
         if problem.direction != "bwd_weights":
             return "the weights' gradient only, got another direction"
         return limits(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Tiles and parts, the ones that are expected to be fastest first."""
+        """Yield tiles and numbers of parts, the ones that are expected to be fastest first."""
         found = []
         for tile in shapes(problem):
             most = max(1, -(-tile.tiles // tile.deep))

@@ -1,4 +1,4 @@
-"""The tiles of depthwise layers on GPUs: which places and channels a work item computes, and what it reads.
+"""The tiles of depthwise layers on GPUs: the pixels and channels that a work item computes, and its reads.
 
 In NHWC a work item has ``vector`` neighbouring channels, which it reads and writes at once. In NCHW it has one channel,
 and its neighbours have the next columns. The reads of a tile are unrolled row by row of the source: each value is read
@@ -19,11 +19,11 @@ from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Geometry, geo
 from .product import element_index
 
 ITEMS = 128
-"""Work items of a group, or a few less."""
+"""Work items in a work group, or a few less."""
 MAX_STEPS = 2400
-"""Multiply-adds of vectors that a kernel's text contains."""
+"""Most vector multiply-adds that the unrolled text of a kernel may contain."""
 MAX_ITEM_REGISTERS = 168
-"""Registers of a work item, about."""
+"""Most registers that a work item may need, approximately."""
 UNIT_REGISTERS = 65536
 """Registers of a compute unit."""
 LOCAL_BYTES = 32768
@@ -36,12 +36,12 @@ class DepthwiseTile:
 
     problem: ConvProblem
     vector: int
-    """Channels of a work item: 1, 2, 4 or 8."""
+    """Channels that one work item computes: 1, 2, 4 or 8."""
     rows: int
     columns: int
-    """Places of a work item along h and w; for the data gradient of a stride, of each phase."""
+    """Output pixels of a work item along h and w; in the data gradient of a stride, in each phase."""
     turns: int = 1
-    """Tiles of a work item, one after another."""
+    """Tiles that a work item processes one after another."""
 
     workspace_size = 0
 
@@ -50,38 +50,39 @@ class DepthwiseTile:
         self.geometry = geo = geometry_of(problem)
         self.nhwc = problem.layout == "nhwc"
         self.accsize = 8 if problem.dtype == "float64" else 4
-        """Bytes of a sum."""
+        """Bytes of one accumulator."""
         self.part = min(4, vector)
-        """Channels of a part of a vector."""
+        """Channels in each of the parts (of up to 4) that a vector is divided into."""
         self.parts = range(vector // self.part)
         most = [max(phase.count[axis] for phase in geo.phases) for axis in range(3)]
         self.count = most[0], -(-most[1] // self.rows), -(-most[2] // self.columns)
-        """Tiles along d, h and w."""
+        """Number of tiles along d, h and w."""
         self.tiles = geo.images * math.prod(self.count)
-        """Tiles of all images."""
+        """Number of tiles in all images."""
         self.across = geo.groups // vector
-        """Vectors of all channels."""
+        """Number of vectors that hold all channels."""
         lanes = min(32, LOCAL_BYTES // (geo.volume * vector * self.accsize))
-        if not self.nhwc:  # the tiles of a plane first, then the next planes
+        # In NCHW the work items of a group first take the tiles of one plane, then those of the next planes.
+        if not self.nhwc:
             lanes = min(lanes, ITEMS // min(ITEMS, math.prod(self.count)))
         self.lanes = -(-self.across // -(-self.across // max(1, lanes)))
-        """Work items of a group that have different channels."""
+        """Work items of a work group that compute different channels."""
         self.slabs = -(-self.across // self.lanes)
-        """Groups of lanes for all channels."""
+        """Number of work groups that cover all channels."""
         self.deep = max(1, min(ITEMS // self.lanes, self.tiles if self.nhwc else math.prod(self.count)))
-        """Work items of a group that share a lane's channels."""
+        """Work items of a work group that compute the same channels."""
         self.blocks = -(-self.tiles // (self.deep * self.turns))
-        """Work groups of a slab."""
+        """Number of work groups that cover all tiles of a slab's channels."""
         self.index = element_index(geo.images * max(geo.source.image, geo.target.image))
         """OpenCL type of element offsets in x and y."""
         phases = range(len(geo.phases))
         self.places = list(itertools.product(phases, range(self.rows), range(self.columns)))
-        """(Phase, row, column) of each place of a tile."""
+        """(Phase, row, column) of each output pixel of a tile."""
         self.steps = sum(phase.volume for phase in geo.phases) * self.rows * self.columns
-        """Multiply-adds of vectors of a tile."""
+        """Vector multiply-adds of one tile."""
 
     def config(self) -> dict[str, Any]:
-        """The configuration."""
+        """Return the configuration that describes this tile."""
         return {key: value for key, value in asdict(self).items() if key != "problem"}
 
     def size(self, tiles: int, channels: int) -> tuple[int, int]:
@@ -90,17 +91,17 @@ class DepthwiseTile:
 
     @property
     def reads(self) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
-        """{(depth, row) of the source: {tap: [(place, column)]}}, positions relative to the tile's first place."""
+        """{(depth, row) of the source: {tap: [(place, column)]}}, positions relative to the tile's first pixel."""
         return _reads(self.geometry, self.rows, self.columns)
 
     @staticmethod
     def columns_of(row: dict[int, list[tuple[int, int]]]) -> list[int]:
-        """Columns that a row's taps read."""
+        """Return the source columns that the taps of a row read."""
         return sorted({column for uses in row.values() for _, column in uses})
 
     @property
     def all_columns(self) -> list[int]:
-        """Columns that any row reads."""
+        """Source columns that any row of a tile reads."""
         return sorted({column for row in self.reads.values() for column in self.columns_of(row)})
 
     @property
@@ -110,7 +111,7 @@ class DepthwiseTile:
 
     @property
     def registers(self) -> int:
-        """Registers of a work item, about."""
+        """Registers that a work item needs, approximately."""
         gradient, width = self.problem.direction == "bwd_weights", self.counts[2]
         values = self.geometry.volume + len(self.places) if gradient else len(self.places) + 2
         return ((values + width) * self.vector + 6 * self.vector // 2) * self.accsize // 4 + 24
@@ -118,7 +119,7 @@ class DepthwiseTile:
 
 @functools.lru_cache(maxsize=256)
 def _reads(geo: Geometry, rows: int, columns: int) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
-    """``DepthwiseTile.reads``; places are numbered phase by phase, row by row."""
+    """Compute ``DepthwiseTile.reads``; output pixels are numbered phase by phase, row by row."""
     found: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}
     for f, phase in enumerate(geo.phases):
         for taps in itertools.product(*map(range, phase.taps)):
@@ -133,7 +134,7 @@ def _reads(geo: Geometry, rows: int, columns: int) -> dict[tuple[int, int], dict
 
 @functools.lru_cache(maxsize=256)
 def _counts(geo: Geometry, rows: int, columns: int) -> tuple[int, int, int]:
-    """``DepthwiseTile.counts``."""
+    """Compute ``DepthwiseTile.counts``."""
     reads = _reads(geo, rows, columns)
     widths = [len(DepthwiseTile.columns_of(row)) for row in reads.values()]
     return sum(widths), sum(map(len, reads.values())), max(widths)
@@ -163,13 +164,13 @@ def limits(problem: ConvProblem, device: DeviceInfo) -> str | None:
 
 
 def vectors(problem: ConvProblem) -> list[int]:
-    """Channels of an item that divide the problem's, most first."""
+    """Return the numbers of channels per work item that divide the problem's channels, the largest first."""
     most = {"float16": 8, "bfloat16": 8, "float32": 4, "float64": 2}[problem.dtype] if problem.layout == "nhwc" else 1
     return [vector for vector in (8, 4, 2, 1) if vector <= most and problem.g % vector == 0]
 
 
 def fits(tile: DepthwiseTile) -> bool:
-    """Whether the kernel's text and registers stay small."""
+    """Whether the kernel's text and its registers stay below the limits above."""
     weights = tile.geometry.volume * tile.vector * tile.accsize
     if tile.steps * len(tile.parts) > MAX_STEPS or weights > LOCAL_BYTES:
         return False
@@ -177,10 +178,11 @@ def fits(tile: DepthwiseTile) -> bool:
 
 
 def shapes(problem: ConvProblem, kind: type[DepthwiseTile] = DepthwiseTile) -> Iterator[Any]:
-    """Tiles that fit, without those that would leave half of their places empty."""
+    """Yield tiles that fit, without those that would leave half of their pixels empty."""
     count = [max(phase.count[axis] for phase in geometry_of(problem).phases) for axis in range(3)]
     lengths = (1, 2, 4, 7, 8)
-    # NCHW: two columns leave gaps between neighbours' reads: small kernels over short rows took 1.5 times as long.
+    # In NCHW, two columns per work item leave gaps between neighbours' reads: small kernels over short rows took 1.5
+    # times as long.
     across = lengths if problem.layout == "nhwc" else (1,) if count[2] < 28 and problem.kw <= 3 else (1, 2)
     for vector, rows, columns in itertools.product(vectors(problem), lengths, across):
         tile = kind(problem, vector, rows, columns)

@@ -14,16 +14,16 @@ from .choice import SUSTAINED
 from .product import element_index
 
 MAX_SUMS = 64
-"""Sums of a work item: for more there are too few registers."""
+"""Most sums of a work item: there are too few registers for more."""
 ITEMS = 128
-"""Work items of a group."""
+"""Work items in a work group."""
 CHUNK_PLACES = 4096
-"""Places of a chunk: enough that adding the work items' sums does not count."""
+"""Pixels of dy in one chunk of the sum: enough to make the time of adding the work items' sums negligible."""
 
 
 @dataclass(unsafe_hash=True)
 class FilterSums:
-    """The sum over places in ``parts`` chunks."""
+    """The weights' gradient as a sum over the pixels of dy, in ``parts`` chunks."""
 
     problem: ConvProblem
     parts: int
@@ -33,19 +33,19 @@ class FilterSums:
         problem = self.problem
         self.geometry = geo = geometry_of(problem)
         self.lanes = 32 if problem.layout == "nhwc" and geo.m == 1 else 1
-        """Neighbouring work items of neighbouring groups."""
+        """Neighbouring work items that compute neighbouring channel groups."""
         self.places = geo.images * geo.target.pixels
-        """Places of all images."""
+        """Pixels of dy in all images."""
         self.chunk = -(-self.places // self.parts)
-        """Places of a part."""
+        """Pixels of dy in one chunk."""
         self.index = element_index(geo.images * max(geo.source.image, geo.target.image))
         """OpenCL type of element offsets in x and dy."""
         self.out_size = math.prod(problem.w_shape)
-        """Elements of the weights."""
+        """Number of elements of the weights."""
         self.workspace_size = self.parts * self.out_size * (8 if problem.dtype == "float64" else 4)
 
     def plan(self, context: Any) -> StepPlan:
-        """The sums of the chunks, then their sum."""
+        """Compile the launch that sums each chunk, and the launch that adds the chunks."""
         body = kernel_text(__package__, "output.cl")
         macros = self.problem.macros() + define(OUT_INDEX=element_index(self.out_size * self.parts), PARTIAL_AT=0)
         first = define(PARTIAL=1) + body + kernel_text(__package__, "depthwise_weights.cl.mako", p=self)
@@ -58,7 +58,7 @@ class FilterSums:
         return StepPlan(self.workspace_size, [sums, total])
 
     def seconds(self, device: DeviceInfo) -> float:
-        """By instructions: a multiply-add, a load and its guard for each tap and place, and the place's own."""
+        """Predicted seconds by instructions: a multiply-add, a load and its guard per tap and pixel."""
         geo, known = self.geometry, rates(device)
         idle = max(1.0, 4 * device.compute_units / (self.parts * -(-geo.groups // 32)))
         operations = 2.0 * (self.places * geo.groups) * (geo.volume * (3 + geo.m) + 30) / 0.7 * idle
@@ -66,14 +66,14 @@ class FilterSums:
 
 
 class DepthwiseWeights(KernelSolver):
-    """The weights' gradient of depthwise layers, with any number of filters a channel that registers hold."""
+    """Solves the weights' gradient of depthwise layers, with as many filters per channel as registers can sum."""
 
     @staticmethod
     def kernel(problem: ConvProblem, config: Mapping[str, Any]) -> FilterSums:
         return FilterSums(problem, config["parts"])
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Other directions, groups of several channels, large kernels."""
+        """Reject other directions, groups of several input channels, and large kernels."""
         if problem.direction != "bwd_weights":
             return "the weights' gradient only, got another direction"
         if problem.mb < 1:
@@ -90,7 +90,7 @@ class DepthwiseWeights(KernelSolver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Chunks of the sum: some eight work groups a compute unit, or chunks of a few thousand places."""
+        """Yield numbers of chunks: for eight work groups per compute unit, or chunks of a few thousand pixels."""
         one = FilterSums(problem, 1)
         wide = -(-problem.g // one.lanes)
         most = max(1, one.places // (ITEMS // one.lanes * 8))

@@ -1,4 +1,4 @@
-"""Loader: which elements of a slice each work item of a group loads, and how many at a time."""
+"""Loader: the elements of a slice that each work item of a group loads, and the vectors in which it loads them."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ class Loader:
 
     def __post_init__(self) -> None:
         self.kh = self.items // max(1, self.kf * self.xl)
-        """Work items along k beyond the neighbouring ones."""
+        """Work items along k besides the ``kf`` neighbouring ones."""
         self.k_step, self.x_step = self.kf * self.kh * self.vk, self.xl * self.vx
-        """k's and x's that all work items cover at once."""
+        """Elements along k and along x that all work items of a group load in one slot."""
         self.k_slots, self.x_slots = self.bk // max(1, self.k_step), self.bx // max(1, self.x_step)
-        """Slots of a work item along k and x."""
+        """Number of loads (slots) of a work item along k and along x."""
         self.vec = self.vx == 4 or self.vk == 4
-        """Whether four elements are loaded at a time."""
+        """Whether each load reads a vector of four elements."""
         self.type = "ACC4" if self.vec else "ACC"
-        """OpenCL type of what a slot holds."""
+        """OpenCL type of the elements that one load (slot) reads."""
         self.pitch = self.bx + (4 if self.kf > 1 else 0)
         """Elements from row to row of the slice; 4 more when neighbouring items write one above the other."""
 
     @property
     def fits(self) -> bool:
-        """Whether the items cover the slice evenly."""
+        """Whether the work items cover the slice evenly."""
         if self.kf < 1 or self.xl < 1 or self.items % (self.kf * self.xl):
             return False
         return self.bk % self.k_step == 0 and self.bx % self.x_step == 0
 
 
 def across(letter: str, bx: int, bk: int, items: int, wide: bool) -> Loader:
-    """Neighbouring work items along x, for tensors in which x is contiguous."""
+    """Return a loader whose neighbouring work items lie along x, for tensors in which x is contiguous."""
     vx = 4 if wide else 1
     return Loader(letter, bx, bk, items, 1, min(items, bx // vx), vx, 1)
 

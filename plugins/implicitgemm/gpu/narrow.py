@@ -26,25 +26,35 @@ from .choice import SECTOR_OPS, SUSTAINED
 from .product import element_index, weight_strides
 
 ITEM_ROWS = (8, 4, 2, 1)
-"""Places of a work item along h that are tried."""
+"""Numbers of output pixels of a work item along h that are tried."""
 MAX_SUMS = 96
-"""Sums of a work item: for more there are too few registers."""
+"""Most sums of a work item: there are too few registers for more."""
 MAX_STEPS = 1600
-"""Multiply-adds a channel that the kernel's text contains."""
+"""Most multiply-adds per channel that the unrolled text of the kernel may contain."""
 ITEMS = 128
-"""Work items of a group."""
+"""Work items in a work group."""
 
-# The cost model counts operations of the peak, fitted on an H100 and an H200.
-ALONE_OPS = 2000.0  # a unit's, for a multiply-add that waits for the one before: nine problems, 3 to 62 items a unit
-GAP_LOAD_OPS = 800.0  # a load whose neighbours' values are in other sectors, of cache lines that are lost
-CACHED_LOAD_OPS = {2: 70.0, 4: 25.0, 8: 25.0}  # the same of lines that stay cached, by bytes of a number: 33 layers
-COPY_SHARE = 0.94  # share of a copy's bandwidth
-CACHED_PIXEL_BYTES = 64  # bytes of a pixel's channels of a group up to which cache lines stay for the next channels
-CACHED_LOADS = 8  # loads of a work item up to which they stay
+# The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on an H100 and an
+# H200.
+
+# Operations of one compute unit at peak rate in the time of a multiply-add that waits for the one before (nine problems
+# with 3 to 62 work items per unit)
+ALONE_OPS = 2000.0
+# Operations at peak rate per load whose neighbouring work items read other sectors, if the cache line is evicted before
+# its other channels are read
+GAP_LOAD_OPS = 800.0
+# Operations at peak rate per load whose neighbouring work items read other sectors, if the cache line stays cached, by
+# bytes of an element (33 layers)
+CACHED_LOAD_OPS = {2: 70.0, 4: 25.0, 8: 25.0}
+COPY_SHARE = 0.94  # share of the measured bandwidth of a copy that the kernel reaches
+# Bytes of a group's channels in one pixel up to which a cache line stays cached until the next channel is read
+CACHED_PIXEL_BYTES = 64
+# Loads of a work item per channel up to which a cache line stays cached until the next channel is read
+CACHED_LOADS = 8
 
 
 class _Use(NamedTuple):
-    """One tap in one phase: which weights, and which rows the work item's places read."""
+    """One tap in one phase: its weights, and the source rows that the work item's output pixels read."""
 
     phase: int
     tap: int
@@ -53,25 +63,25 @@ class _Use(NamedTuple):
 
 @dataclass(unsafe_hash=True)
 class NarrowProduct:
-    """The sums of a work item: all output channels of a group at ``rows`` places."""
+    """The kernel's sizes: a work item computes all output channels of a group at ``rows`` output pixels."""
 
     problem: ConvProblem
     rows: int
     apart: bool = False
-    """Phases of different rows of the output go to different work items, which leaves registers for more places."""
+    """Whether phases of different output rows go to different work items, which leaves registers for more pixels."""
     items: int = ITEMS
 
     def __post_init__(self) -> None:
         problem = self.problem
         self.geometry = geo = geometry_of(problem)
         self.mp = 4 if geo.m > 2 else geo.m
-        """Output channels of a group in packed weights."""
+        """Output channels of a group in the packed weights, padding included."""
         self.count = tuple(max(phase.count[axis] for phase in geo.phases) for axis in range(3))
-        """Places along each axis, those of the largest phase."""
+        """Output pixels of the largest phase along each axis."""
         self.blocks = -(-self.count[1] // self.rows)
-        """Blocks of rows."""
+        """Number of blocks of ``rows`` output rows."""
         self.work_items = geo.images * geo.groups * self.count[0] * self.blocks * self.count[2]
-        """Work items that have something to do."""
+        """Number of work items that compute something (the launch may be rounded up)."""
         sets: dict[object, list[int]] = {}
         for number, phase in enumerate(geo.phases):
             sets.setdefault(phase.first[:2] if self.apart else None, []).append(number)
@@ -79,9 +89,9 @@ class NarrowProduct:
         """Numbers of the phases that a work item computes together."""
         taps = max(sum(geo.phases[number].volume for number in each) for each in self.sets)
         self.steps = taps * self.rows * geo.m
-        """Most multiply-adds of a work item a channel."""
+        """Most multiply-adds that a work item does per channel."""
         self.sums = max(map(len, self.sets)) * self.rows * geo.m
-        """Most sums of a work item."""
+        """Most sums that a work item computes."""
         self.index = element_index(geo.images * geo.source.image)
         """OpenCL type of element offsets in the source."""
         self.weight_strides = weight_strides(problem)
@@ -90,11 +100,11 @@ class NarrowProduct:
         self.workspace_size = 0 if problem.constant_weights else self.packed_size
 
     def config(self) -> dict[str, Any]:
-        """The configuration."""
+        """Return the configuration that describes this product."""
         return {"rows": self.rows, "apart": True} if self.apart else {"rows": self.rows}
 
     def columns(self, phases: list[int]) -> dict[tuple[int, int], list[_Use]]:
-        """What some phases read at each (depth, column) relative to the item's place, and what it is used for."""
+        """Return some phases' taps by the (depth, column) that they read, relative to the work item's output pixel."""
         geo, columns = self.geometry, {}
         for number in phases:
             phase = geo.phases[number]
@@ -108,24 +118,24 @@ class NarrowProduct:
 
     @staticmethod
     def reads(columns: dict[tuple[int, int], list[_Use]]) -> tuple[list[int], list[int], list[int]]:
-        """Depths, rows and columns that are read, relative to the item's place."""
+        """Return the depths, rows and columns that are read, relative to the work item's output pixel."""
         rows = {dy for uses in columns.values() for use in uses for dy in use.dy}
         return sorted({dz for dz, _ in columns}), sorted(rows), sorted({dx for _, dx in columns})
 
     @staticmethod
     def number(at: int) -> str:
-        """A relative position as part of a name."""
+        """Return a relative position as part of an OpenCL name."""
         return f"m{-at}" if at < 0 else str(at)
 
     @functools.cached_property
     def loads(self) -> int:
-        """Elements that the items of all sets load for a place block and a channel."""
+        """Number of elements that the work items of all sets load for one block of pixels and one channel."""
         return sum(
             len({dy for use in uses for dy in use.dy}) for each in self.sets for uses in self.columns(each).values()
         )
 
     def plan(self, context: Any) -> StepPlan:
-        """Packing, unless the weights are constant, and one launch."""
+        """Compile the packing of the weights (done once if they are constant) and the one launch of the convolution."""
         problem = self.problem
         constant = problem.constant_weights
         text = problem.macros() + define(OUT_INDEX=element_index(math.prod(problem.out_shape)))
@@ -143,16 +153,17 @@ class NarrowProduct:
         return StepPlan(0, [main], self.packed_size, [pack], key)
 
     def seconds(self, device: DeviceInfo) -> float:
-        """Issue slots: multiply-adds, four for each load, eight for each vector of weights; sectors; memory."""
+        """Predicted seconds, by issue slots (multiply-adds, 4 a load, 8 a vector of weights), sectors and traffic."""
         geo, problem = self.geometry, self.problem
         steps = geo.volume * self.rows * geo.m
         sums = len(geo.phases) * self.rows * geo.m
         total = 2.0 * self.work_items * (geo.c * (steps + 4 * self.loads + 8 * geo.volume) + 20 * sums) / 0.7
         size = problem.itemsize
-        if geo.source.nhwc:  # the next work item's value is a pixel's channels away
+        if geo.source.nhwc:  # In NHWC the element that the next work item reads is all channels of a pixel away.
             stay = geo.c * size <= CACHED_PIXEL_BYTES or self.loads <= CACHED_LOADS
             total += self.work_items * geo.c * self.loads * (CACHED_LOAD_OPS[size] if stay else GAP_LOAD_OPS)
-        # A stride leaves gaps between neighbouring items' results, or pixels of all channels, which other phases fill.
+        # A stride leaves gaps between the results of neighbouring work items: of single elements in NCHW, of whole
+        # pixels in NHWC. Other phases fill them.
         filled = size * (geo.groups * geo.m if geo.target.nhwc else 1)
         gaps = max(0.0, min(geo.out_step[2], 32 / filled) - 1) / 32 * size * math.prod(problem.out_shape) * SECTOR_OPS
         launches, known = 1 if problem.constant_weights else 2, rates(device)
@@ -169,7 +180,7 @@ class Narrow(KernelSolver):
         return NarrowProduct(problem, config["rows"], config.get("apart", False))
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """The weights' gradient, wide groups, and kernels too large to write out."""
+        """Reject the weights' gradient, groups of many output channels, and kernels too large to unroll."""
         if problem.direction == "bwd_weights":
             return "forward and data gradient only, got the weights' gradient"
         if phase_count(problem) > MOST_PHASES:
@@ -187,7 +198,7 @@ class Narrow(KernelSolver):
         return device.supports(problem.dtype)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Places of an item, most reuse first as long as registers and places suffice."""
+        """Yield numbers of output pixels per work item, most reuse first as long as registers and pixels suffice."""
         ranked = []
         for rows, apart in itertools.product(ITEM_ROWS, (False, True)):
             product = NarrowProduct(problem, rows, apart)

@@ -13,18 +13,18 @@ from .text import product_text
 from .tile import Tile
 
 PACKED_ALIGNMENT = 1024
-"""Bytes to which packed weights are rounded: no device requires more of a sub-buffer."""
+"""Bytes to a multiple of which packed weights are padded: no device requires more alignment of a sub-buffer."""
 
 
 def packed_bytes(product: Product) -> int:
-    """Bytes of the workspace that packed weights take."""
+    """Return the bytes of the workspace that packed weights take."""
     if product.problem.constant_weights:
         return 0
     return -(-product.packed_size // PACKED_ALIGNMENT) * PACKED_ALIGNMENT
 
 
 class TiledPlan(StepPlan):
-    """``product.cl.mako`` says what the launches compute."""
+    """The plan of one tiled product; the head of ``product.cl.mako`` describes what its launches compute."""
 
     def __init__(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> None:
         product = self._product = Product(problem, Tile.of(config))
@@ -42,7 +42,8 @@ class TiledPlan(StepPlan):
         product, tile = self._product, self._product.tile
         problem = product.problem
         names = ("id", "ih", "iw", "sd", "sh", "sw", "pd", "ph", "pw", "dd", "dh", "dw")
-        # Packed slices depend on the phases' taps alone, but equal numbers are an easy proof of equal taps.
+        # Packed slices depend only on the taps of the phases; the key has the numbers that determine them, because
+        # these are easy to compare.
         places = () if problem.direction == "fwd" else tuple(getattr(problem, name) for name in names)
         return repr(("tiled", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, places,
                      tile.bm, tile.bk, tile.walk))  # fmt: skip

@@ -12,12 +12,12 @@ from .loader import Loader, across, along
 from .tile import Tile
 
 MAX_INT_OFFSET = 2**31 - 2**24
-"""Element offsets below this are ints; the margin covers what padding and ragged tiles overshoot."""
+"""Element offsets below this have the OpenCL type int; the margin is for accesses beyond padding and ragged tiles."""
 
 
 @dataclass(unsafe_hash=True)
 class Product:
-    """One problem under one Tile, whose numbers may be arrays where only arithmetic is done with them."""
+    """The sizes of one problem under one Tile. The tile's numbers may be arrays if only its cost is computed."""
 
     problem: ConvProblem
     tile: Tile
@@ -26,27 +26,27 @@ class Product:
         problem, tile = self.problem, self.tile
         self.geometry = geo = geometry_of(problem)
         self.data = problem.direction != "bwd_weights"
-        """Forward or data gradient; otherwise the weights' gradient."""
+        """Whether this is a forward convolution or a data gradient, not a weights' gradient."""
         self.accsize = 8 if problem.dtype == "float64" else 4
-        """Bytes of a sum."""
+        """Bytes of one accumulator."""
         self.taps_in_slice = self.data and tile.walk == "taps"
         """Whether a slice holds taps of one channel."""
         self.flat = tile.walk == "flat"
         """Whether the weights' columns run over channels and taps."""
         self.split = tile.split
-        """Parts of the sum."""
+        """Number of parts that the sum over k is split into."""
         self.n_places = geo.images * geo.target.pixels
-        """Places of all images."""
+        """Target pixels of all images."""
         self.n = geo.images * geo.phases[0].places if self.data else geo.c * geo.volume
-        """Columns: places of a single phase, or channels times taps."""
+        """Columns of the product: target pixels of one phase, or channels times taps in the weights' gradient."""
         self.m_tiles = -(-geo.m // tile.bm)
-        """Tiles along m."""
+        """Number of tiles along m."""
         self.c_padded = geo.c if self.taps_in_slice else -(-geo.c // tile.bk) * tile.bk
-        """Channels of packed weights."""
+        """Channels of the packed weights, padding included."""
         self.c_ragged = not self.taps_in_slice and geo.c % tile.bk > 0
         """Whether the last slice has channels that do not exist."""
         self.out_size = math.prod(problem.out_shape)
-        """Elements of the output."""
+        """Number of elements of the output."""
         self.partial = (tile.split > 1) | (not self.data)
         """Whether the kernel leaves partial sums for ``reduce``."""
         self.partial_size = tile.split * self.out_size * self.accsize * self.partial
@@ -54,13 +54,13 @@ class Product:
         self.weight_strides = weight_strides(problem)
         """Element strides of the weights along m, channel and tap."""
         self.out_plain = len(geo.phases) == 1 and geo.out_step == (1, 1, 1)
-        """Whether places of the output are its pixels in order."""
+        """Whether the columns of the product are the output's pixels in order (no stride between them)."""
 
-    # --- k: slices ---------------------------------------------------------------------------------------------------
+    # --- slices along k, the summed dimension ------------------------------------------------------------------------
 
     @functools.cached_property
     def run(self) -> tuple[int, int, int] | None:
-        """Taps of a slice along each axis, where slices hold taps."""
+        """Taps of a slice along each axis if slices hold taps; None if whole rows of taps do not fit a slice."""
         return tap_run(self.geometry)
 
     @functools.cached_property
@@ -73,12 +73,12 @@ class Product:
 
     @property
     def runs(self) -> int:
-        """Slices of a channel, where slices hold taps."""
+        """Number of slices of one channel, if slices hold taps."""
         return self.geometry.volume // math.prod(self.run)
 
     @functools.cached_property
     def slices(self) -> tuple[int, ...]:
-        """Slices of each phase."""
+        """Number of slices of each phase."""
         geo, bk = self.geometry, self.tile.bk
         if not self.data:
             return (-(-self.n_places // bk),)
@@ -88,12 +88,12 @@ class Product:
 
     @property
     def slices_all(self) -> int:
-        """Slices of all phases."""
+        """Number of slices of all phases."""
         return sum(self.slices)
 
     @property
     def slices_before(self) -> tuple[int, ...]:
-        """Slices of the phases before each."""
+        """Number of slices in all phases before each phase."""
         return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
 
     def slot_tap(self, k: int) -> tuple[int, int, int]:
@@ -106,11 +106,11 @@ class Product:
         geo = self.geometry
         return sum(t * d * s for t, d, s in zip(self.slot_tap(k), geo.spread, geo.source.axes, strict=True))
 
-    # --- m and n -----------------------------------------------------------------------------------------------------
+    # --- tiles along m and n -----------------------------------------------------------------------------------------
 
     @property
     def n_tiles(self) -> int:
-        """Tiles along n (of the largest phase)."""
+        """Number of tiles along n in the largest phase."""
         geo, bn = self.geometry, self.tile.bn
         if self.data:
             return -(-geo.most_places // bn)
@@ -118,7 +118,7 @@ class Product:
 
     @property
     def work_groups(self) -> int:
-        """Work groups of the launch."""
+        """Number of work groups in the launch."""
         geo = self.geometry
         return self.m_tiles * self.n_tiles * self.split * geo.groups * len(geo.phases)
 
@@ -127,11 +127,11 @@ class Product:
         """Axes along which a tap can fall outside the source."""
         return tuple(not self.geometry.inside(axis) for axis in range(3))
 
-    # --- operands ----------------------------------------------------------------------------------------------------
+    # --- loaders of the operands -------------------------------------------------------------------------------------
 
     @functools.cached_property
     def a(self) -> Loader:
-        """The target as the left operand of the weights' gradient."""
+        """Loader of the target as the left operand of the weights' gradient."""
         geo, t = self.geometry, self.tile
         if geo.target.nhwc:
             return across("a", t.bm, t.bk, t.items, geo.m % 4 == 0)
@@ -139,7 +139,7 @@ class Product:
 
     @functools.cached_property
     def b(self) -> Loader:
-        """The source as the right operand."""
+        """Loader of the source as the right operand."""
         geo, t = self.geometry, self.tile
         nhwc, four = geo.source.nhwc, geo.source.pixels % 4 == 0
         if self.data and not nhwc:
@@ -154,7 +154,7 @@ class Product:
 
     @property
     def a_slots(self) -> int:
-        """Vectors of packed weights that an item copies a slice."""
+        """Vectors of packed weights that a work item copies for each slice."""
         return -(-self.tile.bk * self.tile.bm // 4 // self.tile.items)
 
     @property
@@ -163,21 +163,21 @@ class Product:
         return self.tile.bm if self.data else self.a.pitch
 
     def weight_group(self, group: str) -> str:
-        """OpenCL text of a group's first weight."""
+        """Return OpenCL text of the offset of a group's first weight."""
         return f"(long){group} * {self.geometry.m * self.geometry.c * self.geometry.volume}"
 
-    # --- memory ------------------------------------------------------------------------------------------------------
+    # --- offsets and sizes in memory ---------------------------------------------------------------------------------
 
     @property
     def index(self) -> str:
-        """Type of element offsets in the tensors that are read."""
+        """OpenCL type of element offsets in the tensors that are read."""
         geo = self.geometry
         most = geo.images * max(geo.source.image, 0 if self.data else geo.target.image)
         return element_index(most)
 
     @property
     def out_index(self) -> str:
-        """Type of element offsets in the output and the partial sums."""
+        """OpenCL type of element offsets in the output and the partial sums."""
         return element_index(self.out_size * self.split)
 
     @property
@@ -189,12 +189,12 @@ class Product:
 
     @property
     def local_size(self) -> int:
-        """Bytes of local memory."""
+        """Bytes of local memory that a work group needs."""
         return self.tile.stages * self.tile.bk * (self.a_pitch + self.b.pitch) * self.accsize
 
     @property
     def out_vector(self) -> str | None:
-        """Along which side four neighbouring results are one vector in memory."""
+        """The side (m or n) along which four neighbouring results are one vector in memory, or None."""
         target = self.geometry.target
         if target.nhwc:
             return "m" if self.geometry.m % 4 == 0 else None
@@ -212,7 +212,7 @@ class Product:
 
     @property
     def unroll(self) -> str:
-        """The pragma before the loop over a slice."""
+        """The unroll pragma before the loop over a slice."""
         return f"#pragma unroll {self.tile.unroll}" if self.tile.unroll else "#pragma unroll"
 
     @property
@@ -240,7 +240,7 @@ class Product:
 
 
 def element_index(elements: int) -> str:
-    """OpenCL type of offsets below ``elements``."""
+    """Return the OpenCL type of offsets below ``elements``."""
     return "int" if elements < MAX_INT_OFFSET else "long"
 
 

@@ -17,7 +17,7 @@ class Tiled(Solver):
     """Every direction, rank, group, stride, dilation, padding, layout and dtype, on devices with local memory."""
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Strides of too many phases, empty problems, and devices with too little local memory."""
+        """Reject strides of too many phases, empty problems, and devices with too little local memory."""
         if phase_count(problem) > MOST_PHASES:
             return f"strides of {MOST_PHASES} phases at most, got {phase_count(problem)}"
         if problem.mb < 1:
@@ -32,14 +32,14 @@ class Tiled(Solver):
         return (tile.config() for tile in choices(problem, device))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Packed weights, unless they are constant, and partial sums."""
+        """Return the bytes of packed weights (unless they are constant) and of partial sums."""
         product = Product(problem, Tile.of(config))
         return packed_bytes(product) + product.partial_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Multiply-adds of all tiles, whole waves of work groups, at the share of the peak that the tile reaches."""
+        """Return the predicted seconds: tiles in whole waves of work groups, at the share of the peak they reach."""
         return seconds(Product(problem, Tile.of(config)), device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TiledPlan:
-        """Packing, the product, and the sum of its parts."""
+        """Compile the packing, the product, and the sum of its parts."""
         return TiledPlan(context, problem, config)

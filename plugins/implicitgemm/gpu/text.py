@@ -12,7 +12,8 @@ from .product import Product
 _AXES = "zyx"
 
 
-# Values of templates are module-level functions and partials of them: rendered texts are cached by these values.
+# The values that templates read are module-level functions or partials of them, because rendered texts are cached by
+# these values.
 
 
 def _phase(p: Product, field: str, axis: int) -> str:
@@ -22,12 +23,12 @@ def _phase(p: Product, field: str, axis: int) -> str:
 
 
 def _part(p: Product, file: str, **more: Any) -> str:
-    """A part of the text, rendered with the same values."""
+    """Return the rendered text of another template file, with the same values."""
     return kernel_text(__package__, file, **_values(p), **more)
 
 
 def _values(p: Product) -> dict[str, Any]:
-    """The templates' names."""
+    """Return the values of the templates by their names."""
     t, geo = p.tile, p.geometry
     rows, columns = t.bm // t.tm, t.bn // t.tn
     warp_n = min(t.ln, columns)

@@ -21,10 +21,10 @@ class Tile:
     stages: int = 2
     split: int = 1
     walk: str = "channels"
-    """What a slice of BK covers. Data: ``channels`` of one tap, or the ``taps`` of one channel (few channels).
-    Weights: places, and a tile's columns are ``channels`` of one tap or run ``flat`` over both (few channels)."""
+    """Rows of a slice. Forward and data gradient: ``channels`` of one tap, or (with few channels) ``taps`` of one
+    channel. Weights' gradient: pixels; a tile's columns are ``channels`` of one tap or run ``flat`` over both."""
     unroll: int = 0
-    """Steps of a slice that are unrolled; 0: all."""
+    """Steps of k by which the loop over a slice is unrolled; 0 unrolls all of them."""
     order: str = "parity"
     """Order in which a step's multiply-adds are written, which the compiler mostly keeps: ``rows`` of the item's tile,
     rows there and back (``snake``), or a row's even columns before its odd ones (``parity``). Consecutive multiply-adds
@@ -32,12 +32,12 @@ class Tile:
 
     @property
     def items(self) -> int:
-        """Work items of a group."""
+        """Work items in a work group."""
         return (self.bm // self.tm) * (self.bn // self.tn)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Tile:
-        """From a configuration's JSON values."""
+        """Build from a configuration's JSON values."""
         return cls(**config)
 
     def config(self) -> dict[str, Any]:

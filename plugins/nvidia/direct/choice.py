@@ -26,23 +26,23 @@ from ..instructions import LOCAL_LIMIT
 from ..pace import COPY
 from .tiling import DirectTile, DirectTiling
 
-CLOCK = 1.62e9  # cycles a second
+CLOCK = 1.62e9  # clock of a multiprocessor, in cycles per second
 MMA_MACS = {8: 500, 16: 1000}
 """Multiply-adds a cycle of a multiprocessor through mma.sync, by the depth of a product: TF32 and bfloat16."""
 NARROW_COPY_FACTOR = {4: 1.0, 2: 2.2, 1: 2.5}
-"""Time of copies over that of copies of 16 bytes, by the numbers of one copy."""
-SHORT_ROW_FACTOR = 1.25  # time of copying rows of 64 bytes over that of rows of 128
-STORE_BYTES_PER_CYCLE = 30.0  # that leave a multiprocessor
-SCATTERED_STORE_FACTOR = 2.0  # time of results that are written one by one with zeros between them
-MEMORY_SHARE = 1.11  # of a copy's bandwidth: part of what is read is in the cache
-SLICE_CYCLES = 60  # of a slice's barriers
-FILL_CYCLES = 770  # of a tile's beginning and end
-PART_PASSES = 1.35  # passes over the parts of a sum that it takes to write and to add them
-FIXUP_CYCLES = 10900.0  # of a tile whose parts work groups add
-FIXUP_CYCLES_PER_BYTE = 0.3  # of such a tile
-MAX_FIXUP_PARTS = 4  # that work groups add: more wait for each other's counting
-MAX_CHOICES = 32  # tiles offered
-MIN_CHOICES = 4  # tiles offered of each format
+"""Time of copies relative to copies of 16 bytes, by the float32 numbers of one copy."""
+SHORT_ROW_FACTOR = 1.25  # time of copying rows of 64 bytes, relative to rows of 128
+STORE_BYTES_PER_CYCLE = 30.0  # bytes of results that a multiprocessor stores per cycle
+SCATTERED_STORE_FACTOR = 2.0  # time of storing single results with zeros between them, relative to runs
+MEMORY_SHARE = 1.11  # memory bandwidth relative to a copy's; above 1, because some reads hit the cache
+SLICE_CYCLES = 60  # cycles of the barriers of one K-slice
+FILL_CYCLES = 770  # cycles of the prologue and the epilogue of one tile
+PART_PASSES = 1.35  # passes over the partial sums that writing and adding them takes
+FIXUP_CYCLES = 10900.0  # cycles that a tile takes longer if work groups of the product add its partial sums
+FIXUP_CYCLES_PER_BYTE = 0.3  # cycles per byte of results, if work groups of the product add partial sums
+MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
+MAX_CHOICES = 32  # most tiles that are offered to a search
+MIN_CHOICES = 4  # best tiles of each number format that are always offered to a search
 SHAPES = (
     (128, 128, 2, 4), (128, 128, 4, 2), (64, 128, 2, 2), (64, 128, 2, 4), (128, 64, 4, 2), (128, 64, 2, 2),
     (64, 64, 2, 2), (64, 256, 2, 4), (48, 128, 1, 4), (32, 64, 1, 4), (32, 128, 1, 4), (32, 256, 1, 8), (16, 128, 1, 4),
@@ -52,15 +52,15 @@ SHAPES = (
 )  # fmt: skip
 """(bm, bn, wm, wn) of the tiles that are tried."""
 WIDE_SHAPES = ((128, 128, 2, 2), (256, 128, 4, 2), (128, 256, 2, 4), (64, 128, 1, 2))
-"""More of them where a multiplication is one product: warps of 64 x 64."""
+"""More (bm, bn, wm, wn), for formats with one product per multiplication: warps of 64 x 64."""
 DEPTHS = ((32, 3), (32, 4), (16, 4))
-"""(bk, stages) that are tried."""
+"""(depth of a K-slice, pipeline stages) that are tried."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What differs between multiplications of three products, fitted with operands in the cache, and of one, fitted
-    with none there."""
+    """Constants that differ between formats of three products, fitted with operands in the cache, and of one product,
+    fitted with operands in memory."""
 
     copied: float
     """Bytes a cycle from the L2 cache into local memory, 16 a copy."""
@@ -69,9 +69,9 @@ class Rates:
     issued: float
     """Instructions a cycle that four schedulers reach together."""
     arrival: float
-    """Cycles until the first bytes of a slice's copies arrive."""
+    """Cycles from issuing the copies of a K-slice until its first bytes arrive."""
     launch: float
-    """Seconds, with the pause before it."""
+    """Seconds of a kernel launch, with the pause before it."""
     multiply: float = 1.0
     """Share of ``MMA_MACS``' time that products take."""
 
@@ -85,9 +85,9 @@ FORMATS_OF_MATH = {
 }
 """Formats that reach what each ``math`` promises, the one to use first."""
 COMPENSATED_FROM = 512
-"""``"ieee"``: sums of more products than this are compensated."""
+"""With ``math="ieee"``, sums of more products than this are compensated."""
 NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every", "fixup")
-"""Fields in which the tiles of one array differ."""
+"""Fields of a DirectTile that are arrays when many tiles are rated together."""
 
 
 def _squares(*parts: Any) -> Any:
@@ -96,7 +96,7 @@ def _squares(*parts: Any) -> Any:
 
 
 def _resident(tiling: DirectTiling) -> Any:
-    """Work groups of a multiprocessor at a time, by what registers its compiler uses, about."""
+    """Estimated work groups that are resident on a multiprocessor, by registers and local memory."""
     t = tiling.tile
     sums = t.frag_m * t.frag_n * 4
     fragments = (t.frag_n * 2 + 4) * (2 if t.products == 3 else 1)
@@ -129,7 +129,7 @@ def _parallel(tiling: DirectTiling) -> tuple[Any, Any, Any]:
 
 
 def _copied(tiling: DirectTiling, number: int) -> Any:
-    """Bytes of an operand's slice, in times of those that are copied 16 at once from whole lines."""
+    """Bytes of an operand's K-slice, weighted by the time of their copies relative to 16-byte copies of long rows."""
     operand = tiling.operands[number]
     rows = np.where(tiling.tile.bk == 16, SHORT_ROW_FACTOR, 1) if operand.along_k else 1
     return tiling.extent[number] * tiling.tile.bk * 4 * NARROW_COPY_FACTOR[operand.width] * rows
@@ -140,7 +140,7 @@ def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
     work, wait, output = _parallel(tiling)
 
     def together(tiles: Any) -> Any:
-        """Cycles of ``tiles`` tiles on one multiprocessor at once."""
+        """Cycles of ``tiles`` tiles that run simultaneously on one multiprocessor."""
         return np.maximum(work + wait, tiles * work) + output
 
     cycles = in_waves(tiling, units, _resident(tiling), together)
@@ -171,7 +171,7 @@ def _cut(tiling: DirectTiling, units: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.ndarray]:
-    """What fits: a tile, and the numbers of all."""
+    """(a tile, one row of ``NUMBERS`` for each tile that fits the problem)."""
     plain = DirectTile(16, 16, 1, 1, name)
     one = DirectTiling(problem, plain)
     plain = dataclasses.replace(plain, compensated=problem.math == "ieee" and one.k > COMPENSATED_FROM)
@@ -209,7 +209,7 @@ def choices(problem: ConvProblem, units: int) -> tuple[DirectTile, ...]:
         best = [(cost, plain, tuple(row)) for cost, row in zip(costs[order].tolist(), numbers[order].tolist())]
         found += best
         few += best[:MIN_CHOICES]
-    found.sort(key=lambda each: each[0])  # of equals the first format's
+    found.sort(key=lambda each: each[0])  # a stable sort: of equal costs the first format's tile stays first
     return tuple(dict.fromkeys(_tile(plain, row) for _, plain, row in (*found[:MAX_CHOICES], *few)))
 
 

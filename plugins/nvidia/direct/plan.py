@@ -16,22 +16,23 @@ from .tiling import DirectTile, DirectTiling
 
 @dataclass(unsafe_hash=True)
 class Copies:
-    """Who copies what of an operand's tile to local memory, for the templates."""
+    """How work items copy an operand's tile to local memory, for the templates."""
 
     tiling: DirectTiling
     number: int
-    """0: A, 1: B."""
+    """Index of the operand: 0 is A, 1 is B."""
 
     def __post_init__(self) -> None:
         tile, number = self.tiling.tile, self.number
         self.operand, self.letter = self.tiling.operands[number], "ab"[number]
-        self.width, self.pitch = self.operand.width, self.tiling.pitch[number]  # numbers of a copy, and of a line
+        # float32 numbers of one copy, and of a line in local memory.
+        self.width, self.pitch = self.operand.width, self.tiling.pitch[number]
         self.extent, self.origin = self.tiling.extent[number], ("m0", "n0")[number]
-        # Whether the last tile has rows beyond the last, which are zeros: a copy of the last row in their place, by all
-        # work groups, would wait for one line of the cache.
+        # Whether the last tile has rows beyond the operand's last, which are filled with zeros: if all work groups
+        # copied the last row instead, they would wait for one cache line.
         self.ragged = self.operand.row.size % self.extent > 0
-        # Work items along a line, rows that a work item copies, from its row to its next, from its k to its next, and
-        # its steps along k.
+        # How copies are divided: work items along a line, rows per work item, the stride between its rows, the stride
+        # between its steps along k, and the number of these steps.
         if self.operand.along_k:
             self.across = tile.bk // self.width
             self.rows, self.row_step = -(-self.extent * self.across // tile.items), tile.items // self.across

@@ -14,7 +14,7 @@ from .plan import DirectPlan
 from .tiling import DirectTile, DirectTiling
 
 MAX_PIXELS = 2**31 - 2**16
-"""Output pixels of all images, at most, with room for a tile's overhang."""
+"""Most output pixels of all images: int32 indices leave room for the rows of a last, partial tile."""
 
 
 class Direct(TileSolver):
@@ -47,7 +47,7 @@ class Direct(TileSolver):
         return DirectTiling(problem, DirectTile.of(config))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Partial sums."""
+        """Bytes of workspace: partial sums."""
         return self.tiling(problem, config).partial_bytes
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> DirectPlan:

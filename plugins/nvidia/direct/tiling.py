@@ -34,12 +34,12 @@ from ..instructions import LOCAL_LIMIT
 from ..reduction import MAX_PARTS, STATE_BYTES
 
 FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
-"""Products of tensor cores a multiplication: a float32 is two TF32 or bfloat16 numbers' sum, or rounded to one."""
+"""Tensor core products per multiplication: a float32 is a sum of two TF32 or bfloat16 numbers, or one TF32."""
 
 
 @dataclass(frozen=True)
 class DirectTile(WarpTile):
-    """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
+    """Shape of a work group's tile, and how the product is divided; see the head of ``product.cl.mako``."""
 
     bm: int
     bn: int
@@ -51,20 +51,20 @@ class DirectTile(WarpTile):
     stages: int = 3
     split: int = 1
     flush_every: int = 0
-    """Split values: slices after which sums move to float32 registers; 0: after every product of tensor cores."""
+    """In split formats, K-slices after which sums move to float32 registers; 0: after every tensor core product."""
     compensated: bool = False
-    """Split values: whether what an addition to those registers rounds away begins the next sums."""
+    """In split formats, whether the rounding error of a move to float32 registers is added to the next sums."""
     fixup: bool = False
-    """Whether work groups of the product add the parts of a sum, not a launch after it."""
+    """Whether work groups of the product add the partial sums, instead of a separate launch."""
 
     @property
     def depth(self) -> int:
-        """Steps of k of a product of tensor cores, which multiply bfloat16 twice as fast as TF32."""
+        """Depth in k of one tensor core product: 16 of bfloat16, 8 of TF32, which is half as fast."""
         return 16 if self.format == "bf16x3" else 8
 
     @property
     def products(self) -> int:
-        """Tensor cores' products a multiplication."""
+        """Tensor core products per multiplication."""
         return FORMATS[self.format]
 
 
@@ -101,7 +101,7 @@ class MatrixAxis:
         return self.pixels if self.rows else self.count[2] if self.steps[2] == self.step else 1
 
     def at(self, i: str) -> str:
-        """OpenCL expression: elements before place ``i``."""
+        """OpenCL expression: the offset, in elements, of index ``i`` along this axis."""
         if self.count is None:
             return f"(INDEX)({i}) * {self.step}"
         if self.rows:
@@ -134,11 +134,11 @@ class Operand:
 
     @functools.cached_property
     def width(self) -> int:
-        """Numbers that are copied at once: 4 where the tensor's sizes keep them together and aligned, else 2 or 1."""
+        """float32 numbers per copy: 4 where the tensor's sizes keep them contiguous and aligned, else 2 or 1."""
         return self.together(self.along_k)
 
     def together(self, along_k: bool) -> int:
-        """Neighbours along k, or along the rows, that are together and aligned everywhere: 4, 2 or 1."""
+        """Neighbours along k, or along the rows, that are contiguous and aligned everywhere: 4, 2 or 1."""
         inner, outer = (self.k, self.row) if along_k else (self.row, self.k)
         far = [inner.image, *(() if inner.rows else inner.steps[:2])] if inner.count else []
         for width in (4, 2):
@@ -183,43 +183,43 @@ def _operands(problem: ConvProblem) -> tuple[Operand, Operand]:
 
 @dataclass(unsafe_hash=True)
 class DirectTiling:
-    """What ``product.cl.mako`` is rendered from. Tuples of two are of A and of B."""
+    """The numbers from which ``product.cl.mako`` is rendered. Tuples of two are of A and of B."""
 
     problem: ConvProblem
     tile: DirectTile
 
     def __post_init__(self) -> None:
         p, t = self.problem, self.tile
-        # Whether pixels are written (forward, data gradient), not weights.
+        # data: whether the result is pixels (forward, data gradient), not weights.
         self.data, self.nhwc = p.direction != "bwd_weights", p.layout == "nhwc"
         self.operands = _operands(p)
         self.m, self.n, self.k = self.operands[0].row.size, self.operands[1].row.size, self.operands[0].k.size
-        # Data gradient with a stride: whether no output reads some pixels of x, which are written as zeros.
+        # gaps: whether a strided data gradient has pixels of x that no output reads, which are written as zeros.
         self.gaps = p.direction == "bwd_data" and _triple(p, "i") != _triple(p, "o")
         self.m_tiles, self.n_tiles, self.slices = -(-self.m // t.bm), -(-self.n // t.bn), -(-self.k // t.bk)
         self.work_groups = self.m_tiles * self.n_tiles * t.split * p.g
-        # --- local memory: stages of slices of both operands
+        # --- Local memory of a work group: pipeline stages of one K-slice of both operands.
         self.extent = t.bm, t.bn
         along_k = [operand.along_k for operand in self.operands]
-        # Floats from line to line of an operand's tile: a fragment's 32 numbers are in different banks.
+        # pitch: floats from line to line of a tile in local memory; a fragment's 32 numbers are in different banks.
         self.pitch = tuple(t.bk + 4 if k else rows + 8 for k, rows in zip(along_k, self.extent))
         self.floats = tuple((rows if k else t.bk) * n for k, rows, n in zip(along_k, self.extent, self.pitch))
         self.stage = sum(self.floats)
-        # The stages, or the results on their way out; and a word that all work items share.
+        # Local memory holds the stages, later the results that leave; and a word that all work items share.
         self.local_bytes = 4 * largest(self.stage * t.stages, t.bm * (t.bn + 8)) + 16 * t.fixup
-        # --- parts of the sums: bytes of those that a launch of their own adds
+        # --- Partial sums of a split k: bytes of those that a separate launch adds.
         self.partial_elements = math.prod(p.out_shape)
         self.added_bytes = self.partial_elements * t.split * 4 * (t.split > 1) * (t.fixup ^ True)
-        self.states_at = self.work_groups * t.bm * t.bn * 4  # offset of the tiles' states, where work groups add
+        self.states_at = self.work_groups * t.bm * t.bn * 4  # byte offset of the tiles' states in the workspace
 
     @functools.cached_property
     def target(self) -> Operand:
-        """The result: its rows are m, its k stands for n."""
+        """The result as an operand: its rows are m, its ``k`` is n."""
         return _operand(self.problem, self.problem.written, 1 if self.data and self.nhwc else 0)
 
     @property
     def out_width(self) -> int:
-        """Results that are written at once."""
+        """Results that one store writes."""
         return self.target.together(True) if self.nhwc or not self.gaps else 1
 
     @property
@@ -241,7 +241,7 @@ class DirectTiling:
 
     @property
     def misfit(self) -> str | None:
-        """Why the tile cannot run this problem; None when it can."""
+        """The reason why the tile cannot run this problem; None when it can."""
         return first_fault(self, self.faults())
 
     def faults(self) -> Iterator[tuple[Any, str]]:

@@ -21,37 +21,37 @@ from .tiling import GroupedSums, GroupedTile, GroupedTiling, SumsTile
 
 
 class Costs:
-    """Forward and data gradient."""
+    """Constants of the cost model of forward and data gradient."""
 
-    ISSUE_RATE = 1.95  # instructions a cycle that four schedulers reach together
-    COPY_INSTRUCTIONS = 13  # of a copy
-    FILL_INSTRUCTIONS = 97  # of two registers of weights
-    RESULT_INSTRUCTIONS = 11.5  # of an output pixel's results
-    LDMATRIX_CYCLES = 1.0  # of local memory
-    WEIGHT_CYCLES = 1.9  # of local memory, for two registers of weights
-    MMA_CYCLES = 2.8  # of tensor cores
-    ARRIVAL_CYCLES = 2500  # from a region's first copy to its first product
-    MEMORY_SHARE = 0.47  # of a copy's bandwidth
+    ISSUE_RATE = 1.95  # instructions per cycle that the four schedulers of a multiprocessor issue
+    COPY_INSTRUCTIONS = 13  # instructions per 16-byte copy of a work item
+    FILL_INSTRUCTIONS = 97  # instructions that fill two registers with weights
+    RESULT_INSTRUCTIONS = 11.5  # instructions that store the results of an output pixel
+    LDMATRIX_CYCLES = 1.0  # cycles of local memory per ``ldmatrix``
+    WEIGHT_CYCLES = 1.9  # cycles of local memory per two registers of weights
+    MMA_CYCLES = 2.8  # cycles of tensor cores per ``mma``
+    ARRIVAL_CYCLES = 2500  # cycles from the first copy of a region to its first product
+    MEMORY_SHARE = 0.47  # memory bandwidth of the kernel, relative to a copy's
     LAUNCH_SECONDS = 0.9e-6
-    FILL_SECONDS = 0.7e-6  # from a tile's first read to its last write
+    FILL_SECONDS = 0.7e-6  # seconds from the first read of a tile to its last write
 
 
 class SumsCosts:
-    """Weights' gradient."""
+    """Constants of the cost model of the weight gradient."""
 
-    ISSUE_RATE = 2.6  # instructions a cycle that four schedulers reach together
-    COPY_INSTRUCTIONS = 34  # of a copy
-    RESULT_INSTRUCTIONS = 36  # of a sum that leaves
-    LDMATRIX_CYCLES = 0.34  # of local memory
-    MMA_CYCLES = 2.9  # of tensor cores
-    ARRIVAL_CYCLES = 2900  # from a region's first copy to its first product
-    MEMORY_SHARE = 0.53  # of a copy's bandwidth
-    LAUNCH_SECONDS = 2.2e-6  # of both launches
-    FILL_SECONDS = 1.5e-6  # from a part's first read to its last write
+    ISSUE_RATE = 2.6  # instructions per cycle that the four schedulers of a multiprocessor issue
+    COPY_INSTRUCTIONS = 34  # instructions per 16-byte copy of a work item
+    RESULT_INSTRUCTIONS = 36  # instructions that store a sum
+    LDMATRIX_CYCLES = 0.34  # cycles of local memory per ``ldmatrix``
+    MMA_CYCLES = 2.9  # cycles of tensor cores per ``mma``
+    ARRIVAL_CYCLES = 2900  # cycles from the first copy of a region to its first product
+    MEMORY_SHARE = 0.53  # memory bandwidth of the kernel, relative to a copy's
+    LAUNCH_SECONDS = 2.2e-6  # seconds of both launches: the products, and the sum of their parts
+    FILL_SECONDS = 1.5e-6  # seconds from the first read of a part to its last write
 
 
 def _resident(tiling: GroupedTiling) -> int:
-    """Work groups of a multiprocessor at a time."""
+    """Work groups that are resident on a multiprocessor."""
     registers = 40 + 16 * tiling.tile.frag_m + 6 * tiling.tile.frag_m
     return max(1, min(65536 // (registers * tiling.tile.items), LOCAL_LIMIT // (tiling.local_bytes + 1024), 24))
 
@@ -75,7 +75,7 @@ def _seconds(tiling: GroupedTiling, units: int, copy: float) -> float:
     waves, rest = divmod(groups, resident)
 
     def together(count: int) -> float:
-        """Cycles of ``count`` work groups on one multiprocessor at once."""
+        """Cycles of ``count`` work groups that run simultaneously on one multiprocessor."""
         return t.turns * max(count * work, work + Costs.ARRIVAL_CYCLES) + count * filled
 
     cycles = waves * together(resident) + (together(rest) if rest else 0)

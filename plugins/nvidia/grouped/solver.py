@@ -14,13 +14,13 @@ from .plan import GroupedPlan, GroupedSumsPlan
 from .tiling import GroupedSums, GroupedTile, GroupedTiling, SumsTile
 
 MAX_PHASES = 16
-"""Phases of a stride: a program has a body for each."""
+"""Most phases of a strided data gradient: the program contains one body of code per phase."""
 MAX_CHANNELS = 1 << 16
-"""Channels of all groups: slabs of them are counted one by one."""
+"""Most channels of all groups together: their slabs are counted in a loop on the host."""
 
 
 class Grouped(TileSolver):
-    """All directions, 16-bit, channels last, where a slab of channels reads few others."""
+    """Convolutions of 16-bit NHWC tensors, all directions, in which a slab of 32 channels reads few other slabs."""
 
     seconds = staticmethod(seconds)
 
@@ -55,7 +55,7 @@ class Grouped(TileSolver):
         return GroupedTiling(problem, GroupedTile.of(config))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Parts of the weights' gradient."""
+        """Bytes of workspace: the parts of the weight gradient's sums; 0 in other directions."""
         return self.tiling(problem, config).workspace_size if problem.direction == "bwd_weights" else 0
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> GroupedPlan | GroupedSumsPlan:

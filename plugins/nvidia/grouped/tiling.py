@@ -23,13 +23,13 @@ from ..configured import Configured
 SLAB = 32
 """Channels that are copied together, 64 bytes a pixel."""
 MAX_LOCAL_BYTES = 98304
-"""Local memory of a work group: two fit on a multiprocessor."""
+"""Most bytes of local memory of a work group: two work groups fit on a multiprocessor."""
 MAX_COLUMNS = 32
-"""Output pixels of a region's row, at most."""
+"""Most output pixels in a row of a region."""
 MAX_KERNEL = 7
-"""Weights' gradient: taps of a row, and rows of taps, at most: a warp and 32 sums for each."""
+"""Largest kernel size of the weight gradient: a row of taps takes a warp, a tap of a row takes 32 sums."""
 SUMS_PITCH = SLAB * 2 + 16
-"""Weights' gradient: bytes from pixel to pixel in local memory."""
+"""Bytes from pixel to pixel in local memory, in the kernel of the weight gradient."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class GroupedTile(Configured):
     """Fragments of 16 output pixels of a warp."""
     warps: int = 4
     turns: int = 1
-    """Regions of a work group, one after another."""
+    """Regions that a work group computes one after another."""
 
     @property
     def items(self) -> int:
@@ -55,7 +55,7 @@ class SumsTile(Configured):
     parts: int = 1
     split: int = 1
     places: int = 128
-    """Output pixels of a region, at most."""
+    """Most output pixels of a region."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _sources_of(geometry: Geometry) -> int:
 
 @dataclass(unsafe_hash=True)
 class Slabs:
-    """What both kernels ask: which slabs meet, and the regions."""
+    """Shared by both tilings: which slabs of source and target are multiplied, and the regions of output pixels."""
 
     problem: ConvProblem
     tile: Any
@@ -141,12 +141,12 @@ class Slabs:
         self.geometry = geometry = geometry_of(self.problem)
         self.bfloat = self.problem.dtype == "bfloat16"
         self.targets, self.sources = -(-geometry.target.channels // SLAB), _sources_of(geometry)
-        # (half of a slab of the source, fragment of eight columns) whose weights are not all zeros.
+        # pairs: (half of a source slab, fragment of eight columns) whose weights are not all zeros.
         apart = geometry.c == geometry.m and 16 % geometry.c == 0
         self.pairs = [(k, n) for k in range(2) for n in range(4) if not apart or n // 2 == k]
         self.region = region = Region.of(geometry, self._capacity())
         _, height, width = _largest_phase(geometry)
-        # Regions along images, h and w.
+        # count: the number of regions along images, h and w.
         self.count = -(-geometry.images // region.images), -(-height // region.rows), -(-width // region.columns)
         self.regions = math.prod(self.count)
         self._arrange()
@@ -161,28 +161,28 @@ class Slabs:
 
 @dataclass(unsafe_hash=True)
 class GroupedTiling(Slabs):
-    """One forward or data gradient problem under one GroupedTile."""
+    """The numbers of a forward or data gradient problem with a GroupedTile."""
 
     def _capacity(self) -> int:
         return self.tile.frag_m * self.tile.warps * 16
 
     def _arrange(self) -> None:
         geometry = self.geometry
-        self.blocks = -(-self.regions // self.tile.turns)  # work groups of a slab
+        self.blocks = -(-self.regions // self.tile.turns)  # work groups per target slab
         self.work_groups = self.blocks * self.targets
         self.taps = sum(phase.volume for phase in geometry.phases)
-        # Bytes from pixel to pixel in local memory: eight pixels in a row begin in eight parts of the banks.
+        # pitch: bytes from pixel to pixel in local memory; eight neighbouring pixels begin in different banks.
         self.pitch = self.sources * SLAB * 2 + 16
-        # Pixels, then weights.
+        # Local memory holds the source pixels of a region, then the weights.
         self.local_bytes = self.region.pixels * self.pitch + self.taps * self.sources * len(self.pairs) * 256
-        # OpenCL types of offsets in the source and in the output.
+        # OpenCL types of element offsets in the source tensor and in the output tensor.
         self.index, self.out_index = (
             "int" if geometry.images * tensor.image < 2**31 else "long" for tensor in (geometry.source, geometry.target)
         )
 
     @property
     def misfit(self) -> str | None:
-        """Why this cannot run; None when it can."""
+        """The reason why the tile cannot run this problem; None when it can."""
         if self.local_bytes > MAX_LOCAL_BYTES:
             return f"{MAX_LOCAL_BYTES} bytes of pixels and weights a work group, got {self.local_bytes}"
         return None
@@ -190,7 +190,7 @@ class GroupedTiling(Slabs):
 
 @dataclass(unsafe_hash=True)
 class GroupedSums(Slabs):
-    """One weights' gradient under one SumsTile."""
+    """The numbers of a weight gradient with a SumsTile."""
 
     def _capacity(self) -> int:
         return self.tile.places
@@ -200,19 +200,19 @@ class GroupedSums(Slabs):
         self.slab_pairs = self.targets * self.sources
         self.items = 32 * geometry.kernel[1] * tile.split  # work items of a work group
         self.work_groups = tile.parts * self.slab_pairs
-        self.per = -(-self.regions // tile.parts)  # regions of a part
+        self.per = -(-self.regions // tile.parts)  # regions that are summed into one part
         self.runs = -(-self.region.places // 16)
-        # Pixels of x and dy and where each output pixel reads; then four sums of all work items.
+        # Local memory holds pixels of x and dy and where each output pixel reads; later, four sums per work item.
         read = (self.region.pixels + self.runs * 16) * SUMS_PITCH + self.runs * 64
         self.local_bytes = max(read, self.items * 16)
-        self.size = math.prod(self.problem.w_shape)  # elements of a part, whose layout is as the weights do
+        self.size = math.prod(self.problem.w_shape)  # elements of one part of dw, in the layout of the weights
         self.workspace_size = 4 * self.size * tile.parts
         most = geometry.images * max(geometry.source.image, geometry.target.image)
-        self.index = "int" if most < 2**31 else "long"  # OpenCL type of offsets in x and dy
+        self.index = "int" if most < 2**31 else "long"  # OpenCL type of element offsets in x and dy
 
     @property
     def misfit(self) -> str | None:
-        """Why this cannot run; None when it can."""
+        """The reason why the tile cannot run this problem; None when it can."""
         if max(self.geometry.kernel) > MAX_KERNEL:
             most = f"{MAX_KERNEL}x{MAX_KERNEL}"
             return f"kernels of up to {most} for the weights' gradient, got {max(self.geometry.kernel)}"

@@ -18,24 +18,24 @@ from ..pace import COPY, read_share
 from .tiling import Int8Tile, Int8Tiling, tiling_of
 
 MACS = {"mma": 1350.0, "wgmma": 2440.0, "tma": 2520.0, "halo": 2520.0}
-"""Multiply-adds a cycle of a multiprocessor."""
-COPY_BYTES_PER_CYCLE = 53.0  # from the L2 cache, of one multiprocessor
-SHARED_BYTES_PER_CYCLE = 26.7  # from the L2 cache, of each multiprocessor where all copy
+"""Multiply-adds per cycle of one multiprocessor, by engine."""
+COPY_BYTES_PER_CYCLE = 53.0  # bytes per cycle from the L2 cache into one multiprocessor
+SHARED_BYTES_PER_CYCLE = 26.7  # bytes per cycle from the L2 cache into each multiprocessor, while all copy
 SHORT_ROW_FACTOR = 1.5  # time of copying 64-byte rows by the copy engine over that of rows of 128 bytes
 COPY_LATENCY_CYCLES = 1230.0
-SLICE_CYCLES = 7.0  # of a slice beside its products, ``tma``
-TILE_CYCLES = 205.0  # of a tile beside its products, ``tma``
-OVERLAPPED_END_FACTOR = 1.28  # time of a tile's end where several work groups take turns, ``tma``
+SLICE_CYCLES = 7.0  # cycles of a K-slice beyond its products, with the engine ``tma``
+TILE_CYCLES = 205.0  # cycles of a tile beyond its products, with the engine ``tma``
+OVERLAPPED_END_FACTOR = 1.28  # time of a tile's epilogue if several work groups alternate, relative to one (``tma``)
 LAUNCH_CYCLES = {"mma": 1630.0, "wgmma": 1630.0, "tma": 180.0, "halo": 180.0}
-FILL_CYCLES = 540.0  # of a tile before and after its slices
-RESULTS_PER_CYCLE = 10.9  # elements of y
-RESIDUAL_RESULTS_PER_CYCLE = 4.8  # elements of y with a residual
-MEMORY_SHARE = 0.8  # of a copy's bandwidth
-WIDE_STORE_FACTOR = 1.3  # time that a tile's sums take to leave where a work item holds 128 of them
-OVERLAP = 4.4  # 1: products and memory add up; the larger, the more of one the other hides
-START_SECONDS = 2.2e-6  # of the launch
-PACK_SECONDS = 1.6e-6  # of the launch that packs weights
-MAX_CHOICES = 16  # tiles offered
+FILL_CYCLES = 540.0  # cycles of a tile before its first and after its last K-slice
+RESULTS_PER_CYCLE = 10.9  # elements of y that a multiprocessor stores per cycle
+RESIDUAL_RESULTS_PER_CYCLE = 4.8  # elements of y that a multiprocessor stores per cycle, if a residual is added
+MEMORY_SHARE = 0.8  # memory bandwidth of the kernel, relative to a copy's
+WIDE_STORE_FACTOR = 1.3  # time of storing a tile's sums if a work item has 128 of them, relative to fewer
+OVERLAP = 4.4  # exponent that joins the times of products and memory: 1 adds them, a large one takes the longer
+START_SECONDS = 2.2e-6  # seconds of the launch of the product
+PACK_SECONDS = 1.6e-6  # seconds of the launch that packs weights
+MAX_CHOICES = 16  # most tiles that are offered to a search
 MAX_STAGES = 8
 STAYING_ENGINES = ("tma", "halo")
 """Engines whose work groups stay and compute one tile after another."""
@@ -48,7 +48,7 @@ SHAPES = {
     "halo": ((64, 64, 1, 1), (64, 128, 1, 1), (128, 64, 2, 1), (128, 128, 2, 1), (192, 64, 3, 1), (192, 128, 3, 1),
              (256, 64, 4, 1)),
 }  # fmt: skip
-"""(bm, bn, wm, wn)."""
+"""(bm, bn, wm, wn) of the tiles that are tried, by engine."""
 
 
 def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
@@ -56,8 +56,10 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
     t, p = tiling.tile, tiling.problem
     resident, groups = tiling.resident, tiling.work_groups
     copied = tiling.copied * (SHORT_ROW_FACTOR if t.engine in STAYING_ENGINES and t.bk == 64 else 1.0)
-    work = max(t.bm * t.bn * tiling.row_bytes / MACS[t.engine], copied / COPY_BYTES_PER_CYCLE)  # of a tile
-    added = min(RESIDUAL_RESULTS_PER_CYCLE, resident * t.items / 64)  # few warps wait for what they add
+    # Cycles of a tile's products or copies, whichever are longer.
+    work = max(t.bm * t.bn * tiling.row_bytes / MACS[t.engine], copied / COPY_BYTES_PER_CYCLE)
+    # Elements of y per cycle: few warps wait longer for the residual.
+    added = min(RESIDUAL_RESULTS_PER_CYCLE, resident * t.items / 64)
     leaving = t.bm * t.bn / (added if p.residual and p.out_itemsize == 1 else RESULTS_PER_CYCLE)
 
     leaving *= WIDE_STORE_FACTOR if t.engine in STAYING_ENGINES and t.bn == 256 else 1.0
@@ -69,7 +71,7 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
             else 0.0
         )
 
-    if t.engine in STAYING_ENGINES:  # work groups stay, and what they copy next is on its way
+    if t.engine in STAYING_ENGINES:  # persistent work groups copy the next tile's slices during this one
         turns = math.ceil(groups / units)
         product = work + tiling.slices * SLICE_CYCLES
         product = max(product, tiling.slices * COPY_LATENCY_CYCLES / (t.ahead * max(1, min(resident, turns))))
@@ -87,7 +89,7 @@ def seconds(tiling: Int8Tiling, units: int, copy: float = COPY) -> float:
 
 
 def _stages(tiling: Int8Tiling) -> set[int]:
-    """As many as local memory holds of one to four work groups, and no more than a sum has slices."""
+    """Pipeline stages that fill local memory with one to four work groups, limited by the K-slices of a sum."""
     t = tiling.tile
     fixed_bytes = tiling.local_bytes - t.stages * tiling.stage_bytes if t.engine in STAYING_ENGINES else 8 * t.bn
     rooms = [(LOCAL_LIMIT + 1024) // resident - 1024 - fixed_bytes for resident in (1, 2, 3, 4)]

@@ -39,7 +39,7 @@ class Int8(TileSolver):
         return tiling_of(problem, Int8Tile.of(config))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Work groups' maps, and packed weights that are not constant."""
+        """Bytes of workspace: tensor maps of work groups, and packed weights unless they are constant."""
         return areas_of(self.tiling(problem, config))[0]
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Int8Plan:

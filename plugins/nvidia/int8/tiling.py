@@ -21,19 +21,19 @@ REGISTERS = 65536
 MAX_WARPS = 64
 """Warps of a multiprocessor."""
 COPY_BYTES = 16
-"""Bytes that a work item copies, or writes, at once."""
+"""Bytes of one copy or one store of a work item."""
 MAP_BYTES = 256
 """Bytes of the two tensor maps of a copying warp."""
 MAX_GROUPS = 528
-"""Work groups that stay on the device, at most."""
+"""Most persistent work groups on a device."""
 MAX_TAPS = 32
-"""Taps of a kernel that the copy engine gathers, at most."""
+"""Most taps of a kernel whose pixels the copy engine gathers."""
 MAX_BOX = 256
-"""Elements of a tensor map's box along an axis, at most."""
+"""Largest size of a tensor map's box along an axis, in elements."""
 INPUT_BOXES = 2
-"""``halo``: boxes of x in local memory, of which one is copied while the other is multiplied."""
+"""With the engine ``halo``, boxes of x in local memory: one is copied while the other is multiplied."""
 JOINED_BYTES = 1 << 14
-"""``halo``: a stage holds the weights of a whole row of taps where these are no more bytes than this."""
+"""With the engine ``halo``, a stage holds the weights of a whole row of taps if they are no more bytes than this."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Int8Tile(WarpTile):
     wn: int
     bk: int = 64
     stages: int = 3
-    """Slices in local memory."""
+    """Pipeline stages: K-slices in local memory."""
     engine: str = "mma"
     """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory; ``tma``: these, fed by the
     copy engine; ``halo``: these, of x that is copied once for all taps."""
@@ -76,38 +76,39 @@ class Int8Tiling:
         self.places = p.mb * p.od * p.oh * p.ow
         self.taps = p.kd * p.kh * p.kw
         self.k = self.taps * self.c
-        self.unit = math.gcd(self.c, COPY_BYTES)  # bytes of x that are copied at once: they belong to one tap
+        self.unit = math.gcd(self.c, COPY_BYTES)  # bytes of x of one copy: they belong to one tap
         self.m_tiles = -(-self.places // t.bm)
-        self.ragged = self.places % t.bm > 0  # whether tiles hold pixels beyond the last
-        # Packed weights of a group have the rows of whole tiles, zeros behind the last channel.
+        self.ragged = self.places % t.bm > 0  # whether the last tile has rows beyond the last output pixel
+        # rows: the packed weights of a group are padded to whole tiles with rows of zeros after the last channel.
         self.n_tiles = -(-self.n // t.bn)
         self.rows = self.n_tiles * t.bn
         self.packed_rows = p.g * self.rows
-        # A row of packed weights falls into parts, each filled up with zeros to whole slices. The sums of weights are
-        # kept for each set of parts that some output pixel reads: (first row of parts, one after its last, columns).
+        # A row of packed weights consists of parts, each padded with zeros to whole K-slices. The sums of weights are
+        # stored for each set of parts that some output pixel reads: (first row of parts, one after its last, columns).
         self.parts, self.part_k = 1, self.k
         self.sets, self.corners = 1, [(0, 1, 0, 1)]
         self.slices = self.depth_slices = -(-self.k // t.bk)
         self.a_bytes = t.bm * t.bk
         self.stage_bytes = (t.bm + t.bn) * t.bk
-        self.chunks = t.bk // COPY_BYTES  # of a row of a slice
-        self.rows_at_once = t.items // self.chunks  # rows of a slice that all work items copy together
-        # Neighbouring channels that a work item holds: 4 or more, and no more than it writes at once.
+        self.chunks = t.bk // COPY_BYTES  # 16-byte copies per row of a K-slice
+        self.rows_at_once = t.items // self.chunks  # rows of a K-slice that all work items copy together
+        # run: neighbouring channels that a work item stores: 4 or more, and at most one store's 16 bytes.
         size = p.out_itemsize
         self.run = next((run for run in (16, 8, 4) if run * size <= COPY_BYTES and 2 * t.frag_n % run == 0), 4)
-        self.out_unit = math.gcd(self.n, self.run) * size  # bytes of y that are written at once
+        self.out_unit = math.gcd(self.n, self.run) * size  # bytes of y of one store
         self._arrange()
         self.row_bytes = self.depth_slices * t.bk
-        self.packed_size = self.packed_rows * (self.row_bytes + 4 * self.sets)  # rows, then each row's sums
-        self.work_groups = self.m_tiles * self.n_tiles * p.g  # one a tile
+        # Bytes of packed weights: the rows, then the sums of each row.
+        self.packed_size = self.packed_rows * (self.row_bytes + 4 * self.sets)
+        self.work_groups = self.m_tiles * self.n_tiles * p.g  # one work group per tile
         self.copied = self._copied_bytes()
         self.local_bytes = self.numbers_at + 4 * (self.sets + 1) * t.bn
-        # NVIDIA's assembler takes about as many registers for a work item.
+        # registers: about as many as NVIDIA's assembler allocates per work item.
         self.registers = t.frag_m * t.frag_n * 4 + (60 if t.engine == "mma" else 36) + (32 if p.residual else 0)
         warps = t.items // 32 + self.copiers
         room = (LOCAL_LIMIT + 1024) // (self.local_bytes + 1024)
         held = REGISTERS // (-(-self.registers // 8) * 256) // 4 * 4
-        self.resident = max(1, min(held // warps, room, MAX_WARPS // warps))  # work groups of a multiprocessor
+        self.resident = max(1, min(held // warps, room, MAX_WARPS // warps))  # resident work groups per multiprocessor
 
     def _arrange(self) -> None:
         """How slices are cut, and what local memory holds; the tile's offsets and multipliers come last there."""
@@ -135,7 +136,7 @@ class Int8Tiling:
 
     @property
     def misfit(self) -> str | None:
-        """Why the tile cannot run this problem; None when it can."""
+        """The reason why the tile cannot run this problem; None when it can."""
         return self._misfit_of_problem() or self._misfit_of_tile()
 
     def _misfit_of_problem(self) -> str | None:
@@ -175,7 +176,7 @@ class StreamTiling(Int8Tiling):
 
     def _arrange(self) -> None:
         t = self.tile
-        self.blocks = -(-self.c // t.bk)  # slices of a tap
+        self.blocks = -(-self.c // t.bk)  # number of K-slices per tap
         self.slices = self.depth_slices = self.taps * self.blocks
         self.parts, self.part_k = self.taps, self.c
         p = self.problem
@@ -183,12 +184,12 @@ class StreamTiling(Int8Tiling):
         columns, column_of = _tap_ranges(p.ow, p.iw, p.kw, p.sw, p.pw, p.dw)
         self.sets = len(rows) * len(columns)
         self.corners = [(*row, *column) for row in rows for column in columns]
-        # What an output pixel's row and its column add to the number of its set.
+        # set_of: the term of each output row and each output column in the index of a pixel's set of taps.
         self.set_of = [each * len(columns) for each in row_of], column_of
         self._arrange_memory()
 
     def _arrange_memory(self) -> None:
-        """Slices, then their barriers."""
+        """Offsets in local memory: K-slices, then their barriers."""
         self.bars_at = self.tile.stages * self.stage_bytes
         self.numbers_at = self.bars_at + 16 * self.tile.stages
 
@@ -218,7 +219,7 @@ class StreamTiling(Int8Tiling):
 
     @property
     def maps(self) -> tuple[Map, Map]:
-        """Of x and of packed weights."""
+        """The tensor maps of x and of packed weights."""
         return self.source, self.weights
 
     def _misfit_of_problem(self) -> str | None:
@@ -237,7 +238,8 @@ class StreamTiling(Int8Tiling):
         t = self.tile
         if t.bm != 64 * t.wm or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.bk not in (64, 128):
             return "64 rows a group of warps, columns in multiples of 32, slices of 64 or 128 bytes"
-        if self.registers > 512 // (t.wm + 1) // 8 * 8:  # the assembler counts warps in fours
+        # NVIDIA's assembler allocates registers for groups of four warps.
+        if self.registers > 512 // (t.wm + 1) // 8 * 8:
             return "more sums than registers"
         return f"{self.local_bytes} bytes of local memory" if self.local_bytes > LOCAL_LIMIT else None
 
@@ -246,7 +248,7 @@ class StreamTiling(Int8Tiling):
 def _tap_ranges(
     count: int, size: int, taps: int, step: int, pad: int, dilation: int
 ) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-    """Along an axis: each range of taps that some of ``count`` output pixels reads inside x; the range of each pixel.
+    """(the ranges of taps that output pixels read inside x along an axis, the index of each pixel's range).
 
     All but the first and last pixels read every tap, so there are few ranges: (first tap, the one after the last).
     """
@@ -271,18 +273,19 @@ class HaloTiling(StreamTiling):
     sources = INPUT_BOXES
 
     def _arrange_memory(self) -> None:
-        """Weights, boxes of x, then the barriers of both."""
+        """Offsets in local memory: weights, boxes of x, then the barriers of both."""
         p, t = self.problem, self.tile
         self.pitch = p.ow + (p.kw - 1) * p.dw  # pixels of x that a row of y reads
         self.tile_rows = max(1, min(p.oh, (t.bm + self.pitch - p.ow) // self.pitch))
-        self.row_tiles = -(-p.oh // self.tile_rows)  # of an image
+        self.row_tiles = -(-p.oh // self.tile_rows)  # tiles of rows per image
         self.m_tiles = p.mb * self.row_tiles
         self.box_rows = self.tile_rows + (p.kh - 1) * p.dh
         self.box_bytes = self.box_rows * self.pitch * t.bk
-        # Room of a box, in whole swizzles; products of pixels that are none of y's read behind the box.
+        # Bytes of a box in local memory, in whole swizzles: pixels of a tile that are none of y's read past the box.
         read = (t.bm + (p.kh - 1) * p.dh * self.pitch + (p.kw - 1) * p.dw) * t.bk
         self.source_bytes = -(-max(self.box_bytes, read) // 1024) * 1024
-        self.together = p.kw if p.kw * t.bn * t.bk <= JOINED_BYTES else 1  # taps whose weights a stage holds
+        # Number of taps whose weights one stage holds.
+        self.together = p.kw if p.kw * t.bn * t.bk <= JOINED_BYTES else 1
         self.slices = self.depth_slices // self.together
         self.stage_bytes = self.together * t.bn * t.bk
         self.sources_at = t.stages * self.stage_bytes

@@ -31,69 +31,70 @@ from ..pace import COPY, read_share
 from .tiling import Tile, Tiling
 
 MACS = {"wgmma": 2530, "mma": 1340}
-"""Multiply-adds a cycle of a busy multiprocessor, were columns endless."""
+"""Multiply-adds per cycle of a busy multiprocessor, for a product of unlimited columns, by engine."""
 THIN_COLUMNS = {"wgmma": 93, "mma": 37}
-"""Columns whose time a product costs on top: a narrow one reads as much of A."""
-FP32_WINDOW_FACTOR = 0.89  # measured over predicted time of float32's windows: 63 layers of six nets, rms error 0.07
-GATHER_FACTOR = 1.07  # time of slices whose rows several taps gather
-COPY_BYTES_PER_CYCLE = 49.6  # from the L2 cache into local memory
+"""Fixed cost of a product in columns, by engine: a narrow product reads as much of A as a wide one."""
+FP32_WINDOW_FACTOR = 0.89  # measured over predicted time of float32 kernels with windows: 63 layers, rms error 0.07
+GATHER_FACTOR = 1.07  # time of K-slices whose rows are gathered for several taps, relative to a 1x1 kernel's
+COPY_BYTES_PER_CYCLE = 49.6  # bytes per cycle from the L2 cache into local memory
 SHORT_ROW_FACTOR = 1.66  # time of copying 64-byte rows over that of rows of 128 bytes
-DY_COPY_FACTOR = 2.66  # time of copying dy for the weights' gradient over that of a packed slice
-COPY_LATENCY_CYCLES = 1140.0  # until the first bytes of a slice's copies arrive
-COPY_WAIT_FACTOR = 1.12  # a slice waits longer by so many times the duration of its own copies
+DY_COPY_FACTOR = 2.66  # time of copying dy for the weight gradient, relative to a packed slice
+COPY_LATENCY_CYCLES = 1140.0  # cycles until the first bytes of a K-slice's copies arrive
+COPY_WAIT_FACTOR = 1.12  # latency of a K-slice also grows by this many times the duration of its copies
 RESULT_CYCLES = {8: 0.3, 2: 0.85, 1: 1.5}
-"""Cycles of a result, by the results that a work item of a multiprocessor writes at once."""
-STORE_BYTES_PER_CYCLE = 18.8  # that leave a multiprocessor
-WINDOW_STORE_FACTOR = 1.7  # time of a window's results, channels first
-MEMORY_SHARE = 0.85  # of a copy's bandwidth: what packing moves
-WEIGHTS_MEMORY_SHARE = 0.28  # of a copy's bandwidth: what the packing of weights moves
-FILL_CYCLES = 270  # of a tile's beginning and end
-LAUNCH_SECONDS = 0.96e-6  # on a CUDA stream
-SCALES_LAUNCH_SECONDS = 3.45e-6  # of a launch that looks for scales, with its wait
-PHASE_STORE_FACTOR = 5.0  # time in memory of results whose neighbours along w another phase writes
-PHASES_FACTOR = 1.2  # time of strided data gradients, channels last: 70 drawn problems, 1.0 to 1.65 by kind
-NATIVE_OVERLAP = 1.72  # 16-bit tensors: 1: products and memory add up; the larger, the more of one the other hides
-NATIVE_FACTOR = 1.03  # time of 16-bit tensors' data directions, whose operands are not in the cache
-NATIVE_WEIGHTS_FACTOR = 0.86  # time of 16-bit weights' gradients: 148 problems' timings
-PART_PASSES = 1.5  # passes over the parts of a sum, of write and read
-CARRY_FACTOR = 0.22  # time of carrying what additions round away over that of mma's multiplications
-ADDITIONS_PER_CYCLE = 128.0  # of float32, on a multiprocessor
-DRAIN_CYCLES = 60.0  # until tensor cores are done and begin again
-MAX_CHOICES = 40  # tiles offered
+"""Cycles of a multiprocessor per result, by the results that one store of a work item writes."""
+STORE_BYTES_PER_CYCLE = 18.8  # bytes of results that a multiprocessor stores per cycle
+WINDOW_STORE_FACTOR = 1.7  # time of storing NCHW results of kernels with windows, relative to others
+MEMORY_SHARE = 0.85  # memory bandwidth of packing, relative to a copy's
+WEIGHTS_MEMORY_SHARE = 0.28  # memory bandwidth of packing weights, relative to a copy's
+FILL_CYCLES = 270  # cycles of the prologue and the epilogue of one tile
+LAUNCH_SECONDS = 0.96e-6  # seconds of a launch on a CUDA stream
+SCALES_LAUNCH_SECONDS = 3.45e-6  # seconds of a launch that searches operands for their scales, with its wait
+PHASE_STORE_FACTOR = 5.0  # memory time of results whose neighbours along w another phase writes
+PHASES_FACTOR = 1.2  # measured over predicted time of strided NHWC data gradients: 70 problems, 1.0 to 1.65
+# Exponent that joins times of products and memory for 16-bit tensors: 1 adds them, a large one takes the longer.
+NATIVE_OVERLAP = 1.72
+NATIVE_FACTOR = 1.03  # measured over predicted time of 16-bit forward and data gradient, operands not cached
+NATIVE_WEIGHTS_FACTOR = 0.86  # measured over predicted time of 16-bit weight gradients, in 148 problems
+PART_PASSES = 1.5  # passes over the partial sums that writing and adding them takes
+CARRY_FACTOR = 0.22  # time of compensated summation, relative to that of ``mma``'s products
+ADDITIONS_PER_CYCLE = 128.0  # float32 additions per cycle of a multiprocessor
+DRAIN_CYCLES = 60.0  # cycles until the tensor cores have finished and start again
+MAX_CHOICES = 40  # most tiles that are offered to a search
 MAX_STACKED_COLUMNS = 1024
-"""Columns of stacked phases, at most."""
+"""Most columns of a product of stacked phases (all phases of a strided data gradient in one product)."""
 MIN_WHOLE_CHANNELS = 16
-"""Channels of a pixel from which phases write them whole, channels last: stacked, its parts took four times as long."""
+"""Channels from which NHWC phases are not stacked: writing parts of a pixel took four times as long."""
 FLUSH_DEPTH = 192
-"""Products that a tensor core adds, toward zero, before a float32 register does; for ``"ieee"`` a slice's."""
+"""Products that tensor cores add, toward zero, before a float32 register does; ``math="ieee"``: one K-slice's."""
 COMPENSATED_FROM = 512
-"""``"ieee"``: sums of more products than this are compensated."""
+"""With ``math="ieee"``, sums of more products than this are compensated."""
 SHORT_GRADIENT = 1024
-"""``"ieee"``: weights' gradients of no more pixels than this are moved to float32 registers every 16 of k."""
+"""With ``math="ieee"``, weight gradients of at most so many pixels move sums to float32 registers every 16 of k."""
 NUMBERS = ("bm", "bn", "wm", "wn", "bk", "stages", "split", "flush_every")
-"""Fields in which the tiles of one array differ."""
+"""Fields of a Tile that are arrays when many tiles are rated together."""
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """Cycles of one tile, by what they wait for."""
+    """Predicted cycles of one tile, by what the multiprocessor waits for."""
 
     busy: Any
-    """Multiplying or copying, whichever is longer: work that tiles on one multiprocessor share."""
+    """Cycles of multiplying or copying, whichever is longer: work that tiles on one multiprocessor share."""
     arrival: Any
-    """Until copies arrive, where more of them are not in flight: time that tiles spend side by side."""
+    """Cycles until copies arrive, if no more are in flight: tiles on one multiprocessor wait simultaneously."""
     output: Any
     stored: Any
-    """Of the instructions that write results, which tiles on one multiprocessor share too."""
+    """Cycles of the instructions that store results, which tiles on one multiprocessor share too."""
 
     def together(self, tiles: Any) -> Any:
-        """Cycles of ``tiles`` tiles on one multiprocessor at once."""
+        """Cycles of ``tiles`` tiles that run simultaneously on one multiprocessor."""
         alone = np.maximum(self.busy, self.arrival) + FILL_CYCLES + self.output
         return np.maximum(alone, tiles * np.hypot(self.busy, self.stored) + np.where(tiles > 1, self.output, 0))
 
 
 def _resident(tiling: Tiling) -> Any:
-    """Work groups of a multiprocessor at a time."""
+    """Work groups that are resident on a multiprocessor."""
     t = tiling.tile
     twice = tiling.format.float32_accurate and (t.engine == "wgmma" or t.compensated)
     registers = t.frag_m * t.frag_n * 4 * (2 if twice else 1) + (70 if t.engine == "wgmma" else 100)
@@ -135,7 +136,7 @@ def _tile_cost(tiling: Tiling) -> _Cost:
 
 
 def _stored(tiling: Tiling) -> Any:
-    """Cycles of a result, in which a multiprocessor's instructions write it."""
+    """Cycles of a multiprocessor's store instructions per result."""
     if not (tiling.data and tiling.target.nhwc):
         return RESULT_CYCLES[8]
     m, wide = tiling.geometry.m, tiling.problem.itemsize // 2
@@ -155,7 +156,7 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
     """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
     cycles = product_cycles(tiling, units)
     itemsize, planes = tiling.problem.itemsize, tiling.format.planes
-    passes = 2 if tiling.format.scaled else 1  # over the tensors; and two short launches between
+    passes = 2 if tiling.format.scaled else 1  # over the operands: searching for scales, then packing
     packed, weights = sum(source.bytes for source in tiling.sources), tiling.weights_bytes
     written = math.prod(tiling.problem.out_shape) * itemsize
     multiplied, moved = cycles / CLOCK, (packed + weights + written) / (MEMORY_SHARE * copy)
@@ -169,7 +170,7 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
         total = (multiplied**NATIVE_OVERLAP + moved**NATIVE_OVERLAP) ** (1 / NATIVE_OVERLAP) + LAUNCH_SECONDS
     else:
         total = np.maximum(multiplied, moved) + LAUNCH_SECONDS
-    read = itemsize / (2 * planes) * passes  # bytes read for a byte written
+    read = itemsize / (2 * planes) * passes  # bytes that packing reads per byte that it writes
     before = (
         passes * LAUNCH_SECONDS + (passes - 1) * 2 * SCALES_LAUNCH_SECONDS + packed * (1 + read) / (MEMORY_SHARE * copy)
     )
@@ -208,7 +209,7 @@ def _joinable(problem: ConvProblem) -> bool:
 
 
 def _shapes(problem: ConvProblem, engine: str, exact: bool, stacked: bool) -> Iterator[tuple[int, int, int, int]]:
-    """(bm, bn, wm, wn)."""
+    """(bm, bn, wm, wn) of the tiles that are tried for an engine."""
     geo = product_geometry(problem, stacked)
     data = problem.direction != "bwd_weights"
     if engine == "wgmma" and data:
@@ -268,14 +269,15 @@ def _cut(tiling: Tiling, units: int) -> Iterator[list[int]]:
     t, slices = tiling.tile, functools.reduce(np.maximum, tiling.slices)
     if t.window:
         slices = slices // tiling.geometry.phases[0].volume
-    most = slices // (2 if t.window or tiling.data else 4)  # slices worth a part
+    # Most parts of a sum: each part has at least 2 or 4 K-slices.
+    most = slices // (2 if t.window or tiling.data else 4)
     numbers = ((units * _resident(tiling)).tolist(), tiling.work_groups.tolist(), most.tolist())
     for each in zip(*numbers, strict=True):
         yield [1, *part_counts(*each)]
 
 
 def _tiles(problem: ConvProblem, engine: str, name: str, units: int) -> Iterator[tuple[Tile, np.ndarray, np.ndarray]]:
-    """The bases, and what of them fits with sums in several parts."""
+    """The tiles of ``_bases`` with sums in one part and in several parts, as far as they fit."""
     for plain, numbers, places in _bases(problem, engine, name):
         if not len(numbers):
             continue

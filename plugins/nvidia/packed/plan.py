@@ -54,8 +54,8 @@ def common_macros(tiling: Tiling) -> str:
 _AXES = "zyx"
 
 
-# Text functions are of this module, not closures, so that rendered texts can be cached: all that they depend on is
-# among the values.
+# Functions that render text are module functions, not closures, so that rendered texts can be cached: all that they
+# depend on is among a template's values.
 
 
 def _phase(tiling: Tiling, field: str, axis: int) -> str:
@@ -65,7 +65,7 @@ def _phase(tiling: Tiling, field: str, axis: int) -> str:
 
 
 def _swizzled(tiling: Tiling, row: str) -> str:
-    """What a row's chunks are exchanged by, as text."""
+    """OpenCL expression: the swizzle of a row of local memory, for its 16-byte chunks."""
     return f"({row}) % 8" if tiling.row_bytes == 128 else f"({row}) / 2 % 4"
 
 
@@ -75,7 +75,7 @@ def _part(tiling: Tiling, file: str, **more: Any) -> str:
 
 
 def _values(tiling: Tiling) -> dict[str, Any]:
-    """What the templates call by name."""
+    """The values that the kernel templates use, by name."""
     t, geo, f = tiling.tile, tiling.geometry, tiling.format
     wgmma, many = t.engine == "wgmma", len(geo.phases) > 1
     items, planes, rowb, cr = t.items, f.planes, tiling.row_bytes, t.bk // 8
@@ -133,7 +133,7 @@ class ProductLaunch:
         return text + product_text(tiling)
 
     def launch(self, context: Any) -> Launch:
-        """Compile it."""
+        """Compile the product and return its launch."""
         tiling, operands = self.tiling, list(self._operands)
         if tiling.format.scaled:
             operands += operands
@@ -170,7 +170,7 @@ class NvidiaPlan(StepPlan):
         problem, tile = self.tiling.problem, self.tiling.tile
         geometry, stacked = self.tiling.geometry, ()
         phases = tuple((phase.taps, phase.tap0) for phase in geometry.phases)
-        if geometry.stacked:  # which tap of which phase a row holds follows from the whole geometry
+        if geometry.stacked:  # stacked weights depend on the whole geometry
             stacked = (geometry.stacked, geometry.phases[0].origin, *(along(problem, letter) for letter in "psd"))
         return repr(("nvidia", problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, phases,
                      geometry.fold, geometry.tap_step, tile.bn, tile.bk, tile.format, tile.window,

@@ -1,4 +1,4 @@
-"""nvidia.wgmma and nvidia.mma: what they accept, what they offer to tune, and what they expect to be fast."""
+"""nvidia.wgmma and nvidia.mma: the problems they accept, their configurations, and predicted costs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TensorCores(TileSolver):
         return choices(problem, self.engine, device.compute_units)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """The tiles, without the engine, which is the solver's own."""
+        """Configurations of the tiles, without the engine, which the solver fixes."""
         for config in super().configs(problem, device):
             yield {name: value for name, value in config.items() if name != "engine"}
 
@@ -44,7 +44,7 @@ class TensorCores(TileSolver):
         return Tiling(problem, Tile.of({**config, "engine": self.engine}))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Packed operands, partial sums and tensor maps."""
+        """Bytes of workspace: packed operands, partial sums and tensor maps."""
         return Layout(self.tiling(problem, config)).size
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> NvidiaPlan:

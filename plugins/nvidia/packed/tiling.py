@@ -23,12 +23,12 @@ from ..instructions import LOCAL_LIMIT, Instructions, Wgmma
 from ..scales import TOP
 
 PACKING_ITEMS = 2**16
-"""Work items that packing weights should have at least: several share the taps of a chunk to reach it."""
+"""Work items that the packing of weights should have at least: several share the taps of a chunk to reach it."""
 
 
 @dataclass(frozen=True)
 class Tile(WarpTile):
-    """How a work group's tile is shaped and how the product is cut; see the head of ``product.cl.mako``."""
+    """Shape of a work group's tile, and how the product is divided; see the head of ``product.cl.mako``."""
 
     bm: int
     bn: int
@@ -43,13 +43,13 @@ class Tile(WarpTile):
     stages: int = 3
     split: int = 1
     window: bool = False
-    """Whether a work group keeps a window of source pixels in local memory and reads every tap out of it."""
+    """Whether a work group caches a window of source pixels in local memory, from which it reads every tap."""
     stacked: bool = False
-    """Data gradient with a stride: whether the phases are channels of one product."""
+    """Whether the phases of a strided data gradient are computed as channels of one product."""
     flush_every: int = 1
-    """``wgmma``: slices after which exact formats move their sums to float32 registers; 0: after every 16 of k."""
+    """With ``wgmma``, K-slices after which exact formats move sums to float32 registers; 0: after every 16 of k."""
     compensated: bool = False
-    """Exact formats: whether what such a move rounds away begins the next sums."""
+    """In exact formats, whether the rounding error of a move to float32 registers is added to the next sums."""
 
 
 @dataclass(unsafe_hash=True)
@@ -73,27 +73,27 @@ class Source:
 
     def __post_init__(self) -> None:
         self.c8 = chunks(self.c)
-        # Chunks that neighbours write side by side when channels first become last.
+        # turn: chunks that neighbouring work items write side by side when NCHW is packed to NHWC.
         self.turn = 8 if self.c8 > 4 else 4 if self.c8 > 2 else self.c8
         self.pixels = math.prod(self.size)
-        # Elements from plane to plane, and so on.
+        # Strides in elements from plane to plane, pixel to pixel, group to group and image to image.
         self.plane = self.c8 * 8 * (1 if self.points else self.groups)
         self.pixel = self.planes * self.plane
         self.group = self.pixels * self.pixel if self.points else self.c8 * 8
         self.image = self.groups * self.group if self.points else self.pixels * self.pixel
         self.axes = (self.size[1] * self.size[2] * self.pixel, self.size[2] * self.pixel, self.pixel)
-        self.bytes = 0 if self.direct else self.images * self.image * 2  # of the packed form
+        self.bytes = 0 if self.direct else self.images * self.image * 2  # bytes of the packed tensor
 
 
 @dataclass(unsafe_hash=True)
 class Tiling:
-    """What ``product.cl.mako`` and ``pack.cl.mako`` are rendered from."""
+    """The numbers from which ``product.cl.mako`` and ``pack.cl.mako`` are rendered."""
 
     problem: ConvProblem
     tile: Tile
 
     unshift = 2 * TOP
-    """Exponents that scaled operands have in common."""
+    """Sum of the exponents that scaling adds to both operands, which the epilogue subtracts."""
     always_partial = False
     """Whether sums go to the workspace even where nothing is split."""
     maps_bytes = 0
@@ -104,7 +104,7 @@ class Tiling:
     def __post_init__(self) -> None:
         self.format = FORMATS[self.tile.format]
         self.geometry = product_geometry(self.problem, self.tile.stacked)
-        # Whether output pixels are rows and the weights are packed (forward, data gradient).
+        # data: whether output pixels are the rows and weights are packed (forward, data gradient).
         self.data = self.problem.direction != "bwd_weights"
         self._arrange()
 
@@ -113,7 +113,7 @@ class Tiling:
         data, nhwc, planes = self.data, p.layout == "nhwc", self.format.planes
         phases, volume = geo.phases, geo.phases[0].volume
         self.n_places = geo.images * phases[0].places
-        # --- rows, columns and depth of the product
+        # --- Rows, columns and depth of the matrix product.
         self.window = window(geo) if t.window else None
         windowed = self.window is not None
         self.n = geo.m if data else volume * geo.c8 * 8
@@ -126,46 +126,47 @@ class Tiling:
         else:
             self.slices = tuple(-(-self.depth(phase) * 8 // t.bk) for phase in phases)
         self.work_groups = self.m_tiles * self.n_tiles * t.split * geo.groups * len(phases)
-        # --- local memory: stages of slices, and two windows
-        # Whether a slice's sums are in float32 registers before the next slice's products begin.
+        # --- Local memory of a work group: pipeline stages of K-slices, and two windows of the source.
+        # drained: whether a K-slice's sums are in float32 registers before the next slice's products begin.
         self.drained = (t.engine == "mma") | (self.format.float32_accurate & (t.flush_every <= 1))
-        # Slices whose copies are in flight while one is multiplied; undrained, the one before is still read.
+        # under_way: K-slices in flight while one is multiplied; if not drained, the slice before is still read.
         self.under_way = t.stages - 2 + self.drained
-        self.row_bytes = t.bk * 2 if data else 128  # a swizzle's width
-        self.a_bytes, self.b_bytes = t.bm * t.bk * 2, t.bn * t.bk * 2  # of a plane in a stage
+        self.row_bytes = t.bk * 2 if data else 128  # bytes of a row of A in local memory: a swizzle's width
+        self.a_bytes, self.b_bytes = t.bm * t.bk * 2, t.bn * t.bk * 2  # bytes of A and of B per plane and stage
         self.stage_bytes = ((0 if t.window else self.a_bytes) + self.b_bytes) * planes
-        # A window has a tile's rows and as many as the taps reach beyond, in whole groups of eight.
+        # A window of the source has the tile's rows and those that taps reach beyond them, in whole groups of eight.
         self.window_rows = -(-(t.bm + max(self.window.shifts)) // 8) * 8 if windowed else 0
         self.window_bytes = self.window_rows * self.row_bytes
         self.local_bytes = self.stage_bytes * t.stages + 2 * self.window_bytes * planes
-        # Lines of the results in local memory, and the elements from line to line, which spread over the banks.
+        # staging: lines of the results in local memory, and their pitch in elements, which spreads them over banks.
         self.staging = (t.bm, t.bn + 8) if nhwc else (t.bn, t.bm + 4)
-        # Whether results pass through local memory on their way out, so that neighbours write neighbours.
+        # staged: whether results pass through local memory before they are stored, so that stores are coalesced.
         staged_bytes = self.staging[0] * self.staging[1] * 4 + (t.bm * 8 if nhwc else 0)
         self.staged = data and staged_bytes <= self.local_bytes
-        # --- weights
+        # --- Layout of the weights.
         native = self.format.name == "native" and nhwc and data and not p.constant_weights
         plain = native and not geo.fold and not geo.stacked and geo.c % 8 == 0
-        # Tensor cores take B with k down the rows where these are whole swizzles.
+        # turns: whether ``wgmma`` can read B with k down its rows: these must be whole swizzles.
         turns = (t.engine == "wgmma") & (t.bk == 64) & (t.bn // t.wn % 64 == 0)
         turns = turns & (geo.m % 8 == 0 and len(phases) == 1)
-        # Whether the product reads the weights in place: 16 bits, channels last.
+        # direct_weights: whether the product reads the weights in place (16 bits, NHWC).
         self.direct_weights = (p.direction == "fwd" or turns) if plain else False
         self.transposed_weights = self.direct_weights if p.direction == "bwd_data" else False
-        self.weight_slice = t.bn * t.bk * planes  # elements of a slice of packed weights, all planes
-        self.weight_chunks = -(-geo.c // t.bk) * t.bk // 8 if t.window else geo.c8  # of eight source channels
+        self.weight_slice = t.bn * t.bk * planes  # elements of a K-slice of packed weights, all planes
+        # Chunks of eight source channels per tap.
+        self.weight_chunks = -(-geo.c // t.bk) * t.bk // 8 if t.window else geo.c8
         packed = (self.direct_weights ^ True) * geo.groups * sum(self.slices)
         self.weights_bytes = packed * self.n_tiles * self.weight_slice * 2 if data else 0
         icg, taps = p.ic // p.g, math.prod(along(p, "k"))
         inner, tap = (1, icg) if nhwc else (taps, 1)
-        # Elements from weight to weight along oc, ic, taps and groups; and along kd, kh, kw, channels last.
+        # Strides of the weights in elements: along oc, ic, taps and groups; and along kd, kh and kw in NHWC.
         self.weight_strides = icg * taps, inner, tap, p.oc // p.g * icg * taps
         self.kernel_axes = p.kh * p.kw * icg, p.kw * icg, icg
-        # --- parts of the sums: whether the product leaves float32 sums for ``reduce``
+        # --- Partial sums: whether the product writes float32 sums that the kernel ``reduce`` adds.
         self.partial = (t.split > 1) | (not data) | self.always_partial
         self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
-        # Bits that tell which taps along an axis are inside, for the axes along which a tap can be outside the source.
+        # tap_bits: along each axis, bits that mark the taps inside the source; 0 if no tap is ever outside.
         self.guarded = geo.guarded
         most = [max(phase.taps[axis] for phase in phases) for axis in range(3)]
         self.tap_bits = tuple(most[axis] if self.guarded[axis] else 0 for axis in range(3))
@@ -188,13 +189,13 @@ class Tiling:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Tensors that are packed."""
+        """Tensors that are packed before the product."""
         both = (self.source,) if self.data else (self.source, self.places)
         return tuple(source for source in both if not source.direct)
 
     @property
     def target(self) -> TensorLayout:
-        """What the data directions write."""
+        """The layout of the tensor that forward and data gradient write."""
         return TensorLayout(self.problem.channels_out, self.geometry.target, self.problem.layout == "nhwc")
 
     def depth(self, phase: Phase) -> int:
@@ -203,7 +204,7 @@ class Tiling:
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Slices of the phases before each."""
+        """For each phase, the number of K-slices of all phases before it."""
         return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
 
     @functools.cached_property
@@ -220,7 +221,7 @@ class Tiling:
 
     @property
     def _wgmma(self) -> Wgmma:
-        down = not self.data or self.transposed_weights  # k runs down B's rows
+        down = not self.data or self.transposed_weights  # whether k runs down the rows of B
         columns, other = self.tile.bn // self.tile.wn, self.b_row_bytes if down else 0
         return Wgmma(columns, not self.data, down, self.row_bytes, other)
 
@@ -251,7 +252,7 @@ class Tiling:
 
     @property
     def misfit(self) -> str | None:
-        """Why the tile cannot run this problem; None when it can."""
+        """The reason why the tile cannot run this problem; None when it can."""
         return first_fault(self, self.faults())
 
     def faults(self) -> Iterator[tuple[Any, str]]:

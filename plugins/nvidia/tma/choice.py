@@ -23,28 +23,29 @@ from ..pace import COPY, read_share
 from .rewriting import folded, folds, gathered, gathers
 from .tiling import TmaTile, TmaTiling
 
-MACS = 2010.0  # multiply-adds a cycle of a multiprocessor, of 16-bit numbers; of TF32 half as many
-COPY_BYTES_PER_CYCLE = 71.0  # from the L2 cache into local memory
+MACS = 2010.0  # multiply-adds per cycle of a multiprocessor, of 16-bit numbers; TF32 reaches half as many
+COPY_BYTES_PER_CYCLE = 71.0  # bytes per cycle from the L2 cache into local memory
 SHORT_ROW_FACTOR = 1.54  # time of copying 64-byte rows over that of rows of 128 bytes
 UNALIGNED_FACTOR = {128: 1.0, 64: 1.25, 32: 1.62, 16: 2.58}
-"""Time of rows by the largest power of two, up to 128, that divides the bytes between them."""
-SHARING_FACTOR = 0.4  # of a product's time, on top for each further work group beside it: fewer slices are in flight
-SLICE_CYCLES = 13.0  # of a slice beside its products
-TILE_CYCLES = 910.0  # of a tile beside its products
-STORE_BYTES_PER_CYCLE = 33.0  # that leave a multiprocessor
-MEMORY_SHARE = 1.08  # of a copy's bandwidth: the tensors count once each, and the cache serves the rest
-OVERLAP = 1.48  # 1: products and memory add up; the larger, the more of one the other hides
-START_SECONDS = 2.0e-6  # of a launch on a CUDA stream
-SUM_SECONDS = 0.73e-6  # of the launch that adds parts
-SUM_MEMORY_SHARE = 0.93  # of a copy's bandwidth, at which parts move
-FIXUP_CYCLES = 6700.0  # of a tile whose parts work groups add
-FIXUP_BYTES_PER_CYCLE = 9.3  # of such a tile
-COUNT_CYCLES = 1000.0  # until a part is counted
-TAKE_CYCLES = 1450.0  # until 32 columns are taken
-REWRITE_SECONDS = 1.5e-6  # of the launch that writes folded, widened or transposed weights
-GATHER_SECONDS = 0.96e-12  # of a number of the source of a first layer, on 132 multiprocessors
-MAX_FIXUP_PARTS = 4  # that work groups add: more wait for each other's counting
-MAX_CHOICES = 24  # tiles offered
+"""Time of rows, relative to aligned ones, by the largest power of two up to 128 that divides their pitch in bytes."""
+# Fraction by which products slow down per further work group of a multiprocessor: fewer slices are in flight.
+SHARING_FACTOR = 0.4
+SLICE_CYCLES = 13.0  # cycles of a K-slice beyond its products
+TILE_CYCLES = 910.0  # cycles of a tile beyond its products
+STORE_BYTES_PER_CYCLE = 33.0  # bytes of results that a multiprocessor stores per cycle
+MEMORY_SHARE = 1.08  # memory bandwidth relative to a copy's, if each tensor is counted once
+OVERLAP = 1.48  # exponent that joins the times of products and memory: 1 adds them, a large one takes the longer
+START_SECONDS = 2.0e-6  # seconds of a launch on a CUDA stream
+SUM_SECONDS = 0.73e-6  # seconds of the launch that adds partial sums
+SUM_MEMORY_SHARE = 0.93  # memory bandwidth of writing and adding partial sums, relative to a copy's
+FIXUP_CYCLES = 6700.0  # cycles that a tile takes longer if work groups of the product add its partial sums
+FIXUP_BYTES_PER_CYCLE = 9.3  # bytes of results per cycle, if work groups of the product add partial sums
+COUNT_CYCLES = 1000.0  # cycles until a work group has counted its part of a tile
+TAKE_CYCLES = 1450.0  # cycles until 32 columns of partial sums are taken over
+REWRITE_SECONDS = 1.5e-6  # seconds of the launch that writes folded, widened or transposed weights
+GATHER_SECONDS = 0.96e-12  # seconds per element of a first layer's rewritten source, on 132 multiprocessors
+MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
+MAX_CHOICES = 24  # most tiles that are offered to a search
 
 
 def _unaligned(row_bytes: int) -> float:
@@ -69,11 +70,11 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
         * (4 if tiling.partial else size * _unaligned(target if tiling.data else c))
         / STORE_BYTES_PER_CYCLE
     )
-    if t.fixup:  # where all run at once they count one after another; else a tile's last adds all parts
+    if t.fixup:  # if all tiles run at once, parts are counted one after another; else a tile's last work group adds all
         waits = COUNT_CYCLES * t.split if tiling.tiles <= tiling.groups(units) else TAKE_CYCLES * t.bn / 32 / t.split
         each += FIXUP_CYCLES + waits + t.bm * t.bn * 4 / FIXUP_BYTES_PER_CYCLE
     cycles = begin = 0.0
-    for phase in tiling.phases:  # what the first of the work groups does in each
+    for phase in tiling.phases:  # cycles of the busiest work group, phase by phase
         end = begin + tiling.tiles // len(tiling.phases)
         tiles = math.ceil(end / units) - math.ceil(begin / units)
         product = phase.slices / t.split * slice_of * (1 + SHARING_FACTOR * (t.resident - 1))
@@ -111,7 +112,7 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
     taps = gathers(unfolded)
     problem = gathered(unfolded, taps) if taps else folded(unfolded, pixels)
     data, channels = problem.direction != "bwd_weights", problem.oc if problem.direction == "bwd_data" else problem.ic
-    whole = 128 // problem.itemsize  # channels of a box; half as many where that saves copies
+    whole = 128 // problem.itemsize  # channels of a copied box; half as many where that saves copies
     widths = (whole, whole // 2) if -(channels // problem.g) % whole >= whole // 2 else (whole,)
     number = "tf32" if problem.dtype == "float32" else problem.dtype
     for width, depth in ((width, width if data else 64) for width in widths):

@@ -1,4 +1,4 @@
-"""Tensor maps: what a Hopper multiprocessor's copy engine (TMA) is told of a tensor in memory and of a box of it.
+"""Tensor maps: descriptions, for Hopper's copy engine (TMA), of a tensor in memory and of a box of it.
 
 A map is 128 bytes that only the driver can write: ``cuTensorMapEncode*`` of CUDA's driver, plain functions of the host.
 They are encoded for an address that means nothing, and the kernel puts its own pointer in: OpenCL tells no addresses.
@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from convdispatch.api import BuildFailed
 
 WORDS = 16
-"""Of 64 bits."""
+"""64-bit words of a tensor map."""
 _ANYWHERE = 1 << 20
 _TYPES = {"float16": 6, "bfloat16": 9, "float32": 11}
-"""The driver's; float32 numbers are rounded to TF32 on their way."""
+"""Numbers of CUDA's ``CUtensorMapDataType``; float32 is rounded to TF32 when it is copied."""
 _NO_INTERLEAVE = 0
-_PROMOTE_256 = 3  # bytes that the L2 cache fetches at once
-_ZEROS = 0  # what fills a box outside of the tensor
+_PROMOTE_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B: the L2 cache fetches 256 bytes
+_ZEROS = 0  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros outside of the tensor
 _SWIZZLES = {64: 2, 128: 3}
-"""By the bytes of a box's rows."""
+"""Numbers of CUDA's ``CUtensorMapSwizzle``, by the bytes of a box's row."""
 _ITEM = {"float16": 2, "bfloat16": 2, "float32": 4}
-"""Bytes of a number."""
+"""Bytes per element, by dtype."""
 NEAREST_CORNER = -128
 """Lower bound of an im2col map's corners, in pixels; a map of four axes has 8 bits for each."""
 FARTHEST_CORNER = 127
-"""Upper bound of these."""
+"""Upper bound of an im2col map's corners, in pixels."""
 MAX_OFFSET = 255
 """Pixels from a tap to the first one, along an axis."""
 MAX_STEP = 8
@@ -38,11 +38,11 @@ MAX_STEP = 8
 
 @functools.lru_cache(maxsize=1)
 def _driver() -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
-    """The driver, and a context, without which it encodes nothing: the primary one, as for all of CUDA's libraries."""
+    """CUDA's driver, and the device's primary context, which encoding a tensor map needs; None without CUDA."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        driver.cuTensorMapEncodeTiled, driver.cuTensorMapEncodeIm2col  # noqa: B018 raises where it is too old
+        driver.cuTensorMapEncodeTiled, driver.cuTensorMapEncodeIm2col  # noqa: B018 raises if the driver is too old
         if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
             return None
         if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
@@ -53,7 +53,7 @@ def _driver() -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
 
 
 def missing() -> str | None:
-    """Why no map can be made here, in words; None when one can."""
+    """The reason why tensor maps cannot be encoded on this machine; None when they can."""
     return None if _driver() else "needs CUDA's driver, version 12 or later, and a device of its, for tensor maps"
 
 
@@ -63,14 +63,14 @@ def _array(kind: type, values: Sequence[int]) -> ctypes.Array:
 
 @dataclass(frozen=True)
 class Map:
-    """A dense tensor."""
+    """Base of tensor maps: a dense tensor."""
 
     dtype: str
     sizes: tuple[int, ...]
 
     @property
     def _strides(self) -> list[int]:
-        """Bytes from one to the next along every axis but the innermost."""
+        """Strides in bytes along every axis but the innermost."""
         steps = [_ITEM[self.dtype]]
         for size in self.sizes[:-1]:
             steps.append(steps[-1] * size)
@@ -83,7 +83,7 @@ class Map:
             raise BuildFailed(str(missing()), "")
         driver, context = found
         block = ctypes.create_string_buffer(WORDS * 8 + 64)
-        at = -(-ctypes.addressof(block) // 64) * 64  # as it asks
+        at = -(-ctypes.addressof(block) // 64) * 64  # cuTensorMapEncode needs an address that is a multiple of 64
         common = (ctypes.c_void_p(at), _TYPES[self.dtype], len(self.sizes), ctypes.c_void_p(_ANYWHERE),
                   _array(ctypes.c_uint64, self.sizes), _array(ctypes.c_uint64, self._strides))  # fmt: skip
         driver.cuCtxPushCurrent_v2(context)
@@ -99,13 +99,13 @@ class Map:
         raise NotImplementedError
 
     def _how(self, row: int) -> tuple[int, ...]:
-        """What every map ends with, for boxes of ``row`` numbers a row."""
+        """The last arguments of cuTensorMapEncode, for boxes whose rows have ``row`` elements."""
         return (_NO_INTERLEAVE, _SWIZZLES[row * _ITEM[self.dtype]], _PROMOTE_256, _ZEROS)
 
 
 @dataclass(frozen=True)
 class Tiled(Map):
-    """Boxes of ``box`` numbers along each axis."""
+    """A tiled map: boxes of ``box`` elements along each axis."""
 
     box: tuple[int, ...] = ()
 
@@ -116,14 +116,14 @@ class Tiled(Map):
 
 @dataclass(frozen=True)
 class Im2col(Map):
-    """Columns of ``pixels`` places by ``channels`` channels of a tensor (channels, w, h, images).
+    """An im2col map: columns of ``pixels`` pixels by ``channels`` channels of a tensor (channels, w, h, images).
 
-    Places stand in a row at ``lower``, ``lower + step``, ... to at most ``size - 1 + upper``, then begin anew at
+    Pixels of a row are at ``lower``, ``lower + step``, ... to at most ``size - 1 + upper``; then they begin again at
     ``lower`` in the next row, and after the last row in the next image. A tap is an offset added to all of them.
     """
 
     lower: tuple[int, int] = (0, 0)
-    """Along (w, h), as all pairs here."""
+    """First pixel along (w, h); all pairs of this class are along (w, h)."""
     upper: tuple[int, int] = (0, 0)
     step: tuple[int, int] = (1, 1)
     pixels: int = 64
@@ -131,7 +131,7 @@ class Im2col(Map):
 
     @property
     def places(self) -> tuple[int, int]:
-        """Places in a row, and rows."""
+        """(pixels in a row, rows) of an image."""
         both = zip(self.sizes[1:3], self.lower, self.upper, self.step, strict=True)
         w, h = ((size - 1 + upper - lower) // step + 1 for size, lower, upper, step in both)
         return w, h
@@ -147,5 +147,5 @@ class Im2col(Map):
 
 
 def encoded(maps: Sequence[Map], emulate: bool) -> list[tuple[int, ...]]:
-    """The words of maps; zeros where plain C stands in for the copy engine (tests)."""
+    """The 64-bit words of tensor maps; zeros in tests where plain C replaces the copy engine."""
     return [(0,) * WORDS if emulate else each.encode() for each in maps]

@@ -1,4 +1,4 @@
-"""The plan of nvidia.tma: what must be laid out anew, and the product that the copy engine feeds."""
+"""The plan of nvidia.tma: launches that rewrite operands, and the product that the copy engine (TMA) feeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tiling import MAP_BYTES, TmaTile, TmaTiling
 
 
 class TmaPlan(NvidiaPlan):
-    """A Plan; see ``product.cl.mako``."""
+    """A plan whose product reads its operands by tensor maps; see ``product.cl.mako``."""
 
     tiling: TmaTiling
 
@@ -30,7 +30,7 @@ class TmaPlan(NvidiaPlan):
         return repr((self.tiling.tile.pixels, self.tiling.tile.taps, super()._key()))
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
-        """Weights of folded pixels, transposed weights, and the operands of first layers; other operands stay."""
+        """Launches that rewrite weights of folded pixels, transposed weights, and operands of first layers."""
         at, problem, tile = self._layout.at, self._unfolded, self.tiling.tile
         if tile.taps:
             return [gather_launch(context, problem, name, tile.taps, at[name]) for name, _ in tensors]

@@ -1,4 +1,4 @@
-"""Operands that are written anew before the product, where the copy engine would gather them slowly or not at all.
+"""Operands that a launch rewrites before the product, where the copy engine would gather them slowly or not at all.
 
 *Folded* pixels, for 1x1 kernels of few channels: neighbouring pixels as one pixel of more channels, their weights on
 the diagonal.
@@ -28,13 +28,13 @@ from typing import Any
 from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text
 
 SLICE_CHANNELS = 64
-"""16-bit channels of a slice of 128 bytes."""
+"""16-bit channels of a K-slice of 128 bytes."""
 MAX_FOLDED_SOURCE = 384
-"""Source channels of folded pixels, at most: beyond, products with zeros take longer than what they spare."""
+"""Most source channels of folded pixels: with more, multiplying zeros costs more time than folding saves."""
 MAX_FOLDED_TARGET = 1536
-"""Target channels of folded pixels, at most."""
+"""Most target channels of folded pixels."""
 MIN_GATHERED = 8
-"""Channels below which the copy engine gathers none."""
+"""Fewest channels that the copy engine gathers."""
 SEGMENT = 128
 """Output pixels of a row that a work group of ``gather`` writes."""
 TRANSPOSE_SIDE = 32
@@ -86,7 +86,7 @@ def gathered(problem: ConvProblem, channels: int) -> ConvProblem:
 
 @dataclass(frozen=True)
 class Gathered:
-    """That source, as ``packed.plan.Layout`` gives it an area."""
+    """The rewritten source of gathered taps: its name and bytes, for ``packed.plan.Layout``."""
 
     name: str
     bytes: int

@@ -17,7 +17,7 @@ from .tiling import TmaTile, TmaTiling
 
 
 class Tma(TensorCores):
-    """``wgmma`` fed by a warp that does nothing else; see ``product.cl.mako``."""
+    """Products by ``wgmma``, whose operands one warp copies by tensor maps (TMA); see ``product.cl.mako``."""
 
     seconds = staticmethod(seconds)
 
@@ -28,7 +28,7 @@ class Tma(TensorCores):
         return "tma" if problem.itemsize == 2 else "tma_tf32"
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """What the copy engine cannot gather, and devices without one."""
+        """Refuses tensors that the copy engine (TMA) cannot gather, and devices without a copy engine."""
         return self.limits(problem, device) or missing() or refusal(device, self.engine_of(problem))
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:

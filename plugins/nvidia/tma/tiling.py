@@ -16,11 +16,11 @@ from .maps import FARTHEST_CORNER, MAX_OFFSET, MAX_STEP, NEAREST_CORNER, Im2col,
 from .rewriting import Gathered, folded, gathered
 
 MAP_BYTES = 256
-"""Bytes of a work group's two maps."""
+"""Bytes of the two tensor maps of a work group."""
 MAX_GROUPS = 512
-"""Work groups that stay on the device, at most."""
+"""Most persistent work groups on a device."""
 BOX_COLUMNS = 64
-"""Columns of a box where k runs down its rows."""
+"""Columns of a tensor map's box whose rows k runs down."""
 EPILOGUE_REGISTERS = 80
 """Registers that the epilogue takes beside sums and residuals."""
 
@@ -31,11 +31,11 @@ class TmaTile(Tile):
 
     stages: int = 4
     resident: int = 1
-    """Work groups that stay on a multiprocessor: one multiplies while another's sums leave."""
+    """Persistent work groups per multiprocessor: one multiplies while another stores its sums."""
     block: int = 64
-    """Weights' gradient: source channels of a box of B."""
+    """Source channels of a box of B, in the weight gradient."""
     fixup: bool = False
-    """Whether work groups of the product add the parts of a sum, not a launch after it."""
+    """Whether work groups of the product add the partial sums, instead of a separate launch."""
     pixels: int = 1
     """Neighbouring pixels that are one pixel to the product; see ``rewriting.folds``."""
     taps: int = 0
@@ -44,23 +44,23 @@ class TmaTile(Tile):
 
 @dataclass(frozen=True)
 class PhaseOfTiles:
-    """What the kernel needs of a phase, along (h, w); ``slices`` of all of the phase's sum."""
+    """Numbers of a phase that the kernel needs, along (h, w); ``slices`` are the K-slices of its whole sum."""
 
     slices: int
     taps_w: int
     tap0: tuple[int, int]
     offset: tuple[int, int]
-    """How far pixel 0 and tap 0 read beyond ``TmaTiling.low``."""
+    """Pixels from ``TmaTiling.low`` to the one that tap 0 reads for output pixel 0."""
     first: tuple[int, int]
     count: tuple[int, int]
 
 
 @dataclass(unsafe_hash=True)
 class TmaTiling(Tiling):
-    """m, n and k as where operands are packed; nothing is packed, and slices belong to one tap."""
+    """A Tiling (same m, n and k) whose operands are not packed: each K-slice belongs to one tap."""
 
     maps_bytes = MAX_GROUPS * MAP_BYTES
-    staged = False  # results leave from registers
+    staged = False  # results are stored from registers, not through local memory
 
     @classmethod
     def of(cls, problem: ConvProblem, tile: TmaTile) -> TmaTiling:
@@ -71,38 +71,39 @@ class TmaTiling(Tiling):
         p, t, geo, data = self.problem, self.tile, self.geometry, self.data
         size = self.itemsize = p.itemsize
         backwards, tf32 = p.direction == "bwd_data", self.format.tf32
-        # The data gradient reads weights with k down the rows. For TF32 tensor cores take k along the rows alone: then
-        # the weights are transposed first.
+        # The data gradient reads weights with k down the rows. TF32 tensor cores only accept k along the rows: then a
+        # launch transposes the weights first.
         self.transposed_weights, self.turned_weights = backwards and not tf32, backwards and tf32
-        # Folded, widened and transposed weights are written first.
+        # Folded, widened and transposed weights are written by a launch before the product.
         self.direct_weights = data and t.pixels == 1 and not t.taps and not self.turned_weights
         self.weights_bytes = size * math.prod(p.w_shape) if data and not self.direct_weights else 0
-        # --- slices: blocks of source channels of a tap
+        # --- K-slices: each is a block of source channels of one tap.
         self.block = t.bk if data else t.block
         self.blocks = -(-geo.c // self.block)
         self.row_bytes = t.bk * size if data else 128
         self.b_row_bytes = size * (BOX_COLUMNS if self.transposed_weights else self.block)
         self.a_bytes, self.b_bytes = t.bm * t.bk * size, t.bn * t.bk * size
         self.stage_bytes = self.a_bytes + self.b_bytes
-        # Slices, their barriers, and a word that a work group's warps share.
+        # Local memory holds the K-slices, their barriers, and a word that the warps of a work group share.
         self.local_bytes = (self.stage_bytes + 16) * t.stages + 16
-        # --- tiles: all phases' have the output pixels of the largest
+        # --- Tiles of the result: each phase gets as many as the phase with the most output pixels.
         self.count = tuple(max(phase.count[axis] for phase in geo.phases) for axis in (1, 2))
         self.n_places = geo.images * math.prod(self.count)
         volume = geo.phases[0].volume
         self.n = geo.m if data else volume * geo.c8 * 8
-        # Columns are target channels, or whole blocks of source channels of every tap.
+        # Columns of the product are target channels, or whole blocks of source channels of every tap.
         self.n_tiles = -(-(geo.m if data else volume * self.blocks * self.block) // t.bn)
         self.m_tiles = -(-(self.n_places if data else geo.m) // t.bm)
-        self.sums = self.n_tiles * self.m_tiles * geo.groups * len(geo.phases)  # tiles of results, of ``split`` parts
+        # Tiles of results, each summed in ``split`` parts.
+        self.sums = self.n_tiles * self.m_tiles * geo.groups * len(geo.phases)
         self.tiles = self.sums * t.split
-        # --- parts that a launch adds are as the output does; those that work groups add, in tiles with their states
+        # --- Partial sums that a launch adds have the output's layout; those that work groups add are whole tiles.
         self.partial = t.split > 1 and not t.fixup
         self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
         if t.fixup:
             self.partial_bytes = self.sums * (t.split * t.bm * t.bn * 4 + STATE_BYTES)
-        self.run = 4 if self.partial or size == 4 else 8  # results that a work item writes at once, 16 bytes
+        self.run = 4 if self.partial or size == 4 else 8  # results that one store of a work item writes: 16 bytes
 
     @property
     def instructions(self) -> Instructions:
@@ -111,13 +112,13 @@ class TmaTiling(Tiling):
 
     @property
     def sources(self) -> tuple[Gathered, ...]:  # type: ignore[override]
-        """Tensors that are written first."""
+        """Tensors that a launch writes before the product."""
         nbytes = self.itemsize * math.prod(self.problem.x_shape)
         return (Gathered("x", nbytes),) if self.tile.taps else ()
 
     @functools.cached_property
     def phases(self) -> tuple[PhaseOfTiles, ...]:
-        """The geometry's, the longest sums first, so that no work group begins one last."""
+        """The geometry's phases, those of the longest sums first, so that no work group begins a long sum last."""
         longest = sorted(self.geometry.phases, key=lambda phase: -phase.volume)
         return tuple(
             PhaseOfTiles(self._slices(p), p.taps[2], p.tap0[1:],
@@ -130,7 +131,7 @@ class TmaTiling(Tiling):
 
     @functools.cached_property
     def slices(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Of each phase: a block of channels of a tap, or 64 pixels."""
+        """Number of K-slices of each phase: a slice is a block of channels of one tap, or 64 pixels."""
         return tuple(phase.slices for phase in self.phases)
 
     def groups(self, units: int) -> int:
@@ -138,7 +139,7 @@ class TmaTiling(Tiling):
         return min(self.tiles, units * self.tile.resident, MAX_GROUPS)
 
     def batches(self, half: int, runs: int) -> list[range]:
-        """A half's runs of results, in batches whose residuals are read at once: as many as registers hold by then.
+        """A half's runs of results, in batches whose residuals are read together: as many as registers then hold.
 
         Each run that leaves frees its sums; a multiprocessor's quarter has 16384 registers for its warps.
         """
@@ -153,7 +154,7 @@ class TmaTiling(Tiling):
             at += many
         return found
 
-    # --- maps --------------------------------------------------------------------------------------------------------
+    # --- Tensor maps of both operands.
 
     def _reads(self, axis: int, last: bool) -> list[int]:
         """For each phase with taps: the first, or the last, pixel along an axis that output pixel 0 reads."""
@@ -163,12 +164,12 @@ class TmaTiling(Tiling):
 
     @functools.cached_property
     def low(self) -> tuple[int, int, int]:
-        """The first pixel along (d, h, w) that output pixel 0 of any phase reads with any tap."""
+        """The first source pixel, along (d, h, w), that any tap of any phase reads for output pixel 0."""
         return tuple(min(self._reads(axis, False)) for axis in range(3))  # type: ignore[return-value]
 
     @functools.cached_property
     def gathered(self) -> Im2col:
-        """The tensor that taps gather."""
+        """The tensor map of the tensor that taps gather."""
         geo, low = self.geometry, self.low
         upper = tuple(low[a] + (self.count[a - 1] - 1) * geo.step[a] - (geo.source[a] - 1) for a in (2, 1))
         pixels = self.tile.bm if self.data else BOX_COLUMNS
@@ -190,19 +191,19 @@ class TmaTiling(Tiling):
 
     @property
     def maps(self) -> tuple[Map, Map]:
-        """Of A and of B."""
+        """The tensor maps of A and of B."""
         return (self.gathered, self.other) if self.data else (self.other, self.gathered)
 
     @property
     def column_boxes(self) -> int:
-        """Copies of a slice of B: none of columns that do not exist."""
+        """Boxes that are copied for a K-slice of B; columns that do not exist are not copied."""
         if not self.data:
             return self.tile.bn // self.block
         return -(-min(self.tile.bn, self.geometry.m) // BOX_COLUMNS) if self.transposed_weights else 1
 
     @property
     def b_box_bytes(self) -> int:
-        """Bytes of one of these copies."""
+        """Bytes of one box of B."""
         if not self.data:
             return BOX_COLUMNS * self.b_row_bytes
         return self.tile.bk * 128 if self.transposed_weights else min(self.tile.bn, self.geometry.m) * self.row_bytes

@@ -18,19 +18,19 @@ from ..pace import COPY
 from ..packed.choice import product_cycles
 from .tiling import Points, PointsTile
 
-LAUNCH_SECONDS = 2.9e-6  # of a launch, with the pause before it
-SCALE_MEMORY_SHARE = 0.941  # of a copy's bandwidth, at which operands are looked through for their scales
-SPLIT_MEMORY_SHARE = 1.18  # of a copy's bandwidth, at which tiles are written as planes
-INVERSE_MEMORY_SHARE = 0.612  # of a copy's bandwidth, at which products become results
-PRODUCT_FACTOR = 0.97  # time over the product's modelled cycles
-MEMORY_SHARE = 0.847  # of a copy's bandwidth, at which the product reads and writes
+LAUNCH_SECONDS = 2.9e-6  # seconds of a launch, with the pause before it
+SCALE_MEMORY_SHARE = 0.941  # memory bandwidth of searching operands for scales, relative to a copy's
+SPLIT_MEMORY_SHARE = 1.18  # memory bandwidth of writing transformed tiles as planes, relative to a copy's
+INVERSE_MEMORY_SHARE = 0.612  # memory bandwidth of the inverse transform, relative to a copy's
+PRODUCT_FACTOR = 0.97  # measured over modelled time of the matrix products
+MEMORY_SHARE = 0.847  # memory bandwidth of the matrix products, relative to a copy's
 FORMAT = "half2"
-MAX_CHOICES = 16  # tiles offered
+MAX_CHOICES = 16  # most tiles that are offered to a search
 SHAPES = (
     (128, 128, 2), (64, 128, 1), (192, 128, 3), (128, 64, 2), (64, 64, 1), (192, 64, 3), (128, 96, 2), (128, 192, 2),
     (64, 192, 1),
 )  # fmt: skip
-"""(bm, bn, wm) that are tried."""
+"""(bm, bn, wm) of the product's tiles that are tried."""
 DEPTHS = ((64, 4), (64, 3), (32, 6), (32, 5), (32, 4), (32, 3))
 
 
@@ -70,7 +70,7 @@ def _tiles(problem: ConvProblem) -> Iterator[PointsTile]:
 
 
 def _parts(points: Points, units: int) -> list[int]:
-    """Parts of the weights' gradient's sums that fill the device once, twice, three times."""
+    """Numbers of parts of the weight gradient's sums that are worth trying: they fill the device one to four times."""
     tiling = points.tiling
     if tiling.data:
         return [1]

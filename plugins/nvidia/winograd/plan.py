@@ -17,7 +17,7 @@ from ..packed.plan import ProductLaunch
 from .tiling import Points, PointsTile, margin
 
 GROUP_TILES, GROUP_CHANNELS = 8, 32
-"""A work group of the transform of tiles, which has 256 work items."""
+"""Tiles and channels that a work group of the input transform takes: one per work item, 256 in all."""
 
 
 class WinogradPlan(StepPlan):
@@ -70,7 +70,7 @@ class WinogradPlan(StepPlan):
         return text + kernel_text(__package__, file, tiling=tiling, geometry=self._points.geometry, **values)
 
     def _scales(self, names: str) -> list[Launch]:
-        """The search for the scales of some operands."""
+        """Launches that search for the scales of the operands ``names``."""
         return self._layout.scales.launches(self._context, names)
 
     def _tiles(self, data: Data, operand: str, inner: str, first: int) -> Launch:

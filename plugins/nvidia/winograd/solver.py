@@ -18,9 +18,9 @@ from .plan import WinogradPlan
 from .tiling import Points, PointsTile
 
 MIN_CHANNELS = 8
-"""Input and output channels: fewer leave tensor cores idle."""
+"""Fewest input and output channels that the solver accepts: fewer leave tensor cores idle."""
 TILE_POINTS = 4
-"""Output pixels of a tile along an axis."""
+"""Output pixels of a Winograd tile along an axis: the m of F(m, 3)."""
 
 
 class Winograd(TileSolver):
@@ -62,7 +62,7 @@ class Winograd(TileSolver):
         return Points(problem, PointsTile.of(config))
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Planes, weights and products of a piece."""
+        """Bytes of workspace: planes, weights and products of one piece of the tiles."""
         return self.tiling(problem, config).layout.size
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> WinogradPlan:

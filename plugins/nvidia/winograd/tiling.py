@@ -1,4 +1,4 @@
-"""One problem in transformed tiles: a product for each point of a tile, as a 1x1 convolution with a group a point."""
+"""A problem in transformed tiles: one product per point of a tile, as a 1x1 convolution with one group per point."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PointsTile(Tile):
     engine: str = "wgmma"
     stages: int = 3
     points: int = 4
-    """Places of a tile along an axis: m of F(m, 3)."""
+    """Output pixels of a Winograd tile along an axis: the m of F(m, 3)."""
     pieces: int = 1
     """Shares of the tiles that use the same workspace, one after the other."""
 
@@ -36,7 +36,7 @@ class PointsTiling(Tiling):
     margins: int = 0
     """Bits by which the two transforms may make operands larger."""
 
-    always_partial = True  # the inverse transform reads what the product leaves
+    always_partial = True  # the inverse transform reads the product's float32 sums from the workspace
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,7 +46,7 @@ class PointsTiling(Tiling):
         return Source(name, 1, self.problem.g, c, size, self.format.planes, direct=True, points=True)
 
     def row_mark(self, m: str, per: str) -> str:
-        """Tiles have exponents of their own; those of dy's channels hold at all points."""
+        """Rows of tiles have exponents of their own; the exponents of dy's channels apply to all points."""
         return m
 
     def column_mark(self, n: str) -> str:
@@ -75,7 +75,7 @@ def margin(matrices: tuple[Any, Any]) -> int:
 
 
 class PointsLayout:
-    """Where planes, weights, products and scales are: bytes into the workspace, or into the packed weights' buffer."""
+    """Byte offsets of planes, weights, products and scales in the workspace, or in the packed weights' buffer."""
 
     def __init__(self, geometry: TileGeometry, tiling: PointsTiling) -> None:
         areas = Areas()
@@ -87,13 +87,13 @@ class PointsLayout:
             self.at["w"] = weights.add(tiling.weights_bytes)
         self.scales = Scales(geometry.problem, areas, weights)
         self.tile_marks = areas.add(tiling.source.pixels * 4) // 4 if tiling.data else 0
-        """Ints before the marks of tiles, which are their image's."""
+        """Offset, in ints, of the exponents of tiles: each tile has its image's."""
         self.packed_size = weights.size if self.constant else 0
         self.partial = areas.add(tiling.partial_bytes)
         self.size = areas.size
 
     def marks_at(self, letter: str) -> int:
-        """Ints before the marks of the product's A or B, in its buffer."""
+        """Offset, in ints, of the exponents of the product's A or B, in its buffer."""
         scales = self.scales
         return self.tile_marks if letter == "A" and self.tile_marks else scales.marks_at(scales.named(letter))
 
@@ -120,7 +120,7 @@ class PointsWork(Work):
 
 @dataclass(frozen=True)
 class Points:
-    """A problem and a tile: everything that plan, costs and workspace ask."""
+    """A problem and a tile, with the numbers that plan, costs and workspace need."""
 
     problem: ConvProblem
     tile: PointsTile
@@ -138,10 +138,10 @@ class Points:
 
     @functools.cached_property
     def layout(self) -> PointsLayout:
-        """Offsets of everything."""
+        """Offsets of planes, weights, products and scales in the workspace."""
         return PointsLayout(self.geometry, self.tiling)
 
     @functools.cached_property
     def work(self) -> PointsWork:
-        """What the transforms ask."""
+        """The numbers that the input and inverse transforms need."""
         return PointsWork(self.geometry, self.tile.pieces, self.tile.split, self.layout)

@@ -1,4 +1,4 @@
-"""From a problem and a tile size to strips of tiles, and the strides of the weights.
+"""Cuts a problem into strips of tiles, and computes the strides of the weights.
 
 A strip is a run of tiles of one tile row; strips are counted through rows, then images.
 """
@@ -26,7 +26,7 @@ def summed(m: int, r: int) -> int:
 
 @dataclass
 class Case:
-    """One problem in tiles of ``m``; pairs are along (h, w), strides count elements."""
+    """One problem cut into tiles of ``m`` outputs; pairs are along (h, w), strides count elements."""
 
     problem: ConvProblem
     m: int

@@ -210,7 +210,7 @@ def _register_tiles(case: Case, registers: int, rows: int) -> list[tuple[int, in
 
 
 def _strips(case: Case, budget: int) -> int:
-    """Strips of a chunk whose V and M stay within ``budget`` bytes, in even shares."""
+    """Return the number of strips per chunk that keeps V and M within ``budget`` bytes, in even shares."""
     one = case.strip * case.products * case.size * (case.c + case.n + 32)
     fitting = max(1, min(case.strips, budget // one))
     return ceil(case.strips, ceil(case.strips, fitting))

@@ -89,7 +89,7 @@ class DataKernel(Kernel):
         return max(self.case.local, turned_size(self.case))
 
     def sizes(self) -> str:
-        """Offsets and strides as OpenCL text."""
+        """Return the macros of offsets and strides as OpenCL text."""
         return define(
             VT=self.vt, VE=f"{self.ve}L", MT=self.mt, ME=f"{self.me}L", UE=f"{self.ue}L", PASS=self.within,
             CHUNKS=self.chunks, SLOT=f"{self.slot}L", SLOT_M=f"{self.slot_m}L",
@@ -127,7 +127,7 @@ class DataKernel(Kernel):
 
     @property
     def adds(self) -> bool:
-        """Whether a sum of the products is made of several."""
+        """Whether a sum of products is divided into several running sums, which are added."""
         return self.case.c > even(self.case.c, self.case.summed)
 
     @property
@@ -138,7 +138,7 @@ class DataKernel(Kernel):
         return ceil(fitting, self.case.lanes) * self.case.lanes if whole else fitting
 
     def packer(self, context: Any, offset: int, g: int | None = None, block: int = 0) -> Launch:
-        """Packs w, or a part of a group, into the workspace or the buffer in its place, from byte ``offset`` on."""
+        """Return the launch that packs w, into the workspace (or the packed buffer) at ``offset``."""
         groups = self.case.problem.g if g is None else 1
         blocks = min(self.packed_blocks, self.blocks - block)
         sizes = (ceil(self.case.c, self.pack_c), blocks, groups)
@@ -159,7 +159,7 @@ class DataKernel(Kernel):
                 place = [np.int32(first), np.int32(g)]
                 steps.append(self.spread_launch(context, here, place))
                 for block in range(0, self.blocks, self.packed_blocks):
-                    if not whole:  # Pack one part of the transformed weights and use it while the cache holds it.
+                    if not whole:  # pack one part of the transformed weights and use it while the cache holds it
                         steps.append(self.packer(context, offset, g, block))
                     here_at = np.int64(at + (g * case.products * self.ue if whole else 0))
                     blocks = min(self.packed_blocks, self.blocks - block)
@@ -171,12 +171,12 @@ class DataKernel(Kernel):
         return steps
 
     def spread_launch(self, context: Any, strips: int, place: list[Any]) -> Launch:
-        """The transform of a chunk of the source; ``place`` is its first strip and its group."""
+        """Return the launch that transforms a chunk of the source; ``place`` has its first strip and its group."""
         arguments = [self.source, "workspace", *place]
         return self.launch(context, "spread", [strips, ceil(self.case.c, SPREAD)], arguments)
 
     def plan(self, context: Any) -> StepPlan:
-        """Packing, then the convolution."""
+        """Compile the packing of the weights, then the convolution."""
         p = self.case.problem
         if p.constant_weights:
             what = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, self.config["nv"], self.case.lanes]
@@ -237,5 +237,5 @@ class JoinedKernel(DataKernel):
         return steps
 
     def plan(self, context: Any) -> StepPlan:
-        """No packing: weights are transformed where they are used."""
+        """Compile the convolution without packing: each work item transforms the weights that it uses."""
         return StepPlan(self.workspace_size, self.steps(context, "w", 0))

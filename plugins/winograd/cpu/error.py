@@ -1,8 +1,8 @@
 """The measured error of each tile size, and whether a problem's math mode admits it.
 
 Relative errors (norm, against float64, standard normal data) grow with the root of the number of products that a
-transformed element sums one after the other; ``bench/cases/winograd_error.py`` prints the tables of docs/results/accuracy.md,
-where the rates come from.
+transformed element sums one after the other. ``bench/cases/winograd_error.py`` prints the tables of
+docs/results/accuracy.md, where the rates come from.
 """
 
 from __future__ import annotations

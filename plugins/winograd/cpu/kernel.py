@@ -1,4 +1,4 @@
-"""What the kernels of all directions share: macros, values of their templates, launches."""
+"""Base class of the kernels of all directions: macros, values of their templates, launches."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Winograd(Solver):
         self.m, self.r = m, r
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Other kernels, strides, dilations; errors beyond the math mode; what the transforms would not pay for."""
+        """Reject other kernels, strides, dilations, errors beyond the math mode, layers that tiles slow down."""
         if problem.ndim > 2:
             return f"1-D and 2-D only, got {problem.ndim}-D"
         kernel = (problem.kh, problem.kw)
@@ -55,14 +55,14 @@ class Winograd(Solver):
         return kernel(Case(problem, self.m, config["lanes"]), config)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
-        """Transformed tiles, and packed weights unless they are constant."""
+        """Return the bytes of transformed tiles, and of packed weights unless they are constant."""
         return self._kernel(problem, config).workspace_size
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Products, transforms and what they move."""
+        """Return the predicted seconds of products, transforms and their memory traffic."""
         pace = Pace.of(device, config["lanes"])
         return predicted(Case(problem, self.m, config["lanes"]), config, pace) / rates(device).flops
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
-        """The launches of the configuration's form."""
+        """Compile the launches of the configuration's form."""
         return self._kernel(problem, config).plan(context)

@@ -48,7 +48,7 @@ def _tiles(work: Work, device: DeviceInfo) -> list[dict[str, Any]]:
 
 
 def _parts(geometry: TileGeometry, tile: Mapping[str, Any], device: DeviceInfo, pieces: int) -> int:
-    """Parts of the weights' gradient's sums that fill the device with whole waves of work groups."""
+    """Return the number of parts of a weights' gradient's sums that fills the GPU with whole waves of work groups."""
     if not geometry.weights:
         return 1
     whole = Work(geometry, pieces)

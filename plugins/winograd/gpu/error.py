@@ -1,4 +1,4 @@
-"""What error a tile size is expected to have, measured once against float64, and whether a math mode admits it."""
+"""The expected error of each tile size, measured once against float64, and whether a math mode admits it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Fused(Tiles):
         return reason
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Groups that fit the device, the cheapest first."""
+        """Yield sizes of work groups that fit the device, the cheapest first."""
         found = []
         for im, jn in SHAPES:
             for bk in DEPTHS:

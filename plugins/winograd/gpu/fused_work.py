@@ -15,7 +15,7 @@ ITEM_REGISTERS = 105
 
 @dataclasses.dataclass(unsafe_hash=True)
 class FusedWork:
-    """A geometry in groups of 8 ``im`` channels and 8 ``jn`` tiles, ``bk`` source channels at a time."""
+    """A geometry cut into work groups of 8 ``im`` channels and 8 ``jn`` tiles, in slices of ``bk`` source channels."""
 
     geometry: TileGeometry
     im: int
@@ -28,12 +28,12 @@ class FusedWork:
         """The same geometry as passes: its weights have the same packed form."""
         self.accsize = work.accsize
         self.tm, self.tn = 8 * self.im, 8 * self.jn
-        """Channels and tiles of a group."""
+        """Target channels and tiles that one work group computes."""
         self.items = geo.points * self.im * self.jn
-        """Work items of a group."""
+        """Work items in a work group."""
         slices, each = 2 * geo.points * self.bk * self.tn, geo.points * self.im * self.tn
         self.er = next((er for er in (4, 2) if er * each <= slices), 1)
-        """Rows of a work item that are stored at a time: as many as fit the slices' local memory."""
+        """Rows that a work item stores together: as many as fit the local memory of the slices."""
         self.local = max(slices, each * self.er)
         """Elements of local memory that a work group needs."""
         self.slices = -(-work.k // self.bk)
@@ -64,7 +64,7 @@ class FusedWork:
         slots = [-(-length * self.bk * self.tn // self.items) for length in (a_h, a_w)]
         registers = ITEM_REGISTERS + slots[0] * (a_w + 3)
         spilled = 1.2 if self.items * registers > 65536 else 1.0
-        # Cycles that a single work item needs because of its latencies, however few others there are
+        # cycles that a single work item needs because of its latencies, however few other work items there are
         alone = 600 + 100 * slots[0] + (100 * slots[1] if a_h > 1 else 0) + 130 * self.bk
         return max(alone, 600 + 1.2 * spilled * (products / 256 + (loads + rows + columns) / 32))
 

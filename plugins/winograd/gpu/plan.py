@@ -18,18 +18,18 @@ _GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")
 
 
 def work_of(geometry: TileGeometry, config: Mapping[str, Any]) -> Work:
-    """The work that a configuration describes."""
+    """Return the ``Work`` that a configuration describes."""
     return Work(geometry, config["pieces"], config["parts"])
 
 
 def gemm_config(work: Work, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The product's own configuration."""
+    """Return the configuration of the matrix product."""
     spec = work.product()
     return {"kind": "gpu", **{name: config[name] for name in _GEMM}, "split": 1, "ks": spec.k}
 
 
 def passes(context: Any, geometry: TileGeometry, config: Mapping[str, Any]) -> StepPlan:
-    """Compile a configuration."""
+    """Compile a configuration into the plan of its passes."""
     work = work_of(geometry, config)
     maker = Passes(context, work)
     gemm, steps, packers = gemm_config(work, config), [], []

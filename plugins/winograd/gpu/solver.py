@@ -72,7 +72,7 @@ class Batched(Tiles):
         return work_of(TileGeometry(problem, self.m), config).areas[3]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
-        """Multiply-adds of the products at the share of the peak that they reach, and what the transforms move."""
+        """Return the predicted seconds: products at the share of the peak that they reach, and transforms."""
         return seconds(TileGeometry(problem, self.m), config, device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:

@@ -40,7 +40,7 @@ class Data:
 
     tensor: TensorLayout
     inputs: Pair
-    """Elements read along h and w."""
+    """Elements of the tensor that a tile reads along h and w."""
     outputs: Pair
     matrices: tuple[Coefficients, Coefficients]
     step: Pair
@@ -139,14 +139,14 @@ class Work:
         self.acc = DTYPES[geo.problem.dtype].accumulator
         """OpenCL type of sums."""
         self.accsize = 8 if self.acc == "double" else 4
-        """Bytes of a sum."""
+        """Bytes of one accumulator."""
         self.m, self.k = geo.target.channels // geo.groups, geo.source.channels // geo.groups
         """Rows of a group's products, which are the target's channels (those of dy in the weights' gradient), and the
         source's channels a group."""
         self.mp, self.kp = _up(self.m, 4), _up(self.k, 4)
-        """``m`` and ``k`` in whole vectors."""
+        """``m`` and ``k`` rounded up to whole vectors of four."""
         self.piece = -(-geo.tiles // self.pieces)
-        """Tiles of a piece."""
+        """Number of tiles in one piece."""
         # The rows of a piece are its tiles rounded up: to whole vectors, to whole slices of a sum, or to whole tiles of
         # a large product.
         self.rows = _up(self.piece, 128 if self.piece > 1024 else 32 if self.piece > 128 else 4)
@@ -211,7 +211,7 @@ class Work:
                        math.prod(geometry.taps), width, run, self.areas[2])  # fmt: skip
 
     def product(self, accumulate: bool = False) -> GemmSpec:
-        """The matrix products, one a point and group (and part of the sum)."""
+        """Return the batched matrix product: one per transformed element and group (and part of the sum)."""
         geometry, g, rows = self.geometry, self.geometry.groups, self.rows
         dtype = "float64" if self.acc == "double" else "float32"
         epilogue = Epilogue(accumulate=accumulate)

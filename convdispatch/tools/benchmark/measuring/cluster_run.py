@@ -13,9 +13,9 @@ from ....measurement.shapes import parse as parse_entries
 from ..report import Report
 
 PART = 8
-"""Problems a task, which measures the device's ceilings too; all that a dead worker costs."""
+"""The number of problems per task, which also measures the device's ceilings; a worker's death loses one task."""
 START_S = 240.0
-"""Seconds for a process to start and for the ceilings, beside the problems."""
+"""Seconds, in addition to those of the problems, for a process to start and to measure the ceilings."""
 RACE_S = 10.0
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: device, driver, versions, load, plugins and hashes of their text."""
+"""The environment of a benchmark: device, driver, versions, load, plugins and hashes of their sources."""
 
 from __future__ import annotations
 

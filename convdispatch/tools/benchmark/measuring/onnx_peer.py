@@ -33,7 +33,8 @@ class Peer:
         }
 
     def variants(self, problem: ConvProblem, host: Mapping[str, np.ndarray], copies: int) -> Sequence[Variant]:
-        """One: onnxruntime knows channels first alone, and turns what it likes to turn within the run."""
+        """Return the only variant: onnxruntime takes channels first, and transposes within the run if it prefers
+        another layout."""
         reason = unable(problem)
         if reason or problem.direction != "fwd" or problem.dtype not in _TYPES:
             raise Unable(reason or f"forward alone, in {', '.join(_TYPES)}")
@@ -61,7 +62,7 @@ class Peer:
 
 
 def _model(problem: ConvProblem, host: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], bytes]:
-    """The arrays to feed, channels first, and the model that takes them."""
+    """Return the input arrays, channels first, and the ONNX model that computes the problem."""
     arrays = {name: host[name] for name in ("x", "w", "bias") if name in host}
     if problem.layout == "nhwc":
         arrays |= {name: np.ascontiguousarray(np.moveaxis(arrays[name], -1, 1)) for name in ("x", "w")}

@@ -18,7 +18,7 @@ from ....api.errors import InvalidArgument
 from ....api.problem import ConvProblem
 
 PEERS = {"torch": ".torch_peer", "onnxruntime": ".onnx_peer"}
-"""Name of a peer to the module that has its class ``Peer``."""
+"""The module with the class ``Peer`` of each peer, by the peer's name."""
 
 
 class Unable(Exception):
@@ -31,9 +31,9 @@ class Variant:
 
     name: str
     run: Callable[[int], None]
-    """``run(n)``: the convolution n times, each on the next copy of the operands; returns when all are done."""
+    """``run(n)`` computes the convolution n times, each on the next copy of the operands, and waits for all of them."""
     result: Callable[[], np.ndarray]
-    """What the direction writes, in the problem's layout and dtype, of the first copy."""
+    """Returns the result for the first copy of the operands, in the problem's layout and dtype."""
 
 
 class Peer(Protocol):
@@ -41,7 +41,7 @@ class Peer(Protocol):
 
     name: str
     settings: Mapping[str, object]
-    """Version, backend, threads, precision: JSON values."""
+    """The peer's version, backend, threads and precision, as JSON values."""
 
     def __init__(self, device: DeviceInfo) -> None: ...
 

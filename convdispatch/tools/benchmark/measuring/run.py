@@ -26,37 +26,38 @@ from .session import Session
 from .worker import OutOfTime, Worker
 
 SILENT_S = 60.0
-"""Seconds beside thrice a problem's budget after which a candidate that says nothing hangs."""
+"""Seconds, in addition to three times a problem's budget, after which a candidate without a message counts as hung."""
 RACE_S = 2.0
-"""Seconds that a problem takes beside its budget: compilers, benchmarking, the reference; only until one has ended."""
+"""The first estimate of the seconds that a problem takes beyond its budget, for compilers, benchmarking and the
+reference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run measures, and for how long."""
+    """The options of a run: what it measures, and for how long."""
 
     against: Sequence[str] = ()
-    """Names of peers."""
+    """The names of the peers (other libraries) to compare with."""
     solver: str | None = None
-    """A glob of solvers' names; None for all."""
+    """A glob that selects solvers by name; None for all."""
     search: bool = True
     """Whether every solver is measured, or only the immediate choice."""
     budget_ms: float = 3000.0
     every_solver: bool = False
     """Whether the budget may be exceeded until every solver's first configuration was measured."""
     record: bool = False
-    """Whether dispatch knows the results from then on."""
+    """Whether the results are stored as records, from which dispatch then chooses."""
     resume: Path | None = None
-    """A journal that is read first and appended to."""
+    """The journal of an earlier run, which is read first and then appended to."""
     command: str = ""
     isolate: bool = False
-    """Whether all is measured in a child process, so that a candidate that crashes costs that process alone."""
+    """Whether everything is measured in a child process, so that a candidate that crashes ends only that process."""
     timeout_s: float | None = None
-    """Seconds of silence after which a candidate in a child process hangs."""
+    """Seconds without a message after which a candidate in a child process counts as hung."""
     within_s: float | None = None
     """The most seconds that the whole run takes; needs ``isolate``."""
     jobs: int = 0
-    """Processes that compile what will be tried first."""
+    """The number of processes that compile candidates ahead of their measurement."""
     wait_quiet_s: float = 0.0
     """The most seconds in sum that the run waits, before and between problems, for other work to end."""
 

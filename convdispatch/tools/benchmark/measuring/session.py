@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 ROUNDS = (5, 21)
 """The least and the most rounds of benchmarking; between them, as many as fit into the search's budget."""
 SETTLE_MS = 15.0
-"""On a CPU each rival runs untimed for so long before each sample, until other rivals' threads have ended."""
+"""The milliseconds that each rival runs untimed before a sample on a CPU, until other rivals' threads are idle."""
 LEAST_MS = 2.0
 
 
 class Session:
-    """What stays the same from problem to problem: device, solvers, peers, budget (milliseconds a problem).
+    """The state that all problems of a run share: device, solvers, peers, budget (milliseconds per problem).
 
     ``watch`` is told by name of each candidate and peer before it first runs; ``limits`` are those that every rerun
     must have too: ``solver``, ``search``, ``budget_ms``, ``every_solver``.

@@ -1,4 +1,4 @@
-"""A Session in a child process: a kernel that crashes, hangs or takes the device with it costs one candidate.
+"""A Session in a child process, so that a kernel that crashes, hangs or loses the device costs one candidate.
 
 The child says which candidate or peer it is at. When it dies, or is silent for too long, that one is left out with the
 reason, and a new child measures the problem again. The device, its ceilings and the peers are the child's; this process

@@ -1,4 +1,4 @@
-"""What an engineer asks of a report, answered in sentences: which engine, why, how sure, how far from the device's
+"""Answers in sentences to what an engineer asks of a report: which engine, why, how sure, how far from the device's
 limit, and what to do about the worst layer."""
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ REGRET = 1.05
 """A choice is mentioned when its time is at least this many times the best."""
 REFUSALS = 3
 ELSEWHERE = re.compile(r"\b(GPUs?|CPUs?|nvidia|intel|amd|device)\b", re.IGNORECASE)
-"""A refusal that speaks of the device, which no geometry mends."""
+"""Words of a refusal that is about the device, so that no other geometry would be accepted."""
 
 
 def answers(report: Report) -> list[tuple[str, str]]:
-    """Pairs of question and answer; empty where no layer has a time."""
+    """Return pairs of question and answer; empty if no layer has a time."""
     timed = [line for line in lines(report) if line.ms]
     if not timed:
         return []

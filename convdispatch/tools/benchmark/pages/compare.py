@@ -1,4 +1,5 @@
-"""Two runs beside each other: each problem that both measured, the ratio of its times, and whether that says anything.
+"""The comparison of two runs: each problem that both measured, the ratio of its times, and whether the ratio is
+significant.
 
 A problem is faster or slower where the intervals of the two medians do not overlap and the ratio is beyond the
 tolerance; otherwise it is the same as far as one can know.
@@ -28,7 +29,7 @@ class Pair:
     old: Line
     new: Line
     doubtful: bool
-    """Whether other work disturbed one of the two."""
+    """Whether other work on the machine disturbed one of the two measurements."""
 
     @property
     def speedup(self) -> float:

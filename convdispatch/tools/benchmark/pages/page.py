@@ -28,7 +28,7 @@ def render(report: Report) -> str:
 
 
 def packaged(name: str) -> str:
-    """The text of a file beside this module."""
+    """Return the text of a file in this module's folder."""
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 

@@ -16,12 +16,13 @@ from ..report import Report
 from ..summary import Line, family
 
 FAMILIES = ("im2col", "winograd", "fft", "nvidia", "implicitgemm", "onednn", "amx", "cudnn", "int8")
-"""Algorithms in the order of the colours of the page's style sheet, ``--c0`` and on: one colour on all pages."""
+"""The algorithms in the order of the style sheet's colours ``--c0``, ``--c1``, ...; each has the same colour on all
+pages."""
 OTHERS = 3
 """The number of further colours, one of which each other plugin gets by its name."""
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 960, 460, 76, 52, 16, 30
 UNKNOWN = "var(--ink)"
-"""The colour of what no algorithm is known for."""
+"""The colour of a solver whose algorithm is unknown."""
 
 
 def colours(solvers: Iterable[str]) -> dict[str, str]:

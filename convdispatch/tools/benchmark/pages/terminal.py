@@ -28,7 +28,8 @@ FIGURES = {
     "workspace": 8,
     "regret": 7,
 }
-"""A layer's figures; those of the highest rank are left out first where a terminal is too narrow."""
+"""The columns of a layer's figures and their ranks; columns of the highest rank are left out first on a narrow
+terminal."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
