@@ -26,7 +26,8 @@ _NO_MESSAGE = "Expected Tensor with single nonzero value, but got zero"
 
 
 class Backend:
-    """The back end of one model: a callable that Dynamo calls with each graph, and that holds what it compiled."""
+    """The back end of one model: Dynamo calls it with each graph, and it references what was compiled for the
+    graphs."""
 
     def __init__(self, mode: str | None = None, options: Mapping[str, Any] | None = None) -> None:
         """``mode`` and ``options`` are ``torch.compile``'s; the option "engine" is this package's, the others are

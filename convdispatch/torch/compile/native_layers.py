@@ -20,7 +20,7 @@ from . import operators
 from .fused_operator import by_engine
 
 ALONE = "alone"
-"""Passed instead of an activation: marks a plain ``convolution``, with no promises beyond those of that operator."""
+"""Passed instead of an activation: a plain ``convolution``, with that operator's rules for constant weights."""
 _HOST = {"cpu": True, "cuda": False}
 """The device types whose calls the native call path takes, and whether each is a CPU."""
 _KINDS = (torch.Tensor, torch.nn.Parameter)

@@ -1,5 +1,5 @@
-"""One operator call at a time: a request becomes the call that computes it, or the reason why PyTorch's kernel does.
-Tensors of a new device get an adapter here.
+"""Plans one operator call at a time: a request becomes the call that computes it, or the reason why PyTorch's kernel
+does. The adapter for tensors of a new device belongs in this package.
 
 - ``bias_gradient``: a bias' gradient.
 - ``cuda_stream``: CUDA tensors on PyTorch's stream.

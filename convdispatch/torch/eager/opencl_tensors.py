@@ -75,7 +75,8 @@ def resize(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def seen(tensor: torch.Tensor) -> Tensor:
-    """A tensor of the device as a tensor of ours, over the same memory. Its dtype is among NUMPY."""
+    """A PyTorch tensor of the device as a ``Tensor`` of convdispatch, over the same memory. Its dtype is among
+    NUMPY."""
     unit = tensor.dtype.itemsize
     strides = tuple(step * unit for step in tensor.stride())
     offset = tensor.storage_offset() * unit

@@ -1,4 +1,4 @@
-"""ATen's elementwise operators, and its sums, extremes and norms over axes, as formulas of ours."""
+"""ATen's elementwise operators, and its sums, extremes and norms over axes, as formulas of convdispatch."""
 
 from __future__ import annotations
 

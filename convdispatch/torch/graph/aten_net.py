@@ -1,4 +1,4 @@
-"""A graph of ATen operators as a net of ours: each operator computed by our counterpart on our tensors.
+"""A graph of ATen operators as a convdispatch network: each operator is computed by its counterpart in this package.
 
 What has no counterpart raises Missing, with the operator's name.
 """
@@ -21,7 +21,7 @@ from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequanti
 
 
 class AtenNet:
-    """Computes a graph on tensors of ours: the network that ``inference.build`` records.
+    """Computes a graph on convdispatch tensors: the network that ``inference.build`` records.
 
     It takes ``feeds(given)`` of ``given(inputs)``: the inputs, and what PyTorch makes of integers among them before. It
     returns the tensors that are computed, as a tuple; ``results`` makes the graph's results of them. ``check`` comes

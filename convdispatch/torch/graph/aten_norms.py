@@ -1,5 +1,4 @@
-"""ATen's norms that compute their statistics from the input, PReLU, matrix products, attention and pooling, as
-ours."""
+"""ATen's norms with statistics of their input, PReLU, matrix products, attention and pooling, by convdispatch."""
 
 from __future__ import annotations
 

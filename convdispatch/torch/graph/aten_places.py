@@ -1,4 +1,4 @@
-"""ATen's indices of extremes, table look-ups by such indices, and distances of rows, as ours."""
+"""ATen's argmax and argmin, table look-ups by such indices, and distances of rows, by convdispatch."""
 
 from __future__ import annotations
 

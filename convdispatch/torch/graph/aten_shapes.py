@@ -1,4 +1,4 @@
-"""ATen's slices, pads and upsampling as ours: slices are views, the others a kernel that reads index tables."""
+"""ATen's slices, pads and upsampling by convdispatch: slices are views, the others a kernel that reads index tables."""
 
 from __future__ import annotations
 

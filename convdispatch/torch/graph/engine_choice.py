@@ -1,4 +1,4 @@
-"""Which engine computes an inference graph on a CPU: a form of ours, or PyTorch's inductor.
+"""Chooses the engine that computes an inference graph on a CPU: a recorded form of convdispatch, or PyTorch's inductor.
 
 Forms win where convolutions are most of the work. Where matrix products and attention are, neither wins always: both
 are built and timed on the call's own inputs, and the decision store keeps the verdict, so that the next process builds

@@ -45,7 +45,8 @@ MAX_COMPILED = 2
 """The number of shape sets of one graph that inductor compiles, because each takes seconds; further ones run operator
 by operator."""
 ENGINES = ("form", "inductor", "operators")
-"""What may compute a graph without gradients: a form of ours, inductor with our convolutions, operators one by one."""
+"""Engines for a graph without gradients: a recorded form, inductor with convdispatch's convolutions, or operators one
+by one."""
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _TYPES = {
     "cpu": (torch.float32, torch.float64, *_INTEGERS),

@@ -1,4 +1,4 @@
-"""What PyTorch's inductor compiles for us: all of a graph except its convolutions, which are calls of our operators.
+"""Compiles a graph by PyTorch's inductor, except its convolutions, which are calls of convdispatch's operators.
 
 On GPUs that is Triton's code between our kernels, on CPUs C++; where the compiler is missing, graphs run operator by
 operator. Nothing is fused twice: our pass takes the epilogues of convolutions first, inductor gets the rest.
@@ -101,7 +101,7 @@ def operator_by_operator_compiler(graph: fx.GraphModule, inputs: Sequence[Any]) 
 
 
 def operator_by_operator(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """A boxed function that runs a graph's operators one by one, convolutions by ours."""
+    """A boxed function that runs a graph's operators one by one, with convdispatch's convolutions."""
     from torch._functorch.aot_autograd import make_boxed_func
 
     graph = fx.GraphModule(graph, copy.deepcopy(graph.graph))

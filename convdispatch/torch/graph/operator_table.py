@@ -1,4 +1,4 @@
-"""ATen's operators that have a counterpart among ours: by name, the function that computes them on tensors of ours."""
+"""ATen's operators with a counterpart in convdispatch: by name, the function that computes them on its tensors."""
 
 from __future__ import annotations
 

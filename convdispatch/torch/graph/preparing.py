@@ -54,7 +54,8 @@ def _tune(calls: Iterable[Any]) -> None:
 
 
 def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterator[Any]:
-    """Tasks that plan a node's problems: none for a node that is no convolution of ours, or has symbolic sizes."""
+    """Tasks that plan a node's problems: none for a node that is no convolution of convdispatch, or has symbolic
+    sizes."""
     if node.target is fused_operator.fused_convolution:
         x, w, bias, residual, activation, *geometry = node.args
         rest = (*geometry[:3], False, [0] * len(geometry[0]), geometry[3])

@@ -1,4 +1,4 @@
-"""PyTorch's quantized programs (PT2E) as operations of ours: tensors between layers, and convolutions, are integer.
+"""PyTorch's quantized programs (PT2E) by convdispatch: integer tensors between layers, and integer convolutions.
 
 An exported program says what is rounded by operators of ``quantized_decomposed``, which stand around each operation of
 numbers; weights are int8 behind a dequantization. A convolution between such is one of integers.

@@ -19,7 +19,7 @@ BUDGET_MS = 2000.0
 
 
 def is_tuned(mode: str | None) -> bool:
-    """Whether ``torch.compile``'s mode asks for measurements."""
+    """Whether the ``mode`` of ``torch.compile`` requests measurements."""
     return bool(mode) and "max-autotune" in str(mode)
 
 
