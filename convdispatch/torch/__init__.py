@@ -1,4 +1,5 @@
-"""PyTorch's door: unchanged models on these engines, on the CPU, on CUDA devices, and on a device of OpenCL's alone.
+"""The front end for PyTorch: runs unchanged models by convdispatch, on the CPU, on CUDA devices, and on the device
+"opencl", which PyTorch itself does not support.
 
 ``with enable(): model(x)`` replaces eager convolutions, ``torch.compile(model, backend="convdispatch")`` computes whole
 graphs. A new option of ``enable`` goes to ``settings``, a new private name of PyTorch's to ``requirements``. Inside,

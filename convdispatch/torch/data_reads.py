@@ -1,7 +1,7 @@
 """Notes reads of a parameter's ``.data``: the reader may write through it, and PyTorch counts no such write.
 
-So the parameters' class gets a property over PyTorch's own, which notes reads of those that are watched. It is put in
-when the first one is, and costs others a look-up.
+So ``torch.nn.Parameter`` gets a property over PyTorch's own ``data``, which notes reads of watched parameters. The
+property is installed when the first parameter is watched, and costs other parameters a dictionary look-up.
 """
 
 from __future__ import annotations

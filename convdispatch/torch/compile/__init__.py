@@ -1,7 +1,7 @@
 """What ``torch.compile`` and ``torch.export`` use of this package: operators with schemas, fake kernels and gradients,
 and the back end ``convdispatch``. A new operator goes next to ``operators``.
 
-- ``backend``: the back end, which gives each graph to who computes it.
+- ``backend``: the back end, which chooses what computes each graph.
 - ``fused_operator``: a convolution with a sum and an activation.
 - ``native_layers``: plain inference of layers below Python.
 - ``operators``: convolution and its backward.

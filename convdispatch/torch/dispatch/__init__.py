@@ -1,7 +1,7 @@
 """Receives convolutions from PyTorch's dispatcher: an operator's arguments become a cached call.
 
-- ``engine``: looks calls up.
-- ``native``: tells the native call path what Python decided.
+- ``engine``: looks up cached calls.
+- ``native``: passes Python's decisions to the native call path.
 - ``quick_depthwise``: PyTorch's own depthwise kernel while ours is compiled.
 - ``routing``: ``enable`` and ``disable``.
 """

@@ -87,7 +87,7 @@ def install(key: str, forward: Callable[..., Any], backward: Callable[..., Any],
             return False
         _ask(found)
         found.install(key, host)
-    except RuntimeError as error:  # the native module's interface differs from the expected one
+    except RuntimeError as error:  # PyTorch refused the kernel, or an interface has changed
         warnings.warn(f"convolutions on {key} go by Python: {error}", ConvDispatchWarning, stacklevel=2)
         found.uninstall(host)
         return False

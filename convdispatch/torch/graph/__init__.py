@@ -5,7 +5,7 @@ its kind.
 - ``aten_formulas``: operators that are formulas of elements.
 - ``aten_net``: a graph as a net of ours, operator by operator.
 - ``aten_norms``: norms by a picture's own statistics, attention, pools.
-- ``aten_places``: operators that return places of elements, and those that take them.
+- ``aten_places``: operators that return indices of elements, and those that take indices.
 - ``aten_shapes``: operators that move elements.
 - ``channels_last``: the layout of graphs that learn.
 - ``constants``: which inputs are weights, and whether they have changed.

@@ -1,6 +1,6 @@
 """Keeps upsampling one operator in the graphs that AOTAutograd makes for forms.
 
-PyTorch's tracer would decompose it to gathers at computed places, which no form can read as an upsampling any more.
+PyTorch's tracer would decompose it to gathers at computed indices, which no form can read as an upsampling any more.
 """
 
 from __future__ import annotations
