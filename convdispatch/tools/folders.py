@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,11 @@ class Folder:
     @property
     def size(self) -> int:
         """Bytes of the folder's files; 0 where there is no folder."""
-        return sum(file.stat().st_size for file in self._meant())
+        found = 0
+        for file in self._meant():
+            with contextlib.suppress(FileNotFoundError):  # another process deleted the file after it was listed
+                found += file.stat().st_size
+        return found
 
     def _meant(self) -> list[Path]:
         return [file for file in self.path.rglob(self.files) if file.is_file() and not file.is_symlink()]

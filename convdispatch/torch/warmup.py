@@ -21,7 +21,6 @@ from ..calls.framework import autotune, tiers
 from ..calls.framework.fallback import Fallback
 from ..calls.planner_pool import progress_line
 from ..device.programs import compile_pool
-from ..inference import form_tiers
 from . import ranks
 from .dispatch import engine, routing
 from .eager.planning import LeftToPyTorch
@@ -72,6 +71,8 @@ def ready(timeout: float = 600.0) -> dict[str, int]:
     """
     found = {"kernels": tiers.pending(), "forms": 0, "measurements": autotune.pending()}
     tiers.drain()
+    from ..inference import form_tiers  # a first step does without ``inference``
+
     found["forms"] = form_tiers.settle_all()
     autotune.drain(timeout)
     return found

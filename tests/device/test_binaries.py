@@ -79,8 +79,9 @@ def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
     assert len(compilations) == 2
 
 
-def test_a_folder_that_cannot_be_written(queue, folder, compilations):
-    folder.write_text("a file in its place")
+def test_a_folder_that_cannot_be_written(queue, folder, compilations, monkeypatch):
+    folder.write_text("a file in the place of the folder above")
+    monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(folder / "kernels"))
     for _ in range(2):
         assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
     assert len(compilations) == 2

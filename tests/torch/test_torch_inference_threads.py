@@ -24,7 +24,7 @@ from convdispatch.device.native import loading  # noqa: E402
 from convdispatch.device.places.intraop import IntraOpLaunches  # noqa: E402
 from convdispatch.device.programs.kernels import build  # noqa: E402
 from convdispatch.inference import choice_cache  # noqa: E402
-from convdispatch.inference.weights import Aside, Weights  # noqa: E402
+from convdispatch.inference.weights import Background, Weights  # noqa: E402
 from convdispatch.nn import functional  # noqa: E402
 from convdispatch.tensor import Tensor  # noqa: E402
 
@@ -164,7 +164,7 @@ def test_weights_are_in_their_place_when_a_net_is_built(here, queue):
     queue.finish()
     held = cl.UserEvent(queue.context)
     cl.enqueue_barrier(queue, [held])
-    weights = Weights(queue, Aside())
+    weights = Weights(queue, Background())
     weights.take(given, SimpleNamespace(packed_size=0))
     free = threading.Timer(0.5, held.set_status, [cl.command_execution_status.COMPLETE])
     free.start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -17,8 +17,9 @@ from torch import fx
 from ...calls.framework.host import cpu_device
 from ...device.cache.artifact_store import key_of
 from ...device.runtime import device_info
-from ...inference import choice_cache
-from ...inference.form_benchmark import Verdict, verdict_of
+
+if TYPE_CHECKING:
+    from ...inference.form_benchmark import Verdict
 
 MIN_CONVOLUTION_SHARE = 0.97
 """A graph whose convolutions do at least this share of its multiply-adds runs as a form without a race. Measured
@@ -57,6 +58,8 @@ def convolution_share(graph: fx.GraphModule) -> float:
 def faster(candidates: Sequence[Callable[[Sequence[torch.Tensor]], Any]], inputs: Sequence[torch.Tensor]) -> Verdict:
     """The verdict of two series of timed calls, after one untimed call of each candidate; the first candidate wins
     ties."""
+    from ...inference.form_benchmark import verdict_of  # all of ``inference``: a race's first need of it
+
     for run in candidates:
         run(inputs)
     return verdict_of([_series(candidates, inputs) for _ in range(2)], favourite=0)
@@ -77,6 +80,8 @@ class Race:
     """The choice of an engine for one graph with static sizes, whose nodes have metadata of their results."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
+        from ...inference import choice_cache
+
         nodes = (f"{node.name} {node.target} {node.args} {node.kwargs} {_kinds(node)}" for node in graph.graph.nodes)
         what = "engine", torch.__version__, str(torch.get_num_threads()), *nodes
         self._key = device_info(cpu_device()), key_of(*what)
@@ -86,6 +91,8 @@ class Race:
 
     def fastest(self, candidates: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Tensor]) -> Any:
         """The fastest candidate of a mapping by engine; its name is written to the decision store."""
+        from ...inference import choice_cache
+
         verdict = faster(list(candidates.values()), inputs)
         name, winner = list(candidates.items())[verdict.best]
         choice_cache.store(self._key, name, 1, verdict, self._known)
