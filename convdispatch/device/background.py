@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import queue
 import sys
 import threading
 import time
@@ -79,45 +78,6 @@ class Threads:
                 future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)
-
-
-class Worker:
-    """Runs functions in one thread that stays, in the order in which they come: for libraries that hold memory for each
-    thread that ever called them."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._lock = name, threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-
-    def run(self, work: Callable[[], Any]) -> Any:
-        """What ``work()`` returns or raises; waits. A process that ends and starts no threads runs it in this one."""
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():  # a forked process has the thread that forked only
-                self._waiting = queue.SimpleQueue()
-                made = threading.Thread(target=self._run, args=(self._waiting,), name=self._name, daemon=True)
-                try:
-                    made.start()
-                except RuntimeError:
-                    return work()
-                self._thread = made
-            future: Future[Any] = Future()
-            self._waiting.put((future, work))
-        return future.result()
-
-    @staticmethod
-    def _run(waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:
-        while True:
-            future, work = waiting.get()
-            token = object()
-            _enter(token)  # a caller who is interrupted no longer waits, but the end of the process does
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-            finally:
-                _leave(token)
-                del future, work  # nothing is held until the next comes
 
 
 @contextlib.contextmanager

@@ -2,8 +2,7 @@
 
 NumPy's own memory of a large array comes from the system and goes back to it, and a fault for every 4 KB comes with it.
 A block here is one anonymous mapping; a lease on it is a ctypes array, whose end (with the last array over it) gives
-the block back. What lies unused beyond ``KEEP`` bytes, or for long, goes back to the system, and all of it when memory
-is released.
+the block back. What lies unused beyond ``KEEP`` bytes goes back to the system, and all of it when memory is released.
 """
 
 from __future__ import annotations
@@ -18,11 +17,6 @@ from typing import Any
 
 KEEP = 1 << 29
 """The most bytes of unused blocks; those that have been unused longest are freed first."""
-KEEP_IDLE = 1 << 24
-"""Bytes of unused blocks that stay however long; beyond these, a block is freed after ``IDLE_TURNS``."""
-IDLE_TURNS = 256
-"""The number of blocks returned after an unused one, from which on that one is freed: a net returns about one a layer,
-and where input sizes vary, blocks of earlier sizes fit no later one."""
 _STEPS = 8
 """The number of block sizes between two powers of two: at most an eighth of a block is unused."""
 
@@ -92,7 +86,7 @@ class HostPool:
             self._turn += 1
             self._free[self._turn] = block
             self._by_size.setdefault(capacity, []).append(self._turn)
-            while self.free_bytes > KEEP or (self.free_bytes > KEEP_IDLE and self._oldest_is_idle()):
+            while self.free_bytes > KEEP:
                 self._drop_oldest()
 
     def free_held(self) -> None:
@@ -100,9 +94,6 @@ class HostPool:
         with self._lock:
             while self._free:
                 self._drop_oldest()
-
-    def _oldest_is_idle(self) -> bool:
-        return next(iter(self._free)) <= self._turn - IDLE_TURNS
 
     def _drop_oldest(self) -> None:
         turn, block = self._free.popitem(last=False)
@@ -121,6 +112,6 @@ class _Lease:
             self.pool.take_back(self.block)
 
 
-@functools.lru_cache(maxsize=256)  # 6 KB each
+@functools.lru_cache(maxsize=1024)
 def _lease(size: int) -> type:
     return type("Lease", (_Lease, ctypes.c_ubyte * size), {})

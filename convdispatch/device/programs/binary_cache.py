@@ -29,7 +29,7 @@ import platformdirs
 from ...api import settings
 from ...api.errors import BuildFailed
 from ...api.policy import forbid_when_frozen
-from .. import background, plainfile
+from .. import plainfile
 from ..cache import artifact_store
 from ..commands.interface import thread
 from ..planning_lock import unlocked
@@ -48,9 +48,6 @@ _SLOW = 0.05
 _at_once = threading.BoundedSemaphore(8)
 """Limits concurrent builds in this process to 8: one with fourteen ended without a message (NVIDIA's driver 580.159,
 seen once)."""
-_compiler = background.Worker("convdispatch-intel-compiler")
-"""The thread in which Intel's runtime for CPUs compiles: it holds 33 MB for each thread that ever compiled, measured
-of its version 2026.22, and does not free them when the thread ends."""
 _SWEEPS = 64
 """The number of sweeps over all files while as many bytes are written as may be cached."""
 
@@ -166,11 +163,7 @@ def built(context: cl.Context, options: Sequence[str], *source: Any) -> cl.Progr
     try:
         with unlocked(), _at_once:
             start = time.perf_counter()
-            build = functools.partial(made._build, options=raw, devices=None)
-            if isinstance(source[0], str) and context.devices[0].platform.name.startswith("Intel"):
-                _compiler.run(build)
-            else:
-                build()
+            made._build(options=raw, devices=None)
     except cl.MemoryError:
         raise
     except cl.Error as error:
