@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from small_net import LABELS, net, normal
 
-from convdispatch import tape as tape_module
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.elementwise import apply, reduce
 from convdispatch.nn import SGD, Conv2d, Parameter, Tape, functional
+from convdispatch.nn import tape as tape_module
 from convdispatch.tensor import Tensor
 
 

@@ -36,7 +36,8 @@ def forms(model) -> list[str]:
 def programs(model) -> list:
     """The recorded programs of a converted model's forms. Asserts that every call had one."""
     states = [each for part in model.modules() if (each := vars(part).get("_compiled_state"))]
-    found = [form for state in states for graph in state.backend.graphs for form in graph._forms.values()]
+    graphs = [graph for state in states for graph in state.backend.graphs]
+    found = [form for graph in graphs for weights in graph._weight_sets.sets for form in weights.forms.values()]
     assert not [form for form in found if isinstance(form, str)], found
     return [form._program for form in found]
 
