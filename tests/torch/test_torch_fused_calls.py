@@ -160,6 +160,8 @@ def test_threads_share_a_form(whole):
     made, x = ct.convert(whole[0], fuse=True), whole[2]
     found, inputs = {}, [x * (i + 1) for i in range(4)]
     with torch.inference_mode():
+        made(x)
+        ct.ready()  # forms differ in rounding: the one that stays is chosen
         expected = [made(each) for each in inputs]
     before = forms(made)
 
