@@ -87,36 +87,38 @@ def test_queues_that_are_gone_leave_no_pool(queue, device):
     if type(pool) is shared_pool.SharedPool:
         pytest.skip("memory that is CUDA's too stays")
     before, held = len(allocator._pools), runtime.memory_statistics(device).held_bytes
+    later = cl.CommandQueue(queue.context)  # made first: a queue made later may lie where one that is gone lay
     places = {gone(queue) for _ in range(20)}
     assert len(allocator._pools) <= before + 1
     assert runtime.memory_statistics(device).held_bytes <= held + 5 * MB
     assert allocator._pools[queue] is pool
-    runtime.allocate(cl.CommandQueue(queue.context), 1)
+    runtime.allocate(later, 1)
     assert not places & known()
     assert allocator._callers.keys() == allocator._pools.keys()
 
 
 def test_memory_in_use_keeps_the_pool_of_a_queue_that_is_gone(queue):
-    brief = cl.CommandQueue(queue.context)
+    brief, later, last = (cl.CommandQueue(queue.context) for _ in range(3))
     block, place = runtime.allocate(brief, 4 * MB), brief.int_ptr
     if type(allocator._pools[brief]) is shared_pool.SharedPool:
         pytest.skip("memory that is CUDA's too stays")
     del brief
-    runtime.allocate(cl.CommandQueue(queue.context), 1)
+    runtime.allocate(later, 1)
     assert place in known()
     del block
-    runtime.allocate(cl.CommandQueue(queue.context), 1)
+    runtime.allocate(last, 1)
     assert place not in known()
 
 
 def test_a_queue_that_was_a_context_manager_is_forgotten_without_a_word(queue, recwarn):
+    later = cl.CommandQueue(queue.context)
     with cl.CommandQueue(queue.context) as brief:
         runtime.allocate(brief, MB)
         place = brief.int_ptr
     del brief
     before = len(recwarn)
     runtime.memory_statistics(queue.device)
-    runtime.allocate(cl.CommandQueue(queue.context), 1)
+    runtime.allocate(later, 1)
     assert len(recwarn) == before
     assert place not in known() or type(allocator._make_pool(queue)) is shared_pool.SharedPool
 
