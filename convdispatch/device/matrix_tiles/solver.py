@@ -182,7 +182,8 @@ def _choices(
             compensated = problem.math == "ieee" and FORMATS[name].float32_accurate
             tile = kind(*shape, *warps, name, engine, 32, 2, compensated=compensated)
             tiling = VendorTiling(problem, tile)
-            if tiling.misfit:
+            fits = tile.items <= device.max_work_group_size and tiling.local_bytes <= device.local_mem_size
+            if not fits or tiling.misfit:
                 continue
             most = max(tiling.slices) // 4
             for split in (1, *part_counts(device.compute_units, tiling.work_groups, most)):

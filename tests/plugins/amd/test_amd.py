@@ -12,12 +12,27 @@ from matrix_tiles import check, check_layout, compiles_for_amd
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
+from convdispatch.api.policy import Policy
+from convdispatch.selection.choice.ranking import rank, refusal
+from convdispatch.selection.plugins import verdicts
 from convdispatch.selection.plugins.loader import plugins
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
 DEVICES = {
-    name: DeviceInfo(f"{name}:xnack-", "amd", "gpu", name, compute_units=104, max_work_group_size=1024, fp16=True)
+    name: DeviceInfo(
+        f"{name}:xnack-",
+        "amd",
+        "gpu",
+        name,
+        compute_units=104,
+        max_work_group_size=256,
+        max_work_item_sizes=(256, 256, 256),
+        local_mem_size=65536,
+        fp16=True,
+        global_mem_size=64 << 30,
+        max_alloc_size=16 << 30,
+    )
     for name in ("gfx90a", "gfx942", "gfx1100", "gfx1201")
 }
 
@@ -64,3 +79,19 @@ def test_subnormal_halves_are_refused_where_they_count_as_zero():
     assert solver.rejects(problem, DEVICES["gfx942"]) is None
     single = problem.replace(dtype="float32", math="ieee")
     assert {config["format"] for config in solver.configs(single, DEVICES["gfx90a"])} == {"bfloat3"}
+
+
+def test_chosen_by_name_alone_until_it_was_verified_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVDISPATCH_DB", str(tmp_path))
+    verdicts.refresh()
+    problem, device, name = ConvProblem.parse("fwd_f32_mb8ic64ih14oc64kh3ph1"), DEVICES["gfx942"], "amd.mfma"
+    solver = plugins().solvers[name]
+    status, reason = refusal(solver, problem, device, Policy())
+    assert status == "refused"
+    assert "convdispatch verify amd" in reason
+    assert name not in {each.solver.name for each in rank(problem, device)}
+    assert refusal(solver, problem, device, Policy(solver="amd.*")) is None
+    verdicts.trust("amd", plugins().fingerprint(name))
+    assert refusal(solver, problem, device, Policy()) is None
+    assert plugins().never_run("nvidia") is None
+    verdicts.refresh()

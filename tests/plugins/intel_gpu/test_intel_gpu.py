@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVER = "intel_gpu.dpas"
 DEVICES = {
     target: DeviceInfo(name, "intel", "gpu", name.lower(), compute_units=512, max_work_group_size=1024, fp16=True,
-                       extensions=frozenset({EXTENSION}))
+                       local_mem_size=65536, extensions=frozenset({EXTENSION}))
     for target, name in (("dg2", "Intel(R) Arc(TM) A770 Graphics"), ("pvc", "Intel(R) Data Center GPU Max 1550"))
 }  # fmt: skip
 
