@@ -58,7 +58,7 @@ def switches(on_cuda: bool) -> tuple[bool, bool]:
 
 
 def math_of(settings: Settings, switched: tuple[Any, ...], dtype: str) -> str:
-    """The math mode for float32 data, and for any dtype where equal bits are wanted: the one that was requested, else what PyTorch's switches allow."""
+    """The math mode that was requested, else what PyTorch's switches allow; float32 for other dtypes."""
     if dtype != "float32" and settings.math != "reproducible":
         return "float32"
     return settings.math or ("tf32" if switched[0] else "float32")

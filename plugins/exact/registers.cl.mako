@@ -109,7 +109,7 @@ inline void tile(global const ACC *restrict xs, global const ACC *restrict ws, g
 % if weights:
 
 // packed[g][block][image][place][NVL] = dy[image, n, place], zeros beyond the last channel.
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void pack(global const ACC *restrict y, global ACC *restrict packed, long packed_off) {
   const int image = get_global_id(0), g = get_global_id(1) / NB, n0 = get_global_id(1) % NB * NVL;
   const int count = min(NVL, N - n0);
@@ -184,7 +184,7 @@ void conv(global const ACC *restrict x, global const ACC *restrict packed, long 
 % else:
 
 // packed[g][block][block of channels][tap][c][NVL] = w[n, c, tap], zeros beyond the last channel.
-kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void pack(global const ACC *restrict w, global ACC *restrict packed, long packed_off) {
   const int g = get_global_id(0) / NB, n0 = get_global_id(0) % NB * NVL, cb = get_global_id(1) * CB;
   const int count = min(NVL, N - n0), channels = min(CB, C - cb);

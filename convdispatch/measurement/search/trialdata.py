@@ -21,7 +21,8 @@ _MATH_LIMITS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 def error_limit(problem: ConvProblem) -> float:
     """Largest relative error (norm, against float64, standard normal data) at which a result counts as right.
 
-    For float32 data ``math`` decides; ``"ieee"``, and what is reproducible, allows twice the error of a plain float32 sum of the same length.
+    For float32 data ``math`` decides; ``"ieee"`` and ``"reproducible"`` allow twice the error of a plain float32 sum of
+    the same length.
     """
     if problem.quantized:
         return 0.0
