@@ -1,4 +1,4 @@
-"""``kernel``, ``targets``: the kernels of solvers as text, and through the compilers of devices that need not be there."""
+"""``kernel``, ``targets``: the kernels of solvers as text, and compiled for devices that need not be there."""
 
 from __future__ import annotations
 
