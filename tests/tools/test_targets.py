@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import convdispatch as cd
 from convdispatch.selection.plugins.loader import plugins
+from convdispatch.selection.visible_problem import computes_dtype, visible_problem
 from convdispatch.tools.cli import main
 from convdispatch.tools.targets import compilers, compiling
 from convdispatch.tools.targets.compilers import Compiled, Kernel
@@ -55,7 +56,7 @@ def test_an_error_is_a_sentence(target, tmp_path):
 @pytest.mark.parametrize("target", TARGETS)
 def test_solvers_kernels_compile(target, full):
     compiler(target)
-    problem = cd.ConvProblem.parse("fwd_mb2ic8ih9oc16kh3ph1")
+    problem = cd.ConvProblem.parse("fwd_f32_mb8ic64ih28iw28oc64kh3kw3ph1pw1")
     names = sorted(plugins().solvers) if full else ["im2col", "winograd.fused_f2x3", "implicitgemm.tiled"]
     rows = list(compiling.compile_all([target], [plugins().solvers[name] for name in names], [problem], 1))
     assert all(not row.errors for row in rows), [row.errors for row in rows]
@@ -136,3 +137,20 @@ def test_a_unit_holds_so_many_groups():
     assert unit.occupancy(256, 0, 128) == 16 / 64
     assert unit.occupancy(128, 100 << 10, 32) == 8 / 64
     assert target_device("sm_90").compute_units == 132
+
+
+@pytest.mark.parametrize(("target", "most"), [("sm_80", 163 << 10), ("sm_90", 227 << 10), ("sm_120", 99 << 10)])
+@pytest.mark.parametrize("name", ["nvidia.mma", "nvidia.direct", "nvidia.grouped", "nvidia.int8"])
+def test_tiles_fit_the_architectures_local_memory(name, target, most):
+    """A work group's local memory by compute capability: CUDA C++ programming guide."""
+    solver, device, seen = plugins().solvers[name], target_device(target), 0
+    for problem in compiling.drawn()[:300]:
+        visible = visible_problem(solver, problem)
+        if computes_dtype(solver, problem) or solver.rejects(visible, device):
+            continue
+        configs = list(solver.configs(visible, device))
+        assert configs, f"{problem} is accepted without a configuration"
+        seen += len(configs)
+        sizes = [solver.tiling(visible, config).local_bytes for config in configs]
+        assert max(sizes) <= most, f"{problem}: {configs[sizes.index(max(sizes))]}"
+    assert seen > 20
