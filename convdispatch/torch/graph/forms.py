@@ -202,7 +202,7 @@ class GraphForms:
     def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
         """The timed choice between a form and inductor; None if there is no choice: inductor is unavailable, results
         must repeat from process to process, or a form is sure to win."""
-        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].deterministic:
+        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].repeats:
             return None
         graph = self._specialised(inputs)
         return Race(graph) if may_lose(graph) else None
@@ -232,7 +232,7 @@ class GraphForms:
             net.check(dtype)
             if net.lies_otherwise():
                 net.lie_as(self._unfused(list(inputs)))
-            with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
+            with policy(solver=chosen.solver, **chosen.promises), torch.inference_mode(False):
                 fed = net.feeds(net.given(tensors))
                 # The layout is fixed: timing might choose another one in each process.
                 layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None
