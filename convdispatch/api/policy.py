@@ -82,7 +82,7 @@ class Policy:
 
     @property
     def promises(self) -> dict[str, Any]:
-        """The arguments of ``policy`` that promise bits, for code that works for a call in another thread or process."""
+        """The arguments of ``policy`` that promise bits, for work in another thread or process."""
         return {"deterministic": self.deterministic, "batch_invariant": self.is_invariant}
 
     def problem_of_choice(self, problem: ConvProblem) -> ConvProblem:

@@ -26,7 +26,7 @@ from ...api.solver import Solver
 from ..defensive_copy import banned
 from ..derivation import Derived, derived, may_beat
 from ..plugins.loader import plugins
-from ..records.perfdb import perfdb, scope_of
+from ..records.perfdb import perfdb
 from ..solver_query import Fault, SolverAnswers, predicted, query
 from . import lockfile
 from .evidence import Evidence, admitted_records, error_reason, from_neighbours, measured
