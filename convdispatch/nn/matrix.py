@@ -39,7 +39,7 @@ def matmul(x: Tensor, y: Tensor, math_mode: str = "float32") -> Tensor:
     if current_policy().is_invariant and many * mats > max(many, mats):
         # The first axis is the batch: each image has a product of its own, whose size does not depend on the others.
         x, y = (t.expand(*lead, *t.shape[-2:]) for t in (x, y))
-        return concatenate([matmul(x[i], y[i], math_mode).reshape(1, *shape[1:]) for i in range(lead[0])])
+        return concatenate([matmul(x[i], y[i], math_mode).reshape(1, *shape[1:]) for i in range(lead[0])], 0)
     if mats == 1 and current_policy().is_invariant:
         # Rows of x are images here, not the weights' output channels, so that a choice for one batch holds for all.
         filters = dense(y.reshape(k, n).transpose(1, 0)).reshape(n, k, 1, 1)

@@ -45,8 +45,9 @@ class _Entries:
 
 
 class SessionOptions(_Entries):
-    """onnxruntime's attributes, and ``batch_invariant``, which is ``policy``'s. Those that say how its engine works (threads, arenas, optimisation, logs) are kept and
-    change nothing here; one that asks for a file or for another result warns when a session is made."""
+    """onnxruntime's attributes, and ``batch_invariant``, which is ``policy``'s. Those that say how its engine works
+    (threads, arenas, optimisation, logs) are kept and change nothing here; one that asks for a file or for another
+    result warns when a session is made."""
 
     def __init__(self) -> None:
         super().__init__()

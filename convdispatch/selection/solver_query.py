@@ -155,8 +155,10 @@ class SolverAnswers:
         return None
 
     def invariant(self) -> list[Mapping[str, Any]]:
-        """The offered configurations that sum each image in an order that does not depend on the batch. Raises
-        Fault."""
+        """The offered configurations that sum each image in an order that does not depend on the batch; all for
+        weights' gradients, which are sums over it. Raises Fault."""
+        if self.problem.direction == "bwd_weights":
+            return list(self.configs)
         if not self.solver.batch_invariant:
             return []
         return [c for c in self.configs if not self._cached(self._by_batch, "sums_by_batch", c, _truth)]

@@ -31,8 +31,8 @@ class Backend:
     graphs."""
 
     def __init__(self, mode: str | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """``mode`` and ``options`` are ``torch.compile``'s; the options "engine" and "batch_invariant" (``policy``'s) are
-        this package's, the others are inductor's.
+        """``mode`` and ``options`` are ``torch.compile``'s; the options "engine" and "batch_invariant", which is
+        ``policy``'s, are this package's, the others are inductor's.
 
         Raises InvalidArgument for an engine that there is not, InvalidPolicy for another kind of value.
         """
