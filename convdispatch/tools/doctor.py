@@ -91,6 +91,7 @@ def _examined(probe: bool, again: bool) -> Report:
     devices = [_device(number, device, probe) for number, device in enumerate(runtime.devices())]
     default, default_problem = _default()
     source, problem, note = _registry()
+    loaded = [asdict(entry) for entry in _plugins()]
     errata, errata_problem = _errata()
     report = Report(
         python=f"{sys.version.split()[0]} ({sys.executable})",
@@ -99,7 +100,7 @@ def _examined(probe: bool, again: bool) -> Report:
         devices=devices,
         default_device=default,
         default_problem=default_problem,
-        plugins=[asdict(entry) for entry in _plugins()],
+        plugins=loaded,
         registry=source,
         registry_problem=problem,
         registry_note=note,
