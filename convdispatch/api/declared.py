@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .device import DeviceInfo
+from .dtypes import ALL_DTYPES, FLOATS
 from .problem import ConvProblem
 from .solver import Plan, Solver
 
@@ -25,7 +26,25 @@ def gpus_only(device: DeviceInfo) -> str | None:
     return "GPUs and accelerators only, got a CPU" if device.type == "cpu" else None
 
 
-_SAID = ("name", "fuses", "deterministic", "exact", "spreads_nonfinite", "predicts", "quantized")
+def declared_dtypes(solver: Solver, direction: str) -> frozenset[str]:
+    """The dtypes that a solver declares for a direction. One that says ``quantized = True`` instead, as solvers did
+    before they had ``dtypes``, computes integers of 8 bits."""
+    dtypes = solver.dtypes
+    if dtypes is FLOATS and not isinstance(solver, Declared) and getattr(solver, "quantized", False):
+        return frozenset({"int8", "uint8"})
+    return frozenset(dtypes.get(direction, ()) if isinstance(dtypes, Mapping) else dtypes)
+
+
+def refuses_dtype(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
+    """Why a solver is not asked about a problem: it declares other dtypes, or the device cannot store this one."""
+    dtypes = declared_dtypes(solver, problem.direction)
+    if problem.dtype in dtypes:
+        return device.supports(problem.dtype)
+    known = ", ".join(name for name in ALL_DTYPES if name in dtypes)
+    return f"{known} only, got {problem.dtype}" if known else f"other directions only, got {problem.direction}"
+
+
+_SAID = ("name", "fuses", "deterministic", "exact", "spreads_nonfinite", "predicts", "dtypes")
 """The attributes that a declaration sets on its solver."""
 
 
@@ -48,11 +67,11 @@ class Declared(Solver):
         exact: bool = False,
         spreads_nonfinite: bool = False,
         predicts: bool = True,
-        quantized: bool = False,
+        dtypes: Collection[str] | Mapping[str, Collection[str]] = FLOATS,
     ) -> None:
         self.name, self.fuses = name, frozenset(fuses)
         self.deterministic, self.exact, self.spreads_nonfinite = deterministic, exact, spreads_nonfinite
-        self.predicts, self.quantized = predicts, quantized
+        self.predicts, self.dtypes = predicts, dtypes
         self._where, self._make, self._arguments, self._serves = where, make, arguments, serves
         self._made: Solver | None = None
         self._lock = threading.RLock()
@@ -79,8 +98,8 @@ class Declared(Solver):
         return None if self._serves is None else self._serves(device)
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Returns the declaration's reason to refuse the device, else that of the solver's own ``rejects``."""
-        return self.serves(device) or self.solver.rejects(problem, device)
+        """Returns the declaration's reason to refuse the device or the dtype, else the solver's own reason."""
+        return self.serves(device) or refuses_dtype(self, problem, device) or self.solver.rejects(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
         """Calls ``configs`` of the declared solver."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo
 
-from ..formats import formats
 from ..probe import require
 from ..solving import TileSolver, group_limits, size_limits
 from .choice import choices, fits, seconds
@@ -27,8 +26,6 @@ class TensorCores(TileSolver):
         return self.engine
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        if not formats(problem):
-            return f"float32, float16 and bfloat16 only, got {problem.dtype}"
         reason = size_limits(problem) or group_limits(problem)
         return reason or (None if fits(problem, self.engine) else "no tile fits")
 
