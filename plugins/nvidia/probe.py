@@ -8,8 +8,6 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, Quantization, proven
 
-from . import SHARED
-
 PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
 POINTWISE = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
 """The probe's problem for ``direct``: a 1x1 kernel with more K-slices than stages, the last one short."""
@@ -112,7 +110,7 @@ def _name(device: Any) -> tuple[str, str]:
 
 def _proven(context: Any, engine: str) -> str | None:
     (device,) = context.devices
-    failure = proven(SHARED, engine, device, lambda: _answer(context, engine))
+    failure = proven(__package__, engine, device, lambda: _answer(context, engine))
     if failure is not None:
         _failed[(*_name(device), engine)] = failure
     return failure

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Solver, phase_count
+from convdispatch.api.matrix import MAX_BYTES, Configured
 
-from .configured import MAX_BYTES, Configured
 from .pace import memory, pace
 from .probe import refusal
 

@@ -45,6 +45,9 @@ from .output import echo, shown
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write the report there.")
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
+@click.option(
+    "--errata", is_flag=True, help="Try each erratum again, of whatever plugin. Exit status 1 if one is over."
+)
 @click.option("--list", "listing", is_flag=True, help="List the level's cases and run none.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every outcome.")
 @CLUSTER
@@ -68,6 +71,8 @@ def verify(plugins: tuple[str, ...], level: str, render: Path | None, listing: b
             echo(line)
         echo(f"version {VERSION}, {digest()}")
         return
+    if options.pop("errata"):
+        sys.exit(0 if _try_errata(options["device"], paths[0]) else 1)
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
     if cluster is not None and (options["first"] or within_s is not None):
@@ -207,6 +212,23 @@ def _show(report: Any) -> None:
         f"{report.plugin['name']} {report.plugin['version']} on {device}: {report.verdict()}; "
         f"{len(report.outcomes)} outcomes in {report.seconds:.0f} s, cases version {report.version} ({report.digest})"
     )
+
+
+def _try_errata(device: str | None, json_path: Path | None) -> bool:
+    """Show what became of each erratum that was tried again; whether none is over."""
+    import json
+
+    from ...measurement.conformance.errata import tries
+
+    trials = list(tries(device))
+    for one in trials:
+        echo(f"{one.state:8} {one.erratum.solver} {' '.join(one.erratum.kernel)}".rstrip() + f": {one.erratum}")
+        echo(f"         {one.reason}")
+    over = [one.erratum.where for one in trials if one.state == "over"]
+    echo(f"{len(trials)} errata, " + (f"{len(over)} over: {', '.join(over)}" if over else "none over"))
+    if json_path is not None:
+        json_path.write_text(json.dumps([one.to_json() for one in trials], indent=1) + "\n", encoding="utf-8")
+    return not over
 
 
 def _trust(plugin: str) -> None:
