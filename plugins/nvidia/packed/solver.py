@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo
-from convdispatch.api.matrix import Layout, formats
+from convdispatch.api.matrix import Layout
 
 from ..probe import require
 from ..solving import TileSolver, group_limits, size_limits
