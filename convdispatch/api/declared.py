@@ -35,8 +35,11 @@ def declared_dtypes(solver: Solver, direction: str) -> frozenset[str]:
     return frozenset(dtypes.get(direction, ()) if isinstance(dtypes, Mapping) else dtypes)
 
 
-def refuses_dtype(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
-    """Why a solver is not asked about a problem: it declares other dtypes, or the device cannot store this one."""
+def outside_declaration(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
+    """Why a solver is not asked about a problem: it declares other dtypes, no bits for ``math="reproducible"``, or the
+    device cannot store the dtype."""
+    if problem.math == "reproducible" and not getattr(solver, "reproducible", False):
+        return "other math than 'reproducible' only: its bits are not defined"
     dtypes = declared_dtypes(solver, problem.direction)
     if problem.dtype in dtypes:
         return device.supports(problem.dtype)
@@ -44,7 +47,7 @@ def refuses_dtype(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> s
     return f"{known} only, got {problem.dtype}" if known else f"other directions only, got {problem.direction}"
 
 
-_SAID = ("name", "fuses", "deterministic", "exact", "spreads_nonfinite", "predicts", "dtypes")
+_SAID = ("name", "fuses", "deterministic", "exact", "spreads_nonfinite", "predicts", "dtypes", "reproducible")
 """The attributes that a declaration sets on its solver."""
 
 
@@ -68,10 +71,11 @@ class Declared(Solver):
         spreads_nonfinite: bool = False,
         predicts: bool = True,
         dtypes: Collection[str] | Mapping[str, Collection[str]] = FLOATS,
+        reproducible: bool = False,
     ) -> None:
         self.name, self.fuses = name, frozenset(fuses)
         self.deterministic, self.exact, self.spreads_nonfinite = deterministic, exact, spreads_nonfinite
-        self.predicts, self.dtypes = predicts, dtypes
+        self.predicts, self.dtypes, self.reproducible = predicts, dtypes, reproducible
         self._where, self._make, self._arguments, self._serves = where, make, arguments, serves
         self._made: Solver | None = None
         self._lock = threading.RLock()
@@ -99,7 +103,7 @@ class Declared(Solver):
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         """Returns the declaration's reason to refuse the device or the dtype, else the solver's own reason."""
-        return self.serves(device) or refuses_dtype(self, problem, device) or self.solver.rejects(problem, device)
+        return self.serves(device) or outside_declaration(self, problem, device) or self.solver.rejects(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:
         """Calls ``configs`` of the declared solver."""

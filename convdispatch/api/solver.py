@@ -70,6 +70,9 @@ class Solver(ABC):
     dtypes: Collection[str] | Mapping[str, Collection[str]] = FLOATS
     """The dtypes of x that the solver computes, or those by direction. It is never asked about another, nor about one
     that the device cannot store; int8 and uint8 are those of quantized problems (``problem.quantized``)."""
+    reproducible: bool = False
+    """Its results have the same bits on every device: those that docs/use/reproducibility.md defines. Only such solvers
+    are asked about problems with ``math="reproducible"``."""
     predicts: bool = True
     """Whether ``cost`` may return seconds. A plugin none of whose solvers do is asked only where a record, a lock file,
     a rule or a pin may put it first, where no other solver is left, and by ``explain`` and ``find``."""

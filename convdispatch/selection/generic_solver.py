@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.activations import activation_macro
-from ..api.declared import refuses_dtype
+from ..api.declared import outside_declaration
 from ..api.device import DeviceInfo
 from ..api.dtypes import DTYPES, storage_macros
 from ..api.problem import ConvProblem
@@ -52,7 +52,7 @@ class GenericSolver(Solver):
         """An unsupported dtype, or no images."""
         if problem.mb < 1:
             return f"1 image or more, got {problem.mb}"
-        return refuses_dtype(self, problem, device)
+        return outside_declaration(self, problem, device)
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         """One launch, a work item an element of what is written."""

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..api.declared import refuses_dtype
+from ..api.declared import outside_declaration
 from ..api.device import DeviceInfo
 from ..api.errors import Frozen, PluginError
 from ..api.fault_text import plain, words
@@ -80,7 +80,7 @@ class SolverAnswers:
         self._sizes: dict[str, int | None] = {}
         self._shown: dict[str, ConvProblem] = {}
         self.fault = banned(solver)
-        self.refused = refuses_dtype(solver, problem, device)
+        self.refused = outside_declaration(solver, problem, device)
         if self.refused is not None:
             # Where dtypes differ by direction, a rewriting may turn the direction into one that takes this dtype.
             self.elsewhere = None if isinstance(solver.dtypes, Mapping) else self.refused

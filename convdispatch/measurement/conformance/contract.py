@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ...api.declared import declared_dtypes, refuses_dtype
+from ...api.declared import declared_dtypes, outside_declaration
 from ...api.device import DeviceInfo
 from ...api.dtypes import ALL_DTYPES
 from ...api.fault_text import words
@@ -26,7 +26,7 @@ problem."""
 
 def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
     """Why the solver does not compute the problem, or None. Raises Fault for an answer that breaks the contract."""
-    other = refuses_dtype(solver, problem, device)
+    other = outside_declaration(solver, problem, device)
     if other is not None:
         return other
     seen = visible_problem(solver, problem)

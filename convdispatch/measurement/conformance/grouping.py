@@ -35,7 +35,7 @@ FEATURES: dict[str, Callable[[ConvProblem], bool]] = {
     "the layout nhwc": lambda p: p.layout == "nhwc",
     **{f"the direction {way}": lambda p, way=way: p.direction == way for way in ("fwd", "bwd_data", "bwd_weights")},
     **{f"the dtype {name}": lambda p, name=name: p.dtype == name for name in ALL_DTYPES if name != "float32"},
-    **{f"math {name}": lambda p, name=name: p.math == name for name in ("ieee", "tf32", "fast")},
+    **{f"math {name}": lambda p, name=name: p.math == name for name in ("ieee", "tf32", "fast", "reproducible")},
 }
 """The features of a case in words, each with its test; the first feature that separates failing cases is named
 first."""

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ...api.declared import declared_dtypes, refuses_dtype
+from ...api.declared import declared_dtypes, outside_declaration
 from ...api.device import DeviceInfo
 from ...api.problem import DIRECTIONS, ConvProblem
 from ...api.solver import Plan, Solver
@@ -87,7 +87,7 @@ class Derived(Solver):
         found = self.rewritten(problem)
         if isinstance(found, str):
             return found
-        reason = refuses_dtype(self.inner, found.inner, device) or ask(self.inner, "rejects", found.inner, device)
+        reason = outside_declaration(self.inner, found.inner, device) or ask(self.inner, "rejects", found.inner, device)
         return None if reason is None else f"rewritten: {reason}"
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from as_amx import cpu_of, plain_c
 
 from convdispatch import ConvProblem, Quantization, constant, conv, policy
 from convdispatch.api import DeviceInfo
-from convdispatch.api.declared import refuses_dtype
+from convdispatch.api.declared import outside_declaration
 from convdispatch.api.policy import current_policy
 from convdispatch.device import runtime
 from convdispatch.measurement.conformance.checks import Examination
@@ -96,7 +96,10 @@ def test_matrix_registers_bits_are_the_references(queue, monkeypatch, text):
 def test_floating_point_is_refused(queue, solver, text):
     """By the declaration, whatever the machine has: the kernels know no floats."""
     problem, chosen = ConvProblem.parse(text), plugins().solvers[solver]
-    assert refuses_dtype(chosen, problem, runtime.device_info(queue.device)) == f"int8, uint8 only, got {problem.dtype}"
+    assert (
+        outside_declaration(chosen, problem, runtime.device_info(queue.device))
+        == f"int8, uint8 only, got {problem.dtype}"
+    )
     assert chosen.rejects(problem, runtime.device_info(queue.device)) is not None
 
 
