@@ -221,7 +221,6 @@ def test_layouts_have_equal_bits():
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("fwd_f16_reproducible_mb1ic4ih5oc4kh3", "float32 and float64 only, got float16"),
     ("fwd_f32_reproducible_mb1ic4ih5oc4kh3+tanh", "activations relu, relu6, clip, leaky_relu only"),
     ("fwd_f32_ieee_mb1ic4ih5oc4kh3", "math='reproducible' only, got 'ieee'"),
 ])  # fmt: skip
