@@ -47,7 +47,10 @@ def outside_declaration(solver: Solver, problem: ConvProblem, device: DeviceInfo
     return f"{known} only, got {problem.dtype}" if known else f"other directions only, got {problem.direction}"
 
 
-_SAID = ("name", "fuses", "deterministic", "exact", "spreads_nonfinite", "predicts", "dtypes", "reproducible")
+_SAID = (
+    "name", "fuses", "deterministic", "batch_invariant", "exact", "spreads_nonfinite", "predicts", "dtypes",
+    "reproducible",
+)  # fmt: skip
 """The attributes that a declaration sets on its solver."""
 
 
@@ -67,6 +70,7 @@ class Declared(Solver):
         serves: Callable[[DeviceInfo], str | None] | None = None,
         fuses: Iterable[str] = (),
         deterministic: bool = True,
+        batch_invariant: bool = False,
         exact: bool = False,
         spreads_nonfinite: bool = False,
         predicts: bool = True,
@@ -75,7 +79,8 @@ class Declared(Solver):
     ) -> None:
         self.name, self.fuses = name, frozenset(fuses)
         self.deterministic, self.exact, self.spreads_nonfinite = deterministic, exact, spreads_nonfinite
-        self.predicts, self.dtypes, self.reproducible = predicts, dtypes, reproducible
+        self.predicts, self.dtypes = predicts, dtypes
+        self.batch_invariant, self.reproducible = batch_invariant or reproducible, reproducible
         self._where, self._make, self._arguments, self._serves = where, make, arguments, serves
         self._made: Solver | None = None
         self._lock = threading.RLock()
@@ -116,6 +121,10 @@ class Declared(Solver):
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Calls ``workspace`` of the declared solver."""
         return self.solver.workspace(problem, device, config)
+
+    def sums_by_batch(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> bool:
+        """Calls ``sums_by_batch`` of the declared solver."""
+        return self.solver.sums_by_batch(problem, device, config)
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Calls ``plan`` of the declared solver."""

@@ -42,7 +42,7 @@ def convdispatch_solvers() -> list[Solver]:
         spreads = make in ("Weights", "VectorWeights")
         dtypes = ("bfloat16",) if vectors else ("float32", "float16", "bfloat16")
         return Declared(f"{__name__}.{module}", make, name=name, serves=serves, fuses=fuses, dtypes=dtypes, exact=True,
-                        spreads_nonfinite=spreads)  # fmt: skip
+                        spreads_nonfinite=spreads, batch_invariant=True)  # fmt: skip
 
     return [
         own("convolve", "Tiles", "amx.tiles", False, EPILOGUE),

@@ -41,7 +41,7 @@ def convdispatch_solvers() -> Sequence[Solver]:
     return [
         Declared(f"{__name__}.{room}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,
                  fuses={"bias", "residual"} if room == "int8" else EPILOGUE, dtypes=dtypes,
-                 exact=room != "winograd", spreads_nonfinite=room == "winograd")
+                 exact=room != "winograd", spreads_nonfinite=room == "winograd", batch_invariant=True)
         for room, kind, name, arguments, dtypes in found
     ]  # fmt: skip
 

@@ -28,7 +28,10 @@ class LoadedAs:
     """Whether the solver's plugin comes with this package."""
 
 
-TRAITS = ("name", "deterministic", "exact", "spreads_nonfinite", "reproducible", "predicts", "dtypes", "fuses")
+TRAITS = (
+    "name", "deterministic", "batch_invariant", "exact", "spreads_nonfinite", "reproducible", "predicts", "dtypes",
+    "fuses",
+)  # fmt: skip
 """The attributes of a solver that the selection reads, and that must not change after loading."""
 
 
