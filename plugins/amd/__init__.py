@@ -23,9 +23,10 @@ NEVER_RUN = "gfx90a, gfx942, gfx1100 and gfx1201 are compiled for, and emulated 
 def convdispatch_solvers() -> Sequence[Solver]:
     """This plugin's solvers, one for each family of instructions."""
     return [
-        Declared(f"{__name__}.solver", make, name=f"amd.{make.lower()}", serves=serves, fuses=EPILOGUE, exact=True)
+        Declared(f"{__name__}.solver", make, name=f"amd.{make.lower()}", serves=serves, fuses=EPILOGUE, exact=True,
+                 dtypes=("float32", "float16", "bfloat16"))
         for make, serves in (("Mfma", _has_mfma), ("Wmma", _has_wmma))
-    ]
+    ]  # fmt: skip
 
 
 def _has_mfma(device: DeviceInfo) -> str | None:

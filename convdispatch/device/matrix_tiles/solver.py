@@ -139,12 +139,8 @@ class MatrixSolver(Solver):
         return None
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        names = formats(problem)
-        if not names:
-            return f"float32, float16 and bfloat16 only, got {problem.dtype}"
-        if all(self.withheld(name, device) for name in names):
-            return self.withheld(names[0], device)
-        reason = size_limits(problem) or group_limits(problem)
+        withheld = [self.withheld(name, device) for name in formats(problem)]
+        reason = next(iter(withheld), None) if all(withheld) else size_limits(problem) or group_limits(problem)
         return reason or (None if self._tiles(problem, device) else "no tile fits")
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
