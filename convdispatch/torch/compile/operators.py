@@ -51,15 +51,15 @@ def _forward(*arguments: Any) -> torch.Tensor:
 
 def by_engine(*arguments: Any) -> torch.Tensor:
     """``convolution`` below autograd: by our engines, or by PyTorch's kernel with the reason counted."""
-    theirs = lambda: original("convolution", *arguments)  # noqa: E731
-    quick = lambda: quick_depthwise(*arguments)  # noqa: E731
-    return routed("convolution", engine.forward, theirs, arguments, settings_in_force(), quick)
+    pytorch_kernel = lambda: original("convolution", *arguments)  # noqa: E731
+    quick_kernel = lambda: quick_depthwise(*arguments)  # noqa: E731
+    return routed("convolution", engine.forward, pytorch_kernel, arguments, settings_in_force(), quick_kernel)
 
 
-def _backward(grad: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    arguments = (grad, *rest)
-    theirs = lambda: original("convolution_backward", *arguments)  # noqa: E731
-    results = routed("convolution_backward", engine.backward, theirs, arguments, settings_in_force())
+def _backward(grad: torch.Tensor, *backward_arguments: Any) -> tuple[torch.Tensor, ...]:
+    arguments = (grad, *backward_arguments)
+    pytorch_kernel = lambda: original("convolution_backward", *arguments)  # noqa: E731
+    results = routed("convolution_backward", engine.backward, pytorch_kernel, arguments, settings_in_force())
     # An operator cannot return None: a gradient that was not requested is an empty tensor, also in the fake kernel.
     return tuple(grad.new_empty(0) if each is None else each for each in results)
 
@@ -98,17 +98,19 @@ def gradients(
     ctx: Any, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias_sizes: Any, geometry: Sequence[Any]
 ) -> list[torch.Tensor | None]:
     """Gradients of input, weights and bias, the operator's first arguments; None for those that are not requested."""
-    asked = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias_sizes is not None]
+    requested = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and bias_sizes is not None]
     # Under a compiler, the bias gradient is a plain sum, which the compiler fuses with neighbouring operators.
-    apart = asked[2] and type(grad) is not torch.Tensor
-    mask = [*asked[:2], asked[2] and not apart]
-    found: Any = (None, None, None)
+    sum_bias_apart = requested[2] and type(grad) is not torch.Tensor
+    mask = [*requested[:2], requested[2] and not sum_bias_apart]
+    operator_results: Any = (None, None, None)
     if any(mask):
-        found = convolution_backward(grad, x, w, bias_sizes, *geometry, mask)
-    made = [each if wanted else None for each, wanted in zip(found, mask, strict=True)]
-    if apart:
-        made[2] = grad.sum((0, *range(2, grad.ndim)))
-    return made
+        operator_results = convolution_backward(grad, x, w, bias_sizes, *geometry, mask)
+    requested_gradients = [
+        each if is_requested else None for each, is_requested in zip(operator_results, mask, strict=True)
+    ]
+    if sum_bias_apart:
+        requested_gradients[2] = grad.sum((0, *range(2, grad.ndim)))
+    return requested_gradients
 
 
 def _keep_backward(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -121,7 +123,8 @@ def _second_gradients(ctx: Any, of_data: Any, of_weights: Any, of_bias: Any) -> 
     """Gradients of the backward: it is linear in each operand, so each of its derivatives is a convolution again."""
     grad, x, w = ctx.saved_tensors
     of_data, of_weights, of_bias = (
-        each if wanted else None for each, wanted in zip((of_data, of_weights, of_bias), ctx.mask, strict=True)
+        each if is_requested else None
+        for each, is_requested in zip((of_data, of_weights, of_bias), ctx.mask, strict=True)
     )
     by_grad = by_x = by_w = None
     if ctx.needs_input_grad[0]:
