@@ -52,15 +52,19 @@ def pruned(
         return dict(graphs), counts, ranked
     with phase("selection"):
         times = {layout: seconds(graph, device, ranked) for layout, graph in graphs.items()}
-    least = min(times.values())
-    return {layout: graphs[layout] for layout, time in times.items() if not time > PRUNED_FROM * least}, counts, ranked
+    least_seconds = min(times.values())
+    return (
+        {layout: graphs[layout] for layout, time in times.items() if not time > PRUNED_FROM * least_seconds},
+        counts,
+        ranked,
+    )
 
 
 def with_mixed_layouts(graph: Graph, device: DeviceInfo, ranked: Ranked) -> Graph | None:
     """The graph with some pictures turned and others not, where that is predicted to be worth it."""
-    here = traced_layout(graph)
-    turned = None if here is None else plan(graph, device, lambda problem: _cost(problem, device, ranked))
-    return None if here is None or turned is None else relayout(graph, LAYOUTS[1 - LAYOUTS.index(here)], turned)
+    traced = traced_layout(graph)
+    turned = None if traced is None else plan(graph, device, lambda problem: _cost(problem, device, ranked))
+    return None if traced is None or turned is None else relayout(graph, LAYOUTS[1 - LAYOUTS.index(traced)], turned)
 
 
 def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> float:
@@ -68,14 +72,14 @@ def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> f
 
     ``ranked`` takes the candidates of each convolution.
     """
-    found, ranked = 0.0, {} if ranked is None else ranked
+    total, ranked = 0.0, {} if ranked is None else ranked
     for node in graph.nodes:
         if node.function is reorder:
-            moved = sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
-            found += moved / rates(device).bandwidth + rates(device).launch
+            moved_bytes = sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
+            total += moved_bytes / rates(device).bandwidth + rates(device).launch
         elif is_planned(node):
-            found += _cost(problem_of(node), device, ranked)
-    return found
+            total += _cost(problem_of(node), device, ranked)
+    return total
 
 
 def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
@@ -85,7 +89,7 @@ def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
             ranked[problem] = choices(problem, device, current_policy())
         except ConvDispatchError:
             return math.nan
-    first = ranked[problem].first
-    cost = measured_s(problem, device, first.solver.name)
-    cost = predicted(first.solver, problem, device, first.config) if cost is None else cost
+    best = ranked[problem].first
+    cost = measured_s(problem, device, best.solver.name)
+    cost = predicted(best.solver, problem, device, best.config) if cost is None else cost
     return math.nan if cost is None else cost
