@@ -288,8 +288,11 @@ class OnnxNet:
     def _traceable(self, arrays: Sequence[Any]) -> tuple[Callable[..., Any], list[tuple[Any, Port]], list[Any]]:
         """``(net of tensors, what it is fed, outputs)``: the outputs' list is filled when the net is called."""
         fed = [(a, p) for a, p in zip(arrays, self.inputs, strict=True) if p.name not in self._by_value]
-        known_inputs = {p.name: a if isinstance(a, np.ndarray) else a.numpy() for a, p in zip(arrays, self.inputs, strict=True)
-                 if p.name in self._by_value}  # fmt: skip
+        known_inputs = {
+            port.name: array if isinstance(array, np.ndarray) else array.numpy()
+            for array, port in zip(arrays, self.inputs, strict=True)
+            if port.name in self._by_value
+        }
         output_places: list[Any] = []
 
         def net(*tensors: Tensor) -> list[Tensor]:
