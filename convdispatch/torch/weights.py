@@ -9,6 +9,7 @@ constant.
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -84,6 +85,8 @@ def forget_before_swaps() -> None:
             _seen.pop(id(tensor), None)
             _alive.pop(id(tensor), None)
         forget_originals()
+        if weakref.getweakrefs(t1) or weakref.getweakrefs(t2):
+            gc.collect()  # a capture that Dynamo gave up refers to tensors until it is collected
         swap(t1, t2)
 
     swap_tensors.forgets_weights = True  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ import io
 import threading
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
@@ -21,6 +22,7 @@ from convdispatch.torch.graph.forms import GraphForms  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 SCALES = {6: 2.0}
+ARRAY = np.ones(1)
 
 
 class Net(nn.Module):
@@ -287,9 +289,10 @@ def test_parameters_can_be_swapped_after_a_call():
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-@pytest.mark.parametrize("call", ["empty batch", "gradients", "another thread"])
+@pytest.mark.parametrize("call", ["empty batch", "gradients", "another thread", "a global array"])
 def test_parameters_can_be_swapped_after_a_capture_that_made_no_form(call):
-    _, fused = both()
+    """With a global array of NumPy's, Dynamo gives a capture up and begins again."""
+    _, fused = both(lambda m, y, x: y * float(ARRAY[0]) if call == "a global array" else y)
     if call == "gradients":
         fused(picture().requires_grad_())
     elif call == "another thread":

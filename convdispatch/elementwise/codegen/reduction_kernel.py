@@ -352,7 +352,8 @@ def _cpu_rows(form: _Form) -> list[str]:
     lines += _range(form) + _split("kk", "k", form.free, form.free_steps, "b")
     lines.append("for (long r = first; r < last;) {")
     lines.append(
-        f"const long row = r / {row_length}, start = r - row * {row_length}, stop = min({row_length}L, start + last - r);"
+        f"const long row = r / {row_length}, start = r - row * {row_length}, "
+        f"stop = min({row_length}L, start + last - r);"
     )
     lines += _split("rr", "row", form.reduced[:-1], tuple(step[:-1] for step in form.reduced_steps), "q")
     steps = [step[-1] for step in form.reduced_steps]
