@@ -9,7 +9,7 @@ import torch
 
 from .compile import native_layers
 from .compile.fused_operator import fused_convolution, unfused
-from .compile.operators import convolution
+from .compile.operators import convolution, in_autocast
 from .compile.transforms import plain_operators
 
 
@@ -43,7 +43,15 @@ def _as_layers_have_it(ndim: int, x: torch.Tensor, lists: tuple[Any, Any, Any]) 
 def _operator(x: torch.Tensor) -> Any:
     if x.is_complex():
         return _of_real_ones
-    return torch.ops.aten.convolution.default if plain_operators() else convolution
+    return _plain if plain_operators() else convolution
+
+
+def _plain(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:
+    """PyTorch's operator, which autocast does not know on CPUs: it knows what is above it."""
+    kind = x.device.type
+    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+        x, w, bias = in_autocast(kind, (x, w, bias))
+    return torch.ops.aten.convolution.default(x, w, bias, *geometry)
 
 
 def _of_real_ones(x: torch.Tensor, w: torch.Tensor, bias: Any, *geometry: Any) -> torch.Tensor:

@@ -307,6 +307,26 @@ def test_parameters_can_be_swapped_after_a_capture_that_made_no_form(call):
         torch.utils.swap_tensors(parameter, other)
 
 
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
+def test_autocast_holds_where_a_transform_differentiates(layer):
+    net, x = layer(3, 4, 3), picture()
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = torch.func.jvp(net, (x,), (x.flip(-1),))
+        found = torch.func.jvp(ct.convert(copy.deepcopy(net)), (x,), (x.flip(-1),))
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.dtype is theirs.dtype is torch.bfloat16
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_an_empty_batch_is_rectified_in_place():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True))
+    x = picture()[:0].requires_grad_()
+    ct.convert(net)(x).sum().backward()
+    assert x.grad.shape == x.shape
+    y = torch.ops.convdispatch.convolution(x, net[0].weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1).relu_()
+    assert y.shape == (0, 4, 4, 4)
+
+
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_second_pass_of_checkpoint_writes_the_running_statistics_as_pytorch_does(without_compiler, learns):
     def statistics(compiled):

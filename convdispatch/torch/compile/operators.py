@@ -51,7 +51,12 @@ def _forward(*arguments: Any) -> torch.Tensor:
 
 def by_engine(*arguments: Any) -> torch.Tensor:
     """``convolution`` below autograd: by our engines, or by PyTorch's kernel with the reason counted."""
-    pytorch_kernel = lambda: original("convolution", *arguments)  # noqa: E731
+
+    def pytorch_kernel() -> torch.Tensor:
+        y = original("convolution", *arguments)
+        # PyTorch's result for an empty batch is a view, which no operation in place may change behind an operator.
+        return y if y.numel() else y.clone()
+
     quick_kernel = lambda: quick_depthwise(*arguments)  # noqa: E731
     return routed("convolution", engine.forward, pytorch_kernel, arguments, settings_in_force(), quick_kernel)
 
@@ -152,21 +157,25 @@ torch.library.register_autograd(
 # Autocast rules of the operators.
 
 
-def autocasts(library: torch.library.Library, name: str, operator: Callable[..., torch.Tensor], operands: int) -> None:
-    """Register autocast for an operator, as PyTorch's own convolutions have it.
+def in_autocast(kind: str, operands: Sequence[Any]) -> list[Any]:
+    """Operands as autocast gives them to a convolution on devices of the ``kind`` "cpu" or "cuda": floating ones of up
+    to 32 bits in the type that was asked for."""
+    dtype = torch.get_autocast_dtype(kind)
 
-    Of the first ``operands`` arguments, floating ones of up to 32 bits come in the type that was asked for.
-    """
+    def casts(each: Any) -> bool:
+        return isinstance(each, torch.Tensor) and each.is_floating_point() and each.dtype != torch.float64
+
+    return [each.to(dtype) if casts(each) else each for each in operands]
+
+
+def autocasts(library: torch.library.Library, name: str, operator: Callable[..., torch.Tensor], operands: int) -> None:
+    """Register autocast for an operator, as PyTorch's own convolutions have it; it casts the first ``operands``
+    arguments."""
 
     def casting(kind: str) -> Callable[..., torch.Tensor]:
         def cast(*arguments: Any) -> torch.Tensor:
-            dtype = torch.get_autocast_dtype(kind)
-            tensors = [
-                each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() and each.dtype !=
-                torch.float64 else each for each in arguments[:operands]
-            ]  # fmt: skip
             with torch.amp.autocast(kind, enabled=False):
-                return operator(*tensors, *arguments[operands:])
+                return operator(*in_autocast(kind, arguments[:operands]), *arguments[operands:])
 
         return cast
 
