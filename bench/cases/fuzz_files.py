@@ -62,8 +62,6 @@ families: {fast: ["amx.*", im2col]}
 rules:
   - when: {direction: fwd, kh: 3, ic: ">=32", dtype: [float32, float16], depthwise: false}
     prefer: [fast, winograd.*]
-errata:
-  - {solver: fft.*, when: {vendor: intel}, reason: "it is wrong"}
 """
 RECORD = {
     "schema": 1, "problem": PROBLEM, "device": "cpu-a-1cu", "solver": "im2col", "config": {"a": 1}, "median_ms": 1.0,

@@ -7,6 +7,7 @@ goes into ``__init__.pyi``, a new word of a problem into ``problem``, a new vari
 
 - ``problem``: ConvProblem, one convolution's geometry, validated, as a value.
 - ``literals``: the words that options take, as types.
+- ``matrix``: the part for plugins over matrix cores.
 - ``dtypes``: the element types and how OpenCL C stores and sums them.
 - ``activations``: the table of activations, and their words in each language.
 - ``quantization``: scales and zero points of a quantized convolution, and the table that its kernels read.

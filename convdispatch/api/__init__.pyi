@@ -30,6 +30,7 @@ from ..device.programs.proven import proven as proven
 from ..device.rates import rates as rates
 from ..measurement.find import find as find
 from ..measurement.sampled import sampled_fault as sampled_fault
+from ..selection.choice.set_aside import kernel_erratum as kernel_erratum
 from ..selection.constants import constant as constant
 from ..selection.explanation import Explanation as Explanation
 from ..selection.planpack import LoadedPack as LoadedPack

@@ -193,6 +193,14 @@ REGISTRY = Setting(
     "([rules](../design/selection.md#rules-of-your-own))",
     ("policy.yaml",),
 )
+ERRATA = Setting(
+    "CONVDISPATCH_ERRATA",
+    FILE,
+    None,
+    "a file of further errata; else `errata.yaml` in the user's configuration folder. Those of the package and "
+    "of plugins hold too ([errata](wrong-numbers.md#errata))",
+    ("errata.yaml",),
+)
 DB = Setting(
     "CONVDISPATCH_DB",
     FOLDER,

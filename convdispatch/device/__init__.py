@@ -14,6 +14,7 @@ new place for commands goes to ``places``. May import api alone.
 - ``garbage``: puts garbage collection off while a process starts.
 - ``gemm``: the matrix product.
 - ``jsontext``: reads JSON text that others may have written.
+- ``matrix_tiles``: the convolution on matrix cores, for any tile instruction.
 - ``memory``: pools, limits and pages.
 - ``native``: the native call path.
 - ``opencl``: vendors, platforms, devices and contexts.

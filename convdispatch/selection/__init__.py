@@ -19,7 +19,7 @@ and api.
 - ``generic_solver``: the general plan: any convolution by one program that takes the geometry as arguments.
 - ``single_thread``: which calls one thread should compute alone.
 - ``planpack``: plan packs: decisions, programs and packed weights of a net in one file.
-- ``plugins``: finds, loads and watches plugins; rules and errata of ``registry.yaml``.
+- ``plugins``: finds, loads and watches plugins; reads rules and errata.
 - ``defensive_copy``: asks a plugin over copies of what it is handed, and sets it aside where it changes them.
 - ``answer_child``: the child process in which unproven plugins are asked first.
 - ``vendors``: vendors' shared libraries behind the C header, as plugins.

@@ -35,6 +35,7 @@ from .choice import lockfile
 from .choice.ranking import Candidate, Choices, set_aside_here
 from .choice.set_aside import is_any_set_aside
 from .derivation import named
+from .plugins import errata
 from .plugins.loader import plugins
 from .plugins.registry import packaged_path, registry_path
 from .records.perfdb import perfdb, scope_of, user_folder
@@ -139,7 +140,7 @@ def _circumstances(device: DeviceInfo, variables: list[tuple[str, str]]) -> str:
     parts += [template_cache.stamp(f"{home}.{zone}") for zone in SOURCES]
     modules = [loaded.manager.get_plugin(name) for name in sorted(loaded.own)]
     parts += [template_cache.stamp(module.__name__) for module in modules if module is not None]
-    files = [registry_path(), packaged_path(), rates.place(device), settings.LOCK.value()]
+    files = [registry_path(), packaged_path(), *errata.files(), rates.place(device), settings.LOCK.value()]
     # Files of records are added and removed, but never changed.
     for source in sorted({*perfdb().folders.values(), user_folder()}):
         with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ from ..device import runtime
 from ..device.rates import rates
 from ..device.size_limits import problem_must_fit
 from .choice.ranking import Candidate, contestants, rank, refusal
+from .choice.set_aside import errata_of
 from .derivation import Derived
 from .explanation_text import Explanation, Verdict, sentence
 from .plugins.loader import plugins
@@ -85,6 +86,11 @@ def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo)
             workspace=record.workspace if record else answers.workspace(candidate.config),
             fuses=tuple(part for part in ("bias", "residual", "activation", "accumulate") if getattr(seen, part)),
             rewriting=solver.words(seen) if isinstance(solver, Derived) else None,
+            errata=tuple(
+                f"{one.remedy or 'set aside'}: {', '.join(one.kernel)}: {one}"
+                for one in errata_of(solver.name, problem, device)
+                if one.kernel
+            ),
         )
 
 

@@ -47,6 +47,8 @@ class Verdict:
     """Parts of the problem's epilogue that the solver computes itself."""
     rewriting: str | None = None
     """How a derived solver rewrites the problem, and what the problem becomes; None for other solvers."""
+    errata: tuple[str, ...] = ()
+    """Kernels of the solver's library that are set aside for the problem, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ def _lines(explanation: Explanation, width: int, every: bool) -> Iterator[str]:
         yield from table.lines(width)
     for verdict in ranked:
         settings = " ".join(f"{name}={value}" for name, value in verdict.config.items())
-        for note in filter(None, (settings if verdict.status == "chosen" else "", verdict.rewriting)):
+        notes = settings if verdict.status == "chosen" else "", verdict.rewriting, *verdict.errata
+        for note in filter(None, notes):
             yield from _wrapped(f"{verdict.solver}: {note}", room, "     ", "   ")
     if any(verdict.predicted_ms is not None for verdict in ranked):
         yield from _wrapped(f"predicted: {explanation.predicted_by}", room, "   ")

@@ -18,6 +18,8 @@ from ..device.opencl import icd, vendor_trial
 from ..device.programs.kernels import NEW_SHARE, cache_limit
 from ..device.rates import rates, switched_off
 from ..measurement.run_reports import versions
+from ..selection.choice.set_aside import listed_errata, not_here, seen_errata
+from ..selection.plugins.errata import Erratum
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
 from ..selection.vendors.discovery import sources
@@ -42,6 +44,9 @@ class Report:
     registry: str | None
     registry_problem: str | None
     registry_note: str
+    errata: list[dict[str, str]]
+    """What is set aside, where the entry stands, why, and where it holds on this machine."""
+    errata_problem: str | None
     native: str
     cache_limit: str
     dropin_folder: str
@@ -57,9 +62,10 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """A device works, the registry and the variables can be read, and each plugin loaded or is blocked."""
+        """A device works, registry, errata and variables can be read, and each plugin loaded or is blocked."""
         broken = [entry for entry in self.plugins if entry["status"] not in ("loaded", "blocked")]
-        return self.default_device is not None and not (self.registry_problem or self.unreadable or broken)
+        unreadable = self.registry_problem or self.errata_problem or self.unreadable
+        return self.default_device is not None and not (unreadable or broken)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -88,6 +94,8 @@ def _examined(probe: bool, again: bool) -> Report:
     devices = [_device(number, device, probe) for number, device in enumerate(runtime.devices())]
     default, default_problem = _default()
     source, problem, note = _registry()
+    loaded = [asdict(entry) for entry in _plugins()]
+    errata, errata_problem = _errata()
     report = Report(
         python=f"{sys.version.split()[0]} ({sys.executable})",
         versions=versions(PACKAGES),
@@ -95,10 +103,12 @@ def _examined(probe: bool, again: bool) -> Report:
         devices=devices,
         default_device=default,
         default_problem=default_problem,
-        plugins=[asdict(entry) for entry in _plugins()],
+        plugins=loaded,
         registry=source,
         registry_problem=problem,
         registry_note=note,
+        errata=errata,
+        errata_problem=errata_problem,
         native=_native(),
         cache_limit=_cache_limit(),
         dropin_folder=str(dropin_folder()),
@@ -198,6 +208,27 @@ def _registry() -> tuple[str | None, str | None, str]:
         return str(path), str(error), ""
     replaces = "it replaces the packaged rules; a line `include: packaged` in it keeps them behind its own"
     return (str(path) if path else None), None, replaces if rules.own is None else ""
+
+
+def _errata() -> tuple[list[dict[str, str]], str | None]:
+    """The errata of all files and of this machine, and what is wrong with the files."""
+    devices = [runtime.device_info(device) for device in runtime.devices()]
+    try:
+        entries = [(one, devices) for one in listed_errata()]
+    except ConvDispatchError as error:
+        entries, problem = [], str(error)
+    else:
+        problem = None
+    entries += [(one, [device]) for device in devices for one in seen_errata(device)]
+    return [_erratum(one, its_devices) for one, its_devices in entries], problem
+
+
+def _erratum(erratum: Erratum, devices: list[Any]) -> dict[str, str]:
+    """An erratum as text, and on which devices it holds, or why on none."""
+    missed = {str(device): not_here(erratum, device) for device in devices}
+    holds = [device for device, why in missed.items() if why is None]
+    state = f"holds on {', '.join(holds)}" if holds else "; ".join(dict.fromkeys(filter(None, missed.values())))
+    return {"solver": " ".join((erratum.solver, *erratum.kernel)), "reason": str(erratum), "state": state}
 
 
 def _plugins() -> list[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from convdispatch.api import Declared, DeviceInfo, Solver, hookimpl
 
-__all__ = ["convdispatch_solvers", "unavailable"]
+__all__ = ["convdispatch_solvers", "library_version", "unavailable"]
 
 
 @hookimpl
@@ -27,6 +27,16 @@ def convdispatch_solvers() -> Sequence[Solver]:
 
 def _serves(device: DeviceInfo) -> str | None:
     return None if device.vendor == "nvidia" else f"nvidia only, got {device.vendor}"
+
+
+def library_version() -> str | None:
+    """cuDNN's version, which errata go by; None where it is not there."""
+    from .library import library, missing
+
+    if missing():
+        return None
+    number = library().version
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def unavailable() -> str | None:

@@ -3,21 +3,16 @@
     y[pixel, oc] = sum over (tap, ic) of x[pixel * step + origin + tap * spread, ic] w[oc, tap, ic]
 
 Each solver has a folder, which turns a problem and a tile into numbers (``tiling``), rates tiles (``choice``), renders
-kernels (``plan``) and declares what it accepts (``solver``). What several of them share is here; an instruction goes
-into ``ptx.cl.mako``.
+kernels (``plan``) and declares what it accepts (``solver``). What several of them share is here, or in
+the header's ``matrix`` where other vendors' matrix cores use it too; an instruction goes into ``ptx.cl.mako``.
 
-- ``configured``: a tile as a configuration's values; parts, waves and arrays of tiles for cost models.
 - ``direct``: 1x1 kernels of float32, split in registers.
-- ``formats``: how a float32 becomes planes of 16-bit numbers.
-- ``geometry``: a problem over channels-last planes, stacked or folded where that suits few channels.
 - ``grouped``: 16-bit tensors, channels last: small groups and strided gradients, read as fragments.
 - ``instructions``: the PTX that a program calls, and programs for sm_90a.
 - ``int8``: quantized problems, channels last.
 - ``pace``: how a device's speed differs from an H200's.
-- ``packed``: any problem, as planes that a launch before has packed, by ``mma.sync`` or ``wgmma``.
+- ``packed``: any problem, by the product of the header's ``matrix`` with ``mma.sync`` or ``wgmma``.
 - ``probe``: checks that a device's driver accepts an engine's instructions.
-- ``reduction``: the sum of parts, by a launch or by work groups of the product.
-- ``scales``: powers of two that bring operands into float16's range.
 - ``solving``: the base of the solvers, and refusals that several make.
 - ``tma``: 16-bit or TF32 tensors, channels last, fed by the copy engine.
 - ``winograd``: 3x3 kernels of float32, whose transformed tiles are planes of ``packed``.
@@ -28,11 +23,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, hookimpl
-
-__all__ = ["SHARED", "convdispatch_solvers"]
-
-SHARED = __name__
-"""The package of the kernel text that several solvers use."""
 
 
 @hookimpl

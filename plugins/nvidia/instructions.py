@@ -15,15 +15,49 @@ from dataclasses import dataclass
 from typing import Any
 
 from convdispatch.api import BuildFailed, build, kernel_text
+from convdispatch.api.matrix import TileInstruction, WarpTile
 
 LOCAL_LIMIT = 227 * 1024
-"""Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
+"""Bytes of local memory that a work group can have on Hopper; static arrays of this size load, whatever the device
+reports."""
+LOCAL_LIMITS = {
+    "sm_90": LOCAL_LIMIT,
+    "sm_100": LOCAL_LIMIT,
+    "sm_103": LOCAL_LIMIT,
+    "sm_80": 163 * 1024,
+    "sm_87": 163 * 1024,
+}
+"""The same by architecture (CUDA C++ programming guide, compute capabilities)."""
+LEAST_LOCAL_LIMIT = 99 * 1024
+"""Bytes of local memory that a work group can have on each other architecture with these instructions."""
 PLAIN_C = "plain_c"
 """The test package whose plain C replaces PTX in kernels of a plan that is made with ``emulate``."""
 MARK = "//@"
 """Prefix of a PTX comment that hides a ``wgmma`` instruction from the first compilation, for sm_90."""
 _TARGET = re.compile(r"\.target\s+sm_90\b")
 """The target of PTX for sm_90. The pattern begins with literal text, which Python searches for faster than ``^``."""
+
+
+MMA = TileInstruction(
+    m=16, n=8, k=16, lanes=32, row="lane / 4", column="lane % 4 * 2", rows=(0, 8), width=2,
+    loaded_columns=16, local_limit=LOCAL_LIMIT,
+)  # fmt: skip
+"""``mma.sync.m16n8k16``; PTX ISA, "Matrix Fragments for mma.m16n8k16". ``ldmatrix`` loads its operands."""
+WGMMA = TileInstruction(
+    m=64, n=8, k=16, lanes=32, row="warp % 4 * 16 + lane / 4", column="lane % 4 * 2", rows=(0, 8), width=2,
+    warps=4, local_limit=LOCAL_LIMIT,
+)  # fmt: skip
+"""``wgmma.m64nNk16``, of whose columns eight are the unit; PTX ISA, "Register Fragments" of wgmma."""
+
+
+class NvidiaTile(WarpTile):
+    """A tile that warps, or groups of four warps of Hopper's engines, cut."""
+
+    engine = "mma"
+
+    @property
+    def instruction(self) -> TileInstruction:
+        return MMA if self.engine == "mma" else WGMMA
 
 
 @dataclass(frozen=True)
@@ -64,6 +98,10 @@ class Instructions:
         """The functions; with ``emulate`` their stand-ins in plain C."""
         package, file = (PLAIN_C, "instructions.cl.mako") if emulate else (__package__, "ptx.cl.mako")
         return kernel_text(package, file, type=self.type, groups=self.groups, wgmma=self.wgmma)
+
+    def build(self, context: Any, text: str, emulate: bool = False) -> Any:
+        """Compile a kernel that calls them."""
+        return build_for_hopper(context, text) if self.wgmma and not emulate else build(context, text)
 
 
 def for_hopper(ptx: str) -> str:

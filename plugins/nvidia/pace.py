@@ -7,6 +7,8 @@ from convdispatch.api import ConvProblem, DeviceInfo, rates
 SECTOR_BYTES = 32
 """Bytes of a memory sector: the least that one read transfers."""
 
+CLOCK = 1.7e9
+"""Cycles per second of the H200 and the H100 that cost models were fitted on."""
 UNIT_FLOPS = 65e12 / 132
 """Float32 operations a second of one multiprocessor of an H200, measured."""
 COPY = 4.25e12

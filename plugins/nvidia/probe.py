@@ -8,15 +8,13 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, Frozen, PluginError, Quantization, proven
 
-from . import SHARED
-
 PROBLEM = ConvProblem(mb=2, ic=16, ih=9, iw=8, oc=24, kh=3, kw=3, ph=1, pw=1)
 POINTWISE = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
 """The probe's problem for ``direct``: a 1x1 kernel with more K-slices than stages, the last one short."""
 HALVES = PROBLEM.replace(dtype="float16", layout="nhwc")
 BYTES = PROBLEM.replace(dtype="int8", out_dtype="int8", layout="nhwc", residual=True)
 HOPPER = ("sm_90",)
-AMPERE = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
+AMPERE = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 GROUP = {"bm": 64, "bn": 32, "wm": 1, "wn": 1}
 ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
     "mma": (AMPERE, "packed.plan.NvidiaPlan", PROBLEM,
@@ -112,7 +110,7 @@ def _name(device: Any) -> tuple[str, str]:
 
 def _proven(context: Any, engine: str) -> str | None:
     (device,) = context.devices
-    failure = proven(SHARED, engine, device, lambda: _answer(context, engine))
+    failure = proven(__package__, engine, device, lambda: _answer(context, engine))
     if failure is not None:
         _failed[(*_name(device), engine)] = failure
     return failure

@@ -1,6 +1,5 @@
 """onednn: oneDNN's convolutions on the memory of an OpenCL CPU device.
 
-- ``errata``: what the library computes wrongly.
 - ``library``: finds oneDNN, and calls its C interface.
 - ``native``: a library's calls as one command of a queue.
 - ``plan``: reorders and the convolution between them.
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 
 from convdispatch.api import EPILOGUE, Declared, DeviceInfo, Solver, cpus_only, hookimpl
 
-__all__ = ["convdispatch_solvers", "unavailable"]
+__all__ = ["convdispatch_solvers", "library_version", "unavailable"]
 
 _NO_NATIVE_KERNELS = {"oclgrind": "a simulator whose kernels are not the machine's code"}
 
@@ -33,6 +32,13 @@ def _serves(device: DeviceInfo) -> str | None:
     if device.vendor in _NO_NATIVE_KERNELS:
         return f"native kernels only, got {device.vendor}, {_NO_NATIVE_KERNELS[device.vendor]}"
     return cpus_only(device)
+
+
+def library_version() -> str | None:
+    """oneDNN's version, which errata go by; None where it is not there."""
+    from .library import library, missing
+
+    return None if missing() else library().version
 
 
 def unavailable() -> str | None:

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from ctypes import c_int, c_void_p
 from typing import TYPE_CHECKING, Any
 
-from convdispatch.api import Areas, ConvDispatchError, ConvProblem
+from convdispatch.api import Areas, ConvDispatchError, ConvProblem, kernel_erratum
 
-from .errata import reads_scratch
 from .library import library
 from .native import Invocation, Script, apart, mixes_buffers, wholes
 from .primitive import Convolution, Descriptor, described, shared
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 _ARGUMENT = {"x": 1, "w": 33, "y": 17, "bias": 41, "scratch": 80, "dx": 129, "dy": 145, "dw": 161}
 _FROM, _TO = 1, 17
+_ZEROED = "zeroed scratch"
+"""The remedy, as errata name it, for an implementation that reads scratch memory that it has not written."""
 
 
 class _Argument(ctypes.Structure):
@@ -180,7 +181,7 @@ class OneDNNPlan:
         self.implementation = found.implementation
         self._cleared = (
             (starts["scratch"], found.scratch.size)
-            if found.scratch.size and reads_scratch(problem, found.implementation)
+            if found.scratch.size and kernel_erratum("onednn.gradient", problem, found.implementation, _ZEROED)
             else None
         )
         self._runner = _Runner(work)

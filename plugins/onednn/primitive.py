@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from ctypes import byref, c_char_p, c_int64, c_void_p
 from typing import Any
 
-from convdispatch.api import ConvDispatchError, ConvProblem, TensorLayout
+from convdispatch.api import ConvDispatchError, ConvProblem, TensorLayout, kernel_erratum
 from convdispatch.api.activations import onednn_eltwise
 
-from .errata import wrong
 from .library import library
 
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
@@ -97,7 +96,7 @@ class Convolution:
         self.roles = dict(zip("xwy", direction[problem.direction], strict=True))
         try:
             self.handle = self._create(wanted, attributes)
-            while wrong(problem, self.implementation, self._channels_last()):
+            while kernel_erratum("onednn.gradient", problem, self._kernel()):
                 self.lib.call("primitive_desc_next_impl", self.handle)
         finally:
             self.lib.call("primitive_attr_destroy", attributes)
@@ -106,13 +105,15 @@ class Convolution:
         self.chosen = {name: self._queried(role) for name, role in self.roles.items()}
         self.scratch = self._queried("scratch")
 
-    def _channels_last(self) -> bool:
-        """Whether the current implementation reads x and y in NHWC, by the caller's choice or by oneDNN's."""
-        return all(
+    def _kernel(self) -> str:
+        """The current implementation as errata name it: ``channels-last`` follows where it reads x and y in NHWC, by
+        the caller's choice or by oneDNN's."""
+        last = all(
             self._queried(self.roles[name])
             == Descriptor.strided(*dims_of(self.problem, name, "nhwc"), self.problem.dtype)
             for name in "xy"
         )
+        return f"{self.implementation} channels-last" if last else self.implementation
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):

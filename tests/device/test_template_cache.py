@@ -12,13 +12,13 @@ from convdispatch_implicitgemm.gpu import choice as tiled
 from convdispatch_implicitgemm.gpu.product import Product
 from convdispatch_implicitgemm.gpu.text import product_text as tiled_text
 from convdispatch_nvidia.packed import choice as packed
-from convdispatch_nvidia.packed.plan import product_text as packed_text
 from convdispatch_nvidia.packed.tiling import Tiling
 from convdispatch_winograd.gpu.work import Printer
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
 from convdispatch.device.cache import artifact_store
+from convdispatch.device.matrix_tiles.product.plan import product_text as packed_text
 from convdispatch.device.programs import kernels
 from convdispatch.device.programs.template_cache import Subject
 

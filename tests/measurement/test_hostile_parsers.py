@@ -14,7 +14,7 @@ from convdispatch.api.activations import parse_activation
 from convdispatch.api.errors import ConvDispatchError, ConvDispatchWarning, InvalidPolicy, InvalidProblem
 from convdispatch.device.opencl import icd
 from convdispatch.measurement import grammar, shapes
-from convdispatch.selection.plugins import registry
+from convdispatch.selection.plugins import errata, registry
 
 RULES = b"""version: 1
 include: packaged
@@ -22,10 +22,15 @@ block: [acme]
 rules:
   - when: {direction: fwd, kh: 3, ic: ">=32", driver: ">=580", dtype: [float32, float16], depthwise: false}
     prefer: [winograd.*, im2col]
+"""
+ERRATA = b"""version: 1
 errata:
   - solver: fft.*
-    when: {vendor: intel}
+    kernel: ["jit:*", "ref *"]
+    when: {vendor: intel, kh: 3, geometry: "ih < (kh - 1) * dh + 1 or iw > 2 * ow"}
+    driver: {from: 2026.1, until: 2026.10}
     reason: "it is wrong"
+    problems: [mb1ic3ih8oc4kh3]
 """
 LINES = {
     "convdispatch": "bwd_data_f16_nhwc_tf32_g2mb1ic4ih8iw8oc4kh3kw3ph1pw1ph_r2+bias+relu  name *4",
@@ -51,8 +56,6 @@ LONG = "9" * 5000
         (b"version: [1]\n", 1),
         (b"version: 1\ninclude: {packaged: 1}\n", 2),
         (b"version: 1\n? [a, b]\n: 1\n", 2),
-        (b"errata:\n- solver: [a]\n  reason: x\n", 2),
-        (b"errata:\n- solver: a\n  reason: {b: c}\n", 3),
         (b"rules:\n- prefer: [a]\n  when: {kh: !!int x}\n", 3),
         (b"rules:\n- prefer: [a]\n  when:\n    kh: " + LONG.encode() + b"\n", 4),
         (b"rules:\n- prefer: [a]\n  when:\n    kh: '>=" + LONG.encode() + b"'\n", 4),
@@ -139,6 +142,16 @@ def test_any_registry_is_read_or_refused_with_its_line(tmp_path_factory, data):
     path.write_bytes(data)
     _, words = answer(InvalidPolicy, lambda: registry.parse(registry.read_text(path), str(path)))
     assert not words or re.match(r".*fuzz\.yaml:\d+: ", words), words
+
+
+@seed(2026)
+@FUZZ
+@given(mutated(ERRATA) | st.binary(max_size=40))
+def test_any_errata_are_read_or_refused_with_their_line(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
+    path.write_bytes(data)
+    _, words = answer(InvalidPolicy, lambda: errata.parse(registry.read_text(path), str(path)))
+    assert not words or re.match(r".*fuzzed\.yaml:\d+: ", words), words
 
 
 @pytest.mark.parametrize("kind", LINES)

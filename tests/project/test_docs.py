@@ -282,7 +282,7 @@ def test_the_table_of_new_things_is_true():
     for name, path in [
         ("convdispatch_solvers", "plugins/im2col/__init__.py"),
         ("def rejects", "plugins/winograd/gpu/solver.py"),
-        ("errata", "registry.yaml"),
+        ("errata", "errata.yaml"),
         ("def refusal", "convdispatch/selection/choice/ranking.py"),
         ("_WRITERS", "convdispatch/measurement/grammar/__init__.py"),
         ("_READERS", "convdispatch/measurement/grammar/files.py"),

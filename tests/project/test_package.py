@@ -42,7 +42,8 @@ def built(tmp_path_factory):
 def test_the_sdist_has_all_that_a_checkout_needs(built):
     with tarfile.open(built[0]) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    for name in ("LICENSE", "CHANGELOG.md", "registry.yaml", "docs/use/getting-started.md", "mkdocs.yml", "setup.py"):
+    rules = "registry.yaml", "errata.yaml"
+    for name in (*rules, "LICENSE", "CHANGELOG.md", "docs/use/getting-started.md", "mkdocs.yml", "setup.py"):
         assert name in names
     kept = subprocess.run(["git", "ls-files", "convdispatch", "plugins", "examples", "docs"], cwd=ROOT, text=True,
                           capture_output=True, check=True).stdout.split()  # fmt: skip

@@ -232,11 +232,9 @@ def test_a_registry_s_glob_does_not_mean_derived_ones(narrow, device, tmp_path, 
     convdispatch.selection.plugins.registry._read.cache_clear()
     found = convdispatch.explain(problem, device)
     assert found.chosen == "narrow.forward+rotated"
-    file.write_text(
-        "version: 1\nrules:\n  - prefer: ['narrow.*+*', 'im2col']\n"
-        "errata:\n  - {solver: narrow.forward, when: {direction: fwd}, reason: wrong}\n"
-    )
-    convdispatch.selection.plugins.registry._read.cache_clear()
+    errata = tmp_path / "errata.yaml"
+    errata.write_text("errata:\n  - {solver: narrow.forward, when: {direction: fwd}, reason: wrong}\n")
+    monkeypatch.setenv("CONVDISPATCH_ERRATA", str(errata))
     assert convdispatch.explain(problem, device).chosen != "narrow.forward+rotated"
 
 

@@ -1,4 +1,4 @@
-"""Selection: order of precedence, fallback and quarantine, errata, policies, the generic epilogue, frozen()."""
+"""Selection: order of precedence, fallback and quarantine, policies, the generic epilogue, frozen()."""
 
 from __future__ import annotations
 
@@ -188,18 +188,6 @@ def test_a_solver_whose_rejects_raises_is_set_aside(solvers):
     with pytest.warns(cd.ConvDispatchWarning, match=r"its rejects\(\) raised ZeroDivisionError"):
         verdicts = {v.solver: v for v in cd.explain(PROBLEM.replace(mb=13)).verdicts}
     assert verdicts["test.raises"].status == "quarantined"
-
-
-def test_errata_keep_a_solver_away(solvers):
-    reread(
-        solvers,
-        "rules:\n  - prefer: [test.direct]\nerrata:\n  - solver: test.*\n    when: {kh: 3}\n    reason: wrong\n",
-    )
-    explanation = cd.explain(PROBLEM)
-    assert explanation.chosen.startswith("im2col")
-    reason = next(v.reason for v in explanation.verdicts if v.solver == "test.direct")
-    assert reason.startswith("wrong (erratum, ")
-    assert cd.explain(PROBLEM.replace(kh=2)).chosen == "test.direct"
 
 
 def test_deterministic_leaves_out_what_is_not(solvers):

@@ -79,15 +79,6 @@ def test_first_match_wins_and_says_its_line():
     assert rules.preference(VGG.replace(kh=1, kw=1), CPU) == (("second", "third"), "here.yaml:5")
 
 
-def test_errata_match_solver_device_geometry_and_driver():
-    rules = parse(
-        "errata:\n  - solver: winograd.*\n    when: {vendor: nvidia, kh: 3, driver: '<590'}\n    reason: wrong edges\n"
-    )
-    assert rules.erratum("winograd.f4x3", VGG, H200) == "wrong edges (erratum, registry.yaml:2)"
-    assert rules.erratum("fft", VGG, H200) is None
-    assert rules.erratum("winograd.f4x3", VGG, CPU) is None
-
-
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
@@ -100,7 +91,6 @@ def test_errata_match_solver_device_geometry_and_driver():
         ("rules:\n\n  - when: {ic: '>=many'}\n    prefer: [a]\n", 3, "must compare with a whole number"),
         ("rules: [\n", 2, ""),
         ("rules:\n  - when: {kh: {a: 1}}\n    prefer: [a]\n", 2, "kh takes a value, a list of values or a comparison"),
-        ("errata:\n  - solver: a\n", 2, "an erratum needs reason"),
         ("block: fast\n", 1, "block must be a list"),
         ("rules: []\nrules: []\n", 2, "'rules' stands twice"),
         ("include: mine\n", 1, "include takes packaged and nothing else"),
@@ -167,16 +157,12 @@ def test_doctor_says_that_a_file_replaces_the_packaged_rules(own):
 
 
 def test_globs_that_mean_nothing_are_said_with_their_line(own):
-    own(
-        "rules:\n  - prefer: [winogrd.*, im2col, im2col+*]\n"
-        "errata:\n  - {solver: nvidia.nothing, when: {kh: 3}, reason: slow}\n"
-    )
+    own("rules:\n  - prefer: [winogrd.*, im2col, im2col+*]\n")
     with pytest.warns(ConvDispatchWarning) as said:
         loader.reload()
     words = [str(one.message) for one in said]
-    assert len(words) == 2
+    assert len(words) == 1
     assert "own.yaml:2: 'winogrd.*' names no loaded solver" in words[0]
-    assert "own.yaml:4: 'nvidia.nothing' names no loaded solver" in words[1]
 
 
 ENGINE = """

@@ -15,6 +15,7 @@ the same checks. A new check goes to ``checks``, a new case to the lists of ``le
 - ``packing``: the check that equal pack keys mean equal bytes.
 - ``data``: operands, the float64 result, and the error allowed.
 - ``memory``: operands, output and workspace between guard zones.
+- ``errata``: tries errata again.
 - ``outcome``: what became of a case, and the report as JSON.
 - ``grouping``: outcomes grouped for people.
 - ``page``: a report as one HTML page.

@@ -13,6 +13,7 @@ from ...api.fault_text import words
 from ...api.solver import Solver
 from ...device import runtime
 from ...selection import derivation
+from ...selection.choice import set_aside
 from ...selection.plugins.answer_trial import Hang
 from ...selection.plugins.loader import Loaded, plugins
 from ...selection.visible_problem import visible_problem
@@ -46,7 +47,8 @@ def find_plugin(name: str) -> Loaded:
 class Kit:
     """One plugin on one device. ``derived`` asks the solvers that dispatch derives from the plugin's as well.
 
-    ``first``: so many cases that a solver computes of each direction get the long checks, marked or not.
+    ``first``: so many cases that a solver computes of each direction get the long checks, marked or not. ``retried``:
+    where an erratum stands that is passed over.
     """
 
     def __init__(
@@ -57,8 +59,13 @@ class Kit:
         derived: bool = False,
         *,
         first: int = FIRST,
+        retried: str | None = None,
     ) -> None:
         import pyopencl as cl
+
+        self._retried = retried
+        if retried is not None:
+            set_aside.retry(retried)
 
         self.plugin = find_plugin(plugin)
         own = {name: plugins().solvers[name] for name in self.plugin.solvers}
@@ -131,6 +138,14 @@ class Kit:
         outcome.workspace = examination.size
         if case.level == "accuracy":
             self._accuracy(solver, seen, offered, outcome, examination)
+            return
+        if case.level == "erratum":
+            for each in offered:
+                outcome.config = dict(each)
+                Examination(solver, seen, each, statements(solver, seen, self.info, each), self.queue).run(False)
+            absent = self._retried is not None and set_aside.has_not_come_up(self._retried)
+            outcome.status = "refused" if absent else "passed"
+            outcome.reason = "none of the kernels that it names came up here" if absent else ""
             return
         key = solver.name, seen.direction
         try:

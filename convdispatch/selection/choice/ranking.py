@@ -26,7 +26,6 @@ from ...api.solver import Solver
 from ..defensive_copy import banned
 from ..derivation import Derived, derived, may_beat
 from ..plugins.loader import plugins
-from ..plugins.registry import registry
 from ..records.perfdb import perfdb, scope_of
 from ..solver_query import Fault, predicted, query
 from . import lockfile
@@ -34,7 +33,7 @@ from .evidence import Evidence, error_reason, from_neighbours, measured
 from .neighbours import MARGIN, Offer, neighbours
 from .preference import Preferred, preferred
 from .record_coverage import Prediction, ahead
-from .set_aside import needs_too_much, quarantined
+from .set_aside import erratum, needs_too_much, quarantined
 
 
 @dataclass(frozen=True)
@@ -212,9 +211,9 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
 
 def set_aside_here(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> tuple[str, str] | None:
     """Return why a solver must not run here although it may accept, as (status, reason), or None."""
-    reason = registry().erratum(solver.name, problem, device)
+    reason = erratum(solver.name, problem, device)
     if reason is None and isinstance(solver, Derived):
-        reason = registry().erratum(solver.root.name, solver.innermost(problem), device)
+        reason = erratum(solver.root.name, solver.innermost(problem), device)
     if reason:
         return "refused", reason
     failed = quarantined(problem, device, solver.name)

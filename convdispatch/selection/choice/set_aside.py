@@ -1,20 +1,31 @@
 """Solvers that are set aside for a problem on a device, and which of them only lacked memory, and how much.
 
+Errata of files name solvers, or kernels of libraries, that compute wrongly; what this machine saw fail, in this process
+or an earlier one, holds for that problem alone and as long as the plugin and the driver are the same.
+
 A workspace that does not fit beside what a call reads and writes is one solver's fault, and the next one runs. Where
 nobody is left the caller hears which solver needs least, and those who lacked memory as they ran may try again.
 """
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Callable, Iterator
+
 from ...api.device import DeviceInfo
 from ...api.errors import MemoryLimit, NoSolver, PluginError
 from ...api.problem import ConvProblem
 from ...api.solver import Solver
 from ...device.size_limits import size_text, workspace_room
-from ..plugins import faults, verdicts
+from ..plugins import errata, faults, verdicts
+from ..plugins.errata import Erratum
 from ..plugins.loader import plugins
-from ..solver_query import query
+from ..solver_query import query, serves
 
+_retried: set[str] = set()
+"""Where the errata stand that are passed over in this process because it tries them again."""
+_met: set[str] = set()
+"""Those of ``_retried`` that would have set a kernel aside."""
 _quarantined: dict[tuple[ConvProblem, DeviceInfo, str], str] = {}
 _requested: dict[tuple[ConvProblem, DeviceInfo], dict[str, int]] = {}
 """For each problem and device, and each solver, the bytes of workspace that did not fit in the device's memory."""
@@ -26,6 +37,72 @@ later."""
 def set_aside(problem: ConvProblem, device: DeviceInfo, solver: str, reason: str) -> None:
     """Refuse a solver for this problem and device from now on, in this process."""
     _quarantined[problem, device, solver] = reason
+
+
+def listed_errata() -> tuple[Erratum, ...]:
+    """The errata of all files. Raises InvalidPolicy."""
+    return errata.listed(plugins().errata.values())
+
+
+def errata_of(solver: str, problem: ConvProblem, device: DeviceInfo | None) -> Iterator[Erratum]:
+    """The errata of files that hold for a solver and a problem on a device; None is a library's on any device."""
+    for one in listed_errata():
+        if one.names(solver) and one.has(problem) and one.misses(device, version_of(solver)) is None:
+            yield one
+
+
+def seen_errata(device: DeviceInfo) -> list[Erratum]:
+    """What this machine saw solvers of plugins that have not changed since do on a device: an erratum for a problem."""
+    return [
+        Erratum(solver, what, "seen earlier on this machine", problems=(problem,))
+        for problem, solver, version, what in verdicts.seen(device)
+        if version == plugins().fingerprint(solver)
+    ]
+
+
+def not_here(erratum: Erratum, device: DeviceInfo) -> str | None:
+    """Why an erratum does not hold on a device: of its solver, of the device, or of a version; None if it holds."""
+    root = erratum.solver.partition("+")[0]
+    names = [name for name in plugins().solvers if fnmatch.fnmatchcase(name, root)]
+    if not names:
+        return f"no solver named {erratum.solver} is loaded"
+    if not any(serves(plugins().solvers[name], device) for name in names):
+        return f"{erratum.solver} does not run there"
+    return erratum.misses(device, version_of(names[0]))
+
+
+def version_of(solver: str) -> Callable[[str], str]:
+    """A function that returns the version of the solver's ``plugin`` or ``library``."""
+    return lambda what: plugins().version(solver) if what == "plugin" else plugins().library_version(solver)
+
+
+def erratum(solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
+    """Why a solver must not run here, or None."""
+    entries = (one for one in errata_of(solver, problem, device) if not one.kernel and one.where not in _retried)
+    return next(map(str, entries), None)
+
+
+def kernel_erratum(solver: str, problem: ConvProblem, kernel: str, remedy: str = "") -> str | None:
+    """Why a kernel of the solver's library must not compute a problem, or None; for plugins whose library has several.
+
+    With ``remedy``: why the solver must do so before it runs the kernel, as an entry that names this remedy says.
+    """
+    for one in errata_of(solver, problem, None):
+        if one.remedy == remedy and any(fnmatch.fnmatchcase(kernel, glob) for glob in one.kernel):
+            if one.where not in _retried:
+                return str(one)
+            _met.add(one.where)
+    return None
+
+
+def retry(where: str) -> None:
+    """Pass over an entry in this process, to see whether it still holds."""
+    _retried.add(where)
+
+
+def has_not_come_up(where: str) -> bool:
+    """Whether an entry that is passed over names kernels of a library of which this process met none."""
+    return where not in _met and any(one.kernel for one in listed_errata() if one.where == where)
 
 
 def quarantined(problem: ConvProblem, device: DeviceInfo, solver: str) -> str | None:

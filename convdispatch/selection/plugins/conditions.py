@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import fnmatch
+import functools
 import operator
 import re
 from collections.abc import Callable
@@ -26,8 +28,10 @@ _CHOICES = {
     "math": MATHS,
     "type": ("cpu", "gpu", "accelerator"),
 }
-KEYS = _KINDS.keys() | _DEVICE
-"""The keys that a rule's ``when`` may test: every size and word of a problem, and some properties of a device."""
+_GEOMETRY = "geometry"
+"""The key whose value compares sums and products of a problem's sizes, such as ``"ih < (kh - 1) * dh + 1"``."""
+KEYS = _KINDS.keys() | _DEVICE | {_GEOMETRY}
+"""The keys that a ``when`` may test: a problem's sizes, words and geometry, and some properties of a device."""
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(.+)")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -49,8 +53,16 @@ class Condition:
 
     def matches(self, problem: ConvProblem, device: DeviceInfo) -> bool:
         """Whether the problem's or the device's value satisfies one alternative."""
-        value = getattr(device if self.key in _DEVICE else problem, self.key)
+        if self.key == _GEOMETRY:
+            sizes = {name: getattr(problem, name) for name in _NUMBERS}
+            return any(eval(_compiled(text), {"__builtins__": {}}, sizes) for text in self.alternatives)
+        value = getattr(device if self.is_of_device else problem, self.key)
         return any(_satisfies(value, wanted) for wanted in self.alternatives)
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether the condition is about the device, not about the problem."""
+        return self.key in _DEVICE
 
     def __str__(self) -> str:
         return f"{self.key} {' or '.join(map(str, self.alternatives))}"
@@ -60,6 +72,12 @@ def mistake(key: str, value: Any) -> str | None:
     """Return as text why ``key`` can never have ``value``; None if it can."""
     text = isinstance(value, str)
     comparison = _COMPARISON.fullmatch(value) if text else None
+    if key == _GEOMETRY:
+        try:
+            _compiled(value if text else "")
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return f"{key} compares sums and products of sizes, such as 'ih < (kh - 1) * dh + 1', got {value!r}"
+        return None
     if key in _NUMBERS:
         if comparison and not _WHOLE.fullmatch(comparison[2].strip()):
             return f"{key}: {value!r} must compare with a whole number"
@@ -78,15 +96,35 @@ def mistake(key: str, value: Any) -> str | None:
     return None
 
 
+_FORMS = (
+    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.Compare, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Name, ast.Load, ast.Constant),
+)
+"""The forms of Python's grammar that a comparison of sizes is made of: none calls, indexes, divides or raises."""
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(text: str) -> Any:
+    """A comparison of a problem's sizes, compiled. Raises SyntaxError or ValueError for any other text."""
+    tree = ast.parse(text.strip(), mode="eval")
+    if not isinstance(tree.body, ast.Compare | ast.BoolOp):
+        raise ValueError("no comparison")
+    for node in ast.walk(tree):
+        named = isinstance(node, ast.Name) and node.id not in _NUMBERS
+        if not isinstance(node, _FORMS) or named or (isinstance(node, ast.Constant) and type(node.value) is not int):
+            raise ValueError("no sum or product of sizes")
+    return compile(tree, "geometry", "eval")
+
+
 def _satisfies(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, str):
         comparison = _COMPARISON.fullmatch(wanted)
         if comparison:
-            return _OPERATORS[comparison[1]](_ordered(value), _ordered(comparison[2]))
+            return _OPERATORS[comparison[1]](ordered(value), ordered(comparison[2]))
         return fnmatch.fnmatchcase(str(value), wanted)
     return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
 
 
-def _ordered(value: Any) -> tuple[int, ...]:
+def ordered(value: Any) -> tuple[int, ...]:
     """A number or a driver's version as something that compares: ``"580.159"`` is (580, 159)."""
     return (value,) if isinstance(value, int) else tuple(int(part[:18]) for part in re.findall(r"[0-9]+", str(value)))

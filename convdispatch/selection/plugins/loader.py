@@ -32,10 +32,14 @@ from ...api.fault_text import words
 from ...api.solver import Solver
 from ...device.background import Threads
 from ...device.startup_profile import phase
+<<<<<<< HEAD
 from ..vendors.discovery import content_of, name_of, vendor_files
 from . import forks, verdicts
+=======
+from . import errata, forks, verdicts
+>>>>>>> main
 from .contract import LoadedAs, register, solvers_of, traits_of
-from .registry import FILE_NAME, Registry, parse, read_text, registry
+from .registry import FILE_NAME, Registry, parse, read_text, registry, unmatched
 
 LAYER_GROUP = "convdispatch.layers"
 
@@ -64,6 +68,8 @@ class Plugins:
     """The name of each solver's plugin, by the solver's name."""
     rules: dict[str, Registry] = field(default_factory=dict)
     """The rules that a plugin ships as ``registry.yaml``, by the plugin's name."""
+    errata: dict[str, tuple[errata.Erratum, ...]] = field(default_factory=dict)
+    """The errata that a plugin ships as ``errata.yaml``, by the plugin's name."""
     loaded_as: dict[int, LoadedAs] = field(default_factory=dict)
     """A solver's name and attributes as they were when it was loaded, by the solver's ``id``."""
     banned: dict[str, str] = field(default_factory=dict)
@@ -81,15 +87,30 @@ class Plugins:
 
     def unavailable(self, plugin: str) -> str | None:
         """What a plugin says that it lacks on this machine, by ``unavailable()`` of its module; None where nothing."""
-        ask = getattr(self.manager.get_plugin(plugin), "unavailable", None)
+        try:
+            return self._said(plugin, "unavailable")
+        except ValueError as error:
+            return str(error)
+
+    def library_version(self, solver: str) -> str:
+        """The version of the library that a solver calls, by ``library_version()`` of its plugin's module; empty where
+        none is known."""
+        try:
+            return self._said(self.provider(solver), "library_version") or ""
+        except ValueError:
+            return ""
+
+    def _said(self, plugin: str, function: str) -> str | None:
+        """What a function of a plugin's module returns. Raises ValueError where that is no text, or raises itself."""
+        ask = getattr(self.manager.get_plugin(plugin), function, None)
         try:
             said = ask() if callable(ask) else None
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return f"its unavailable() raised {words(error)}"
+            raise ValueError(f"its {function}() raised {words(error)}") from None
         if said is not None and not isinstance(said, str):
-            return f"its unavailable() answered a {type(said).__name__}, where a text or None was expected"
+            raise ValueError(f"its {function}() answered a {type(said).__name__}, where a text or None was expected")
         return said or None
 
     def fingerprint(self, solver: str) -> str:
@@ -141,7 +162,9 @@ def plugins() -> Plugins:
             warnings.warn(f"plugin {entry.name} was set aside: {entry.reason}", ConvDispatchWarning, stacklevel=2)
     # An invalid registry raises its error where a problem is dispatched, not here.
     with contextlib.suppress(InvalidPolicy):
-        for sentence in registry().unmatched(loaded.solvers):
+        own = errata.own_file()
+        entries = [(one.solver, one.where) for one in (errata.read(str(own)) if own else ())]
+        for sentence in [*registry().unmatched(loaded.solvers), *unmatched(entries, loaded.solvers)]:
             warnings.warn(sentence, ConvDispatchWarning, stacklevel=2)
     return loaded
 
@@ -337,15 +360,21 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
         loaded.plugin_of[solver.name] = found.name
         loaded.loaded_as[id(solver)] = LoadedAs(found.name, solver.name, traits_of(solver), found.own)
     names = tuple(solver.name for solver in solvers)
+<<<<<<< HEAD
     note = _take_rules(loaded, found.name, module, names)
     stated = module.__version__ if found.native else found.version
     return Loaded(found.name, found.source, "loaded", note, version=stated, solvers=names)
+=======
+    notes = _take_rules(loaded, found.name, module, names), _take_errata(loaded, found.name, module)
+    note = "; ".join(filter(None, notes))
+    return Loaded(found.name, found.source, "loaded", note, version=found.version, solvers=names)
+>>>>>>> main
 
 
 def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...]) -> str:
     """Keep the rules that a plugin's package ships; what is wrong with them in words, which costs only the rules."""
-    file = next((Path(folder) / FILE_NAME for folder in getattr(module, "__path__", ())), None)
-    if file is None or not file.is_file():
+    file = _shipped(module, FILE_NAME)
+    if file is None:
         return ""
     try:
         rules = parse(read_text(file), str(file), frozenset({"version", "rules"}))
@@ -357,6 +386,24 @@ def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...
     if note:
         warnings.warn(f"plugin {name}: {note}", ConvDispatchWarning, stacklevel=4)
     return note
+
+
+def _take_errata(loaded: Plugins, name: str, module: Any) -> str:
+    """Keep the errata that a plugin's package ships; return as text what is wrong with them, which costs only these."""
+    file = _shipped(module, errata.FILE_NAME)
+    try:
+        loaded.errata[name] = errata.read(str(file)) if file else ()
+    except InvalidPolicy as error:
+        note = f"its errata are passed over: {error}"
+        warnings.warn(f"plugin {name}: {note}", ConvDispatchWarning, stacklevel=4)
+        return note
+    return ""
+
+
+def _shipped(module: Any, name: str) -> Path | None:
+    """A file of a plugin's package, if it has one of that name."""
+    files = (Path(folder) / name for folder in getattr(module, "__path__", ()))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _load_layers(loaded: Plugins) -> None:

@@ -1,4 +1,4 @@
-"""registry.yaml to rules: which solvers are preferred where, which plugins are blocked, what must not run.
+"""registry.yaml to rules: which solvers are preferred where, and which plugins are blocked.
 
 Looked up in ``$CONVDISPATCH_REGISTRY``, then the user's configuration folder, then the packaged file. The first of them
 replaces the others, unless it says ``include: packaged``. An unknown key or a value that can match nothing is an
@@ -34,7 +34,7 @@ MOST_ENTRIES = 100_000
 """The most entries of a registry file, after YAML aliases are expanded."""
 _LONGEST = 200
 """The most characters of a value in a rule's condition."""
-KEYS_OF_A_FILE = frozenset({"version", "include", "families", "rules", "block", "errata"})
+KEYS_OF_A_FILE = frozenset({"version", "include", "families", "rules", "block"})
 
 
 @dataclass(frozen=True)
@@ -59,24 +59,12 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Erratum:
-    """A solver (name or glob) that must not run where all conditions match, and why."""
-
-    solver: str
-    when: tuple[Condition, ...]
-    reason: str
-    where: str
-    """The file and line where the entry was read, such as ``registry.yaml:12``."""
-
-
-@dataclass(frozen=True)
 class Registry:
     """The rules of one registry file, followed by those of the file that it includes."""
 
     source: str
     rules: tuple[Rule, ...] = ()
     block: frozenset[str] = frozenset()
-    errata: tuple[Erratum, ...] = ()
     own: int | None = None
     """The number of rules that come from the file itself, before the packaged ones; None if it replaces the packaged
     ones."""
@@ -84,25 +72,18 @@ class Registry:
     """The solvers or globs that the file itself names, each with file and line."""
 
     def over(self, packaged: Registry) -> Registry:
-        """This file's rules before the packaged ones; what either blocks or forbids is blocked and forbidden."""
+        """This file's rules before the packaged ones; what either blocks is blocked."""
         return Registry(
             self.source,
             self.rules + packaged.rules,
             self.block | packaged.block,
-            self.errata + packaged.errata,
             own=len(self.rules),
             named=self.named,
         )
 
     def unmatched(self, solvers: Iterable[str]) -> list[str]:
         """A sentence for each name or glob of the file itself that means none of ``solvers``."""
-        names = list(solvers)
-        return [
-            f"{where}: {glob!r} names no loaded solver (convdispatch info lists them)"
-            for glob, where in self.named
-            # Derived solvers (``solver+rewriting``) are not loaded, so the part before the ``+`` is compared.
-            if not fnmatch.filter(names, glob.partition("+")[0])
-        ]
+        return unmatched(self.named, solvers)
 
     def preference(self, problem: ConvProblem, device: DeviceInfo) -> tuple[tuple[str, ...], str | None]:
         """Return the first matching rule's solvers (names, globs or families), and the rule's file and line."""
@@ -113,12 +94,16 @@ class Registry:
         """The first rule that matches."""
         return next((rule for rule in self.rules if rule.matches(problem, device)), None)
 
-    def erratum(self, solver: str, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Why ``solver`` must not run here, or None."""
-        for erratum in self.errata:
-            if fnmatch.fnmatchcase(solver, erratum.solver) and all(c.matches(problem, device) for c in erratum.when):
-                return f"{erratum.reason} (erratum, {erratum.where})"
-        return None
+
+def unmatched(named: Iterable[tuple[str, str]], solvers: Iterable[str]) -> list[str]:
+    """A sentence for each name or glob, with its file and line, that means none of ``solvers``."""
+    names = list(solvers)
+    return [
+        f"{where}: {glob!r} names no loaded solver (convdispatch info lists them)"
+        for glob, where in named
+        # Derived solvers (``solver+rewriting``) are not loaded, so the part before the ``+`` is compared.
+        if not fnmatch.filter(names, glob.partition("+")[0])
+    ]
 
 
 _HOMES = ("XDG_CONFIG_HOME", "HOME", "APPDATA", "LOCALAPPDATA", "USERPROFILE")
@@ -128,24 +113,29 @@ def registry_path() -> Path | None:
     """The file in force: ``$CONVDISPATCH_REGISTRY``, the user's, or the packaged one."""
     if chosen := settings.REGISTRY.value():
         return Path(chosen)
-    own = _own_path(*(os.environ.get(name) for name in _HOMES))
+    own = own_path(FILE_NAME)
     return own if own.is_file() else packaged_path()
 
 
+def own_path(name: str) -> Path:
+    """The place of a file of rules in the user's configuration folder."""
+    return _own_path(name, *(os.environ.get(home) for home in _HOMES))
+
+
 @functools.lru_cache(maxsize=8)
-def _own_path(*homes: str | None) -> Path:
+def _own_path(name: str, *homes: str | None) -> Path:
     """The user's file, where these variables, of which the folder's place follows, have these values."""
-    return Path(platformdirs.user_config_dir("convdispatch")) / FILE_NAME
+    return Path(platformdirs.user_config_dir("convdispatch")) / name
 
 
 @functools.cache
-def packaged_path() -> Path | None:
-    """The packaged file: the checkout's or the installed one."""
+def packaged_path(name: str = FILE_NAME) -> Path | None:
+    """A packaged file: the checkout's or the installed one."""
     beside = Path(__file__).resolve().parents[3]
     for candidate in (
-        beside / FILE_NAME,  # In a checkout the registry is at the root, because editable installs skip data files.
-        Path(sys.prefix) / "etc" / "convdispatch" / FILE_NAME,
-        beside / "etc" / "convdispatch" / FILE_NAME,  # This is the folder that ``pip install --target`` writes.
+        beside / name,  # In a checkout the file is at the root, because editable installs skip data files.
+        Path(sys.prefix) / "etc" / "convdispatch" / name,
+        beside / "etc" / "convdispatch" / name,  # This is the folder that ``pip install --target`` writes.
     ):
         if candidate.is_file():
             return candidate
@@ -165,11 +155,11 @@ def _read(path: str | None, packaged: str | None) -> Registry:
 
 
 def read_text(path: str | Path) -> str:
-    """A registry file's text. Raises InvalidPolicy, which names the line of what is no UTF-8."""
+    """The text of a file of rules or errata. Raises InvalidPolicy, which names the line of what is no UTF-8."""
     try:
         data = plainfile.read_bytes(path, MOST_BYTES)
     except (OSError, ValueError) as error:  # A path that contains a NUL character raises ValueError.
-        raise InvalidPolicy(f"the registry {path} cannot be read: {getattr(error, 'strerror', error)}") from error
+        raise InvalidPolicy(f"the file {path} cannot be read: {getattr(error, 'strerror', error)}") from error
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -188,6 +178,12 @@ def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -
 
     Raises InvalidPolicy naming ``source`` and the line.
     """
+    root = compose(text, source)
+    return Registry(source) if root is None else Parser(source).registry(root, keys)
+
+
+def compose(text: str, source: str) -> yaml.Node | None:
+    """The nodes of a YAML text; None of an empty one. Raises InvalidPolicy naming ``source`` and the line."""
     try:
         root = yaml.compose(text, Loader=_Shallow)
     except yaml.MarkedYAMLError as error:
@@ -201,9 +197,7 @@ def parse(text: str, source: str = FILE_NAME, keys: Set[str] = KEYS_OF_A_FILE) -
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # An escape sequence that is no character, for instance, raises ValueError.
         raise InvalidPolicy(f"{source}:1: not YAML: {error}") from error
-    if root is None:
-        return Registry(source)
-    return _Parser(source).registry(root, keys)
+    return root
 
 
 class _Shallow(yaml.SafeLoader):
@@ -225,7 +219,7 @@ class _Shallow(yaml.SafeLoader):
         )
 
 
-class _Parser:
+class Parser:
     """Walks YAML nodes, which know their lines."""
 
     def __init__(self, source: str) -> None:
@@ -264,7 +258,7 @@ class _Parser:
         """Aliases make a list of lists of a few letters; its form allows no more than so many words in all."""
         self.entries += len(node.value)
         if self.entries > MOST_ENTRIES:
-            raise self.fail(node, f"the registry comes to more than {MOST_ENTRIES} entries")
+            raise self.fail(node, f"the file comes to more than {MOST_ENTRIES} entries")
 
     def texts(self, node: yaml.Node | None, what: str) -> tuple[str, ...]:
         for item in self.sequence(node, what):
@@ -279,24 +273,25 @@ class _Parser:
 
     def registry(self, root: yaml.Node, keys: Set[str]) -> Registry:
         items = self.mapping(root, "the registry", keys)
-        version = items.get("version")
-        if version is not None and self.word(version, "version") != "1":
-            raise self.fail(version, f"version must be 1, got {version.value}")
+        self.must_be_version_1(items.get("version"))
         include = items.get("include")
         if include is not None and include.value != "packaged":
             raise self.fail(include, "include takes packaged and nothing else")
         families = self.families(items.get("families"))
         rules = tuple(self.rule(node, families) for node in self.sequence(items.get("rules"), "rules"))
-        errata = tuple(self.erratum(node) for node in self.sequence(items.get("errata"), "errata"))
         named = [(glob, rule.where) for rule in rules for name in rule.prefer for glob in rule.globs(name)]
         return Registry(
             self.source,
             rules,
             frozenset(self.texts(items.get("block"), "block")),
-            errata,
             own=None if include is None else len(rules),
-            named=(*named, *((erratum.solver, erratum.where) for erratum in errata)),
+            named=tuple(named),
         )
+
+    def must_be_version_1(self, node: yaml.Node | None) -> None:
+        """Raise InvalidPolicy for a file of another version."""
+        if node is not None and self.word(node, "version") != "1":
+            raise self.fail(node, f"version must be 1, got {node.value}")
 
     def families(self, node: yaml.Node | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Lists of solvers or globs, each under a name by which rules of this file mean all of them."""
@@ -313,14 +308,6 @@ class _Parser:
             raise self.fail(node, "a rule needs prefer: a list of solvers, globs or families")
         when, prefer = self.when(items.get("when")), self.texts(items["prefer"], "prefer")
         return Rule(when, prefer, self.where(node), families)
-
-    def erratum(self, node: yaml.Node) -> Erratum:
-        items = self.mapping(node, "an erratum", {"solver", "when", "reason"})
-        for key in ("solver", "reason"):
-            if key not in items:
-                raise self.fail(node, f"an erratum needs {key}")
-        solver, reason = self.word(items["solver"], "solver"), self.word(items["reason"], "reason")
-        return Erratum(solver, self.when(items.get("when")), reason, self.where(node))
 
     def when(self, node: yaml.Node | None) -> tuple[Condition, ...]:
         if node is None:

@@ -257,6 +257,14 @@ def against(problem: ConvProblem, device: DeviceInfo, solver: str, version: str)
     return f"{found.get('what')}, seen earlier on this machine (convdispatch find --again tries it anew)"
 
 
+def seen(device: DeviceInfo) -> Iterator[tuple[ConvProblem, str, str, str]]:
+    """Problem, solver, plugin's version and what was seen, of each solver that failed on a device with its driver."""
+    for place, held in _held()["solvers"].items():
+        problem, solver = ConvProblem.parse(held["asked"]), place.rpartition(" ")[2]
+        if place == _place(problem, device, solver):
+            yield problem, solver, str(held.get("version")), str(held.get("what"))
+
+
 def _place(problem: ConvProblem, device: DeviceInfo, solver: str) -> str:
     return f"{problem} {device_key(device)} {device.driver} {solver}"
 

@@ -131,6 +131,10 @@ def _show(report: Any) -> None:
     console.print(f"registry: {report.registry or 'none'} {report.registry_problem or ''}")
     if report.registry_note:
         console.print(f"  {report.registry_note}")
+    for erratum in report.errata:
+        console.print(f"erratum: {erratum['solver']}: {erratum['reason']}; {erratum['state']}", markup=False)
+    if report.errata_problem:
+        console.print(f"errata: {report.errata_problem}", markup=False)
     console.print(f"native call path for PyTorch on CUDA: {report.native}")
     console.print(f"memory for programs, plans, calls and forms: {report.cache_limit}")
     console.print(f"default device: {report.default_device or report.default_problem}")

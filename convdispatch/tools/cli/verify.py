@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..problems import read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .interrupts import interrupted
+from .kernel import Chosen, compile_for
 from .options import DEVICE, OUTPUT, command_line, stderr, stdout
 from .output import echo, shown
 
@@ -45,11 +47,24 @@ from .output import echo, shown
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write the report there.")
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
+@click.option("--compile-only", metavar="TARGET,...", help="Run nothing: compile for these (see `targets`).")
+@click.option(
+    "--errata", is_flag=True, help="Try each erratum again, of whatever plugin. Exit status 1 if one is over."
+)
 @click.option("--list", "listing", is_flag=True, help="List the level's cases and run none.")
 @click.option("--verbose", "-v", is_flag=True, help="Print every outcome.")
 @CLUSTER
 @DEVICE
-def verify(plugins: tuple[str, ...], level: str, render: Path | None, listing: bool, **options: Any) -> None:
+@click.pass_context
+def verify(
+    context: click.Context,
+    plugins: tuple[str, ...],
+    level: str,
+    render: Path | None,
+    listing: bool,
+    compile_only: str | None,
+    **options: Any,
+) -> None:
     """Verify each PLUGIN: its solvers refuse every case in words or compute it right. Exit status 1 if not.
 
     Core is the forward convolution in 2-D, training adds the gradients, full the ranks, layouts, dtypes, epilogues.
@@ -68,8 +83,15 @@ def verify(plugins: tuple[str, ...], level: str, render: Path | None, listing: b
             echo(line)
         echo(f"version {VERSION}, {digest()}")
         return
+    if options.pop("errata"):
+        sys.exit(0 if _try_errata(options["device"], paths[0]) else 1)
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
+    if compile_only is not None:
+        names, pattern = compile_only.split(","), options["solver"] or "*"
+        problems = [entry.problem for entry in read_entries((), options["files"])] if options["files"] else None
+        chosen = Chosen(names, lambda name, plugin: plugin in plugins and fnmatchcase(name, pattern), problems)
+        context.exit(compile_for(chosen, json_path=paths[0]))
     if cluster is not None and (options["first"] or within_s is not None):
         raise click.UsageError("--first and --within end a run on one machine; with --cluster, Ctrl-C does")
     if render is None and cluster is None:
@@ -207,6 +229,23 @@ def _show(report: Any) -> None:
         f"{report.plugin['name']} {report.plugin['version']} on {device}: {report.verdict()}; "
         f"{len(report.outcomes)} outcomes in {report.seconds:.0f} s, cases version {report.version} ({report.digest})"
     )
+
+
+def _try_errata(device: str | None, json_path: Path | None) -> bool:
+    """Show what became of each erratum that was tried again; whether none is over."""
+    import json
+
+    from ...measurement.conformance.errata import tries
+
+    trials = list(tries(device))
+    for one in trials:
+        echo(f"{one.state:8} {one.erratum.solver} {' '.join(one.erratum.kernel)}".rstrip() + f": {one.erratum}")
+        echo(f"         {one.reason}")
+    over = [one.erratum.where for one in trials if one.state == "over"]
+    echo(f"{len(trials)} errata, " + (f"{len(over)} over: {', '.join(over)}" if over else "none over"))
+    if json_path is not None:
+        json_path.write_text(json.dumps([one.to_json() for one in trials], indent=1) + "\n", encoding="utf-8")
+    return not over
 
 
 def _trust(plugin: str) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from convdispatch.api import ConvProblem
+from convdispatch.api.matrix import fitting, in_waves, many, part_counts
 
-from ..configured import fitting, in_waves, many, part_counts
 from ..instructions import LOCAL_LIMIT
 from ..pace import COPY
 from .tiling import DirectTile, DirectTiling

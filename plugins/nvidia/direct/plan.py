@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, define, kernel_text
+from convdispatch.api.matrix import MATRIX_TILES, Parts, parts_text, reduction_launch, written
 
-from .. import SHARED
 from ..instructions import Instructions
-from ..reduction import Parts, parts_text, reduction_launch, written
 from .tiling import DirectTile, DirectTiling
 
 
@@ -97,7 +96,11 @@ class DirectPlan(StepPlan):
         groups = ("copies", "mma", "parts") if tile.fixup else ("copies", "mma")
         instructions = Instructions("bf16" if tile.depth == 16 else "tf32", groups)
         text = tiling.problem.macros() + define(OUT_INDEX=tiling.out_index, PARTIAL=int(self._partial), PARTIAL_AT="0L")
-        text += kernel_text(SHARED, "finish.cl") + instructions.text(self._emulate) + kernel_text(SHARED, "sums.cl")
+        text += (
+            kernel_text(MATRIX_TILES, "finish.cl")
+            + instructions.text(self._emulate)
+            + kernel_text(MATRIX_TILES, "sums.cl")
+        )
         text += parts_text(tiling, tile.split, tile.frag_m) if tile.fixup else ""
         text += kernel_text(__package__, "split.cl.mako", depth=tile.depth)
         return text + product_text(tiling, self._emulate)

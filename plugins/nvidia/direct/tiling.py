@@ -28,17 +28,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from convdispatch.api import ConvProblem
+from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, first_fault, largest
 
-from ..configured import WarpTile, first_fault, largest
-from ..instructions import LOCAL_LIMIT
-from ..reduction import MAX_PARTS, STATE_BYTES
+from ..instructions import LOCAL_LIMIT, NvidiaTile
 
 FORMATS = {"tf32x3": 3, "bf16x3": 3, "tf32": 1}
 """Tensor core products per multiplication: a float32 is a sum of two TF32 or bfloat16 numbers, or one TF32."""
 
 
 @dataclass(frozen=True)
-class DirectTile(WarpTile):
+class DirectTile(NvidiaTile):
     """Shape of a work group's tile, and how the product is divided; see the head of ``product.cl.mako``."""
 
     bm: int

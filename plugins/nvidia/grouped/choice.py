@@ -14,9 +14,8 @@ from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem
 
-from ..configured import CLOCK
 from ..instructions import LOCAL_LIMIT
-from ..pace import COPY
+from ..pace import CLOCK, COPY
 from .tiling import GroupedSums, GroupedTile, GroupedTiling, SumsTile
 
 

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, define, kernel_text
+from convdispatch.api.matrix import MATRIX_TILES, Parts, reduction_launch, written
 
-from .. import SHARED
 from ..instructions import Instructions
-from ..reduction import Parts, reduction_launch, written
 from .tiling import GroupedSums, GroupedTile, GroupedTiling, SumsTile, reads_of
 
 
@@ -33,7 +32,7 @@ class GroupedPlan(StepPlan):
         text = tiling.problem.macros() + define(OUT_INDEX=tiling.out_index, PARTIAL=0, PARTIAL_AT="0L", OCTETS=0)
         text += _instructions(tiling.bfloat, emulate)
         number = SimpleNamespace(format=SimpleNamespace(bfloat=tiling.bfloat))
-        text += kernel_text(SHARED, "narrow.cl.mako", tiling=number) + kernel_text(SHARED, "finish.cl")
+        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=number) + kernel_text(MATRIX_TILES, "finish.cl")
         return text + kernel_text(__package__, "product.cl.mako", tiling=tiling, emulate=emulate, reads_of=reads_of)
 
 

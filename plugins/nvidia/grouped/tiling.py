@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convdispatch.api import ConvProblem, Geometry, Phase, geometry_of
-
-from ..configured import Configured
+from convdispatch.api.matrix import Configured
 
 SLAB = 32
 """Channels that are copied together, 64 bytes a pixel."""

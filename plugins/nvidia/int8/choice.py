@@ -12,9 +12,8 @@ import math
 
 from convdispatch.api import ConvProblem
 
-from ..configured import CLOCK
 from ..instructions import LOCAL_LIMIT
-from ..pace import COPY, read_share
+from ..pace import CLOCK, COPY, read_share
 from .tiling import Int8Tile, Int8Tiling, tiling_of
 
 MACS = {"mma": 1350.0, "wgmma": 2440.0, "tma": 2520.0, "halo": 2520.0}

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
 
-from ..configured import WarpTile
-from ..instructions import LOCAL_LIMIT, Instructions, Wgmma
+from ..instructions import LOCAL_LIMIT, Instructions, NvidiaTile, Wgmma
 from ..tma.maps import FARTHEST_CORNER, MAX_OFFSET, MAX_STEP, NEAREST_CORNER, Im2col, Map, Tiled
 
 REGISTERS = 65536
@@ -37,7 +36,7 @@ JOINED_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
-class Int8Tile(WarpTile):
+class Int8Tile(NvidiaTile):
     """A work group's tile: bm output pixels by bn channels, summed in slices of bk bytes."""
 
     bm: int

@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 
 from convdispatch.api import ConvProblem
+from convdispatch.api.matrix import FORMATS, fitting, formats, in_waves, many, part_counts, product_geometry, window
 
-from ..configured import CLOCK, fitting, in_waves, many, part_counts
-from ..formats import FORMATS, formats
-from ..geometry import product_geometry, window
 from ..instructions import LOCAL_LIMIT
-from ..pace import COPY, read_share
+from ..pace import CLOCK, COPY, read_share
 from .tiling import Tile, Tiling
 
 MACS = {"wgmma": 2530, "mma": 1340}

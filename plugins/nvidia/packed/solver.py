@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo
+from convdispatch.api.matrix import Layout, formats
 
-from ..formats import formats
 from ..probe import require
 from ..solving import TileSolver, group_limits, size_limits
 from .choice import choices, fits, seconds
-from .plan import Layout, NvidiaPlan
+from .plan import NvidiaPlan
 from .tiling import Tile, Tiling
 
 

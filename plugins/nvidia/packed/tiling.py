@@ -1,217 +1,27 @@
-"""A problem and a tile, and every number that the kernels' texts need of the two.
-
-Numbers follow one another in the order in which they depend on each other. What costs and limits need is arithmetic
-that also takes arrays: then ``tile`` stands for many tiles of one format, engine, window and stacking, whose other
-fields are arrays, and so are the numbers.
-"""
+"""A problem under a tile whose instruction is ``mma.sync`` or ``wgmma``."""
 
 from __future__ import annotations
 
-import functools
-import math
-import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from convdispatch.api import ConvProblem, TensorLayout
+from convdispatch.api.matrix import ProductTile, ProductTiling
 
-from ..configured import WarpTile, first_fault
-from ..formats import FORMATS
-from ..geometry import Phase, along, chunks, product_geometry, window
-from ..instructions import LOCAL_LIMIT, Instructions, Wgmma
-from ..scales import TOP
-
-PACKING_ITEMS = 2**16
-"""Work items that the packing of weights should have at least: several share the taps of a chunk to reach it."""
+from ..instructions import Instructions, NvidiaTile, Wgmma
 
 
 @dataclass(frozen=True)
-class Tile(WarpTile):
-    """Shape of a work group's tile, and how the product is divided; see the head of ``product.cl.mako``."""
-
-    bm: int
-    bn: int
-    wm: int
-    """Warps (``mma``) or groups of four warps (``wgmma``) along m."""
-    wn: int
-    format: str
-    """A key of ``formats.FORMATS``."""
-    engine: str = "mma"
-    """``mma``: mma.sync on registers; ``wgmma``: Hopper's products out of local memory."""
-    bk: int = 64
-    stages: int = 3
-    split: int = 1
-    window: bool = False
-    """Whether a work group caches a window of source pixels in local memory, from which it reads every tap."""
-    stacked: bool = False
-    """Whether the phases of a strided data gradient are computed as channels of one product."""
-    flush_every: int = 1
-    """With ``wgmma``, K-slices after which exact formats move sums to float32 registers; 0: after every 16 of k."""
-    compensated: bool = False
-    """In exact formats, whether the rounding error of a move to float32 registers is added to the next sums."""
+class Tile(NvidiaTile, ProductTile):
+    """A tile of the product; ``engine`` is ``mma`` (products of registers) or ``wgmma`` (Hopper's)."""
 
 
 @dataclass(unsafe_hash=True)
-class Source:
-    """A tensor that the product reads as planes of 16-bit channels: [image][pixel][plane][group][8 c8].
+class Tiling(ProductTiling):
+    """The numbers of a problem under a tile, and the PTX that its product calls."""
 
-    ``points``: transformed tiles instead, [group][pixel][plane][8 c8], where a group is a point of the tiles.
-    """
-
-    name: str
-    """Operand: x or y."""
-    images: int
-    groups: int
-    c: int
-    size: tuple[int, int, int]
-    planes: int
-    fold: bool = False
-    direct: bool = False
-    """Whether the tensor itself has this form, so that nothing is packed."""
-    points: bool = False
-
-    def __post_init__(self) -> None:
-        self.c8 = chunks(self.c)
-        # turn: chunks that neighbouring work items write side by side when NCHW is packed to NHWC.
-        self.turn = 8 if self.c8 > 4 else 4 if self.c8 > 2 else self.c8
-        self.pixels = math.prod(self.size)
-        # Strides in elements from plane to plane, pixel to pixel, group to group and image to image.
-        self.plane = self.c8 * 8 * (1 if self.points else self.groups)
-        self.pixel = self.planes * self.plane
-        self.group = self.pixels * self.pixel if self.points else self.c8 * 8
-        self.image = self.groups * self.group if self.points else self.pixels * self.pixel
-        self.axes = (self.size[1] * self.size[2] * self.pixel, self.size[2] * self.pixel, self.pixel)
-        self.bytes = 0 if self.direct else self.images * self.image * 2  # bytes of the packed tensor
-
-
-@dataclass(unsafe_hash=True)
-class Tiling:
-    """The numbers from which ``product.cl.mako`` and ``pack.cl.mako`` are rendered."""
-
-    problem: ConvProblem
     tile: Tile
 
-    unshift = 2 * TOP
-    """Sum of the exponents that scaling adds to both operands, which the epilogue subtracts."""
-    always_partial = False
-    """Whether sums go to the workspace even where nothing is split."""
-    maps_bytes = 0
-    """Bytes of tensor maps that the kernel writes for itself."""
     b_row_bytes = 0
     """Bytes of a row of B in local memory, where B is transposed and has other rows than A."""
-
-    def __post_init__(self) -> None:
-        self.format = FORMATS[self.tile.format]
-        self.geometry = product_geometry(self.problem, self.tile.stacked)
-        # data: whether output pixels are the rows and weights are packed (forward, data gradient).
-        self.data = self.problem.direction != "bwd_weights"
-        self._arrange()
-
-    def _arrange(self) -> None:
-        p, t, geo = self.problem, self.tile, self.geometry
-        data, nhwc, planes = self.data, p.layout == "nhwc", self.format.planes
-        phases, volume = geo.phases, geo.phases[0].volume
-        self.n_places = geo.images * phases[0].places
-        # --- Rows, columns and depth of the matrix product.
-        self.window = window(geo) if t.window else None
-        windowed = self.window is not None
-        self.n = geo.m if data else volume * geo.c8 * 8
-        rows = (self.window.places if windowed else geo.most_places) if data else geo.m
-        self.m_tiles, self.n_tiles = -(-rows // t.bm), -(-self.n // t.bn)
-        if not data:
-            self.slices: tuple[int, ...] = (-(-self.n_places // t.bk),)
-        elif t.window:
-            self.slices = (-(-geo.c // t.bk) * volume,)
-        else:
-            self.slices = tuple(-(-self.depth(phase) * 8 // t.bk) for phase in phases)
-        self.work_groups = self.m_tiles * self.n_tiles * t.split * geo.groups * len(phases)
-        # --- Local memory of a work group: pipeline stages of K-slices, and two windows of the source.
-        # drained: whether a K-slice's sums are in float32 registers before the next slice's products begin.
-        self.drained = (t.engine == "mma") | (self.format.float32_accurate & (t.flush_every <= 1))
-        # under_way: K-slices in flight while one is multiplied; if not drained, the slice before is still read.
-        self.under_way = t.stages - 2 + self.drained
-        self.row_bytes = t.bk * 2 if data else 128  # bytes of a row of A in local memory: a swizzle's width
-        self.a_bytes, self.b_bytes = t.bm * t.bk * 2, t.bn * t.bk * 2  # bytes of A and of B per plane and stage
-        self.stage_bytes = ((0 if t.window else self.a_bytes) + self.b_bytes) * planes
-        # A window of the source has the tile's rows and those that taps reach beyond them, in whole groups of eight.
-        self.window_rows = -(-(t.bm + max(self.window.shifts)) // 8) * 8 if windowed else 0
-        self.window_bytes = self.window_rows * self.row_bytes
-        self.local_bytes = self.stage_bytes * t.stages + 2 * self.window_bytes * planes
-        # staging: lines of the results in local memory, and their pitch in elements, which spreads them over banks.
-        self.staging = (t.bm, t.bn + 8) if nhwc else (t.bn, t.bm + 4)
-        # staged: whether results pass through local memory before they are stored, so that stores are coalesced.
-        staged_bytes = self.staging[0] * self.staging[1] * 4 + (t.bm * 8 if nhwc else 0)
-        self.staged = data and staged_bytes <= self.local_bytes
-        # --- Layout of the weights.
-        native = self.format.name == "native" and nhwc and data and not p.constant_weights
-        plain = native and not geo.fold and not geo.stacked and geo.c % 8 == 0
-        # turns: whether ``wgmma`` can read B with k down its rows: these must be whole swizzles.
-        turns = (t.engine == "wgmma") & (t.bk == 64) & (t.bn // t.wn % 64 == 0)
-        turns = turns & (geo.m % 8 == 0 and len(phases) == 1)
-        # direct_weights: whether the product reads the weights in place (16 bits, NHWC).
-        self.direct_weights = (p.direction == "fwd" or turns) if plain else False
-        self.transposed_weights = self.direct_weights if p.direction == "bwd_data" else False
-        self.weight_slice = t.bn * t.bk * planes  # elements of a K-slice of packed weights, all planes
-        # Chunks of eight source channels per tap.
-        self.weight_chunks = -(-geo.c // t.bk) * t.bk // 8 if t.window else geo.c8
-        packed = (self.direct_weights ^ True) * geo.groups * sum(self.slices)
-        self.weights_bytes = packed * self.n_tiles * self.weight_slice * 2 if data else 0
-        icg, taps = p.ic // p.g, math.prod(along(p, "k"))
-        inner, tap = (1, icg) if nhwc else (taps, 1)
-        # Strides of the weights in elements: along oc, ic, taps and groups; and along kd, kh and kw in NHWC.
-        self.weight_strides = icg * taps, inner, tap, p.oc // p.g * icg * taps
-        self.kernel_axes = p.kh * p.kw * icg, p.kw * icg, icg
-        # --- Partial sums: whether the product writes float32 sums that the kernel ``reduce`` adds.
-        self.partial = (t.split > 1) | (not data) | self.always_partial
-        self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
-        self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
-        # tap_bits: along each axis, bits that mark the taps inside the source; 0 if no tap is ever outside.
-        self.guarded = geo.guarded
-        most = [max(phase.taps[axis] for phase in phases) for axis in range(3)]
-        self.tap_bits = tuple(most[axis] if self.guarded[axis] else 0 for axis in range(3))
-
-    def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
-        problem = self.problem
-        direct = self.format.name == "native" and problem.layout == "nhwc" and not fold and c % 8 == 0
-        return Source(name, problem.mb, problem.g, c, size, self.format.planes, fold, direct)
-
-    @functools.cached_property
-    def source(self) -> Source:
-        """The tensor that is read at ``pixel * step + origin + tap * spread``."""
-        name = "y" if self.problem.direction == "bwd_data" else "x"
-        return self._source(name, self.geometry.c, self.geometry.source, self.geometry.fold)
-
-    @functools.cached_property
-    def places(self) -> Source:
-        """The tensor over the output pixels that the weights' gradient reads: dy."""
-        return self._source("y", self.geometry.m, self.geometry.target, False)
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """Tensors that are packed before the product."""
-        both = (self.source,) if self.data else (self.source, self.places)
-        return tuple(source for source in both if not source.direct)
-
-    @property
-    def target(self) -> TensorLayout:
-        """The layout of the tensor that forward and data gradient write."""
-        return TensorLayout(self.problem.channels_out, self.geometry.target, self.problem.layout == "nhwc")
-
-    def depth(self, phase: Phase) -> int:
-        """Chunks of eight along k in a phase."""
-        return phase.volume * self.geometry.c8
-
-    @property
-    def before(self) -> tuple[int, ...]:
-        """For each phase, the number of K-slices of all phases before it."""
-        return tuple(sum(self.slices[:number]) for number in range(len(self.slices)))
-
-    @functools.cached_property
-    def tap_parts(self) -> int:
-        """Work items that share a chunk's taps while weights are packed: few chunks would wait for tap after tap."""
-        items = self.geometry.groups * self.n_tiles * self.tile.bn * self.weight_chunks
-        return max(1, min(max(phase.volume for phase in self.geometry.phases), PACKING_ITEMS // items))
 
     @property
     def instructions(self) -> Instructions:
@@ -220,68 +30,11 @@ class Tiling:
         return Instructions(self.format.type, ("copies",), self._wgmma)
 
     @property
+    def conversions(self) -> Instructions:
+        return Instructions(self.format.type)
+
+    @property
     def _wgmma(self) -> Wgmma:
         down = not self.data or self.transposed_weights  # whether k runs down the rows of B
         columns, other = self.tile.bn // self.tile.wn, self.b_row_bytes if down else 0
         return Wgmma(columns, not self.data, down, self.row_bytes, other)
-
-    @property
-    def index(self) -> str:
-        """OpenCL type of offsets in the packed tensors."""
-        both = (self.source,) if self.data else (self.source, self.places)
-        return "int" if max(s.images * s.image for s in both) < 2**31 else "long"
-
-    @property
-    def out_index(self) -> str:
-        """OpenCL type of offsets in the output and its parts."""
-        return "int" if self.partial_elements * self.tile.split < 2**31 else "long"
-
-    def row_mark(self, m: str, per: str) -> str:
-        """OpenCL expression: which of A's exponents a row has; ``per`` are the output pixels of an image."""
-        if not self.data:
-            return f"group * {self.geometry.m} + {m}"
-        image = f"min({m} / {self.window.image}, {self.problem.mb - 1})" if self.tile.window else f"{m} / {per}"
-        return f"group * {self.problem.mb} + {image}"
-
-    def column_mark(self, n: str) -> str:
-        """OpenCL expression: which of B's exponents a column has."""
-        channels = (self.problem.channels_out if self.data else self.problem.ic) // self.problem.g
-        if not self.data:
-            n = f"min({n} % {self.geometry.c8 * 8}, {self.geometry.c - 1})"
-        return f"group * {channels} + {n} % {channels}"
-
-    @property
-    def misfit(self) -> str | None:
-        """The reason why the tile cannot run this problem; None when it can."""
-        return first_fault(self, self.faults())
-
-    def faults(self) -> Iterator[tuple[Any, str]]:
-        """(whether a constraint is violated, which); what follows a violated one may be meaningless."""
-        t = self.tile
-        wgmma = t.engine == "wgmma"
-        warp_m, warp_n = (64, 8) if wgmma else (16, 16)
-        undivided = (t.bm % (t.wm * warp_m) > 0) | (t.bn % (t.wn * warp_n) > 0) | ((t.bk != 32) & (t.bk != 64))
-        yield undivided, "the tile does not divide into warps"
-        if wgmma:
-            wide = (t.bm != t.wm * 64) | (t.bn // t.wn > 256)
-            yield wide, "a group of warps multiplies 64 rows and at most 256 columns"
-        if self.data:
-            yield (t.bm * t.bk // 8) % t.items > 0, "the work items do not cover a slice evenly"
-        else:
-            narrow = wgmma & (t.bn // t.wn % 64 > 0)
-            unfit = (t.bm % 64 > 0) | (t.bn % 64 > 0) | (t.bk * 8 % t.items > 0) | narrow
-            yield unfit, "blocks of 64 channels do not fit the tile"
-        if t.stacked:
-            outside = True if self.problem.direction != "bwd_data" else self.staged ^ True
-            yield outside, "stacked phases need the data gradient and a tile that passes through local memory"
-        if t.window:
-            yield not self.data or self.window is None, "windows need stride 1 and several taps"
-            yield self.geometry.phases[0].volume <= self.under_way, "fewer taps than slices in flight"
-        elif self.data:
-            yield sum(self.tap_bits) > 32, "more than 32 taps along the axes"
-        yield self.local_bytes > LOCAL_LIMIT, "{tiling.local_bytes} bytes of local memory"
-        yield self.under_way < 1, "no slice is in flight"
-        more = functools.reduce(operator.and_, (t.split > each for each in (1, *self.slices)))
-        yield more, "more parts than slices"
-        moved = self.format.float32_accurate & (wgmma | t.compensated)
-        yield t.frag_m * t.frag_n * 4 * (1 + moved) > 200, "more sums than registers"

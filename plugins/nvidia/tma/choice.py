@@ -17,9 +17,8 @@ from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem
 
-from ..configured import CLOCK
 from ..instructions import LOCAL_LIMIT
-from ..pace import COPY, read_share
+from ..pace import CLOCK, COPY, read_share
 from .rewriting import folded, folds, gathered, gathers
 from .tiling import TmaTile, TmaTiling
 

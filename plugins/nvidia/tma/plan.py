@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text
+from convdispatch.api.matrix import MATRIX_TILES, Source, parts_text, written
 
-from .. import SHARED
 from ..instructions import PLAIN_C, build_for_hopper
 from ..packed.plan import NvidiaPlan
-from ..packed.tiling import Source, Tiling
-from ..reduction import parts_text, written
+from ..packed.tiling import Tiling
 from .maps import encoded
 from .rewriting import fold_launch, gather_launch, transpose_launch
 from .tiling import MAP_BYTES, TmaTile, TmaTiling
@@ -46,7 +45,7 @@ class TmaPlan(NvidiaPlan):
         text += define(PAIRS=0, OCTETS=1, B_AT=f"{layout.at.get('w', 0) // 2}L", A_AT=f"{layout.at.get('x', 0) // 2}L")
         text += tiling.instructions.text(emulate)
         for file in ("finish.cl",) if tiling.format.tf32 else ("narrow.cl.mako", "finish.cl"):
-            text += kernel_text(SHARED, file, tiling=tiling)
+            text += kernel_text(MATRIX_TILES, file, tiling=tiling)
         text += parts_text(tiling, tiling.tile.split, tiling.tile.bn // 32) if tiling.tile.fixup else ""
         if emulate:
             text += kernel_text(PLAIN_C, "copies.cl.mako", tiling=tiling)

@@ -7,11 +7,10 @@ import math
 from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem
+from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, Phase
 
-from ..geometry import Phase
 from ..instructions import LOCAL_LIMIT, Instructions
 from ..packed.tiling import Tile, Tiling
-from ..reduction import MAX_PARTS, STATE_BYTES
 from .maps import FARTHEST_CORNER, MAX_OFFSET, MAX_STEP, NEAREST_CORNER, Im2col, Map, Tiled
 from .rewriting import Gathered, folded, gathered
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 from convdispatch.api import ConvProblem
 
-from ..configured import CLOCK
-from ..pace import COPY
+from ..pace import CLOCK, COPY
 from ..packed.choice import product_cycles
 from .tiling import Points, PointsTile
 

@@ -10,10 +10,9 @@ from convdispatch_winograd.gpu.plan import Passes
 from convdispatch_winograd.gpu.work import Data, Printer
 
 from convdispatch.api import OPERANDS, ConvProblem, Launch, StepPlan, build, kernel_text
+from convdispatch.api.matrix import MATRIX_TILES, ProductLaunch
 
-from .. import SHARED
 from ..instructions import Instructions
-from ..packed.plan import ProductLaunch
 from .tiling import Points, PointsTile, margin
 
 GROUP_TILES, GROUP_CHANNELS = 8, 32
@@ -64,8 +63,8 @@ class WinogradPlan(StepPlan):
     def _text(self, file: str, **values: Any) -> str:
         tiling = self.tiling
         text = self._points.problem.macros() + Instructions(tiling.format.type).text(self._emulate)
-        text += kernel_text(SHARED, "narrow.cl.mako", tiling=tiling)
-        text += kernel_text(SHARED, "shifted.cl") + kernel_text(__package__, "split.cl.mako")
+        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=tiling)
+        text += kernel_text(MATRIX_TILES, "shifted.cl") + kernel_text(__package__, "split.cl.mako")
         values |= {"scales": self._layout.scales, "program": Printer("float")}
         return text + kernel_text(__package__, file, tiling=tiling, geometry=self._points.geometry, **values)
 

@@ -9,8 +9,8 @@ from convdispatch_winograd.geometry import TileGeometry
 from convdispatch_winograd.gpu.error import refusal
 
 from convdispatch.api import ConvProblem, DeviceInfo
+from convdispatch.api.matrix import MAX_BYTES
 
-from ..configured import MAX_BYTES
 from ..probe import require
 from ..solving import TileSolver, kernel_words
 from .choice import choices, seconds

@@ -12,9 +12,9 @@ from convdispatch_winograd.geometry import TileGeometry
 from convdispatch_winograd.gpu.work import Inverse, Work
 
 from convdispatch.api import Areas, ConvProblem
+from convdispatch.api.matrix import Scales, Source
 
-from ..packed.tiling import Source, Tile, Tiling
-from ..scales import Scales
+from ..packed.tiling import Tile, Tiling
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,8 @@ import subprocess
 
 import pytest
 from as_cuda import assembles_without_spills, needs_nvcc
-from convdispatch_nvidia.formats import formats
-from convdispatch_nvidia.geometry import product_geometry, window
 from convdispatch_nvidia.instructions import Instructions, Wgmma, for_hopper
-from convdispatch_nvidia.packed.plan import Layout, NvidiaPlan
+from convdispatch_nvidia.packed.plan import NvidiaPlan
 from convdispatch_nvidia.packed.tiling import Tile, Tiling
 from convdispatch_nvidia.probe import refusal
 from plans import check_extremes, check_plan
@@ -26,6 +24,9 @@ from convdispatch.api import BuildFailed
 from convdispatch.api.device import DeviceInfo
 from convdispatch.api.problem import DIRECTIONS, LAYOUTS
 from convdispatch.device import runtime
+from convdispatch.device.matrix_tiles.formats import formats
+from convdispatch.device.matrix_tiles.geometry import product_geometry, window
+from convdispatch.device.matrix_tiles.product.plan import Layout
 from convdispatch.measurement import shapes
 from convdispatch.selection.plugins.loader import plugins
 

@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from .instruction import TileInstruction
+
 MAX_BYTES = 1 << 48
 """Most bytes of a problem's tensors: sizes are int64 in arrays of tiles."""
-CLOCK = 1.7e9
-"""Cycles per second of the H200 and the H100 that cost models were fitted on."""
 
 
 class Configured:
@@ -30,24 +30,27 @@ class Configured:
 
 
 class WarpTile(Configured):
-    """A tile bm by bn that warps, or groups of four warps of Hopper's engines, cut into wm by wn."""
+    """A tile bm by bn that warps, or groups of warps that multiply together, cut into wm by wn."""
 
-    engine = "mma"
+    @property
+    def instruction(self) -> TileInstruction:
+        """The instruction that multiplies."""
+        raise NotImplementedError
 
     @property
     def items(self) -> int:
         """Work items of a work group."""
-        return self.wm * self.wn * (32 if self.engine == "mma" else 128)
+        return self.wm * self.wn * (self.instruction.lanes * self.instruction.warps)
 
     @property
     def frag_m(self) -> int:
-        """16-row fragments of a warp."""
-        return self.bm // self.wm // 16 if self.engine == "mma" else 1
+        """The instruction's tiles along the rows of a warp's part."""
+        return self.bm // self.wm // self.instruction.m
 
     @property
     def frag_n(self) -> int:
-        """8-column fragments of a warp."""
-        return self.bn // self.wn // 8
+        """The instruction's tiles along the columns of a warp's part."""
+        return self.bn // self.wn // self.instruction.n
 
 
 @functools.cache

@@ -26,9 +26,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import OPERANDS, Areas, ConvProblem, Launch, build, kernel_text
-
-from . import SHARED
+from ...api.problem import ConvProblem
+from ..plans.steps import Areas
+from ..programs.kernels import OPERANDS, Launch, build, kernel_text
+from . import MATRIX_TILES
 
 TOP = 14
 """Exponent to which scaling brings the largest magnitude of a row."""
@@ -151,8 +152,8 @@ class Scales:
         norms = (self.b, self._table[self.b.name], self.norms_at) if has_b else None
         marks = [(each, table, self.norms_at, self._marks[each.name], 1 if each is self.a else -1)
                  for each, table in tables]  # fmt: skip
-        text = kernel_text(SHARED, "scales.cl.mako", planes=tables, norms=norms, marks=marks, least=LEAST_EXPONENT,
-                           reach=MEAN_REACH, nothing=NO_EXPONENT)  # fmt: skip
+        text = kernel_text(MATRIX_TILES, "scales.cl.mako", planes=tables, norms=norms, marks=marks,
+                           least=LEAST_EXPONENT, reach=MEAN_REACH, nothing=NO_EXPONENT)  # fmt: skip
         program = build(context, text)
 
         def launch(kernel: str, groups: int, operands: list[str]) -> Launch:

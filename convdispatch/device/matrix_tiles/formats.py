@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem
+from ...api.problem import ConvProblem
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,17 @@
 ##             and those that are no places of the output are not written.
 ## wm, wn      warps (mma) or groups of four warps (wgmma) along m and n
 ## stages      slices in local memory. The copies of all but one are in flight where a slice's sums are moved at once
-##             (Tiling.drained): nobody reads the slice before any more once all are at this slice's barrier. Else tensor
+##             (ProductTiling.drained): nobody reads the slice before any more once all are at this slice's barrier. Else tensor
 ##             cores may still read it, and the copies of all but two are.
 ## split       parts of the sum over k, which end in the workspace
 ## flush_every     exact formats, wgmma: slices between additions of its sums to float32 registers; 0: after every 16 of k
 ## compensated       exact formats: what such an addition rounds away begins the next sums
 ##
 ## Parts: ``iterator`` (places of copies), ``copies`` (the pipeline: a slice's copies), ``window``, ``fragments``,
-## ``mainloop_mma`` and ``mainloop_wgmma`` (a slice's products and sums), ``results`` (the epilogue: the sums' way out).
+## ``mainloop_registers`` and ``mainloop_wgmma`` (a slice's products and sums), ``results`` (the epilogue: the sums' way out).
 ## Values come from ``product.py``.
 <%namespace name="window" file="window.cl.mako"/>\
-<%namespace name="mma_loop" file="mainloop_mma.cl.mako"/>\
+<%namespace name="register_loop" file="mainloop_registers.cl.mako"/>\
 <%namespace name="wgmma_loop" file="mainloop_wgmma.cl.mako"/>\
 #define INDEX ${tiling.index}
 % if many:
@@ -39,17 +39,23 @@ constant int PHASES[${len(geo.phases)}][14] = {
 
 
 
+% if core.a:
+// Bytes from a slice's begin to number k of a line: of a row that is long along k, and of a transposed slice.
+inline uint row_place(int row, int k) { return row * ${rowb} + ((k / 8 ^ (${swizzled("row")})) << 4) + k % 8 * 2; }
+inline uint column_place(int line, int k) { return line / 64 * ${t.bk * 128} + k * 128 + ((line % 64 / 8 ^ k % 8) << 4) + line % 8 * 2; }
+% else:
 #define LBO ${t.bk * 128}
 #define SBO ${8 * rowb}
 #define B_LBO ${t.bk * 128}
 #define B_SBO ${1024 if tiling.transposed_weights else 8 * rowb}
-kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
+% endif
+${tiling.attributes}kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b${", global const int *restrict marks_a, global const int *restrict marks_b" if f.scaled else ""}, OUT_PARAMS) {
   local uint4 area[${tiling.local_bytes // 16}] __attribute__((aligned(1024)));
   SCRATCH(${items});
   local uchar *memory = (local uchar *)area;
   const uint base = LOCAL_BASE(memory);
-  const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
+  const int tid = get_local_id(0), lane = tid % ${core.lanes}, warp = tid / ${core.lanes};
   int rest = get_group_id(0);
   const int n_tile = rest % ${tiling.n_tiles};
   rest /= ${tiling.n_tiles};
@@ -143,7 +149,7 @@ ${wgmma_loop.move_sums()}\
 % elif wgmma:
     WGMMA_WAIT(1);
 % else:
-${mma_loop.multiply()}\
+${register_loop.multiply()}\
 % endif
 ${window.turn()}\
     stage_at = stage_at == ${(t.stages - 1) * stage_bytes} ? 0 : stage_at + ${stage_bytes};

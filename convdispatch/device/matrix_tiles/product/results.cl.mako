@@ -1,4 +1,5 @@
 ## The sums' way out, a part of ``product.cl.mako``: scaled back, through local memory, to the output or its parts.
+<% runs = len(core.rows) %>\
 <%def name="place_of(m)">\
 <% channels = geo.m // (geo.stacked[0] * geo.stacked[1] * geo.stacked[2]) if geo.stacked else geo.m %>\
 % if t.window:
@@ -25,16 +26,17 @@
 </%def>
 % if f.scaled:
   {
-% for r in range(2 * frag_m):
-    const int place${r} = min(m0 + row0 + ${r * 8}, m_end - 1), mark${r} = marks_a[MARKS_A_AT + ${tiling.row_mark(f"place{r}", per)}] - ${tiling.unshift};
+% for r in range(runs * frag_m):
+    const int place${r} = min(m0 + row0 + ${r // runs * core.m + core.rows[r % runs]}, m_end - 1), mark${r} = marks_a[MARKS_A_AT + ${tiling.row_mark(f"place{r}", per)}] - ${tiling.unshift};
 % endfor
 #pragma unroll
     for (int j = 0; j < ${frag_n}; ++j)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int n = min(n0 + column0 + j * 8 + e, ${tiling.n - 1}), mark = marks_b[MARKS_B_AT + ${tiling.column_mark("n")}];
-% for r in range(2 * frag_m):
-        sum[(${r // 2 * frag_n} + j) * 4 + ${r % 2 * 2} + e] = shifted(sum[(${r // 2 * frag_n} + j) * 4 + ${r % 2 * 2} + e], mark${r} + mark);
+      for (int e = 0; e < ${core.width}; ++e) {
+        const int n = min(n0 + column0 + j * ${core.n} + e, ${tiling.n - 1}), mark = marks_b[MARKS_B_AT + ${tiling.column_mark("n")}];
+% for r in range(runs * frag_m):
+<% at = f"({r // runs * frag_n} + j) * {core.sums} + {r % runs * core.width} + e" %>\
+        sum[${at}] = shifted(sum[${at}], mark${r} + mark);
 % endfor
       }
   }
@@ -46,15 +48,19 @@
   {
     local float *staging = (local float *)area;
 % for i in range(frag_m):
-% for half in (0, 1):
+% for run, offset in enumerate(core.rows):
 #pragma unroll
     for (int j = 0; j < ${frag_n}; ++j) {
-      const int r = row0 + ${i * 16 + half * 8}, c = column0 + j * 8, at = (${i * frag_n} + j) * 4 + ${half * 2};
-% if dst.nhwc:
+      const int r = row0 + ${i * core.m + offset}, c = column0 + j * ${core.n}, at = (${i * frag_n} + j) * ${core.sums} + ${run * core.width};
+% if dst.nhwc and core.width == 2:
       *(local float2 *)(staging + r * ${pitch} + c) = (float2)(sum[at], sum[at + 1]);
+% elif dst.nhwc:
+      staging[r * ${pitch} + c] = sum[at];
 % else:
       staging[c * ${pitch} + r] = sum[at];
+% if core.width == 2:
       staging[(c + 1) * ${pitch} + r] = sum[at + 1];
+% endif
 % endif
     }
 % endfor
@@ -144,30 +150,38 @@ ${place_of("m")}\
   }
 % else:
 % for i in range(frag_m):
-% for half in (0, 1):
+% for run, offset in enumerate(core.rows):
   {
-    const int m = m0 + row0 + ${i * 16 + half * 8};
+    const int m = m0 + row0 + ${i * core.m + offset};
 % if data:
 ${place_of("m")}\
     if (real)
 #pragma unroll
       for (int j = 0; j < ${frag_n}; ++j) {
-        const int n = n0 + column0 + j * 8, row = group * ${geo.m} + n;
-        const float v0 = sum[(${i * frag_n} + j) * 4 + ${half * 2}], v1 = sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}];
+        const int n = n0 + column0 + j * ${core.n}, row = group * ${geo.m} + n;
+% if core.width == 1:
+        if (n < ${geo.m}) put(OUT_ARGS, sum[(${i * frag_n} + j) * ${core.sums} + ${run}], out_at + (OUT_INDEX)n * ${dst.channel}, row);
+% else:
+        const float v0 = sum[(${i * frag_n} + j) * ${core.sums} + ${run * 2}], v1 = sum[(${i * frag_n} + j) * ${core.sums} + ${run * 2 + 1}];
 #if PAIRS
         if (n < ${geo.m}) put2(OUT_ARGS, v0, v1, out_at + n, row);
 #else
         if (n < ${geo.m}) put(OUT_ARGS, v0, out_at + (OUT_INDEX)n * ${dst.channel}, row);
         if (n + 1 < ${geo.m}) put(OUT_ARGS, v1, out_at + (OUT_INDEX)(n + 1) * ${dst.channel}, row + 1);
 #endif
+% endif
       }
 % else:
     const OUT_INDEX out_at = ((OUT_INDEX)(part * ${geo.groups} + group) * ${geo.m} + m) * ${tiling.n};
     if (m < m_end)
 #pragma unroll
       for (int j = 0; j < ${frag_n}; ++j) {
-        const int n = n0 + column0 + j * 8;
-        if (n < ${tiling.n}) put2(OUT_ARGS, sum[(${i * frag_n} + j) * 4 + ${half * 2}], sum[(${i * frag_n} + j) * 4 + ${half * 2 + 1}], out_at + n, 0);
+        const int n = n0 + column0 + j * ${core.n};
+% if core.width == 2:
+        if (n < ${tiling.n}) put2(OUT_ARGS, sum[(${i * frag_n} + j) * ${core.sums} + ${run * 2}], sum[(${i * frag_n} + j) * ${core.sums} + ${run * 2 + 1}], out_at + n, 0);
+% else:
+        if (n < ${tiling.n}) put(OUT_ARGS, sum[(${i * frag_n} + j) * ${core.sums} + ${run}], out_at + n, 0);
+% endif
       }
 % endif
   }

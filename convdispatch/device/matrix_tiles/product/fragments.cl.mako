@@ -2,7 +2,7 @@
 ## ``product.cl.mako``.
 % if wgmma:
   const int wg = warp / 4, wg_m = wg % ${t.wm}, wg_n = wg / ${t.wm};
-  const int row0 = wg_m * 64 + warp % 4 * 16 + lane / 4, column0 = wg_n * ${t.bn // t.wn} + lane % 4 * 2;
+  const int row0 = wg_m * 64 + ${core.row}, column0 = wg_n * ${t.bn // t.wn} + ${core.column};
 % if data:
   const uint a_from = wg_m * ${64 * rowb}, b_from = ${b_const} + wg_n * ${t.bn // t.wn * (t.bk * 2 if tiling.transposed_weights else rowb)};
 % else:
@@ -10,8 +10,12 @@
 % endif
 % else:
   const int w_m = warp % ${t.wm}, w_n = warp / ${t.wm};
-  const int row0 = w_m * ${t.bm // t.wm} + lane / 4, column0 = w_n * ${t.bn // t.wn} + lane % 4 * 2;
-% if data:
+  const int row0 = w_m * ${t.bm // t.wm} + ${core.row}, column0 = w_n * ${t.bn // t.wn} + ${core.column};
+% if core.a:
+  // Where this lane's numbers of A and B begin: its line, and along k.
+  const int a_line = w_m * ${t.bm // t.wm} + ${core.a.line}, a_k = ${core.a.k};
+  const int b_line = w_n * ${t.bn // t.wn} + ${core.b.line}, b_k = ${core.b.k};
+% elif data:
   const uint a_row = (w_m * ${t.bm // t.wm} + lane % 16) * ${rowb}, b_row = (w_n * ${t.bn // t.wn} + lane / 16 * 8 + lane % 8) * ${rowb};
 % else:
   const uint a_row = (lane / 16 * 8 + lane % 8) * 128, a_chunk = w_m * ${t.bm // t.wm // 8} + lane / 8 % 2;

@@ -17,7 +17,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from convdispatch.api import ConvProblem, Phase, geometry_of
+from ...api.geometry import Phase, geometry_of
+from ...api.problem import ConvProblem
 
 __all__ = ["Phase", "ProductGeometry", "SourceWindow", "along", "chunks", "product_geometry", "window"]
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, epilogue_macros, kernel_text, storage_macros
+from ...api.dtypes import storage_macros
+from ...api.problem import ConvProblem, epilogue_macros
+from ..programs.kernels import OPERANDS, Launch, build, define, kernel_text
 
 MAX_DIVIDEND = 2**31 - 1
 """Largest number that ``DIVIDED`` divides."""

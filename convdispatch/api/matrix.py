@@ -1,0 +1,10 @@
+"""The header's part for plugins over matrix cores: one product for all of them, and what describes an instruction.
+
+Names load when first used, as the header's do.
+"""
+
+from __future__ import annotations
+
+from .lazy import lazy_names
+
+__getattr__, __all__ = lazy_names(globals())

@@ -1,0 +1,77 @@
+"""Describes a tile instruction: c (m x n, float32) += a (m x k) b (k x n) of 16-bit numbers, spread over lanes.
+
+The description is all that the product's kernel knows of a vendor's matrix cores: its shape, how many lanes execute it
+together, and which element of a, b and c each lane holds where. ``line`` is a row of a or a column of b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """What a lane holds of a or b, in runs of neighbours along k: (line, k) of a run's first number, for each run.
+
+    A lane's numbers begin at (``line``, ``k``), OpenCL expressions of ``lane``; ``runs`` are constant offsets from it.
+    """
+
+    line: str
+    k: str
+    runs: tuple[tuple[int, int], ...]
+    run: int
+    """Numbers of a run: 1, 2, 4 or 8. Both k and the offsets along k are multiples of it."""
+
+    @property
+    def numbers(self) -> int:
+        """16-bit numbers that a lane holds."""
+        return len(self.runs) * self.run
+
+
+@dataclass(frozen=True)
+class TileInstruction:
+    """The shape of an instruction, its lanes, and what each lane holds."""
+
+    m: int
+    n: int
+    k: int
+    lanes: int
+    """Work items of a warp (wave, sub-group)."""
+    row: str
+    """OpenCL expression of ``lane``: the row of c at which a lane's sums begin."""
+    column: str
+    rows: tuple[int, ...]
+    """A lane's rows of c, as offsets from ``row``; of each it holds ``width`` neighbouring columns, in this order."""
+    width: int = 1
+    warps: int = 1
+    """Warps that execute the instruction together."""
+    a: Fragment | None = None
+    """None: the product loads this instruction's operands by other instructions (``ldmatrix``, or none)."""
+    b: Fragment | None = None
+    loaded_columns: int = 0
+    """Columns of b that are loaded at once, where these are more than n."""
+    max_sums: int = 200
+    """Most sums, float32 registers, that a work item may hold."""
+    local_limit: int = 65536
+    """Bytes of local memory that a work group can have."""
+
+    @property
+    def sums(self) -> int:
+        """Sums that a lane holds."""
+        return len(self.rows) * self.width
+
+    @property
+    def step_n(self) -> int:
+        """Columns by which a warp's part of a tile grows."""
+        return self.loaded_columns or self.n
+
+
+class InstructionText(Protocol):
+    """OpenCL C of a vendor's instruction and of what surrounds it, for operands of one type."""
+
+    def text(self, emulate: bool = False) -> str:
+        """The functions that kernels call; with ``emulate`` their stand-ins in plain C."""
+
+    def build(self, context: Any, text: str, emulate: bool = False) -> Any:
+        """Compile a kernel that calls them. Raises BuildFailed."""

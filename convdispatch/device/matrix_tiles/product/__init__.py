@@ -1,0 +1,5 @@
+"""The product on matrix cores of planes of 16-bit numbers, packed channels last, for any tile instruction.
+
+- ``plan``: scales, packing, the product and the sum of its parts.
+- ``tiling``: tiles, packed tensors, and the numbers of a problem under a tile.
+"""

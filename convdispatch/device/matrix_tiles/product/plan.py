@@ -1,0 +1,245 @@
+"""The plan over packed planes: scales, packing, the product and the sum of its parts, as launches.
+
+Layout says where each of them is in the workspace; ``product_text`` renders the product; ProductLaunch launches it,
+for nvidia.winograd too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ....api.problem import ConvProblem
+from ...plans.steps import Areas, StepPlan
+from ...programs.kernels import OPERANDS, Launch, build, define, kernel_text
+from .. import MATRIX_TILES
+from ..geometry import along
+from ..reduction import divided_by, offset_type, reduction_macros, written
+from ..scales import Scales
+from .tiling import ProductTiling, Source
+
+
+class Layout:
+    """Byte offsets of packed tensors, scales and parts in the workspace, or in the packed weights' own buffer."""
+
+    def __init__(self, tiling: ProductTiling) -> None:
+        self.constant = tiling.data and tiling.problem.constant_weights
+        areas = Areas()
+        self.at: dict[str, int] = {}
+        for source in tiling.sources:
+            self.at[source.name] = areas.add(source.bytes)
+        weights = Areas() if self.constant else areas
+        if tiling.data and not tiling.direct_weights:
+            self.at["w"] = weights.add(tiling.weights_bytes)
+        self.scales = Scales(tiling.problem, areas, weights) if tiling.format.scaled else None
+        self.packed_size = weights.size if self.constant else 0
+        self.partial = areas.add(tiling.partial_bytes)
+        self.maps = areas.add(tiling.maps_bytes)
+        self.size = areas.size
+
+    def marks_at(self, letter: str) -> int:
+        """Offset in ints of the exponents of the product's A or B, in its buffer."""
+        return self.scales.marks_at(self.scales.named(letter))
+
+
+def common_macros(tiling: ProductTiling) -> str:
+    """The problem's macros, and the type of offsets in the output."""
+    return tiling.problem.macros() + f"#define OUT_INDEX {tiling.out_index}\n"
+
+
+_AXES = "zyx"
+
+
+# Functions that render text are module functions, not closures, so that rendered texts can be cached: all that they
+# depend on is among a template's values.
+
+
+def _phase(tiling: ProductTiling, field: str, axis: int) -> str:
+    """A number of the work group's phase, as text: a literal where there is one phase."""
+    phases = tiling.geometry.phases
+    return f"{field}_{_AXES[axis]}" if len(phases) > 1 else str(getattr(phases[0], field)[axis])
+
+
+def _swizzled(tiling: ProductTiling, row: str) -> str:
+    """OpenCL expression: the swizzle of a row of local memory, for its 16-byte chunks."""
+    return f"({row}) % 8" if tiling.row_bytes == 128 else f"({row}) / 2 % 4"
+
+
+def _part(tiling: ProductTiling, file: str, **more: Any) -> str:
+    """A part of the text, rendered with the same values."""
+    return kernel_text(__package__, file, **_values(tiling), **{"number": None, **more})
+
+
+def _values(tiling: ProductTiling) -> dict[str, Any]:
+    """The values that the kernel templates use, by name."""
+    t, geo, f = tiling.tile, tiling.geometry, tiling.format
+    wgmma, many = t.engine == "wgmma", len(geo.phases) > 1
+    items, planes, rowb, cr = t.items, f.planes, tiling.row_bytes, t.bk // 8
+    core, distance, steps = t.instruction, tiling.under_way, t.bk // t.instruction.k
+    phase = functools.partial(_phase, tiling)
+    values: dict[str, Any] = {
+        "tiling": tiling, "t": t, "geo": geo, "f": f, "src": tiling.source,
+        "dst": tiling.target if tiling.data else None,
+        "data": tiling.data, "wgmma": wgmma, "many": many, "axes": range(3), "names": _AXES, "items": items,
+        "planes": planes, "rowb": rowb, "cr": cr, "c8": geo.c8, "distance": distance,
+        "separate": wgmma and f.float32_accurate,
+        "frag_m": t.frag_m, "frag_n": t.frag_n, "sums": t.frag_m * t.frag_n * core.sums,
+        "core": core, "steps": steps, "a_bytes": tiling.a_bytes,
+        "b_bytes": tiling.b_bytes, "stage_bytes": tiling.stage_bytes, "phase": phase,
+        "swizzled": functools.partial(_swizzled, tiling), "count": [phase("count", axis) for axis in range(3)],
+        "per": "places" if many else str(geo.phases[0].places),
+        "win": None, "wplane": 0, "wbytes": 0, "volume": 0, "span": 0, "rows_w": 0, "step_w": 0,
+        "rows_a": t.bm * cr // items, "step_a": items // cr, "rows_k": t.bk * 8 // items, "step_k": items // 8,
+        "compensated": f.float32_accurate and t.compensated, "drained": tiling.drained,
+        "batches": [[k] for k in range(steps)] if tiling.drained and t.flush_every == 0 else [list(range(steps))],
+        "a_base": "stage_at", "a_plane": tiling.a_bytes, "b_const": planes * tiling.a_bytes,
+    }  # fmt: skip
+    if t.window:
+        wbytes, volume = tiling.window_bytes * planes, geo.phases[0].volume
+        values |= {"win": tiling.window, "wplane": tiling.window_bytes, "wbytes": wbytes, "volume": volume,
+                   "span": volume - distance, "rows_w": -(-tiling.window_rows * cr // items), "step_w": items // cr,
+                   "a_base": "window_at", "a_plane": tiling.window_bytes, "b_const": 2 * wbytes}  # fmt: skip
+    return values
+
+
+def product_text(tiling: ProductTiling) -> str:
+    """The kernel ``product`` for a tiling; what it calls comes before it (``plan.py``)."""
+    return kernel_text(__package__, "product.cl.mako", **_values(tiling), part=functools.partial(_part, tiling))
+
+
+class ProductLaunch:
+    """The launch of ``product.cl.mako`` for a tiling; ``operands`` names A and B."""
+
+    def __init__(
+        self, tiling: ProductTiling, layout: Layout, operands: Sequence[str], *, emulate: bool = False
+    ) -> None:
+        self.tiling, self._layout, self._operands, self._emulate = tiling, layout, list(operands), emulate
+
+    def text(self) -> str:
+        tiling, layout = self.tiling, self._layout
+        operands = (tiling.source.name, "w") if tiling.data else ("y", "x")
+        text = common_macros(tiling)
+        text += define(PARTIAL=int(tiling.partial), PARTIAL_AT=f"{layout.partial // 4}L")
+        last = tiling.problem.layout == "nhwc" and not tiling.tile.stacked
+        text += define(PAIRS=int(last and tiling.geometry.m % 2 == 0), OCTETS=int(last and tiling.geometry.m % 8 == 0))
+        for letter, name in zip("AB", operands, strict=True):
+            text += f"#define {letter}_AT {layout.at.get(name, 0) // 2}L\n"
+            if layout.scales:
+                text += f"#define MARKS_{letter}_AT {layout.marks_at(letter)}L\n"
+        text += tiling.instructions.text(self._emulate)
+        for file in ("narrow.cl.mako", "finish.cl", "sums.cl", "shifted.cl"):
+            text += kernel_text(MATRIX_TILES, file, tiling=tiling)
+        return text + product_text(tiling)
+
+    def launch(self, context: Any) -> Launch:
+        """Compile the product and return its launch."""
+        tiling, operands = self.tiling, list(self._operands)
+        if tiling.format.scaled:
+            operands += operands
+        operands += ["workspace"] if tiling.partial else written(tiling.problem)
+        program = tiling.instructions.build(context, self.text(), self._emulate)
+        items = tiling.tile.items
+        return Launch(program, "product", (tiling.work_groups * items,), (items,), operands, names=OPERANDS)
+
+
+class ProductPlan(StepPlan):
+    """A Plan; see ``product.cl.mako`` for what the launches compute. ``emulate`` builds plain C (tests)."""
+
+    vendor: str
+    """The plugin's name, which is part of the key of packed weights."""
+
+    def _tiling_of(self, problem: ConvProblem, config: Mapping[str, Any]) -> ProductTiling:
+        raise NotImplementedError
+
+    def __init__(
+        self, context: Any, problem: ConvProblem, config: Mapping[str, Any], engine: str, *, emulate: bool = False
+    ) -> None:
+        tiling = self.tiling = self._tiling_of(problem, {**config, "engine": engine})
+        layout = self._layout = Layout(tiling)
+        self._common = common_macros(tiling)
+        self._emulate = emulate
+        pieces = [(source.name, source) for source in tiling.sources]
+        weights = [("w", None)] if tiling.data and not tiling.direct_weights else []
+        packers = self._pack(context, weights) if layout.constant else []
+        steps = self._pack(context, pieces if layout.constant else pieces + weights)
+        steps.append(self._product(context))
+        if tiling.partial:
+            steps.append(self._reduce(context))
+        super().__init__(layout.size, steps, layout.packed_size, packers, self._key() if layout.packed_size else None)
+
+    def _key(self) -> str:
+        problem, tile = self.tiling.problem, self.tiling.tile
+        geometry, stacked = self.tiling.geometry, ()
+        phases = tuple((phase.taps, phase.tap0) for phase in geometry.phases)
+        if geometry.stacked:  # stacked weights depend on the whole geometry
+            stacked = (geometry.stacked, geometry.phases[0].origin, *(along(problem, letter) for letter in "psd"))
+        return repr((self.vendor, problem.direction, problem.layout, problem.dtype, problem.w_shape, problem.g, phases,
+                     geometry.fold, geometry.tap_step, tile.bn, tile.bk, tile.format, tile.window,
+                     stacked))  # fmt: skip
+
+    def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
+        if not tensors:
+            return []
+        tiling, layout, pieces, operands = self.tiling, self._layout, [], []
+        for name, source in tensors:
+            if source is None:
+                chunks = tiling.geometry.groups * tiling.n_tiles * tiling.tile.bn * tiling.weight_chunks
+                items = chunks * tiling.tap_parts
+            else:
+                pixels = source.images * source.pixels
+                if tiling.problem.layout == "nhwc":
+                    items = pixels * source.groups * source.c8
+                else:
+                    items = -(-pixels * source.turn // 256) * 256 * source.groups * -(-source.c8 // source.turn)
+            pieces.append((name, "weights" if source is None else source, -(-items // 256), layout.at[name] // 2))
+            operands += [name, "workspace"]
+        text = self._common + tiling.conversions.text(self._emulate)
+        text += kernel_text(MATRIX_TILES, "narrow.cl.mako", tiling=tiling)
+        text += kernel_text(MATRIX_TILES, "shifted.cl") if layout.scales else ""
+        text += kernel_text(__package__, "pack.cl.mako", tiling=tiling, pieces=pieces, scales=layout.scales)
+        program = build(context, text)
+        launches = []
+        if layout.scales:
+            names = [name for name, _ in tensors]
+            launches += layout.scales.launches(context, names)
+            operands.append("w" if layout.constant and "w" not in names else "workspace")
+        size = sum(piece[2] for piece in pieces) * 256
+        launches.append(Launch(program, "pack", (size,), (256,), operands, names=OPERANDS))
+        return launches
+
+    def product_text(self) -> str:
+        return self._launch().text()
+
+    def _launch(self) -> ProductLaunch:
+        tiling = self.tiling
+        packed = {source.name for source in tiling.sources}
+        names = (tiling.source.name,) if tiling.data else ("y", "x")
+        operands = ["workspace" if name in packed else name for name in names]
+        if tiling.data:
+            operands.append("w" if tiling.direct_weights or self._layout.constant else "workspace")
+        return ProductLaunch(tiling, self._layout, operands, emulate=self._emulate)
+
+    def _product(self, context: Any) -> Launch:
+        return self._launch().launch(context)
+
+    def _reduce(self, context: Any) -> Launch:
+        tiling, problem, geo = self.tiling, self.tiling.problem, self.tiling.geometry
+        size, number = math.prod(problem.out_shape), offset_type(tiling.out_index)
+        last, icg = problem.layout == "nhwc", problem.ic // problem.g
+        if tiling.data:
+            axes = 1 if last else math.prod(problem.out_shape[2:]), problem.channels_out
+        else:
+            taps = problem.kd * problem.kh * problem.kw
+            axes = (icg, taps) if last else (taps, icg)
+        text = reduction_macros(problem, tiling.out_index)
+        text += define(PARTS=tiling.tile.split, WEIGHTS=0 if tiling.data else 1 + last, FOLD=int(geo.fold))
+        text += kernel_text(__package__, "reduce.cl")
+        sizes = [np.int64(self._layout.partial // 4), number(size), number(tiling.partial_elements)]
+        sizes += divided_by(*axes)
+        sizes += [np.int32(0 if tiling.data else tiling.n), np.int32(geo.c8 * 8), *divided_by(problem.kw)]
+        operands = ["workspace", *written(problem), *sizes]
+        return Launch(build(context, text), "reduce", (-(-size // 256) * 256,), (256,), operands, names=OPERANDS)
