@@ -27,12 +27,10 @@ extern "C" {
 
 #define CONVDISPATCH_PLUGIN_VERSION 1
 
-#if defined(_WIN32)
+#ifdef _WIN32
 #define CONVDISPATCH_EXPORT __declspec(dllexport)
-#elif defined(__GNUC__)
-#define CONVDISPATCH_EXPORT __attribute__((visibility("default")))
 #else
-#define CONVDISPATCH_EXPORT
+#define CONVDISPATCH_EXPORT __attribute__((visibility("default")))
 #endif
 
 enum { /* status */
@@ -40,43 +38,39 @@ enum { /* status */
   CONVDISPATCH_REJECTED = 1,      /* rejects: the solver cannot compute the problem; text says why */
   CONVDISPATCH_END = 2,           /* config: there are no more */
   CONVDISPATCH_UNKNOWN = 3,       /* cost, workspace: not known */
-  CONVDISPATCH_OUT_OF_MEMORY = 4, /* another solver is tried */
+  CONVDISPATCH_OUT_OF_MEMORY = 4,
   CONVDISPATCH_BUILD_FAILED = 5,  /* a kernel did not compile; text is the compiler's */
   CONVDISPATCH_LAUNCH_FAILED = 6, /* a driver refused a command */
   CONVDISPATCH_INTERNAL = 7       /* anything else */
 };
-
 enum { /* places, where a plan's memory is and its commands go: bits */
   CONVDISPATCH_HOST = 1,   /* addresses of the host; enqueue computes, and returns when the result is there */
   CONVDISPATCH_OPENCL = 2, /* cl_mem and bytes into it, commands on a cl_command_queue that is in order */
   CONVDISPATCH_CUDA = 4    /* CUdeviceptr, commands on a CUstream; the device's primary context is current */
 };
-
 enum { CONVDISPATCH_FORWARD = 1, CONVDISPATCH_BACKWARD_DATA = 2, CONVDISPATCH_BACKWARD_WEIGHTS = 3 };
 enum { CONVDISPATCH_NCHW = 1, CONVDISPATCH_NHWC = 2 };
 enum { CONVDISPATCH_CPU = 1, CONVDISPATCH_GPU = 2, CONVDISPATCH_ACCELERATOR = 3 };
-
 enum { /* dtypes; sums are float32 or wider, of float64 float64, of integers int32 */
   CONVDISPATCH_FLOAT32 = 1, CONVDISPATCH_FLOAT64 = 2, CONVDISPATCH_FLOAT16 = 3, CONVDISPATCH_BFLOAT16 = 4,
   CONVDISPATCH_INT8 = 5, CONVDISPATCH_UINT8 = 6, CONVDISPATCH_INT32 = 7
 };
-
 enum { /* math: how exact a result of float32 must be */
-  CONVDISPATCH_MATH_FLOAT32 = 1, /* relative error (norm, against float64) of at most 1e-5, for any data */
-  CONVDISPATCH_MATH_IEEE = 2,    /* at most twice the error of a plain float32 sum of the same length */
-  CONVDISPATCH_MATH_TF32 = 3,    /* 11 bits of each factor */
-  CONVDISPATCH_MATH_FAST = 4     /* what the solver documents */
+  CONVDISPATCH_MATH_FLOAT32 = 1,     /* relative error (norm, against float64) of at most 1e-5, for any data */
+  CONVDISPATCH_MATH_IEEE = 2,        /* at most twice the error of a plain float32 sum of the same length */
+  CONVDISPATCH_MATH_TF32 = 3,        /* 11 bits of each factor */
+  CONVDISPATCH_MATH_FAST = 4,        /* what the solver documents */
+  CONVDISPATCH_MATH_REPRODUCIBLE = 5 /* the bits of the one definition, for those that promise it */
 };
-
 enum { /* parts of the epilogue: bits; result = activation(conv + bias + residual), or output + conv for ACCUMULATE */
   CONVDISPATCH_BIAS = 1, CONVDISPATCH_RESIDUAL = 2, CONVDISPATCH_ACTIVATION = 4, CONVDISPATCH_ACCUMULATE = 8
 };
-
 enum { /* a solver's promises: bits */
   CONVDISPATCH_DETERMINISTIC = 1,     /* the same inputs give the same bits, every time */
   CONVDISPATCH_EXACT = 2,             /* small integers give exact results, as a direct sum does */
   CONVDISPATCH_SPREADS_NONFINITE = 4, /* an infinity or NaN may reach outputs that do not read it (transforms) */
-  CONVDISPATCH_QUANTIZED = 8          /* computes problems of int8 and uint8, and no others */
+  CONVDISPATCH_QUANTIZED = 8,         /* computes problems of int8 and uint8, and no others */
+  CONVDISPATCH_REPRODUCIBLE = 16      /* computes problems of MATH_REPRODUCIBLE too */
 };
 
 /* x is [mb, ic, id, ih, iw], w [oc, ic / g, kd, kh, kw], y [mb, oc, od, oh, ow], each contiguous; with
@@ -161,7 +155,8 @@ struct convdispatch_solver {
   /* Runs it: on a queue or stream behind all that is there, without a wait and without an allocation; do not finish or
    * flush. On the host it begins when the operands are there. What an error leaves behind, nobody reads. */
   int32_t (*enqueue)(void *plan, const convdispatch_call *, char *text, size_t size);
-  /* Called once, when no run is at work and none will come. */
+  /* Called once, after the last enqueue. On a queue or stream that may still be at work: OpenCL's counts of references
+   * hold what its commands need; release CUDA memory in the stream's order. */
   void (*free)(void *plan);
 };
 

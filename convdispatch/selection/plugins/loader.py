@@ -32,12 +32,8 @@ from ...api.fault_text import words
 from ...api.solver import Solver
 from ...device.background import Threads
 from ...device.startup_profile import phase
-<<<<<<< HEAD
 from ..vendors.discovery import content_of, name_of, vendor_files
-from . import forks, verdicts
-=======
 from . import errata, forks, verdicts
->>>>>>> main
 from .contract import LoadedAs, register, solvers_of, traits_of
 from .registry import FILE_NAME, Registry, parse, read_text, registry, unmatched
 
@@ -360,15 +356,10 @@ def _load_plugin(loaded: Plugins, found: _Found) -> Loaded:
         loaded.plugin_of[solver.name] = found.name
         loaded.loaded_as[id(solver)] = LoadedAs(found.name, solver.name, traits_of(solver), found.own)
     names = tuple(solver.name for solver in solvers)
-<<<<<<< HEAD
-    note = _take_rules(loaded, found.name, module, names)
-    stated = module.__version__ if found.native else found.version
-    return Loaded(found.name, found.source, "loaded", note, version=stated, solvers=names)
-=======
     notes = _take_rules(loaded, found.name, module, names), _take_errata(loaded, found.name, module)
     note = "; ".join(filter(None, notes))
-    return Loaded(found.name, found.source, "loaded", note, version=found.version, solvers=names)
->>>>>>> main
+    stated = module.__version__ if found.native else found.version
+    return Loaded(found.name, found.source, "loaded", note, version=stated, solvers=names)
 
 
 def _take_rules(loaded: Plugins, name: str, module: Any, solvers: tuple[str, ...]) -> str:

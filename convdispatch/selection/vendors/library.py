@@ -10,6 +10,7 @@ from typing import Any
 
 from ...api.errors import PluginError
 from ...api.hookspecs import hookimpl
+from ...api.solver import EPILOGUE
 from . import abi
 from .discovery import HEADER, library_of
 from .solver import VendorSolver
@@ -17,8 +18,8 @@ from .solver import VendorSolver
 VERSION = abi.CODES["plugin_version"]
 MAX_SOLVERS = 1000
 """A table that counts more solvers is taken for a damaged one."""
-_BITS = {"places": 7, "promises": 15, "fuses": 15}
-"""The bits that version 1 of the header names, by the field of a solver."""
+_BITS = {"places": ("host", "opencl", "cuda"), "promises": abi.PROMISES, "fuses": EPILOGUE}
+"""The bits that the header names, by the field of a solver."""
 
 
 class Library:
@@ -63,7 +64,8 @@ class Library:
         ]
         if missing:
             raise PluginError(f"{name}: {', '.join(missing)} must not be 0")
-        for field, known in _BITS.items():
+        for field, names in _BITS.items():
+            known = sum(abi.CODES[each] for each in names)
             if getattr(table, field) & ~known:
                 raise PluginError(f"{name}: {field} must be bits of {known:#x}, got {getattr(table, field):#x}")
         return VendorSolver(table, name)
