@@ -3,33 +3,35 @@ them, and its tracing context."""
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.captures: list[weakref.ref[Any]] = []
-        """The tracing contexts and the modes of fake tensors of the last captures in this thread."""
-
-
-_thread = _Thread()
+_captures: list[weakref.ref[Any]] = []
+"""The tracing contexts and the modes of fake tensors of the last captures, which began while Dynamo's lock was held."""
 
 
 def note_capture(parts: Iterable[Any]) -> None:
     """Remember the tracing context and the fake modes of a capture of this thread, which may not have ended yet."""
-    _thread.captures += map(weakref.ref, parts)
+    _captures.extend(map(weakref.ref, parts))
 
 
 def forget_originals() -> None:
-    """Let this thread's captures, which have ended, hold no weak reference to the tensors that they described: PyTorch
-    swaps no tensor that has one, and captures are freed by the garbage collector alone. The symbols of their sizes
-    stay in caches of PyTorch's, and must not hold the modes there."""
-    for reference in _thread.captures:
+    """Let all captures that were noted and have ended hold no weak reference to the tensors that they described:
+    PyTorch swaps no tensor that has one, and captures are freed by the garbage collector alone. The symbols of their
+    sizes stay in caches of PyTorch's, and must not hold the modes there. Waits for captures of other threads."""
+    if not _captures:
+        return
+    from torch._dynamo.convert_frame import compile_lock
+
+    with compile_lock:
+        _forget()
+
+
+def _forget() -> None:
+    for reference in _captures:
         capture = reference()
         tracked = getattr(getattr(capture, "shape_env", None), "tracked_fakes", None)
         if tracked is not None:
@@ -43,4 +45,4 @@ def forget_originals() -> None:
         ):
             if hasattr(owner, name):
                 setattr(owner, name, WeakIdKeyDictionary())
-    _thread.captures.clear()
+    _captures.clear()

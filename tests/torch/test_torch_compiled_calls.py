@@ -287,11 +287,15 @@ def test_parameters_can_be_swapped_after_a_call():
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-@pytest.mark.parametrize("call", ["empty batch", "gradients"])
+@pytest.mark.parametrize("call", ["empty batch", "gradients", "another thread"])
 def test_parameters_can_be_swapped_after_a_capture_that_made_no_form(call):
     _, fused = both()
     if call == "gradients":
         fused(picture().requires_grad_())
+    elif call == "another thread":
+        thread = threading.Thread(target=lambda: fused(picture().requires_grad_()))
+        thread.start()
+        thread.join()
     else:
         with torch.no_grad():
             fused(picture()[:0])
