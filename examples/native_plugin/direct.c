@@ -102,7 +102,8 @@ static int32_t enqueue(void *plan, const convdispatch_call *call, char *text, si
 }
 
 static const convdispatch_solver direct = {
-    sizeof(convdispatch_solver), CONVDISPATCH_HOST, CONVDISPATCH_DETERMINISTIC | CONVDISPATCH_EXACT, CONVDISPATCH_BIAS,
+    sizeof(convdispatch_solver), CONVDISPATCH_HOST,
+    CONVDISPATCH_DETERMINISTIC | CONVDISPATCH_EXACT | CONVDISPATCH_BATCH_INVARIANT, CONVDISPATCH_BIAS,
     1u << CONVDISPATCH_FLOAT32, 0, "native.direct", NULL,
     rejects, NULL, cost, workspace, plan, enqueue, free,
 };

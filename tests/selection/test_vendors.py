@@ -148,7 +148,7 @@ AT_LOAD = {
     "nowhere": (source({"solver": {"places": "0"}}), "bad.solver: places must not be 0"),
     "bits": (
         source({"solver": {"promises": "0x80000001"}}),
-        "bad.solver: promises must be bits of 0x1f, got 0x80000001",
+        "bad.solver: promises must be bits of 0x3f, got 0x80000001",
     ),
     "nameless": (source(SOLVER, name=""), "its name must be 1 to 64 letters, digits, _ and -, got ''"),
     "odd_name": (source(SOLVER, name=r"a\nb"), r"its name must be 1 to 64 letters, digits, _ and -, got 'a\nb'"),
@@ -382,10 +382,9 @@ def test_a_cuda_library_gets_addresses_and_the_stream(vendors, monkeypatch):
     monkeypatch.setattr(cuda_driver, "unavailable", lambda: None)
     assert (solver.place(gpu), solver.rejects(PROBLEM, gpu)) == (abi.CODES["cuda"], None)
     assert abi.device_of(gpu, 4).cuda_capability == 90
-    monkeypatch.setattr(plans, "device_info", lambda device: gpu)
     monkeypatch.setattr(plans.Bridge, "prepare", lambda context, device: None)
     context, notes = types.SimpleNamespace(devices=[None]), []
-    made = plans.VendorPlan(solver, 1, context, PROBLEM, 0)
+    made = plans.VendorPlan(solver._table, 1, (abi.CODES["cuda"], 0), context, PROBLEM)
     current = types.SimpleNamespace(current=lambda: warnings.catch_warnings())
     place = types.SimpleNamespace(cuda=current, number=0, recent=[])
     memory = [stream.CudaMemory(address, 1 << 10) for address in (0x1000, 0x2000, 0x3000, 0x4000)]
