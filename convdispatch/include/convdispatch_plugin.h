@@ -69,9 +69,8 @@ enum { /* a solver's promises: bits */
   CONVDISPATCH_DETERMINISTIC = 1,     /* the same inputs give the same bits, every time */
   CONVDISPATCH_EXACT = 2,             /* small integers give exact results, as a direct sum does */
   CONVDISPATCH_SPREADS_NONFINITE = 4, /* an infinity or NaN may reach outputs that do not read it (transforms) */
-  CONVDISPATCH_QUANTIZED = 8,         /* computes problems of int8 and uint8, and no others */
-  CONVDISPATCH_REPRODUCIBLE = 16,     /* computes problems of MATH_REPRODUCIBLE too */
-  CONVDISPATCH_BATCH_INVARIANT = 32   /* an image's result does not depend on how many and which are beside it */
+  CONVDISPATCH_REPRODUCIBLE = 8,      /* computes problems of MATH_REPRODUCIBLE too */
+  CONVDISPATCH_BATCH_INVARIANT = 16   /* an image's result does not depend on how many and which are beside it */
 };
 
 /* x is [mb, ic, id, ih, iw], w [oc, ic / g, kd, kh, kw], y [mb, oc, od, oh, ow], each contiguous; with

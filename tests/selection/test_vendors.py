@@ -148,7 +148,7 @@ AT_LOAD = {
     "nowhere": (source({"solver": {"places": "0"}}), "bad.solver: places must not be 0"),
     "bits": (
         source({"solver": {"promises": "0x80000001"}}),
-        "bad.solver: promises must be bits of 0x3f, got 0x80000001",
+        "bad.solver: promises must be bits of 0x1f, got 0x80000001",
     ),
     "nameless": (source(SOLVER, name=""), "its name must be 1 to 64 letters, digits, _ and -, got ''"),
     "odd_name": (source(SOLVER, name=r"a\nb"), r"its name must be 1 to 64 letters, digits, _ and -, got 'a\nb'"),

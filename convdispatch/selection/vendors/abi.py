@@ -11,7 +11,7 @@ from typing import Any
 
 from ...api.activations import parse_activation
 from ...api.device import DeviceInfo
-from ...api.dtypes import DTYPES, QUANTIZED
+from ...api.dtypes import ALL_DTYPES
 from ...api.errors import BuildFailed, MemoryLimit, PluginError
 from ...api.fault_text import plain
 from ...api.problem import ConvProblem
@@ -22,8 +22,8 @@ from .discovery import HEADER
 _TEXT = re.sub(r"/\*.*?\*/", "", HEADER.read_text(encoding="utf-8"), flags=re.DOTALL)
 CODES = {name.lower(): int(code) for name, code in re.findall(r"CONVDISPATCH_(\w+)(?: =)? (\d+)", _TEXT)}
 """The header's numbers by their names, without the prefix and in small letters."""
-DTYPE_CODES = {name: CODES[name] for name in (*DTYPES, *QUANTIZED) if name in CODES}
-PROMISES = ("deterministic", "exact", "spreads_nonfinite", "quantized", "reproducible", "batch_invariant")
+DTYPE_CODES = {name: CODES[name] for name in ALL_DTYPES if name in CODES}
+PROMISES = ("deterministic", "exact", "spreads_nonfinite", "reproducible", "batch_invariant")
 """The attributes of a Solver that are bits of ``promises``."""
 _DIRECTIONS = {"fwd": "forward", "bwd_data": "backward_data", "bwd_weights": "backward_weights"}
 _ERRORS: dict[str, type[Exception]] = {"out_of_memory": MemoryLimit, "build_failed": BuildFailed}

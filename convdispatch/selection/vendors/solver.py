@@ -52,9 +52,7 @@ class VendorSolver(Solver):
         return f"{offered} only, got {device.type} of {device.vendor}"
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """The reason of ``dtypes``, of the places or of the library."""
-        if problem.dtype not in self.dtypes:
-            return f"{', '.join(sorted(self.dtypes))} only, got {problem.dtype}"
+        """The reason of the places, or of the library."""
         if reason := self.serves(device):
             return reason
         text = abi.Text()
