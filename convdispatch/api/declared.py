@@ -46,7 +46,7 @@ class Declared(Solver):
         fuses: Iterable[str] = (),
         deterministic: bool = True,
         exact: bool = False,
-        spreads_nonfinite: bool = False,
+        spreads_nonfinite: bool | None = None,
         predicts: bool = True,
         quantized: bool = False,
     ) -> None:

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from . import settings
 from .errors import Frozen, InvalidPolicy
 from .literals import Tier
 
@@ -26,6 +27,9 @@ class Policy:
     """The largest workspace, in bytes, that a plan may need."""
     deterministic: bool = False
     """Only solvers whose results repeat bit for bit."""
+    strict_nan: bool | None = None
+    """An infinity or NaN of the tensor that is convolved reaches the results that read it, and no other: only solvers
+    that say so. None: as ``CONVDISPATCH_STRICT_NAN`` says."""
     fallback: bool = True
     """When a plan fails as it runs, quarantine it and run the next candidate."""
     tier: str | None = None
@@ -49,9 +53,21 @@ class Policy:
     @property
     def selection(self) -> Policy:
         """This policy reduced to the fields that affect which plan is chosen."""
-        if self.fallback and not self.frozen and self.tier is None:
+        strict = self.is_strict_nan or (False if settings.STRICT_NAN.value() else None)
+        if self.fallback and not self.frozen and self.tier is None and self.strict_nan is strict:
             return self
-        return replace(self, frozen=False, fallback=True, tier=None)
+        return replace(self, frozen=False, fallback=True, tier=None, strict_nan=strict)
+
+    @property
+    def is_strict_nan(self) -> bool:
+        """Whether this policy, or the environment, asks for solvers that spread no infinity or NaN."""
+        return settings.STRICT_NAN.value() if self.strict_nan is None else self.strict_nan
+
+    @property
+    def promises(self) -> dict[str, Any]:
+        """The arguments of ``policy`` that promise something of the results, for code that works for a call in another
+        thread or process."""
+        return {"deterministic": self.deterministic, "strict_nan": self.is_strict_nan}
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
@@ -85,6 +101,7 @@ def policy(
     max_error: float | None = _UNCHANGED,
     workspace_limit: int | None = _UNCHANGED,
     deterministic: bool = _UNCHANGED,
+    strict_nan: bool | None = _UNCHANGED,
     fallback: bool = _UNCHANGED,
     tier: Tier | None = _UNCHANGED,
     frozen: bool = _UNCHANGED,
@@ -122,6 +139,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "max_error": (int, float, type(None)),
     "workspace_limit": (int, type(None)),
     "deterministic": (bool,),
+    "strict_nan": (bool, type(None)),
     "fallback": (bool,),
     "frozen": (bool,),
     "tier": (str, type(None)),

@@ -293,6 +293,13 @@ TIER = Setting(
     "goes before it",
     ("full",),
 )
+STRICT_NAN = Setting(
+    "CONVDISPATCH_STRICT_NAN",
+    TRUTH,
+    False,
+    "`1`: everywhere as under `policy(strict_nan=True)` ([what that promises](reproducibility.md#strict_nan))",
+    ("1",),
+)
 TORCH_FIND_MS = Setting(
     "CONVDISPATCH_TORCH_FIND_MS",
     _number(0, 86_400_000, "milliseconds"),

@@ -63,9 +63,10 @@ class Solver(ABC):
     """The same inputs give the same bits, every time."""
     exact: bool = False
     """Small integer data give exact results, as a direct sum does (no transform rounds them)."""
-    spreads_nonfinite: bool = False
-    """An infinity or NaN in the tensor that is convolved (x, or dy of a data gradient) may reach outputs of its plane
-    that do not read it, as it reaches the whole tile of a transform (Winograd, FFT)."""
+    spreads_nonfinite: bool | None = None
+    """Whether an infinity or NaN in the tensor that is convolved (x, or dy of a data gradient) may reach outputs of its
+    plane that do not read it, as it reaches the whole tile of a transform (Winograd, FFT). Only a solver that says
+    False is a candidate under ``policy(strict_nan=True)``. The kit holds a solver that says nothing to False too."""
     quantized: bool = False
     """Computes quantized problems (``problem.quantized``); any other solver never sees one."""
     predicts: bool = True

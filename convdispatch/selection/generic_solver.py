@@ -44,6 +44,7 @@ class GenericSolver(Solver):
 
     name = "general"
     exact = True
+    spreads_nonfinite = False
     fuses = EPILOGUE
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:

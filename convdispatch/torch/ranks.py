@@ -105,7 +105,7 @@ def agree(problem: ConvProblem, device: Callable[[], Any], tensor: Any = None) -
         return
     first = ranking.rank(problem, runtime.device_info(where))[0]
     mine = json.dumps([first.solver.name, dict(first.config)], sort_keys=True)
-    key = f"{_PREFIX}{problem}/{current_policy().deterministic}"
+    key = f"{_PREFIX}{problem}/{current_policy().promises}"
     try:
         solver, config = json.loads(store.compare_set(key, "", mine))
     except RuntimeError as error:

@@ -40,7 +40,7 @@ def convdispatch_solvers() -> list[Solver]:
         fuses = {"bias", "residual"} if residual else {"bias"}
         return Declared(
             f"{__name__}.{module}", make, name=name, fuses=fuses, exact=True, quantized=True,
-            serves=serves,  # type: ignore[arg-type]
+            spreads_nonfinite=False, serves=serves,  # type: ignore[arg-type]
         )  # fmt: skip
 
     return [

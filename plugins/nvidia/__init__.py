@@ -42,7 +42,7 @@ def convdispatch_solvers() -> Sequence[Solver]:
         for room, kind, name, arguments, exact in found
     ]  # fmt: skip
     integers = Declared(f"{__name__}.int8.solver", "Int8", name="nvidia.int8", serves=_gpus_only,
-                        fuses={"bias", "residual"}, exact=True, quantized=True)  # fmt: skip
+                        fuses={"bias", "residual"}, exact=True, quantized=True, spreads_nonfinite=False)  # fmt: skip
     return [*numbers, integers]
 
 

@@ -192,6 +192,9 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
         return "refused", f"policy(solver={policy.solver!r}) does not name it"
     if policy.deterministic and not solver.deterministic:
         return "refused", "policy(deterministic=True), and this solver is not"
+    if policy.is_strict_nan and solver.spreads_nonfinite is not False:
+        does = "spreads an infinity or NaN" if solver.spreads_nonfinite else "does not say spreads_nonfinite = False"
+        return "refused", f"policy(strict_nan=True), and this solver {does}"
     aside = set_aside_here(solver, problem, device)
     if aside:
         return aside

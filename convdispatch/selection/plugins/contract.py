@@ -79,5 +79,6 @@ def _check_attributes(solver: Solver) -> None:
     if not isinstance(fuses, set | frozenset) or not fuses <= set(EPILOGUE):
         raise TypeError(f"{name}.fuses is a frozenset among {', '.join(EPILOGUE)}, got {fuses!r}")
     for attribute in TRAITS[1:-1]:
-        if not isinstance(getattr(solver, attribute), bool):
-            raise TypeError(f"{name}.{attribute} is True or False, got {getattr(solver, attribute)!r}")
+        value = getattr(solver, attribute)
+        if not isinstance(value, bool) and not (value is None and attribute == "spreads_nonfinite"):
+            raise TypeError(f"{name}.{attribute} is True or False, got {value!r}")

@@ -185,7 +185,7 @@ class GraphForms:
             if form is not None and (race is None or race.winner == "form"):
                 return form
         if wanted != "operators" and inductor.available(device) and self._compiled < MAX_COMPILED:
-            other = self._build_by_inductor(inputs, tensors, why)
+            other = self._build_by_inductor(inputs, tensors, why, key[2].is_strict_nan)
             return other if form is None or race is None else race.fastest({"form": form, "inductor": other}, tensors)
         if form is not None:
             return form
@@ -201,17 +201,21 @@ class GraphForms:
 
     def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
         """The timed choice between a form and inductor; None if there is no choice: inductor is unavailable, results
-        must repeat from process to process, or a form is sure to win."""
-        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].deterministic:
+        must repeat from process to process, inductor's convolutions may spread a NaN, or a form is sure to win."""
+        bound = key[2].deterministic or key[2].is_strict_nan
+        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or bound:
             return None
         graph = self._specialised(inputs)
         return Race(graph) if may_lose(graph) else None
 
-    def _build_by_inductor(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], why: str) -> OperatorForm:
-        """The graph compiled by inductor: with our convolutions on a GPU and if that was requested; else as a whole,
+    def _build_by_inductor(
+        self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], why: str, strict_nan: bool
+    ) -> OperatorForm:
+        """The graph compiled by inductor: with our convolutions on a GPU and if that was requested, or the policy holds
+        them to spread no NaN; else as a whole,
         because on a CPU inductor fuses what follows oneDNN's convolutions, and calls of ours cost the host more."""
         self._compiled += 1
-        ours = self._backend.engine == "inductor" or not tensors[0].is_cpu
+        ours = self._backend.engine == "inductor" or not tensors[0].is_cpu or strict_nan
         graph = self._specialised(inputs)
         with torch.inference_mode(False):
             run = inductor.compiled_frozen(graph, [each.detach() for each in tensors], self._backend, ours)
@@ -232,7 +236,7 @@ class GraphForms:
             net.check(dtype)
             if net.lies_otherwise():
                 net.lie_as(self._unfused(list(inputs)))
-            with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
+            with policy(solver=chosen.solver, **chosen.promises), torch.inference_mode(False):
                 fed = net.feeds(net.given(tensors))
                 # The layout is fixed: timing might choose another one in each process.
                 layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None

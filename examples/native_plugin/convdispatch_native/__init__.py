@@ -73,6 +73,7 @@ class NativePlan:
 
 class Native(Solver):
     name = "native.gemm1x1"
+    spreads_nonfinite = False
 
     def rejects(self, problem, device):
         if device.type != "cpu":

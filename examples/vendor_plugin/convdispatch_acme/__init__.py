@@ -6,6 +6,7 @@ from convdispatch.api import KernelPlan, Solver, hookimpl, rates
 class Direct1x1(Solver):
     name = "acme.direct1x1"
     exact = True
+    spreads_nonfinite = False
     fuses = frozenset({"bias"})
 
     def rejects(self, problem, device):
