@@ -9,43 +9,12 @@ from ..api.device import DeviceInfo
 from ..api.errors import InvalidArgument, NoSolver
 from ..api.problem import ConvProblem
 from ..device import runtime
-from ..device.opencl.platforms import DescribedDevice
 from ..device.programs.kernels import rendering
 from ..selection.derivation.solver import named
 from ..selection.explanation import explain
 from ..selection.plugins.loader import plugins
 from ..selection.visible_problem import visible_problem
-
-_NVIDIA = {
-    "max_work_group_size": 1024,
-    "max_work_item_sizes": (1024, 1024, 64),
-    "local_mem_size": 48 << 10,
-    "fp64": True,
-}
-_CPU = {"max_work_group_size": 8192, "max_work_item_sizes": (8192,) * 3, "local_mem_size": 256 << 10, "fp64": True}
-DESCRIBED = {
-    "h200": DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132, global_mem_size=141 << 30,
-                       max_alloc_size=35 << 30, **_NVIDIA),
-    "h100": DeviceInfo("NVIDIA H100", "nvidia", "gpu", "sm_90", compute_units=132, global_mem_size=80 << 30,
-                       max_alloc_size=20 << 30, **_NVIDIA),
-    "a100": DeviceInfo("NVIDIA A100", "nvidia", "gpu", "sm_80", compute_units=108, global_mem_size=80 << 30,
-                       max_alloc_size=20 << 30, **_NVIDIA),
-    "mi300x": DeviceInfo("AMD Instinct MI300X", "amd", "gpu", "gfx942", compute_units=304, global_mem_size=192 << 30,
-                         max_alloc_size=48 << 30, max_work_group_size=1024, max_work_item_sizes=(1024,) * 3,
-                         local_mem_size=64 << 10, fp16=True, fp64=True),
-    "avx512": DeviceInfo("a CPU with AVX-512", "intel", "cpu", "simd512", compute_units=16, simd_width=16,
-                         global_mem_size=64 << 30, max_alloc_size=32 << 30, **_CPU),
-    "avx2": DeviceInfo("a CPU with AVX2", "intel", "cpu", "simd256", compute_units=16, simd_width=8,
-                       global_mem_size=64 << 30, max_alloc_size=32 << 30, **_CPU),
-}  # fmt: skip
-"""Descriptions of devices, as their drivers report them, for rendering kernels without the device."""
-
-
-class _Context:
-    """A stand-in for a context, so that no cache of a real context gets entries that are text alone."""
-
-    def __init__(self, device: Any) -> None:
-        self.devices = [device]
+from .targets.described import DESCRIBED, TARGETS, StandIn, described_context
 
 
 def rendered(
@@ -87,8 +56,9 @@ def _place(device: str | None, described: str | None) -> tuple[DeviceInfo, Any]:
     """A device's description and a stand-in for its context."""
     if described is None:
         found = runtime.find_device(device)
-        return runtime.device_info(found), _Context(found)
+        return runtime.device_info(found), StandIn(found)
+    described = TARGETS.get(described, described)
     if described not in DESCRIBED:
-        raise InvalidArgument(f"described devices are {', '.join(DESCRIBED)}, got {described!r}")
+        raise InvalidArgument(f"described devices are {', '.join([*DESCRIBED, *TARGETS])}, got {described!r}")
     info = DESCRIBED[described]
-    return info, _Context(DescribedDevice(info))
+    return info, described_context(info)

@@ -18,7 +18,18 @@ from convdispatch.api import BuildFailed, build, kernel_text
 from convdispatch.api.matrix import TileInstruction, WarpTile
 
 LOCAL_LIMIT = 227 * 1024
-"""Bytes of local memory that a work group can have; static arrays of this size load, whatever the device reports."""
+"""Bytes of local memory that a work group can have on Hopper; static arrays of this size load, whatever the device
+reports."""
+LOCAL_LIMITS = {
+    "sm_90": LOCAL_LIMIT,
+    "sm_100": LOCAL_LIMIT,
+    "sm_103": LOCAL_LIMIT,
+    "sm_80": 163 * 1024,
+    "sm_87": 163 * 1024,
+}
+"""The same by architecture (CUDA C++ programming guide, compute capabilities)."""
+LEAST_LOCAL_LIMIT = 99 * 1024
+"""Bytes of local memory that a work group can have on each other architecture with these instructions."""
 PLAIN_C = "plain_c"
 """The test package whose plain C replaces PTX in kernels of a plan that is made with ``emulate``."""
 MARK = "//@"

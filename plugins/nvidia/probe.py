@@ -14,7 +14,7 @@ POINTWISE = ConvProblem(mb=2, ic=68, ih=9, iw=8, oc=24)
 HALVES = PROBLEM.replace(dtype="float16", layout="nhwc")
 BYTES = PROBLEM.replace(dtype="int8", out_dtype="int8", layout="nhwc", residual=True)
 HOPPER = ("sm_90",)
-AMPERE = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90")
+AMPERE = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 GROUP = {"bm": 64, "bn": 32, "wm": 1, "wn": 1}
 ENGINES: dict[str, tuple[tuple[str, ...], str, ConvProblem, dict[str, Any]]] = {
     "mma": (AMPERE, "packed.plan.NvidiaPlan", PROBLEM,

@@ -8,6 +8,7 @@ from typing import Any
 from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, Solver, phase_count
 from convdispatch.api.matrix import MAX_BYTES, Configured
 
+from .instructions import LEAST_LOCAL_LIMIT, LOCAL_LIMIT, LOCAL_LIMITS
 from .pace import memory, pace
 from .probe import refusal
 
@@ -43,9 +44,11 @@ class TileSolver(Solver):
         raise NotImplementedError
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """The tiles as configurations."""
+        """The tiles as configurations, as far as the architecture has local memory for them."""
+        limit = LOCAL_LIMITS.get(device.arch, LEAST_LOCAL_LIMIT)
         for tile in self.tiles(problem, device):
-            yield tile.config()
+            if limit == LOCAL_LIMIT or self.tiling(problem, tile.config()).local_bytes <= limit:
+                yield tile.config()
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Predicted seconds: the model that was fitted on an H200, scaled to this device's speed."""

@@ -15,7 +15,8 @@ from convdispatch import policy
 from convdispatch.device import runtime
 from convdispatch.device.programs import kernels
 from convdispatch.tools.cli import main
-from convdispatch.tools.rendered import DESCRIBED, rendered
+from convdispatch.tools.rendered import rendered
+from convdispatch.tools.targets.described import DESCRIBED
 
 CASES = {
     "direct": ("mb1ic64ih14oc64kh1", "nvidia.direct", "h200", "direct"),

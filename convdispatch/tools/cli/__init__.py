@@ -15,7 +15,7 @@ A new subcommand is a function in a module here, named in ``COMMANDS``; options 
 - ``train``: ``train``.
 - ``replay``: ``replay``.
 - ``translate``: ``translate``.
-- ``kernel``: ``kernel``.
+- ``kernel``: ``kernel``, ``targets``.
 - ``database``: ``db``.
 - ``config``: ``config``.
 - ``calibrate``: ``calibrate``.
@@ -56,6 +56,7 @@ COMMANDS = {
     "run": ".run_model",
     "pack": ".pack",
     "replay": ".replay",
+    "targets": ".kernel",
     "trace": ".pack",
     "train": ".train",
     "translate": ".translate",

@@ -1,13 +1,26 @@
-"""``kernel``: the kernels of a solver, as rendered for a problem."""
+"""``kernel``, ``targets``: the kernels of solvers as text, and compiled for devices that need not be there."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
 import click
 
-from .options import DEVICE
+from ...api.errors import InvalidArgument
+from ...api.problem import ConvProblem
+from ..problems import read_entries
+from ..progress import progress
+from .interrupts import INTERRUPTED
+from .options import DEVICE, OUTPUT, solvers_are_named, stderr, stdout
 from .output import echo
+
+MOST = 200
+"""Problems of a solver and a target, unless ``--most`` says otherwise."""
 
 
 @click.command()
@@ -32,3 +45,78 @@ def kernel(problem: str, solver: str | None, config: str | None, device: str | N
     for place, text in enumerate(texts, 1):
         echo(f"\n// --- program {place} of {len(texts)} ---")
         echo(text)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is compiled: the targets' names (none: all that this machine compiles for), and whose kernels."""
+
+    names: Sequence[str]
+    takes: Callable[[str, str], bool]
+    """``takes(solver, plugin)``: whether the kernels of a solver of that plugin are compiled."""
+    problems: Sequence[ConvProblem] | None = None
+    """None: those of the shape tables and the kit."""
+
+
+@click.command()
+@click.argument("names", metavar="[TARGET...]", nargs=-1)
+@click.option("--solver", metavar="GLOB", default=None, help="Only these solvers.")
+@click.option("--from", "files", type=click.Path(path_type=Path), multiple=True, help="Problems of a file or a net.")
+@click.option("--most", type=click.IntRange(min=1), default=MOST, show_default=True, help="Problems of each solver.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print the table as Markdown.")
+@click.option("--json", "json_path", type=OUTPUT, default=None, help="Write every kernel and error there.")
+@click.pass_context
+def targets(
+    context: click.Context, names: tuple[str, ...], solver: str | None, files: tuple[Path, ...], **options: Any
+) -> None:
+    """Compile every solver's kernels for TARGETs, by their vendors' own compilers, without a device.
+
+    Without a name: for all targets whose compilers are on this machine. The problems are drawn from the shape tables
+    and the conformance kit. Exit status 1 for a kernel that does not compile or exceeds a limit of the device.
+    """
+    solvers_are_named(solver)
+    problems = [entry.problem for entry in read_entries((), files)] if files else None
+    chosen = Chosen(names, lambda name, plugin: fnmatchcase(name, solver or "*"), problems)
+    context.exit(compile_for(chosen, **options))
+
+
+def compile_for(chosen: Chosen, most: int = MOST, as_markdown: bool = False, json_path: Path | None = None) -> int:
+    """Compile what is chosen and show what its kernels use; the exit status."""
+    from ...selection.plugins.loader import plugins
+    from ..targets.compilers import identity, missing
+    from ..targets.compiling import compile_all, drawn, markdown, table
+    from ..targets.described import TARGETS
+
+    unknown = [name for name in chosen.names if name not in TARGETS]
+    if unknown:
+        raise InvalidArgument(f"targets are {', '.join(TARGETS)}, got {', '.join(unknown)}")
+    console, known = stderr(), plugins()
+    reasons = {name: missing(name) for name in chosen.names or TARGETS}
+    for name, reason in reasons.items():
+        if reason:
+            console.print(f"{name} is left out: it {reason}")
+    names = [name for name, reason in reasons.items() if not reason]
+    if not names:
+        raise InvalidArgument("this machine has no compiler for a target that was named")
+    solvers = [known.solvers[name] for name in sorted(known.solvers) if chosen.takes(name, known.provider(name))]
+    rows, status = [], 0
+    with progress(console, "targets", len(names) * len(solvers) * most) as step:
+        try:
+            for row in compile_all(names, solvers, chosen.problems or drawn(), most, step):
+                rows.append(row)
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+            console.print("interrupted: what was compiled is cached; the same command continues there")
+    shown = table(rows)
+    if as_markdown:
+        echo(markdown(shown))
+    else:
+        stdout().print(shown)
+    for row in rows:
+        for problem, words in row.errors.items():
+            console.print(f"{row.target} {row.solver} {problem}: {words}", soft_wrap=True)
+    for name in names:
+        console.print(f"{name}: {identity(name)}", soft_wrap=True)
+    if json_path is not None:
+        json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    return status or int(any(row.errors for row in rows))

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..problems import read_entries
 from ..progress import progress
 from .cluster import CLUSTER, security_of
 from .interrupts import interrupted
+from .kernel import Chosen, compile_for
 from .options import DEVICE, OUTPUT, command_line, stderr, stdout
 from .output import echo, shown
 
@@ -45,6 +47,7 @@ from .output import echo, shown
 @click.option("--json", "json_path", type=OUTPUT, default=None, help="Write the report there.")
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
+@click.option("--compile-only", metavar="TARGET,...", help="Run nothing: compile for these (see `targets`).")
 @click.option(
     "--errata", is_flag=True, help="Try each erratum again, of whatever plugin. Exit status 1 if one is over."
 )
@@ -52,7 +55,16 @@ from .output import echo, shown
 @click.option("--verbose", "-v", is_flag=True, help="Print every outcome.")
 @CLUSTER
 @DEVICE
-def verify(plugins: tuple[str, ...], level: str, render: Path | None, listing: bool, **options: Any) -> None:
+@click.pass_context
+def verify(
+    context: click.Context,
+    plugins: tuple[str, ...],
+    level: str,
+    render: Path | None,
+    listing: bool,
+    compile_only: str | None,
+    **options: Any,
+) -> None:
     """Verify each PLUGIN: its solvers refuse every case in words or compute it right. Exit status 1 if not.
 
     Core is the forward convolution in 2-D, training adds the gradients, full the ranks, layouts, dtypes, epilogues.
@@ -75,6 +87,11 @@ def verify(plugins: tuple[str, ...], level: str, render: Path | None, listing: b
         sys.exit(0 if _try_errata(options["device"], paths[0]) else 1)
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
+    if compile_only is not None:
+        names, pattern = compile_only.split(","), options["solver"] or "*"
+        problems = [entry.problem for entry in read_entries((), options["files"])] if options["files"] else None
+        chosen = Chosen(names, lambda name, plugin: plugin in plugins and fnmatchcase(name, pattern), problems)
+        context.exit(compile_for(chosen, json_path=paths[0]))
     if cluster is not None and (options["first"] or within_s is not None):
         raise click.UsageError("--first and --within end a run on one machine; with --cluster, Ctrl-C does")
     if render is None and cluster is None:

@@ -3,7 +3,6 @@
 % for s in range(p.a_slots):
       a_next${s} = ${f"tid + {s * items} < {bk * bm // 4} ? " if (s + 1) * items > bk * bm // 4 else ""}*(global const quad *)(a_from + ${s * items * 4})${" : (ACC4)(0)" if (s + 1) * items > bk * bm // 4 else ""};
 % endfor
-      a_from += ${bk * bm};
 </%def>
 <%def name="fetch_source()">\
 ## Data: places are fixed, the channel and the tap move from slice to slice.

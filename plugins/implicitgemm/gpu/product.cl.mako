@@ -83,6 +83,10 @@ ${part("keep.cl.mako", at=("0", "0"))}\
   barrier(CLK_LOCAL_MEM_FENCE);
   int stage = 0;
   for (++slice; slice <= last; ++slice) {
+% if p.data:
+## Also after the last slice: Intel's compiler for GPUs ends at a pointer that a branch of a loop moves.
+    a_from += ${bk * bm};
+% endif
     if (slice < last) {
 ${part("fetch.cl.mako")}\
     }

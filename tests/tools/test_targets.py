@@ -1,0 +1,156 @@
+"""``convdispatch targets``: kernels compiled by vendors' compilers for devices that are not there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import convdispatch as cd
+from convdispatch.selection.plugins.loader import plugins
+from convdispatch.selection.visible_problem import computes_dtype, visible_problem
+from convdispatch.tools.cli import main
+from convdispatch.tools.targets import compilers, compiling
+from convdispatch.tools.targets.compilers import Compiled, Kernel
+from convdispatch.tools.targets.described import TARGETS, target_device
+
+SPILLING = """
+kernel __attribute__((reqd_work_group_size(64, 2, 1))) void fill(global float *out, int at) {
+  local float shared[96];
+  volatile float own[40];
+  for (int i = 0; i < 40; ++i) own[i] = out[i];
+  shared[get_local_id(0)] = own[at];
+  barrier(CLK_LOCAL_MEM_FENCE);
+  out[get_global_id(0)] = shared[at];
+}
+"""
+
+
+def compiler(target: str):
+    reason = compilers.missing(target)
+    if reason:
+        pytest.skip(f"{target} {reason}")
+    return compilers.compiler(target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_compiler_says_what_a_kernel_uses(target, tmp_path):
+    compiled = compiler(target)(SPILLING, tmp_path)
+    assert compiled.error is None
+    (kernel,) = compiled.kernels
+    assert (kernel.name, kernel.items) == ("fill", 128)
+    assert kernel.local >= 384, "384 bytes of local memory are declared"
+    assert kernel.scratch >= 160, "40 numbers are addressed by a variable"
+    assert 0 < kernel.registers <= 256
+    assert 0 < kernel.occupancy <= 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_error_is_a_sentence(target, tmp_path):
+    compiled = compiler(target)("kernel void wrong(global float *out) { *out = absent; }", tmp_path)
+    assert "absent" in str(compiled.error)
+    assert not compiled.kernels
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_solvers_kernels_compile(target, full):
+    compiler(target)
+    problem = cd.ConvProblem.parse("fwd_f32_mb8ic64ih28iw28oc64kh3kw3ph1pw1")
+    names = sorted(plugins().solvers) if full else ["im2col", "winograd.fused_f2x3", "implicitgemm.tiled"]
+    rows = list(compiling.compile_all([target], [plugins().solvers[name] for name in names], [problem], 1))
+    assert all(not row.errors for row in rows), [row.errors for row in rows]
+    assert sum(bool(row.kernels) for row in rows) >= 2
+
+
+@pytest.fixture
+def counted(monkeypatch, tmp_path):
+    """A compiler that notes the texts that it compiles, and a cache of its own."""
+    seen = []
+
+    def run(text, folder):
+        seen.append(text)
+        return Compiled(kernels=[Kernel("product", 70, 8, 1 << 20, 64, 0.5)])
+
+    for module in (compiling, compilers):
+        monkeypatch.setattr(module, "identity", lambda target: "stand-in 1")
+    monkeypatch.setattr(compiling, "compiler", lambda target: run)
+    monkeypatch.setattr(compilers, "missing", lambda target: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return seen
+
+
+def test_a_text_is_compiled_once(counted, tmp_path):
+    report = tmp_path / "report.json"
+    words = ["targets", "gfx942", "--solver", "im2col", "--from", "alexnet", "--json", str(report)]
+    first = CliRunner().invoke(main, words)
+    texts = len(counted)
+    assert texts == len(set(counted)) > 0
+    again = CliRunner().invoke(main, words)
+    assert len(counted) == texts, "the second run read what the first one compiled"
+    assert first.stdout == again.stdout
+    (row,) = json.loads(report.read_text())
+    assert row["problems"] == 5
+    assert first.exit_code == 1
+    assert "1048576 bytes of local memory, at most 65536" in first.output
+
+
+def test_an_interrupted_run_shows_what_it_has(counted, monkeypatch):
+    rows = iter([compiling.Row("gfx942", "im2col", 1, kernels=[Kernel("product", 70, 8, 512, 64, 0.5)])])
+
+    def interrupted(*arguments):
+        yield next(rows)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiling, "compile_all", interrupted)
+    done = CliRunner().invoke(main, ["targets", "gfx942", "--markdown"])
+    assert done.exit_code == 130
+    assert "| gfx942 | im2col | 1 | 1 | 0 | 70 | 70 | 1 | 8 | 0.5 | 50% | 50% |" in done.output
+
+
+def test_verify_compiles_a_plugins_kernels_only(counted):
+    done = CliRunner().invoke(main, ["verify", "im2col", "--compile-only", "gfx90a,pvc", "--from", "alexnet"])
+    assert done.exit_code == 1, "the stand-in's kernel exceeds the local memory"
+    assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith(("gfx90a", "pvc"))} == {"im2col"}
+
+
+def test_refusals(monkeypatch):
+    done = CliRunner().invoke(main, ["targets", "gfx1"])
+    assert "targets are gfx90a, gfx942" in done.output
+    monkeypatch.setattr(compilers.shutil, "which", lambda name: None)
+    done = CliRunner().invoke(main, ["targets", "dg2"])
+    assert "dg2 is left out: it needs Intel's ocloc" in done.output
+    assert done.exit_code == 1
+
+
+def test_drawn_problems_are_of_every_kind():
+    problems = compiling.drawn()[:400]
+    assert len(set(problems)) == 400
+    assert {one.direction for one in problems} == {"fwd", "bwd_data", "bwd_weights"}
+    assert {one.dtype for one in problems} >= {"float32", "float16", "bfloat16"}
+
+
+def test_a_unit_holds_so_many_groups():
+    """64 warps; 65,536 registers; 228 KB of which each group takes one for itself (CUDA's occupancy calculator)."""
+    unit = compilers._UNITS["sm_90"]
+    assert unit.occupancy(256, 0, 32) == 1.0
+    assert unit.occupancy(256, 0, 128) == 16 / 64
+    assert unit.occupancy(128, 100 << 10, 32) == 8 / 64
+    assert target_device("sm_90").compute_units == 132
+
+
+@pytest.mark.parametrize(("target", "most"), [("sm_80", 163 << 10), ("sm_90", 227 << 10), ("sm_120", 99 << 10)])
+@pytest.mark.parametrize("name", ["nvidia.mma", "nvidia.direct", "nvidia.grouped", "nvidia.int8"])
+def test_tiles_fit_the_architectures_local_memory(name, target, most):
+    """A work group's local memory by compute capability: CUDA C++ programming guide."""
+    solver, device, seen = plugins().solvers[name], target_device(target), 0
+    for problem in compiling.drawn()[:300]:
+        visible = visible_problem(solver, problem)
+        if computes_dtype(solver, problem) or solver.rejects(visible, device):
+            continue
+        configs = list(solver.configs(visible, device))
+        assert configs, f"{problem} is accepted without a configuration"
+        seen += len(configs)
+        sizes = [solver.tiling(visible, config).local_bytes for config in configs]
+        assert max(sizes) <= most, f"{problem}: {configs[sizes.index(max(sizes))]}"
+    assert seen > 20
