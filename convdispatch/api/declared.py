@@ -25,7 +25,7 @@ def gpus_only(device: DeviceInfo) -> str | None:
     return "GPUs and accelerators only, got a CPU" if device.type == "cpu" else None
 
 
-_SAID = ("name", "fuses", "deterministic", "exact", "spreads_nonfinite", "predicts", "quantized")
+_SAID = ("name", "fuses", "deterministic", "exact", "spreads_nonfinite", "predicts", "quantized", "reproducible")
 """The attributes that a declaration sets on its solver."""
 
 
@@ -49,10 +49,11 @@ class Declared(Solver):
         spreads_nonfinite: bool | None = None,
         predicts: bool = True,
         quantized: bool = False,
+        reproducible: bool = False,
     ) -> None:
         self.name, self.fuses = name, frozenset(fuses)
         self.deterministic, self.exact, self.spreads_nonfinite = deterministic, exact, spreads_nonfinite
-        self.predicts, self.quantized = predicts, quantized
+        self.predicts, self.quantized, self.reproducible = predicts, quantized, reproducible
         self._where, self._make, self._arguments, self._serves = where, make, arguments, serves
         self._made: Solver | None = None
         self._lock = threading.RLock()

@@ -69,6 +69,9 @@ class Solver(ABC):
     False is a candidate under ``policy(strict_nan=True)``. The kit holds a solver that says nothing to False too."""
     quantized: bool = False
     """Computes quantized problems (``problem.quantized``); any other solver never sees one."""
+    reproducible: bool = False
+    """Its results have the same bits on every device: those that docs/use/reproducibility.md defines. Only such solvers
+    are asked about problems with ``math="reproducible"``."""
     predicts: bool = True
     """Whether ``cost`` may return seconds. A plugin none of whose solvers do is asked only where a record, a lock file,
     a rule or a pin may put it first, where no other solver is left, and by ``explain`` and ``find``."""

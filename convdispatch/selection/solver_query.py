@@ -30,7 +30,7 @@ from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
 from .plugins import answer_trial, faults
 from .plugins.loader import plugins
 from .reach import out_of_reach
-from .visible_problem import computes_dtype, visible_problem
+from .visible_problem import computes_kind, visible_problem
 
 __all__ = [
     "FLOORS",
@@ -84,7 +84,7 @@ class SolverAnswers:
             self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _reason)
-            self.refused = self.elsewhere or computes_dtype(solver, problem)
+            self.refused = self.elsewhere or computes_kind(solver, problem)
             if self.refused is None and "reduced" not in vars(solver).get("chain", ()):
                 self.refused = out_of_reach(problem)
             self.refused = self.refused or self._answer("rejects", _reason)

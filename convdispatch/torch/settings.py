@@ -58,8 +58,8 @@ def switches(on_cuda: bool) -> tuple[bool, bool]:
 
 
 def math_of(settings: Settings, switched: tuple[Any, ...], dtype: str) -> str:
-    """The math mode for float32 data: the one that was requested, else what PyTorch's switches allow."""
-    if dtype != "float32":
+    """The math mode that was requested, else what PyTorch's switches allow; float32 for other dtypes."""
+    if dtype != "float32" and settings.math != "reproducible":
         return "float32"
     return settings.math or ("tf32" if switched[0] else "float32")
 
@@ -70,10 +70,12 @@ def policy_of(settings: Settings, switched: tuple[Any, ...]) -> Policy:
     current = current_policy()
     if current.tier is not None:
         current = replace(current, tier=None)
-    if settings.solver is None and not switched[1]:
+    # What is reproducible waits for its own kernel too: PyTorch's has other bits.
+    deterministic = bool(switched[1]) or settings.math == "reproducible"
+    if settings.solver is None and not deterministic:
         return current
     return replace(
         current,
         solver=settings.solver or current.solver,
-        deterministic=current.deterministic or bool(switched[1]),
+        deterministic=current.deterministic or deterministic,
     )

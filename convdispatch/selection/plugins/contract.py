@@ -25,7 +25,7 @@ class LoadedAs:
     """Whether the solver's plugin comes with this package."""
 
 
-TRAITS = ("name", "deterministic", "exact", "spreads_nonfinite", "quantized", "predicts", "fuses")
+TRAITS = ("name", "deterministic", "exact", "spreads_nonfinite", "quantized", "reproducible", "predicts", "fuses")
 """The attributes of a solver that the selection reads, and that must not change after loading."""
 
 

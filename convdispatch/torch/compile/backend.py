@@ -64,7 +64,14 @@ class Backend:
                 channels_last.lay_channels_last(graph)
             return let_go_of_capture(inductor.compiled(graph, inputs, self), graph)
         by_operator = inductor.operator_by_operator_compiler
-        traced = aot_autograd(fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference)
+        # Buffers that a graph with gradients writes are written inside of it: checkpoint() ends a second forward pass
+        # as soon as all tensors for the backward pass are there, so what AOTAutograd writes after it would be lost.
+        traced = aot_autograd(
+            fw_compiler=by_operator,
+            bw_compiler=by_operator,
+            inference_compiler=self._inference,
+            keep_inference_input_mutations=learns,
+        )
         with whole_upsampling():
             return let_go_of_capture(traced(graph, inputs), graph)
 
