@@ -60,8 +60,9 @@ def check(queue, problem: ConvProblem, solvers, device) -> int:
         with np.errstate(all="ignore"):
             reads = ~np.isfinite(reference.compute(problem, **operands_of(problem, operands)))
         for packed in (False, True)[: 1 if problem.direction == "bwd_weights" else 2]:
-            mine = dataclasses.replace(problem, constant_weights=packed)
             for solver in solvers:
+                math = "reproducible" if solver.reproducible else problem.math
+                mine = dataclasses.replace(problem, constant_weights=packed, math=math)
                 if solver.spreads_nonfinite or solver.rejects(mine, device) is not None:
                     continue
                 for config in list(solver.configs(mine, device))[:4]:
