@@ -28,9 +28,8 @@ __all__ = ["Im2col", "convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """Return the one solver of this plugin."""
-    return [
-        Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, exact=True, spreads_nonfinite=False)
-    ]
+    traits = {"exact": True, "spreads_nonfinite": False, "batch_invariant": True}
+    return [Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, **traits)]
 
 
 def __getattr__(name: str) -> Any:

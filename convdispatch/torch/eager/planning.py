@@ -94,7 +94,7 @@ def _call(request: CallRequest) -> Any:
     if last and form is not FORMATS.get(x.ndim):
         raise Fallback(f"the memory format {form} of {x.ndim}-D tensors is none of these engines'")
     problem, least = _problem(request, last), request.settings.min_flops
-    if least is not None and problem.flops < least:
+    if least is not None and request.chosen.problem_of_choice(problem).flops < least:
         raise Fallback(f"fewer than min_flops={least:g} operations")
     if 0 in w.shape or 0 in x.shape[1:]:
         raise Fallback("a size of zero other than the batch's")

@@ -184,7 +184,10 @@ class GraphForms:
             form, why = (None, f" ({made})") if isinstance(made, str) else (made, "")
             if form is not None and (race is None or race.winner == "form"):
                 return form
-        if wanted != "operators" and inductor.available(device) and self._compiled < MAX_COMPILED:
+        # On a CPU inductor would compute convolutions by oneDNN, whose sums depend on the batch.
+        race_only = wanted != "inductor" and device == "cpu" and key[2].is_invariant
+        may_compile = wanted != "operators" and not race_only and self._compiled < MAX_COMPILED
+        if may_compile and inductor.available(device):
             other = self._build_by_inductor(inputs, tensors, why, key[2].is_strict_nan)
             return other if form is None or race is None else race.fastest({"form": form, "inductor": other}, tensors)
         if form is not None:
@@ -201,9 +204,8 @@ class GraphForms:
 
     def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
         """The timed choice between a form and inductor; None if there is no choice: inductor is unavailable, results
-        must repeat from process to process, inductor's convolutions may spread a NaN, or a form is sure to win."""
-        bound = key[2].deterministic or key[2].is_strict_nan
-        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or bound:
+        must repeat from process to process or spread no NaN, or a form is sure to win."""
+        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].binds:
             return None
         graph = self._specialised(inputs)
         return Race(graph) if may_lose(graph) else None
