@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..elementwise import apply
-from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
 from .tape import current_tape, paused
 

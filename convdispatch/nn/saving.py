@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..device import jsontext
-from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
 
 _CODES = {

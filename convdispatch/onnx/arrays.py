@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..calls.arrays.accepted import refuse_mask
-from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
-from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
 from .arrays import is_torch, torch_to_numpy
 from .model import OnnxNet

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .. import inference, runtime
+from ..api.dtypes import numpy_dtype
 from ..api.errors import InvalidArgument
 from ..api.policy import promising
 from ..device.programs.kernels import Programs
-from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
 from . import operators  # noqa: F401 (importing the module registers the operators)
 from .arrays import Caller

@@ -7,16 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..api import dtypes
 from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..calls.arguments import describe, transposed_shape
 
-DTYPES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
+DTYPES = {getattr(torch, row.array_name): name for name, row in dtypes.DTYPES.items()}
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _TRANSPOSED = {"forward": "bwd_data", "data": "fwd", "weights": "bwd_weights"}
 _PLAIN = {"forward": "fwd", "data": "bwd_data", "weights": "bwd_weights"}

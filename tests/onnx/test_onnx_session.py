@@ -199,7 +199,8 @@ def test_a_provider_is_found_behind_one_that_is_not_here():
 
 def test_a_session_that_promises_strict_nan_keeps_a_nan_where_it_is_read():
     """By the session's options, by ``load``, and under a policy; forms of other promises stand beside it."""
-    text = model([node("Conv", "x", "w", out="y", pads=[1, 1, 1, 1])], {"x": (2, 32, 24, 24)}, {"w": normal(32, 32, 3, 3)})
+    layer = node("Conv", "x w", "y", pads=[1, 1, 1, 1])
+    text = model([layer], {"x": [2, 32, 24, 24]}, ["y"], {"w": normal(32, 32, 3, 3)})
     x = np.ones((2, 32, 24, 24), np.float32)
     x[1, 5, 11, 13] = np.nan
     options = ours.SessionOptions()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,15 +39,6 @@ inline long floordiv(long a, long b) {
   return b && (a % b != 0) && ((a < 0) != (b < 0)) ? q - 1 : q;
 }
 """
-
-
-def numpy_dtype(dtype: Any) -> np.dtype:
-    """A NumPy dtype, from one or its name; NumPy itself does not know "bfloat16"."""
-    if isinstance(dtype, str) and dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)
 
 
 def element(dtype: np.dtype) -> Element:

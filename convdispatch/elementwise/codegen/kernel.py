@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...api.dtypes import numpy_dtype
 from ...device import runtime
 from ...device.programs.kernels import Launch, build
-from .elements import element, kind_of, numpy_dtype, prelude
+from .elements import element, kind_of, prelude
 from .expression import Formula
 from .strides import collapse
 

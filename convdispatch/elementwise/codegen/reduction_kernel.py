@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...api.dtypes import numpy_dtype
 from ...api.policy import current_policy
 from ...device import runtime
 from ...device.programs.kernels import Launch, build
-from .elements import element, kind_of, numpy_dtype, prelude
+from .elements import element, kind_of, prelude
 from .expression import Formula
 from .kernel import SCALARS, VECTOR, Operand, _can_load_four, _line, _load
 from .strides import collapse

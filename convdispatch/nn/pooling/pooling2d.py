@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...api.dtypes import INTEGERS, storage_macros
+from ...api.dtypes import ALL_DTYPES, INTEGERS, storage_macros
 from ...api.errors import InvalidArgument
 from ...calls.arguments import per_axis
 from ...device import runtime
@@ -260,7 +260,7 @@ def _launches(
     h, w = (values["ih"], values["iw"]) if not apart else (-(-values[f"i{a}"] // values[f"s{a}"]) for a in "hw")
     most = mb * channels * max(values["ih"] * values["iw"], values["oh"] * values["ow"])
     pairs = apart and not nhwc and dtype == "float32" and values["sw"] == 2 and values["iw"] % 2 == 0
-    most_lanes = 8 if dtype == "float64" else 16
+    most_lanes = 64 // ALL_DTYPES[dtype].accumulator_size
     lanes = _lanes(values, most_lanes) if planes else {}
     row_lanes = _row_lanes(values, channels if nhwc else None, most_lanes) if not gpu and dtype in _VECTORS else 1
     macros = {

@@ -26,8 +26,6 @@ class Direct(TileSolver):
         return "direct"
 
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        if problem.dtype != "float32":
-            return f"float32 only, got {problem.dtype}"
         reason = size_limits(problem)
         if reason:
             return reason
