@@ -28,13 +28,8 @@ __all__ = ["Im2col", "convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """Return the one solver of this plugin."""
-<<<<<<< HEAD
-    traits = {"exact": True, "spreads_nonfinite": False, "batch_invariant": True}
-    return [Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, **traits)]
-=======
     return [Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, dtypes=FLOATS, exact=True,
-                     batch_invariant=True)]  # fmt: skip
->>>>>>> main
+                     spreads_nonfinite=False, batch_invariant=True)]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

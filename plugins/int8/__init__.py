@@ -39,14 +39,9 @@ def convdispatch_solvers() -> list[Solver]:
     def own(module: str, make: str, name: str, serves: object = None, residual: bool = True) -> Declared:
         fuses = {"bias", "residual"} if residual else {"bias"}
         return Declared(
-<<<<<<< HEAD
-            f"{__name__}.{module}", make, name=name, fuses=fuses, exact=True, quantized=True, batch_invariant=True,
-            spreads_nonfinite=False, serves=serves,  # type: ignore[arg-type]
-=======
             f"{__name__}.{module}", make, name=name, fuses=fuses, exact=True, batch_invariant=True,
-            dtypes=("int8", "uint8"),
+            dtypes=("int8", "uint8"), spreads_nonfinite=False,
             serves=serves,  # type: ignore[arg-type]
->>>>>>> main
         )  # fmt: skip
 
     return [

@@ -44,13 +44,6 @@ def convdispatch_solvers() -> Sequence[Solver]:
                  exact=room != "winograd", spreads_nonfinite=room == "winograd", batch_invariant=True)
         for room, kind, name, arguments, dtypes in found
     ]  # fmt: skip
-<<<<<<< HEAD
-    integers = Declared(f"{__name__}.int8.solver", "Int8", name="nvidia.int8", serves=_gpus_only,
-                        fuses={"bias", "residual"}, exact=True, quantized=True, batch_invariant=True,
-                        spreads_nonfinite=False)  # fmt: skip
-    return [*numbers, integers]
-=======
->>>>>>> main
 
 
 def _gpus_only(device: DeviceInfo) -> str | None:

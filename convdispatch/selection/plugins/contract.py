@@ -85,17 +85,12 @@ def _check_attributes(solver: Solver) -> None:
         raise TypeError(f"a solver's name is letters, digits and . _ -, got {name!r}")
     if not isinstance(fuses, set | frozenset) or not fuses <= set(EPILOGUE):
         raise TypeError(f"{name}.fuses is a frozenset among {', '.join(EPILOGUE)}, got {fuses!r}")
-<<<<<<< HEAD
-    for attribute in TRAITS[1:-1]:
-        value = getattr(solver, attribute)
-        if not isinstance(value, bool) and not (value is None and attribute == "spreads_nonfinite"):
-            raise TypeError(f"{name}.{attribute} is True or False, got {value!r}")
-=======
     if not _is_dtypes(solver.dtypes):
         raise TypeError(f"{name}.dtypes is a set of names such as 'float32', or one a direction, got {solver.dtypes!r}")
     for attribute in TRAITS[1:-2]:
-        if not isinstance(getattr(solver, attribute), bool):
-            raise TypeError(f"{name}.{attribute} is True or False, got {getattr(solver, attribute)!r}")
+        value = getattr(solver, attribute)
+        if not isinstance(value, bool) and not (value is None and attribute == "spreads_nonfinite"):
+            raise TypeError(f"{name}.{attribute} is True or False, got {value!r}")
 
 
 def _is_dtypes(dtypes: Any) -> bool:
@@ -104,4 +99,3 @@ def _is_dtypes(dtypes: Any) -> bool:
             isinstance(each, Mapping) or not _is_dtypes(each) for each in dtypes.values()
         )
     return isinstance(dtypes, Collection) and not isinstance(dtypes, str) and all(isinstance(e, str) for e in dtypes)
->>>>>>> main
