@@ -36,7 +36,7 @@ ROUNDS = 5
 def compared(compute: Callable[[np.ndarray], np.ndarray], given: np.ndarray, turns: int) -> tuple[int, int]:
     """Images that were compared, and those of them whose bits differ. ``turns``: places of each batch in the whole."""
     whole, count, wrong = compute(given), 0, 0
-    for images in BATCHES:
+    for images in (n for n in BATCHES if n <= len(given)):
         for turn in range(turns if images < len(given) else 1):
             start = (7 * turn + images) % max(1, len(given) - images + 1)
             part = compute(np.ascontiguousarray(given[start : start + images]))
@@ -45,7 +45,7 @@ def compared(compute: Callable[[np.ndarray], np.ndarray], given: np.ndarray, tur
     return count, wrong
 
 
-def ratio(free: Callable[[], object], invariant: Callable[[], object]) -> float:
+def ratio(free: Callable[[], object], invariant: Callable[[], object], rounds: int = ROUNDS) -> float:
     """The time of the second over the time of the first."""
     least, calls = [math.inf, math.inf], []
     for run in (free, invariant):
@@ -53,7 +53,7 @@ def ratio(free: Callable[[], object], invariant: Callable[[], object]) -> float:
         begin = time.perf_counter()
         run()
         calls.append(max(1, round(LEAST_S / max(time.perf_counter() - begin, 1e-6))))
-    for _, side in itertools.product(range(ROUNDS), (0, 1)):
+    for _, side in itertools.product(range(rounds), (0, 1)):
         begin = time.perf_counter()
         for _ in range(calls[side]):
             (free, invariant)[side]()
@@ -114,7 +114,7 @@ def net_of(name: str, side: int) -> tuple[Callable[[np.ndarray], np.ndarray], np
 @click.option("--seed", default=54)
 @click.option("--nets", default=",".join(catalogue.names()), help="Names, separated by commas.")
 @click.option("--net-seconds", default=180.0, help="Seconds after which no further net is begun.")
-@click.option("--images", default=WHOLE, help="Images of the whole batch of a net.")
+@click.option("--images", default=TIMED, help="Images of the whole batch of a net.")
 def main(seconds: float, seed: int, nets: str, net_seconds: float, images: int) -> None:
     """Print comparisons, images that differ, and the mean of time over time at batch 32."""
     print(runtime.device_info(runtime.find_device("cpu")))
@@ -141,7 +141,7 @@ def main(seconds: float, seed: int, nets: str, net_seconds: float, images: int) 
         given = given[:images]
         count, differ = compared(under(True, compute), given, 1)
         few = np.ascontiguousarray(given[:TIMED])
-        cost = ratio(lambda c=compute, x=few: under(False, c)(x), lambda c=compute, x=few: under(True, c)(x))
+        cost = ratio(lambda c=compute, x=few: under(False, c)(x), lambda c=compute, x=few: under(True, c)(x), 3)
         total, wrong = total + count, wrong + differ
         print(f"{name}: {count} images compared, {differ} differ; time at batch {len(few)}: {cost:.3f}", flush=True)
     print(f"all: {total} images compared, {wrong} differ")
