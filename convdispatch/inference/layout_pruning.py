@@ -63,7 +63,8 @@ def pruned(
 def with_mixed_layouts(graph: Graph, device: DeviceInfo, ranked: Ranked) -> Graph | None:
     """The graph with some pictures turned and others not, where that is predicted to be worth it."""
     here = traced_layout(graph)
-    turned = None if here is None else plan(graph, device, lambda problem: _cost(problem, device, ranked))
+    batch = _batch_factor(graph)
+    turned = None if here is None else plan(graph, device, lambda problem: _cost(problem, device, ranked), batch)
     return None if here is None or turned is None else relayout(graph, LAYOUTS[1 - LAYOUTS.index(here)], turned)
 
 
@@ -73,15 +74,20 @@ def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> f
     ``ranked`` takes the candidates of each convolution.
     """
     found, ranked = 0.0, {} if ranked is None else ranked
-    invariant = current_policy().is_invariant
+    batch = _batch_factor(graph)
     for node in graph.nodes:
         if node.function is reorder:
             moved = sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
-            moved *= CHOICE_BATCH / node.refs[0].shape[0] if invariant else 1
-            found += moved / rates(device).bandwidth + rates(device).launch
+            found += batch * moved / rates(device).bandwidth + rates(device).launch
         elif is_planned(node):
             found += _cost(problem_of(node), device, ranked)
     return found
+
+
+def _batch_factor(graph: Graph) -> float:
+    """Images of the batch for which layouts are chosen, over those of the graph: 1 but under ``batch_invariant``."""
+    sizes = [value.shape[0] for value in graph.inputs if len(value.shape) == 4]
+    return CHOICE_BATCH / sizes[0] if sizes and current_policy().is_invariant else 1.0
 
 
 def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
