@@ -56,16 +56,19 @@ def pruned(
         # Timing forms of one batch would choose for that batch: the prediction for the batch of choice decides for all.
         best = min(times, key=lambda layout: (math.isnan(times[layout]), times[layout]))
         return {best: graphs[best]}, counts, ranked
-    least = min(times.values())
-    return {layout: graphs[layout] for layout, time in times.items() if not time > PRUNED_FROM * least}, counts, ranked
+    least_seconds = min(times.values())
+    return (
+        {layout: graphs[layout] for layout, time in times.items() if not time > PRUNED_FROM * least_seconds},
+        counts,
+        ranked,
+    )
 
 
 def with_mixed_layouts(graph: Graph, device: DeviceInfo, ranked: Ranked) -> Graph | None:
     """The graph with some pictures turned and others not, where that is predicted to be worth it."""
-    here = traced_layout(graph)
-    batch = _batch_factor(graph)
-    turned = None if here is None else plan(graph, device, lambda problem: _cost(problem, device, ranked), batch)
-    return None if here is None or turned is None else relayout(graph, LAYOUTS[1 - LAYOUTS.index(here)], turned)
+    traced, batch = traced_layout(graph), _batch_factor(graph)
+    turned = None if traced is None else plan(graph, device, lambda problem: _cost(problem, device, ranked), batch)
+    return None if traced is None or turned is None else relayout(graph, LAYOUTS[1 - LAYOUTS.index(traced)], turned)
 
 
 def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> float:
@@ -73,15 +76,14 @@ def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> f
 
     ``ranked`` takes the candidates of each convolution.
     """
-    found, ranked = 0.0, {} if ranked is None else ranked
-    batch = _batch_factor(graph)
+    total, ranked, batch = 0.0, {} if ranked is None else ranked, _batch_factor(graph)
     for node in graph.nodes:
         if node.function is reorder:
-            moved = sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
-            found += batch * moved / rates(device).bandwidth + rates(device).launch
+            moved_bytes = batch * sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
+            total += moved_bytes / rates(device).bandwidth + rates(device).launch
         elif is_planned(node):
-            found += _cost(problem_of(node), device, ranked)
-    return found
+            total += _cost(problem_of(node), device, ranked)
+    return total
 
 
 def _batch_factor(graph: Graph) -> float:
@@ -98,8 +100,11 @@ def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
             ranked[problem] = choices(problem, device, policy)
         except ConvDispatchError:
             return math.nan
-    first = ranked[problem].first
-    problem = policy.problem_of_choice(problem)
-    cost = None if policy.is_invariant else measured_s(problem, device, first.solver.name)
-    cost = predicted(first.solver, problem, device, first.config) if cost is None else cost
+    best = ranked[problem].first
+    if policy.is_invariant:
+        chosen = policy.problem_of_choice(problem)
+        cost = predicted(best.solver, chosen, device, best.config)
+        return math.nan if cost is None else cost * CHOICE_BATCH / max(chosen.mb, 1)
+    cost = measured_s(problem, device, best.solver.name)
+    cost = predicted(best.solver, problem, device, best.config) if cost is None else cost
     return math.nan if cost is None else cost

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
 import pyopencl as cl
 import pytest
+from click.testing import CliRunner
 from convdispatch_exact import order, passes, probe
 from convdispatch_exact.registers import RegisterKernel
 from paths import ROOT
@@ -14,7 +16,10 @@ from paths import ROOT
 import convdispatch as cd
 from convdispatch.api import ConvProblem, InvalidProblem, NoSolver
 from convdispatch.device import runtime
+from convdispatch.measurement.conformance import digests, levels
+from convdispatch.measurement.conformance.session import Kit
 from convdispatch.selection.plugins.loader import plugins
+from convdispatch.tools.cli import main
 
 PAGE = (ROOT / "docs" / "use" / "reproducibility.md").read_text(encoding="utf-8")
 REGISTERS, TILES = (plugins().solvers[f"exact.{name}"].solver for name in ("registers", "tiles"))
@@ -221,7 +226,6 @@ def test_layouts_have_equal_bits():
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("fwd_f16_reproducible_mb1ic4ih5oc4kh3", "float32 and float64 only, got float16"),
     ("fwd_f32_reproducible_mb1ic4ih5oc4kh3+tanh", "activations relu, relu6, clip, leaky_relu only"),
     ("fwd_f32_ieee_mb1ic4ih5oc4kh3", "math='reproducible' only, got 'ieee'"),
 ])  # fmt: skip
@@ -258,3 +262,34 @@ def test_the_probe_s_table_is_right_and_tells_a_device_that_rounds_twice(page, d
         probe, "_TEXT", probe._TEXT.replace("fma(a[3 * i], a[3 * i + 1],", "(a[3 * i] * a[3 * i + 1] +")
     )
     assert "rounds once" in probe._failure(queue.context, dtype)
+
+
+def test_the_committed_digests_are_those_of_the_definition(page, full):
+    texts = list(digests.known())
+    assert len(texts) >= 60
+    assert {ConvProblem.parse(text).direction for text in texts} == {"fwd", "bwd_data", "bwd_weights"}
+    for problem in map(ConvProblem.parse, texts if full else texts[::3]):
+        if problem.flops > 4e5 and not full:
+            continue
+        assert digests.digest(expected(problem, digests.operands(problem), page)) == digests.known()[str(problem)], (
+            problem
+        )
+
+
+def test_the_kit_names_the_problem_whose_bits_differ(device, monkeypatch):
+    case = next(case for case in levels.cases("full") if case.problem.math == "reproducible")
+    kit = Kit("exact", device, "exact.registers")
+    (outcome,) = kit.run(case)
+    assert (outcome.status, "digest" in outcome.checks) == ("passed", True), outcome.reason
+    monkeypatch.setattr(digests, "known", lambda: {str(case.problem): "0" * 64})
+    (outcome,) = kit.run(case)
+    assert (outcome.status, outcome.check, outcome.case) == ("failed", "digest", str(case.problem))
+
+
+def test_verify_writes_the_digests_of_a_device(tmp_path, monkeypatch, device):
+    some = dict(list(digests.known().items())[:3])
+    monkeypatch.setattr(digests, "known", lambda: some | {next(iter(some)): "another"})
+    done = CliRunner().invoke(main, ["verify", "exact", "--digests", str(tmp_path / "bits.json"), "--device", "intel"])
+    assert done.exit_code == 1
+    assert done.output.startswith("1 digests differ from the committed ones\n  " + next(iter(some)))
+    assert json.loads((tmp_path / "bits.json").read_text()) == some
