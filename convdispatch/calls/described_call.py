@@ -13,7 +13,8 @@ from ..api.errors import InvalidArgument
 from ..api.problem import ConvProblem
 from ..api.quantization import Quantization
 from ..device import runtime
-from ..selection.prepared import Constant, operand_sizes
+from ..selection.prepared import Constant
+from ..selection.visible_problem import operand_sizes
 from .arguments import PLACES, Request, check_bias, described_problem
 from .arrays.accepted import is_array, refuse_mask, shape_of
 from .arrays.array_library import Library

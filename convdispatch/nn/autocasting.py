@@ -57,6 +57,6 @@ def _cast(x: Any, dtype: np.dtype) -> Any:
     with paused():
         y = apply("x", x=x, dtype=dtype)
     if tape is not None and tape.tracks(x):
-        own = x.dtype
-        tape.record(y, (x,), lambda dy: (dy if dy.dtype == own else apply("x", x=dy, dtype=own),))
+        original_dtype = x.dtype
+        tape.record(y, (x,), lambda dy: (dy if dy.dtype == original_dtype else apply("x", x=dy, dtype=original_dtype),))
     return y

@@ -44,10 +44,10 @@ inline long floordiv(long a, long b) {
 def element(dtype: np.dtype) -> Element:
     """Return how ``dtype`` is stored in memory and loaded by kernels. Raises InvalidArgument for one that kernels
     cannot hold."""
-    found = _ELEMENTS.get(dtype.name)
-    if found is None:
+    known_element = _ELEMENTS.get(dtype.name)
+    if known_element is None:
         raise InvalidArgument(f"element-wise kernels take {', '.join(_ELEMENTS)}, got {dtype.name}")
-    return found
+    return known_element
 
 
 def kind_of(dtypes: list[np.dtype], integral: bool) -> str:
