@@ -139,7 +139,11 @@ def _quantized_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple
     names = ("stride", "padding", "dilation", "groups", "layout")
     options = {name: arguments[name] for name in names if name in arguments}
     problem = quantized_problem(
-        arguments["x"].shape, arguments["w"].shape, dtype_name(arguments["x"].dtype), arguments["quantization"], **options
+        arguments["x"].shape,
+        arguments["w"].shape,
+        dtype_name(arguments["x"].dtype),
+        arguments["quantization"],
+        **options,
     )
     return problem.y_shape, numpy_dtype(problem.written_dtype)
 
