@@ -22,6 +22,7 @@ from ..selection.choice.set_aside import listed_errata, not_here, seen_errata
 from ..selection.plugins.errata import Erratum
 from ..selection.plugins.loader import dropin_folder, plugins, try_each
 from ..selection.plugins.registry import registry, registry_path
+from ..selection.vendors.discovery import sources
 from .folders import folders
 
 PACKAGES = ("convdispatch", "pyopencl", "numpy", "pluggy", "intel-opencl-rt", "pocl-binary-distribution")
@@ -49,6 +50,8 @@ class Report:
     native: str
     cache_limit: str
     dropin_folder: str
+    vendor_sources: list[str]
+    """The folders and files that name vendors' shared libraries, in order."""
     folders: dict[str, str]
     """The folders that convdispatch writes on this machine, by name; ``convdispatch config`` shows their sizes."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -109,6 +112,7 @@ def _examined(probe: bool, again: bool) -> Report:
         native=_native(),
         cache_limit=_cache_limit(),
         dropin_folder=str(dropin_folder()),
+        vendor_sources=[str(source) for source in sources()],
         folders={folder.name: str(folder.path) for folder in folders()},
     )
     report.advice = _advice(report)
@@ -233,13 +237,16 @@ def _plugins() -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The report contains the same texts as the warnings, with advice.
         loaded = plugins()
-        return [_with_unavailable_reason(loaded, entry) for entry in loaded.report]
+        return [_with_own_reasons(loaded, entry) for entry in loaded.report]
 
 
-def _with_unavailable_reason(loaded: Any, entry: Any) -> Any:
-    """A plugin may say by ``unavailable()`` that it can do nothing on this machine, and why."""
-    reason = loaded.unavailable(entry.name) if entry.status == "loaded" else None
-    return replace(entry, reason="; ".join(filter(None, (reason, entry.reason)))) if reason else entry
+def _with_own_reasons(loaded: Any, entry: Any) -> Any:
+    """A plugin may say by ``unavailable()`` that it can do nothing on this machine, and by ``NEVER_RUN`` that no
+    hardware has run it."""
+    if entry.status != "loaded":
+        return entry
+    reasons = (loaded.unavailable(entry.name), loaded.never_run(entry.name), entry.reason)
+    return replace(entry, reason="; ".join(filter(None, reasons)))
 
 
 def _advice(report: Report) -> list[str]:

@@ -13,7 +13,7 @@ the header's ``matrix`` where other vendors' matrix cores use it too; an instruc
 - ``pace``: how a device's speed differs from an H200's.
 - ``packed``: any problem, by the product of the header's ``matrix`` with ``mma.sync`` or ``wgmma``.
 - ``probe``: checks that a device's driver accepts an engine's instructions.
-- ``solving``: the base of the solvers, and refusals that several make.
+- ``solving``: the base of the solvers.
 - ``tma``: 16-bit or TF32 tensors, channels last, fed by the copy engine.
 - ``winograd``: 3x3 kernels of float32, whose transformed tiles are planes of ``packed``.
 """

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo
-from convdispatch.api.matrix import Layout
+from convdispatch.api.matrix import Layout, group_limits, size_limits
 
 from ..probe import require
-from ..solving import TileSolver, group_limits, size_limits
+from ..solving import TileSolver
 from .choice import choices, fits, seconds
 from .plan import NvidiaPlan
 from .tiling import Tile, Tiling
