@@ -9,9 +9,10 @@ import hashlib
 import itertools
 import json
 import statistics
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -88,20 +89,20 @@ def compile_all(
 
     Two texts are compiled at a time. Raises InvalidArgument for a target that this machine cannot compile for.
     """
-    run = {target: compiler(target) for target in targets}
-    with ThreadPoolExecutor(2) as pool:
+    run, pool = {target: compiler(target) for target in targets}, ThreadPoolExecutor(2)
+    try:
         for target, solver in itertools.product(targets, solvers):
-            row, waiting = Row(target, solver.name), dict[Future[Compiled], ConvProblem]()
-            texts = set[str]()
+            row, texts, waiting = Row(target, solver.name), set[str](), dict[Future[Compiled], ConvProblem]()
             for problem, text in _texts(row, solver, problems, most, step):
                 if text not in texts:
                     texts.add(text)
                     waiting[pool.submit(_compiled, run[target], target, text)] = problem
                 if len(waiting) > 8:
                     _collect(row, waiting, FIRST_COMPLETED)
-            while waiting:
-                _collect(row, waiting, FIRST_COMPLETED)
+            _collect(row, waiting, ALL_COMPLETED)
             yield row
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _texts(
@@ -150,7 +151,10 @@ def _compiled(run: Callable[[str, Path], Compiled], target: str, text: str) -> C
         values = json.loads(cached)
         return Compiled(values["error"], [Kernel(**kernel) for kernel in values["kernels"]])
     with tempfile.TemporaryDirectory(prefix="convdispatch-target-") as scratch:
-        compiled = run(text, Path(scratch))
+        try:
+            compiled = run(text, Path(scratch))
+        except subprocess.TimeoutExpired as late:  # On a machine that is less busy it may end in time.
+            return Compiled(f"{Path(late.cmd[0]).name} did not end in {late.timeout:.0f} s")
     write_file(path, _FORM, json.dumps(asdict(compiled)).encode())
     return compiled
 
