@@ -1,4 +1,4 @@
-"""Errors of every solver on every family of data (``convdispatch/measurement/search/families.py``), plane by plane, on any device.
+"""Errors of every solver on every family of data (``convdispatch/measurement/search/families.py``), plane by plane.
 
     python -m bench accuracy                              # the default device, small layers on a CPU
     python -m bench accuracy --device nvidia --math ieee --jobs 12 --markdown FILE

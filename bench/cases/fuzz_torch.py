@@ -10,7 +10,8 @@ what they share with the inputs, and what the code wrote must be the same. Witho
     python -m bench fuzz_torch --seed 17 --door fused      # one seed, step by step; --shrink makes it small
 
 A child process runs ``BATCH`` seeds; one that dies or hangs is a finding of the seed that it was at. What PyTorch's
-own compiler gets wrong too is no finding, nor a difference that the model shows at weights of a relative error 1e-5.
+own compiler gets wrong too is no finding, nor what eager PyTorch answers differently each time, nor a difference that
+the model shows at weights of a relative error 1e-5.
 """
 
 from __future__ import annotations
@@ -457,8 +458,12 @@ def _wrongs(number: int, step: Step, wanted: Any, got: Any) -> list[Wrong]:
 def run(program: Program, door: str, tell: bool = False) -> Wrong | None:
     """What is wrong with a program behind a door and is ours."""
     found = _isolated(program, door, tell)
+    if found:  # eager PyTorch beside itself: some of oneDNN's gradients in bfloat16 are memory that nobody wrote
+        unsteady = {(each.step, each.name) for _ in range(4) for each in _isolated(program, "own")}
+        found = [each for each in found if (each.step, each.name) not in unsteady]
     if found and door in ("fused", "backend"):
-        theirs = {(each.step, each.name) for each in _isolated(program, "compiler")}
+        same = dataclasses.replace(program, dynamic=None) if door == "fused" else program  # as convert() compiles
+        theirs = {(each.step, each.name) for each in _isolated(same, "compiler")}
         found = [each for each in found if (each.step, each.name) not in theirs]
     if found and any(each.error != 1.0 for each in found):
         noise = {(each.step, each.name): each.error for each in _isolated(program, "noisy")}

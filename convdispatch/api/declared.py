@@ -25,7 +25,10 @@ def gpus_only(device: DeviceInfo) -> str | None:
     return "GPUs and accelerators only, got a CPU" if device.type == "cpu" else None
 
 
-_SAID = ("name", "fuses", "deterministic", "exact", "spreads_nonfinite", "predicts", "quantized")
+_SAID = (
+    "name", "fuses", "deterministic", "batch_invariant", "exact", "spreads_nonfinite", "predicts", "quantized",
+    "reproducible",
+)  # fmt: skip
 """The attributes that a declaration sets on its solver."""
 
 
@@ -45,14 +48,17 @@ class Declared(Solver):
         serves: Callable[[DeviceInfo], str | None] | None = None,
         fuses: Iterable[str] = (),
         deterministic: bool = True,
+        batch_invariant: bool = False,
         exact: bool = False,
         spreads_nonfinite: bool = False,
         predicts: bool = True,
         quantized: bool = False,
+        reproducible: bool = False,
     ) -> None:
         self.name, self.fuses = name, frozenset(fuses)
         self.deterministic, self.exact, self.spreads_nonfinite = deterministic, exact, spreads_nonfinite
         self.predicts, self.quantized = predicts, quantized
+        self.batch_invariant, self.reproducible = batch_invariant or reproducible, reproducible
         self._where, self._make, self._arguments, self._serves = where, make, arguments, serves
         self._made: Solver | None = None
         self._lock = threading.RLock()
@@ -93,6 +99,10 @@ class Declared(Solver):
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Calls ``workspace`` of the declared solver."""
         return self.solver.workspace(problem, device, config)
+
+    def sums_by_batch(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> bool:
+        """Calls ``sums_by_batch`` of the declared solver."""
+        return self.solver.sums_by_batch(problem, device, config)
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:
         """Calls ``plan`` of the declared solver."""

@@ -10,7 +10,7 @@ Array = TypeVar("Array")
 
 Direction = Literal["fwd", "bwd_data", "bwd_weights"]
 Layout = Literal["nchw", "nhwc"]
-Math = Literal["float32", "ieee", "tf32", "fast"]
+Math = Literal["float32", "ieee", "tf32", "fast", "reproducible"]
 Activation = (
     Literal["relu", "relu6", "clip", "leaky_relu", "elu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish", "gelu",
             "mish", "softplus"]

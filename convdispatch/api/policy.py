@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from . import settings
 from .errors import Frozen, InvalidPolicy
 from .literals import Tier
 
+if TYPE_CHECKING:
+    from .problem import ConvProblem
+
 __all__ = ["Policy", "current_policy", "forbid_when_frozen", "frozen", "policy"]
+
+CHOICE_BATCH = 32
+"""Images of the batch for which ``batch_invariant`` chooses: a usual batch of servers, and enough to fill a device."""
+CHOICE_PIXELS = 256
+"""Output pixels of that batch at least: features of one pixel are rows of a matrix product, of which there are many."""
+CHOICE_BYTES = 1 << 30
+"""Bytes of input and output beyond which that batch is halved, so that large images leave room for a workspace."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,10 @@ class Policy:
     """The largest workspace, in bytes, that a plan may need."""
     deterministic: bool = False
     """Only solvers whose results repeat bit for bit."""
+    batch_invariant: bool | None = None
+    """An image's result and data gradient have the same bits for every batch size, and at every position in the batch:
+    the solver is chosen as for a batch of ``CHOICE_BATCH`` images. Weights' gradients repeat bit for bit. None: as
+    ``CONVDISPATCH_BATCH_INVARIANT`` says."""
     fallback: bool = True
     """When a plan fails as it runs, quarantine it and run the next candidate."""
     tier: str | None = None
@@ -49,9 +65,36 @@ class Policy:
     @property
     def selection(self) -> Policy:
         """This policy reduced to the fields that affect which plan is chosen."""
-        if self.fallback and not self.frozen and self.tier is None:
+        invariant = self.is_invariant or (False if settings.BATCH_INVARIANT.value() else None)
+        if self.fallback and not self.frozen and self.tier is None and self.batch_invariant is invariant:
             return self
-        return replace(self, frozen=False, fallback=True, tier=None)
+        return replace(self, frozen=False, fallback=True, tier=None, batch_invariant=invariant)
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether this policy, or the environment, asks for results that do not depend on the batch."""
+        return settings.BATCH_INVARIANT.value() if self.batch_invariant is None else self.batch_invariant
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the same call must give the same bits in every run."""
+        return self.deterministic or self.is_invariant
+
+    @property
+    def promises(self) -> dict[str, Any]:
+        """The arguments of ``policy`` that promise bits, for work in another thread or process."""
+        return {"deterministic": self.deterministic, "batch_invariant": self.is_invariant}
+
+    def problem_of_choice(self, problem: ConvProblem) -> ConvProblem:
+        """The problem for which a solver is chosen: the problem itself, or under ``batch_invariant`` the same for a
+        batch that follows from the image alone. Weights' gradients are sums over the batch: each size is chosen for."""
+        if problem.mb == 0 or problem.direction == "bwd_weights" or not self.is_invariant:
+            return problem
+        images = max(CHOICE_BATCH, CHOICE_PIXELS // (problem.od * problem.oh * problem.ow))
+        per_image = problem.itemsize * (math.prod(problem.x_shape[1:]) + math.prod(problem.y_shape[1:]))
+        while images > 1 and images * per_image > CHOICE_BYTES:
+            images //= 2
+        return problem if problem.mb == images else problem.replace(mb=images)
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
@@ -85,6 +128,7 @@ def policy(
     max_error: float | None = _UNCHANGED,
     workspace_limit: int | None = _UNCHANGED,
     deterministic: bool = _UNCHANGED,
+    batch_invariant: bool | None = _UNCHANGED,
     fallback: bool = _UNCHANGED,
     tier: Tier | None = _UNCHANGED,
     frozen: bool = _UNCHANGED,
@@ -122,6 +166,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "max_error": (int, float, type(None)),
     "workspace_limit": (int, type(None)),
     "deterministic": (bool,),
+    "batch_invariant": (bool, type(None)),
     "fallback": (bool,),
     "frozen": (bool,),
     "tier": (str, type(None)),

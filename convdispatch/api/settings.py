@@ -293,6 +293,14 @@ TIER = Setting(
     "goes before it",
     ("full",),
 )
+BATCH_INVARIANT = Setting(
+    "CONVDISPATCH_BATCH_INVARIANT",
+    TRUTH,
+    False,
+    "`1`: everywhere as under `policy(batch_invariant=True)` "
+    "([what that promises](reproducibility.md#batch_invariant))",
+    ("1",),
+)
 TORCH_FIND_MS = Setting(
     "CONVDISPATCH_TORCH_FIND_MS",
     _number(0, 86_400_000, "milliseconds"),

@@ -61,6 +61,9 @@ class Solver(ABC):
     """``plugin.variant``, for example ``winograd.f4x3``; unique among the loaded plugins."""
     deterministic: bool = True
     """The same inputs give the same bits, every time."""
+    batch_invariant: bool = False
+    """An image's result and data gradient have the same bits for every batch size and position in the batch, under one
+    configuration. A solver that does not say so is no candidate under ``policy(batch_invariant=True)``."""
     exact: bool = False
     """Small integer data give exact results, as a direct sum does (no transform rounds them)."""
     spreads_nonfinite: bool = False
@@ -68,6 +71,9 @@ class Solver(ABC):
     that do not read it, as it reaches the whole tile of a transform (Winograd, FFT)."""
     quantized: bool = False
     """Computes quantized problems (``problem.quantized``); any other solver never sees one."""
+    reproducible: bool = False
+    """Its results have the same bits on every device: those that docs/use/reproducibility.md defines. Only such solvers
+    are asked about problems with ``math="reproducible"``."""
     predicts: bool = True
     """Whether ``cost`` may return seconds. A plugin none of whose solvers do is asked only where a record, a lock file,
     a rule or a pin may put it first, where no other solver is left, and by ``explain`` and ``find``."""
@@ -108,6 +114,11 @@ class Solver(ABC):
         in pieces yields configurations of falling workspace.
         """
         return None
+
+    def sums_by_batch(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> bool:
+        """Whether a configuration sums in an order that depends on the batch, although the solver is
+        ``batch_invariant``: for instance one that splits sums where a batch is too small to fill the device."""
+        return False
 
     @abstractmethod
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> Plan:

@@ -55,7 +55,8 @@ def conv(
     holds.
 
     Accuracy, in norm against float64 and what enters an output: ``math="float32"`` keeps 1e-5, ``"ieee"`` twice a plain
-    float32 sum's error, ``"tf32"`` 2e-3, ``"fast"`` what its solver documents. Multiplying an image, an output channel,
+    float32 sum's error, ``"tf32"`` 2e-3, ``"fast"`` what its solver documents; ``"reproducible"`` has the
+    same bits on every device (docs/use/reproducibility.md). Multiplying an image, an output channel,
     or a summed channel (its weights divided by the same) by powers of two costs no digit (docs/use/accuracy.md); in
     ``conv_backward_data`` output channels are summed, in ``conv_backward_weights`` images.
 

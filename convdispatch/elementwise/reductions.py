@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..api.policy import current_policy
 from ..device.programs.kernels import Programs, without_numbers
 from .apply import forms, operand_of, result_dtype
 from .codegen.expression import parse
@@ -88,7 +89,9 @@ def combine(
     texts = (expression,) if isinstance(expression, str) else tuple(expression)
     given = () if out is None else (out,) if isinstance(out, Tensor) else tuple(out)
     outs = tuple(each.dtype for each in given)
-    key = forms([operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims, outs], operands, store)
+    whole = current_policy().is_invariant
+    named = [operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims, outs, whole]
+    key = forms(named, operands, store)
     call = _calls.get(key)
     if call is None:
         call = _calls.make(key, lambda: _BoundReduction(operation, texts, axes, keepdims, outs, operands, store))

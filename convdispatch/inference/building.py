@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..api.errors import InvalidArgument
+from ..api.policy import current_policy
 from ..device import background, runtime
 from ..device.cache import artifact_store
 from ..device.commands.interface import thread
@@ -66,7 +67,7 @@ def build(
     measurements agree is kept on disk, and the next process builds that form alone. With ``recall`` a large net with
     nothing cached on a CPU runs in the form that is predicted fastest: the others are built in the background, then
     calls with arrays run all in turns, and the fastest stays. ``policy(tier="full")``, or ``deterministic``, waits for
-    all.
+    all. Under ``batch_invariant`` the layout is the one that is predicted fastest for the batch of choice.
 
     ``for_`` says what forms are timed at: ``"latency"``, one call that is waited for, or ``"throughput"``, calls that
     follow each other. Its name is ``for``, which Python lets nobody write as a keyword: ``for_="throughput"`` and
@@ -110,11 +111,11 @@ def build(
     # A CPU net whose tracing had to compile kernels is cold; on a GPU, compilers that start would disturb the choice.
     is_cold = thread.compiled > compiled and runtime.device_info(queue.device).type == "cpu"
     layouts, counts = layouts_of(graph, layout), _counts(queues, threads)
-    free = layout is None and queues is None
+    free, invariant = layout is None and queues is None, current_policy().is_invariant
     tiers = is_cold and recall and free and purpose == "latency"
     net_key = (
         artifact_store.key_of(packed_use, *choice_cache.described(graph))
-        if free and artifact_store.wanted(queue.device)
+        if free and not invariant and artifact_store.wanted(queue.device)
         else ""
     )
     packed = artifact_store.find("forms", net_key, queue.device) if net_key else None
@@ -126,7 +127,7 @@ def build(
         layouts, counts = (known.layout,), (known.queues,)
     with side_by_side(queue.device, at_once=is_cold):
         graphs, counts, ranked = pruned(in_layouts(graph, layouts, queue), counts, queue)
-        if layout is None and len(layouts) > 1:
+        if layout is None and len(layouts) > 1 and not invariant:
             graphs |= mixed(graph, queue, ranked)
         graphs = {each: sliced(shaped, runtime.device_info(queue.device)) for each, shaped in graphs.items()}
         graphs, later = tiered(graphs, ranked, queue.device) if tiers else (graphs, {})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ..api.device import DeviceInfo
 from ..api.errors import ConvDispatchError
-from ..api.policy import current_policy
+from ..api.policy import CHOICE_BATCH, current_policy
 from ..device.rates import rates
 from ..device.runtime import device_info
 from ..device.startup_profile import phase
@@ -52,6 +52,10 @@ def pruned(
         return dict(graphs), counts, ranked
     with phase("selection"):
         times = {layout: seconds(graph, device, ranked) for layout, graph in graphs.items()}
+    if current_policy().is_invariant:
+        # Timing forms of one batch would choose for that batch: the prediction for the batch of choice decides for all.
+        best = min(times, key=lambda layout: (math.isnan(times[layout]), times[layout]))
+        return {best: graphs[best]}, counts, ranked
     least = min(times.values())
     return {layout: graphs[layout] for layout, time in times.items() if not time > PRUNED_FROM * least}, counts, ranked
 
@@ -69,9 +73,11 @@ def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> f
     ``ranked`` takes the candidates of each convolution.
     """
     found, ranked = 0.0, {} if ranked is None else ranked
+    invariant = current_policy().is_invariant
     for node in graph.nodes:
         if node.function is reorder:
             moved = sum(2 * math.prod(ref.shape) * ref.value.dtype.itemsize for ref in node.refs)
+            moved *= CHOICE_BATCH / node.refs[0].shape[0] if invariant else 1
             found += moved / rates(device).bandwidth + rates(device).launch
         elif is_planned(node):
             found += _cost(problem_of(node), device, ranked)
@@ -80,12 +86,14 @@ def seconds(graph: Graph, device: DeviceInfo, ranked: Ranked | None = None) -> f
 
 def _cost(problem: ConvProblem, device: DeviceInfo, ranked: Ranked) -> float:
     """Seconds that the solver which a convolution would run took, or is predicted to take; NaN where nobody knows."""
+    policy = current_policy()
     if problem not in ranked:
         try:
-            ranked[problem] = choices(problem, device, current_policy())
+            ranked[problem] = choices(problem, device, policy)
         except ConvDispatchError:
             return math.nan
     first = ranked[problem].first
-    cost = measured_s(problem, device, first.solver.name)
+    problem = policy.problem_of_choice(problem)
+    cost = None if policy.is_invariant else measured_s(problem, device, first.solver.name)
     cost = predicted(first.solver, problem, device, first.config) if cost is None else cost
     return math.nan if cost is None else cost

@@ -36,7 +36,7 @@ def planned(platform: str, lhs: Any, rhs: Any, out: Any, math: str | None, param
 
 def _math(platform: str, dtype: str, math: str | None, params: dict[str, Any]) -> str:
     """The ``math`` option that jax's precision means for float32 data."""
-    if dtype != "float32":
+    if dtype != "float32" and math != "reproducible":
         return "float32"
     if math is not None:
         return math

@@ -17,11 +17,11 @@ from jax._src.lax import convolution as theirs
 
 from ..api import settings as environment
 from ..api.errors import InvalidArgument
+from ..api.problem import MATHS
 from ..calls.framework.enabled import Enabled as Enabled
 from .lowering import lower
 
 _PLATFORMS = ("cpu", "cuda")
-_MATHS = (None, "float32", "ieee", "tf32", "fast")
 _NAMES = ("conv_general_dilated", "conv_general_dilated_p")
 jax_conv_p = theirs.conv_general_dilated_p
 _lock = threading.RLock()
@@ -84,8 +84,8 @@ def enable(*, math: str | None = None) -> Enabled:
     why. Raises InvalidArgument.
     """
     environment.check()
-    if math not in _MATHS:
-        raise InvalidArgument(f"math must be None, float32, ieee, tf32 or fast, got {math!r}")
+    if math is not None and math not in MATHS:
+        raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
     before = _in_force
     _set({"math": math})
     return Enabled(lambda: _set(before))

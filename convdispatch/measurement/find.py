@@ -41,7 +41,7 @@ def find(
 
     ``device`` is what ``runtime.find_device`` takes. Under a policy other than the default the results hold for that
     policy and this process only; with ``store=False`` they are not recorded at all. The policy's solver pin,
-    determinism and workspace limit apply.
+    determinism and workspace limit apply. Under ``batch_invariant`` the batch that decides for all is measured.
 
     Raises InvalidArgument for a problem without work, MemoryLimit for one that the device cannot hold, NoDevice, and
     Frozen inside ``frozen()``.
@@ -57,8 +57,9 @@ def find(
         raise InvalidArgument(f"budget_ms must be above 0, got {budget_ms!r}")
     forbid_when_frozen("measure")
     found = runtime.find_device(device)
-    problem_must_fit(problem, runtime.device_info(found))
     policy = current_policy()
+    problem = policy.problem_of_choice(problem)
+    problem_must_fit(problem, runtime.device_info(found))
     limits = [limit for limit in (workspace_limit, policy.workspace_limit) if limit is not None]
     search = Search(
         problem,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 
 from ..api.errors import InvalidArgument
+from ..api.policy import current_policy
 from ..calls.conv import conv
 from ..device.tracing import operation
-from ..elementwise import zeros
+from ..elementwise import concatenate, zeros
 from ..elementwise.codegen.strides import broadcast
 from ..elementwise.tensor import Tensor
 from .convolution import dense
@@ -35,6 +36,14 @@ def matmul(x: Tensor, y: Tensor, math_mode: str = "float32") -> Tensor:
     if not math.prod(shape) * k:
         return zeros(shape, x.dtype, x.queue)
     many, mats = math.prod(x.shape[:-2]), math.prod(y.shape[:-2])
+    if current_policy().is_invariant and many * mats > max(many, mats):
+        # The first axis is the batch: each image has a product of its own, whose size does not depend on the others.
+        x, y = (t.expand(*lead, *t.shape[-2:]) for t in (x, y))
+        return concatenate([matmul(x[i], y[i], math_mode).reshape(1, *shape[1:]) for i in range(lead[0])], 0)
+    if mats == 1 and current_policy().is_invariant:
+        # Rows of x are images here, not the weights' output channels, so that a choice for one batch holds for all.
+        filters = dense(y.reshape(k, n).transpose(1, 0)).reshape(n, k, 1, 1)
+        return conv(x.reshape(many * m, k, 1, 1), filters, math=math_mode).reshape(shape)
     if mats == 1:  # One matrix multiplies all rows of all x, so it is the image of a single 1x1 convolution.
         groups, picture, weights = 1, (1, k, 1, n), (many * m, k, 1, 1)
     elif many == 1:  # One x multiplies all matrices, which are the images of a batch.

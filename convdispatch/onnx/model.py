@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import inference, runtime
 from ..api.errors import InvalidArgument
+from ..api.policy import current_policy, policy
 from ..device.programs.kernels import Programs
 from ..elementwise.codegen.elements import numpy_dtype
 from ..elementwise.tensor import Tensor
@@ -33,18 +34,26 @@ _NEWEST_KNOWN = 7
 
 
 def load(
-    model: str | PathLike[str] | bytes | Any, *, device: Any = None, math: str = "float32", dtype: Any = None
+    model: str | PathLike[str] | bytes | Any,
+    *,
+    device: Any = None,
+    math: str = "float32",
+    dtype: Any = None,
+    batch_invariant: bool | None = None,
 ) -> OnnxNet:
     """The net of an ONNX file, its bytes, or a ModelProto.
 
     ``device`` is what ``runtime.find_device`` takes; ``math`` is ``conv()``'s, for float32 data. With ``dtype`` all
-    floating-point numbers of the net, inputs and results too, are of that type.
+    floating-point numbers of the net, inputs and results too, are of that type. ``batch_invariant`` is ``policy``'s;
+    None is what is in force where the net is called.
 
     Raises InvalidArgument for what is no model, lies about its sizes or asks for what is not there: all missing
     operators at once, with their nodes' names. NoDevice where there is no device.
     """
     proto, folder = read(model)
-    return OnnxNet(proto, folder, device, math, dtype)
+    net = OnnxNet(proto, folder, device, math, dtype)
+    net.batch_invariant = batch_invariant
+    return net
 
 
 class Port(NamedTuple):
@@ -80,6 +89,8 @@ class OnnxNet:
     Arrays are NumPy's, torch's, a device's (Tensor, pyopencl) or anything with DLPack; results are of the first one's
     kind. Calls may come from several threads.
     """
+
+    batch_invariant: bool | None = None
 
     def __init__(self, proto: Any, folder: Any, device: Any, math: str, dtype: Any) -> None:
         proto = in_onnxs_words(proto)
@@ -163,6 +174,7 @@ class OnnxNet:
         if names not in self._feeding:
             proto = without_initializers(self.model, names)
             self._feeding[names] = OnnxNet(proto, self._folder, self.queue.device, self.math, self.dtype)
+            self._feeding[names].batch_invariant = self.batch_invariant
         return self._feeding[names]
 
     def _run(self, given: Sequence[Any], out: Mapping[str, np.ndarray]) -> list[Any]:
@@ -180,8 +192,14 @@ class OnnxNet:
 
     def _form(self, arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
         """The form for these arrays, and those among them that it is fed."""
+        wanted = current_policy().batch_invariant if self.batch_invariant is None else self.batch_invariant
+        with policy(batch_invariant=wanted) as chosen:
+            return self._form_under(chosen.is_invariant, arrays)
+
+    def _form_under(self, invariant: bool, arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
         while True:
-            key = tuple(self._key(array, port) for array, port in zip(arrays, self.inputs, strict=True))
+            key: Any = tuple(self._key(array, port) for array, port in zip(arrays, self.inputs, strict=True))
+            key = (key, invariant)
             fed = [a for a, port in zip(arrays, self.inputs, strict=True) if port.name not in self._by_value]
             try:
                 form = self._forms.get(key) or self._forms.make(key, lambda: self._build(arrays), None, self._nbytes)

@@ -73,7 +73,9 @@ class InferenceSession:
 
     def _load(self, providers: Sequence[Any] | None, options: Sequence[Mapping[str, Any]] | None) -> None:
         self._provider, self._provider_options, device = chosen_provider(providers, options)
-        self.net: OnnxNet = load(self._source, device=device)
+        # Options of onnxruntime's own class have no such attribute.
+        invariant = getattr(self._options, "batch_invariant", None)
+        self.net: OnnxNet = load(self._source, device=device, batch_invariant=invariant)
         """The net behind the session: forms, layers, times."""
         self._async = Threads(1, "convdispatch-onnx")
 

@@ -39,7 +39,7 @@ def is_enabled(policy: Policy) -> bool:
     # A graph capture waits for the chosen plan, because the recording would replay the general plan for good.
     if policy.tier != "ready" or thread.capturing is not None:
         return False
-    return not (policy.frozen or policy.deterministic or policy.solver)
+    return not (policy.frozen or policy.repeats or policy.solver)
 
 
 def ready_first(

@@ -158,6 +158,7 @@ def _circumstances(device: DeviceInfo, variables: list[tuple[str, str]]) -> str:
 
 def choices(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Choices:
     """The candidates for a problem as ``Choices`` ranks them; nothing is ranked for the first where it is stored."""
+    problem = policy.problem_of_choice(problem)
     if not _is_stored(problem, device, policy):
         return Choices(problem, device, policy)
     key = artifact_store.decision_key(problem, policy)
@@ -175,6 +176,7 @@ def choices(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Choices
 
 def remembers(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> bool:
     """Whether a file says what runs a problem."""
+    problem = policy.problem_of_choice(problem)
     if not _is_stored(problem, device, policy):
         return False
     store = decision_store(device)

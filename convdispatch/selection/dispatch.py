@@ -27,7 +27,7 @@ from ..device.memory.allocator import full, make_room, out_of_memory, with_room
 from ..device.memory.shared_pool import out_of_order
 from ..device.programs.compile_pool import run as run_side_by_side
 from ..device.programs.kernels import CALL_BYTES, Programs
-from ..device.size_limits import problem_must_fit
+from ..device.size_limits import problem_must_fit, size_text, workspace_room
 from ..device.startup_profile import layer, phase
 from . import async_compile, decision_store, solver_query
 from .choice.ranking import Candidate, reasons
@@ -38,7 +38,7 @@ from .planpack import decisions, from_environment
 from .plugins import faults, verdicts
 from .plugins.loader import plugins
 from .prepared import Constant, Prepared, let_go, no_event
-from .solver_query import checked_plan, guarded, planned_as
+from .solver_query import checked_plan, guarded, planned_as, query
 from .visible_problem import SIZES_OF_A_LAYER, layer_of, visible_problem
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ def _planned_first(
         compiled = thread.compiled
         if banned(candidate.solver):
             continue
+        if policy.is_invariant:
+            candidate = _for_this_batch(candidate, problem, device, policy)
         try:
             plan = functools.partial(make, candidate.solver, candidate.config, problem, context, policy)
             made = with_room(context.devices[0], functools.partial(plan, candidate))
@@ -173,6 +175,23 @@ def _planned_first(
         except Exception as error:
             quarantine(problem, device, candidate.solver.name, f"its plan() raised {words(error)}", policy, error)
     raise NoSolver(problem, str(device), reasons(problem, device, policy))
+
+
+def _for_this_batch(candidate: Candidate, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candidate:
+    """A candidate that was chosen as for another batch, with the math that it was offered for there. Raises NoSolver
+    where it cannot compute this batch: another solver would give other bits."""
+    solver, config, chosen = candidate.solver, candidate.config, policy.problem_of_choice(problem)
+    answers = query(solver, problem, device)
+    reason = answers.refused or answers.fault
+    if reason is None:
+        size, limits = answers.workspace(config), (policy.workspace_limit, workspace_room(problem, device))
+        room = min((limit for limit in limits if limit is not None), default=None)
+        if size is not None and room is not None and size > room:
+            reason = f"needs {size_text(size)} of workspace, got {size_text(room)}"
+    if reason is not None:
+        why = f"policy(batch_invariant=True) runs it for every batch, and not for this one: {reason}; split the batch"
+        raise NoSolver(problem, str(device), {solver.name: why})
+    return replace(candidate, math=candidate.math or query(solver, chosen, device).shown(config).math)
 
 
 def _candidates(
@@ -233,8 +252,9 @@ def quarantine(
 ) -> None:
     """Set a solver aside for this problem and device, with a warning; raises PlanFailed if fallback is off."""
     forbid_fallback(problem, solver, reason, policy, error)
-    set_aside(problem, device, solver, reason)
-    forget(problem)
+    chosen = (policy or current_policy()).problem_of_choice(problem)
+    set_aside(chosen, device, solver, reason)
+    forget(chosen)
     detail = f"\n{error.log}" if isinstance(error, BuildFailed) else ""
     message = f"{solver} is set aside for {problem} on {device}: {reason}; the next candidate runs{detail}"
     faults.say(
@@ -334,7 +354,8 @@ def _lacked(
     problem: ConvProblem, device: DeviceInfo, solver: str, size: int, policy: Policy, error: MemoryLimit
 ) -> None:
     """Set a solver aside for lack of memory; once no other solver is left it may be tried again."""
-    if not policy.fallback:
+    # A batch that does not fit is an error under ``batch_invariant``: another solver would give it other bits.
+    if not policy.fallback or policy.is_invariant:
         raise error
     lacked(problem, device, solver, size, error)
     quarantine(problem, device, solver, f"no memory: {words(error)}", policy, error)
@@ -356,7 +377,7 @@ def _invalidate_calls() -> None:
 
 def forget(problem: ConvProblem | None = None) -> None:
     """Drop cached plans, of one problem or all, so that the next call chooses anew: after new records or plugins."""
-    _plans.drop(lambda key: problem is None or key[1] == problem)
+    _plans.drop(lambda key: problem is None or problem in (key[1], key[2].problem_of_choice(key[1])))
     if problem is None:
         _sizes.forget()
         forgive()

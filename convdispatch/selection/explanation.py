@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..api.device import DeviceInfo
 from ..api.errors import NoSolver
-from ..api.policy import current_policy
+from ..api.policy import Policy, current_policy
 from ..api.problem import ConvProblem
 from ..device import runtime
 from ..device.rates import rates
 from ..device.size_limits import problem_must_fit
+from .choice.evidence import admitted_records
 from .choice.ranking import Candidate, contestants, rank, refusal
 from .choice.set_aside import errata_of
 from .derivation import Derived
 from .explanation_text import Explanation, Verdict, sentence
 from .plugins.loader import plugins
-from .records.perfdb import perfdb, scope_of
-from .solver_query import Fault, query
+from .solver_query import Fault, predicted, query
 from .visible_problem import visible_problem
 
 __all__ = ["Explanation", "Verdict", "explain"]
@@ -35,6 +36,8 @@ def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
         problem = ConvProblem.parse(problem)
     info = device if isinstance(device, DeviceInfo) else runtime.device_info(runtime.find_device(device))
     problem_must_fit(problem, info)
+    policy = current_policy()
+    asked, problem = problem, policy.problem_of_choice(problem)
     while True:
         try:
             ranked = rank(problem, info)
@@ -47,25 +50,44 @@ def explain(problem: ConvProblem | str, device: Any = None) -> Explanation:
             # A solver broke its contract at this question and was set aside, so the other solvers are ranked again.
             continue
     first = ranked[0] if ranked else None
-    why = "; ".join([sentence(verdicts, first.rule if first else ""), *_undecided(problem, info)])
+    sentences = [sentence(verdicts, first.rule if first else ""), *_undecided(problem, info)]
+    if policy.is_invariant and first and asked.direction != "bwd_weights":
+        sentences.append(_price(first, asked, info, policy))
+    why = "; ".join(sentences)
     chosen, source = (first.solver.name, first.source) if first else (None, None)
     calibrated = rates(info).measured
     basis = (
         "at the device's measured rates" if calibrated else "at estimated rates: convdispatch calibrate measures them"
     )
-    return Explanation(problem, info, chosen, source, verdicts, why, basis)
+    return Explanation(asked, info, chosen, source, verdicts, why, basis)
+
+
+def _price(first: Candidate, problem: ConvProblem, device: DeviceInfo, policy: Policy) -> str:
+    """What the choice for every batch costs for this one, by prediction."""
+    chosen = f"it is chosen as for a batch of {policy.problem_of_choice(problem).mb} images, for every batch"
+    free = rank(problem, device, replace(policy, batch_invariant=False))[0]
+    times = [predicted(one.solver, problem, device, one.config) for one in (first, free)]
+    if (first.solver.name, first.config) == (free.solver.name, free.config):
+        return f"{chosen}; without batch_invariant the same would run here"
+    if None in times:
+        return f"{chosen}; without batch_invariant {free.solver.name} would run here, and one of both predicts no time"
+    ours, theirs = (1e3 * time for time in times if time is not None)
+    return (
+        f"{chosen}; it is predicted to take {ours:.3g} ms here, and {free.solver.name}, which would run without "
+        f"batch_invariant, {theirs:.3g} ms: {ours / max(theirs, 1e-9):.2f} times as long"
+    )
 
 
 def _undecided(problem: ConvProblem, device: DeviceInfo) -> Iterator[str]:
     """Records that decide nothing, and why: a sentence a reason."""
-    records = perfdb().lookup(problem, device, scope_of(current_policy()))
+    records = admitted_records(problem, device, current_policy())
     for why in dict.fromkeys(record.inconclusive for record in records if record.inconclusive):
         names = ", ".join(dict.fromkeys(one.solver for one in records if one.inconclusive == why))
         yield f"what is on record of {names} decides nothing: {why}"
 
 
 def _accepted(ranked: list[Candidate], problem: ConvProblem, device: DeviceInfo) -> Iterator[Verdict]:
-    records = perfdb().lookup(problem, device, scope_of(current_policy()))
+    records = admitted_records(problem, device, current_policy())
     for place, candidate in enumerate(ranked):
         solver = candidate.solver
         seen, answers = visible_problem(solver, problem), query(solver, problem, device)

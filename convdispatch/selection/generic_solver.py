@@ -52,6 +52,8 @@ class GenericSolver(Solver):
             return f"1 image or more, got {problem.mb}"
         if problem.quantized:
             return f"floating-point dtypes only, got {problem.dtype_text}"
+        if problem.math == "reproducible":
+            return "other math than 'reproducible' only"
         return device.supports(problem.dtype)
 
     def plan(self, context: cl.Context, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:

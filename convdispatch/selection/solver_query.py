@@ -16,7 +16,7 @@ import numbers
 import reprlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..api.device import DeviceInfo
@@ -30,7 +30,7 @@ from .defensive_copy import MOST_CONFIGS, ArgumentsChanged, ask, banned, copied
 from .plugins import answer_trial, faults
 from .plugins.loader import plugins
 from .reach import out_of_reach
-from .visible_problem import computes_dtype, visible_problem
+from .visible_problem import computes_kind, visible_problem
 
 __all__ = [
     "FLOORS",
@@ -77,6 +77,7 @@ class SolverAnswers:
         self._texts: frozenset[str] | None = None
         self._costs: dict[str, float | None] = {}
         self._sizes: dict[str, int | None] = {}
+        self._by_batch: dict[str, bool] = {}
         self._shown: dict[str, ConvProblem] = {}
         self.fault = banned(solver)
         if self.fault is None and "chain" not in vars(solver):
@@ -84,7 +85,7 @@ class SolverAnswers:
             self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _reason)
-            self.refused = self.elsewhere or computes_dtype(solver, problem)
+            self.refused = self.elsewhere or computes_kind(solver, problem)
             if self.refused is None and "reduced" not in vars(solver).get("chain", ()):
                 self.refused = out_of_reach(problem)
             self.refused = self.refused or self._answer("rejects", _reason)
@@ -139,6 +140,28 @@ class SolverAnswers:
     def workspace(self, config: Mapping[str, Any]) -> int | None:
         """Bytes of workspace that an offered configuration needs; None when unknown. Raises Fault."""
         return self._cached(self._sizes, "workspace", config, _size)
+
+    def refuses_batches(self, sizes: Iterable[int]) -> str | None:
+        """Why the solver refuses the problem for one of these numbers of images, or None."""
+        for images in sizes:
+            try:
+                reason = _reason(ask(self.solver, "rejects", self.problem.replace(mb=images), self.device))
+            except (KeyboardInterrupt, Frozen):
+                raise
+            except BaseException as error:
+                reason = f"its rejects() raised {words(error)}"
+            if reason is not None:
+                return reason
+        return None
+
+    def invariant(self) -> list[Mapping[str, Any]]:
+        """The offered configurations that sum each image in an order that does not depend on the batch; all for
+        weights' gradients, which are sums over it. Raises Fault."""
+        if self.problem.direction == "bwd_weights":
+            return list(self.configs)
+        if not self.solver.batch_invariant:
+            return []
+        return [c for c in self.configs if not self._cached(self._by_batch, "sums_by_batch", c, _truth)]
 
     def within(self, limit: int | None) -> list[Mapping[str, Any]]:
         """The offered configurations whose stated workspace is at most ``limit`` bytes; None: where the first one fits
@@ -382,6 +405,12 @@ def _cost(answer: Any) -> float | None:
         if math.isfinite(cost) and cost >= 0:
             return cost
     raise _wrong(answer, "None or a finite number of 0 or more")
+
+
+def _truth(answer: Any) -> bool:
+    if isinstance(answer, bool):
+        return answer
+    raise _wrong(answer, "True or False")
 
 
 def _size(answer: Any) -> int | None:

@@ -15,6 +15,7 @@ graphs. A new option of ``enable`` goes to ``settings``, a new private name of P
 - ``dynamo_frames``: what Dynamo must not compile by itself.
 - ``eager``: one operator call at a time.
 - ``explaining``: ``explain`` and ``report`` of a model.
+- ``fake_modes``: what a capture holds of the model's tensors after it has ended.
 - ``functional``: ``conv1d`` to ``conv_transpose3d`` with PyTorch's signatures.
 - ``geometry``: arguments of ``aten::convolution`` as problems.
 - ``graph``: graphs of ATen operators become forms, or inductor's code with our convolutions.

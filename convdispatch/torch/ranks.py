@@ -103,9 +103,10 @@ def agree(problem: ConvProblem, device: Callable[[], Any], tensor: Any = None) -
         _own_device(store, tensor.get_device())
     if lockfile.in_force(problem) is not None or problem.mb == 0 or current_policy().solver is not None:
         return
+    problem = current_policy().problem_of_choice(problem)
     first = ranking.rank(problem, runtime.device_info(where))[0]
     mine = json.dumps([first.solver.name, dict(first.config)], sort_keys=True)
-    key = f"{_PREFIX}{problem}/{current_policy().deterministic}"
+    key = f"{_PREFIX}{problem}/{current_policy().promises}"
     try:
         solver, config = json.loads(store.compare_set(key, "", mine))
     except RuntimeError as error:

@@ -23,12 +23,13 @@ class Settings(NamedTuple):
     math: str | None = None
     solver: str | None = None
     min_flops: float | None = None
+    batch_invariant: bool | None = None
 
 
 DEFAULT = Settings()
 
 
-def checked(math: Any, solver: Any, min_flops: Any) -> Settings:
+def checked(math: Any, solver: Any, min_flops: Any, batch_invariant: Any) -> Settings:
     """The arguments of ``enable`` as Settings. Raises InvalidArgument for invalid values."""
     if math is not None and math not in MATHS:
         raise InvalidArgument(f"math must be None or one of {', '.join(MATHS)}, got {math!r}")
@@ -36,7 +37,9 @@ def checked(math: Any, solver: Any, min_flops: Any) -> Settings:
         raise InvalidArgument(f"solver must be None or a solver's name or glob, got {solver!r}")
     if min_flops is not None and (isinstance(min_flops, bool) or not isinstance(min_flops, int | float)):
         raise InvalidArgument(f"min_flops must be None or a number, got {min_flops!r}")
-    return Settings(math, solver, min_flops)
+    if not isinstance(batch_invariant, bool | None):
+        raise InvalidArgument(f"batch_invariant must be None, True or False, got {batch_invariant!r}")
+    return Settings(math, solver, min_flops, batch_invariant)
 
 
 def _tf32_by_cudnn() -> bool:
@@ -58,8 +61,8 @@ def switches(on_cuda: bool) -> tuple[bool, bool]:
 
 
 def math_of(settings: Settings, switched: tuple[Any, ...], dtype: str) -> str:
-    """The math mode for float32 data: the one that was requested, else what PyTorch's switches allow."""
-    if dtype != "float32":
+    """The math mode that was requested, else what PyTorch's switches allow; float32 for other dtypes."""
+    if dtype != "float32" and settings.math != "reproducible":
         return "float32"
     return settings.math or ("tf32" if switched[0] else "float32")
 
@@ -70,10 +73,14 @@ def policy_of(settings: Settings, switched: tuple[Any, ...]) -> Policy:
     current = current_policy()
     if current.tier is not None:
         current = replace(current, tier=None)
-    if settings.solver is None and not switched[1]:
+    # What is reproducible waits for its own kernel too: PyTorch's has other bits.
+    deterministic = bool(switched[1]) or settings.math == "reproducible"
+    if settings.solver is None and settings.batch_invariant is None and not deterministic:
         return current
+    invariant = current.batch_invariant if settings.batch_invariant is None else settings.batch_invariant
     return replace(
         current,
         solver=settings.solver or current.solver,
-        deterministic=current.deterministic or bool(switched[1]),
+        deterministic=current.deterministic or deterministic,
+        batch_invariant=invariant,
     )

@@ -17,6 +17,7 @@ import torch
 
 from ..selection.prepared import Constant
 from .data_reads import Reads
+from .fake_modes import forget_originals
 from .sampled import Sample
 
 
@@ -67,8 +68,9 @@ class _Seen:
 _seen: dict[int, _Seen] = {}
 
 
-def _forget_before_swaps() -> None:
-    """Patch ``torch.utils.swap_tensors`` to drop our weak references first: it refuses tensors that have one.
+def forget_before_swaps() -> None:
+    """Patch ``torch.utils.swap_tensors`` to drop the weak references that we and captures of graphs left: it refuses
+    tensors that have one.
 
     Modules call it for every parameter that they move or load, where ``torch.__future__`` asks them to.
     """
@@ -81,6 +83,7 @@ def _forget_before_swaps() -> None:
         for tensor in (t1, t2):
             _seen.pop(id(tensor), None)
             _alive.pop(id(tensor), None)
+        forget_originals()
         swap(t1, t2)
 
     swap_tensors.forgets_weights = True  # type: ignore[attr-defined]
@@ -110,7 +113,7 @@ def promise(weight: torch.Tensor, fused: bool = False) -> Constant | None:
     key = id(weight)
     seen = _seen.get(key)
     if seen is None or seen.tensor() is not weight:
-        _forget_before_swaps()
+        forget_before_swaps()
         seen = _seen[key] = _Seen(weight, lambda _: _seen.pop(key, None))
         return seen.pack(weight) if isinstance(weight, torch.nn.Parameter) else None
     if not seen.holds(weight):
@@ -128,7 +131,7 @@ def alive(weight: torch.Tensor) -> Callable[[], bool]:
     """A function that returns whether ``weight`` still exists; an id or an address may be reused by another tensor."""
     key, reference = id(weight), _alive.get(id(weight))
     if reference is None or reference() is not weight:
-        _forget_before_swaps()
+        forget_before_swaps()
         reference = _alive[key] = weakref.ref(weight, functools.partial(_ended, key))
     number = id(reference)
 

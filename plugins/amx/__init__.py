@@ -41,8 +41,9 @@ def convdispatch_solvers() -> list[Solver]:
         # Weight-gradient kernels multiply the padding zeros between rows of dy with x: Inf and NaN of x spread.
         spreads = make in ("Weights", "VectorWeights")
         return Declared(
-            f"{__name__}.{module}", make, name=name, serves=serves, fuses=fuses, exact=True, spreads_nonfinite=spreads
-        )
+            f"{__name__}.{module}", make, name=name, serves=serves, fuses=fuses, exact=True, spreads_nonfinite=spreads,
+            batch_invariant=True,
+        )  # fmt: skip
 
     return [
         own("convolve", "Tiles", "amx.tiles", False, EPILOGUE),

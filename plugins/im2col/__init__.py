@@ -28,7 +28,7 @@ __all__ = ["Im2col", "convdispatch_solvers"]
 @hookimpl
 def convdispatch_solvers() -> list[Solver]:
     """Return the one solver of this plugin."""
-    return [Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, exact=True)]
+    return [Declared(f"{__name__}.solver", "Im2col", name="im2col", fuses=EPILOGUE, exact=True, batch_invariant=True)]
 
 
 def __getattr__(name: str) -> Any:

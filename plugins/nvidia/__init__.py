@@ -38,11 +38,11 @@ def convdispatch_solvers() -> Sequence[Solver]:
     )
     numbers = [
         Declared(f"{__name__}.{room}.solver", kind, *arguments, name=f"nvidia.{name}", serves=_gpus_only,
-                 fuses=EPILOGUE, exact=exact, spreads_nonfinite=room == "winograd")
+                 fuses=EPILOGUE, exact=exact, spreads_nonfinite=room == "winograd", batch_invariant=True)
         for room, kind, name, arguments, exact in found
     ]  # fmt: skip
     integers = Declared(f"{__name__}.int8.solver", "Int8", name="nvidia.int8", serves=_gpus_only,
-                        fuses={"bias", "residual"}, exact=True, quantized=True)  # fmt: skip
+                        fuses={"bias", "residual"}, exact=True, quantized=True, batch_invariant=True)  # fmt: skip
     return [*numbers, integers]
 
 

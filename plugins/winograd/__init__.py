@@ -38,8 +38,7 @@ def convdispatch_solvers() -> list[Solver]:
         for m, r in _TILES:
             if (m, r) != (7, 3) if kind == "Batched" else kind == "Winograd" or m + r - 1 <= 6:
                 made.append(
-                    Declared(
-                        where, kind, m, r, name=f"{name}{m}x{r}", serves=serves, fuses=EPILOGUE, spreads_nonfinite=True
-                    )
-                )
+                    Declared(where, kind, m, r, name=f"{name}{m}x{r}", serves=serves, fuses=EPILOGUE,
+                             spreads_nonfinite=True, batch_invariant=True)
+                )  # fmt: skip
     return made

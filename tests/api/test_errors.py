@@ -65,7 +65,7 @@ BAD = {
     "layout": ({"layout": "chwn"}, "layout must be one of nchw, nhwc, got 'chwn'"),
     "layout_upper": ({"layout": "NHWC"}, "layout must be one of"),
     "layout_none": ({"layout": None}, "layout must be one of"),
-    "math": ({"math": "exact"}, "math must be one of float32, ieee, tf32, fast, got 'exact'"),
+    "math": ({"math": "exact"}, "math must be one of float32, ieee, tf32, fast, reproducible, got 'exact'"),
     "activation": ({"activation": "softmax"}, "activation must be None or one of relu"),
     "activation_number": ({"activation": 3}, "activation must be None or one of"),
     "activation_arguments": ({"activation": "relu(1)"}, "at most 0 numbers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import types
 import warnings
@@ -194,3 +195,11 @@ def test_nvidias_driver_gets_files_though_it_keeps_kernels(monkeypatch, platform
     monkeypatch.setattr(characterize, "has_src_build_cache", lambda device: not platform.startswith("Intel"))
     device = types.SimpleNamespace(platform=types.SimpleNamespace(name=platform))
     assert binary_cache._keeps_kernels(device) is kept
+
+
+def test_writing_a_program_draws_none_of_the_callers_random_numbers(tmp_path):
+    random.seed(0)
+    binary_cache.write_file(tmp_path / "program", binary_cache._FORM, b"x" * 64)
+    drawn = random.random()
+    random.seed(0)
+    assert drawn == random.random()

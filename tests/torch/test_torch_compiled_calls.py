@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_checks import error  # noqa: E402 (torch is asked for first)
 
 import convdispatch.torch as ct  # noqa: E402
@@ -284,6 +285,37 @@ def test_parameters_can_be_swapped_after_a_call():
         fused.load_state_dict({name: value * 2 for name, value in fused.state_dict().items()})
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("call", ["empty batch", "gradients", "another thread"])
+def test_parameters_can_be_swapped_after_a_capture_that_made_no_form(call):
+    _, fused = both()
+    if call == "gradients":
+        fused(picture().requires_grad_())
+    elif call == "another thread":
+        thread = threading.Thread(target=lambda: fused(picture().requires_grad_()))
+        thread.start()
+        thread.join()
+    else:
+        with torch.no_grad():
+            fused(picture()[:0])
+    for parameter in fused.parameters():
+        other = nn.Parameter(parameter.detach() * 2, requires_grad=parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, other)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_second_pass_of_checkpoint_writes_the_running_statistics_as_pytorch_does(without_compiler, learns):
+    def statistics(compiled):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)).requires_grad_(learns)
+        x = picture().requires_grad_()
+        checkpoint(compiled(net), x, use_reentrant=False).square().sum().backward()
+        return list(net.buffers())
+
+    ours = statistics(lambda net: torch.compile(net, backend="convdispatch"))
+    for found, wanted in zip(ours, statistics(lambda net: net), strict=True):
+        torch.testing.assert_close(found, wanted)
 
 
 def test_a_graph_holds_no_fake_tensors():

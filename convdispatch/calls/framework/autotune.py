@@ -88,7 +88,7 @@ def consider(
     global _thread, _busy, _last
     _last = time.monotonic()
     key = (problem, device, chosen)
-    if key in _considered or chosen.frozen or chosen.solver is not None:
+    if key in _considered or chosen.frozen or chosen.solver is not None or chosen.is_invariant:
         return
     with _lock:
         if key in _considered:

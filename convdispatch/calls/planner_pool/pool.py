@@ -257,7 +257,8 @@ class _Child(Child):
 
     def plan(self, problem: ConvProblem, policy: Policy, epoch: int, for_cuda: bool) -> Answer:
         """The child's answer to a planning request. Raises as ``Child.ask``."""
-        choices = {name: getattr(policy, name) for name in ("solver", "max_error", "workspace_limit", "deterministic")}
+        choices = {name: getattr(policy, name) for name in ("solver", "max_error", "workspace_limit")}
+        choices |= policy.promises
         return self.ask({"problem": str(problem), "policy": choices, "epoch": epoch, "for_cuda": for_cuda})
 
 

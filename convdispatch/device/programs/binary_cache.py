@@ -48,6 +48,8 @@ _SLOW = 0.05
 _at_once = threading.BoundedSemaphore(8)
 """Limits concurrent builds in this process to 8: one with fourteen ended without a message (NVIDIA's driver 580.159,
 seen once)."""
+_sweep_draws = random.Random()
+"""Draws when a write sweeps, apart from Python's own random numbers, which are the user's program's."""
 _SWEEPS = 64
 """The number of sweeps over all files while as many bytes are written as may be cached."""
 
@@ -222,7 +224,7 @@ def write_file(path: Path, form: bytes, content: bytes) -> None:
         except BaseException:
             Path(beside).unlink()
             raise
-        if random.random() * _MOST < len(content) * _SWEEPS:
+        if _sweep_draws.random() * _MOST < len(content) * _SWEEPS:
             _sweep(path.parent)
 
 

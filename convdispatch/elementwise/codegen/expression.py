@@ -37,7 +37,8 @@ FUNCTIONS: dict[str, Function] = {
     "log": Function(1, "log({0})", ("1 / ({0})",)),
     "log1p": Function(1, "log1p({0})", ("1 / (1 + ({0}))",)),
     "sqrt": Function(1, "sqrt({0})", ("0.5 / sqrt({0})",)),
-    "rsqrt": Function(1, "rsqrt({0})", ("-0.5 * rsqrt({0}) / ({0})",)),
+    # A CPU computes rsqrt in vectors with other bits than alone, which would depend on where an element lies.
+    "rsqrt": Function(1, "(1 / sqrt({0}))", ("-0.5 * rsqrt({0}) / ({0})",)),
     "sin": Function(1, "sin({0})", ("cos({0})",)),
     "cos": Function(1, "cos({0})", ("-sin({0})",)),
     "tan": Function(1, "tan({0})", ("1 + square(tan({0}))",)),

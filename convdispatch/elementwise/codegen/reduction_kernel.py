@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...api.policy import current_policy
 from ...device import runtime
 from ...device.programs.kernels import Launch, build
 from .elements import element, kind_of, numpy_dtype, prelude
@@ -35,6 +36,8 @@ OPERATIONS = {
 }
 _GROUP = 256
 _LANES = 16
+_SHARED_SUMS = 32
+"""The sums that a GPU's work group takes under ``batch_invariant``, where neighbours in memory belong to other sums."""
 _COLUMNS = 64
 """The most columns of a work group on a CPU."""
 # The number of work groups for each compute unit of the device.
@@ -114,6 +117,10 @@ def plan(
     wide = VECTOR if gpu and rows and _can_load_four(sizes, steps, operands, False) else 1
     least = lanes_r * 16 if gpu else 4096
     splits = max(1, min(wanted // units, r // least, 1024))
+    if (
+        current_policy().is_invariant
+    ):  # The order of a sum follows from its own length, not from how many sums there are.
+        splits, (lanes_k, lanes_r) = 1, _lanes(_SHARED_SUMS, r, rows) if gpu else (1, 1)
     form = _Form(
         operation,
         formulas,

@@ -14,6 +14,7 @@ the same checks. A new check goes to ``checks``, a new case to the lists of ``le
 - ``accuracy``: the check of the level accuracy.
 - ``packing``: the check that equal pack keys mean equal bytes.
 - ``data``: operands, the float64 result, and the error allowed.
+- ``digests``: the digests that results have on every device under ``math="reproducible"``.
 - ``memory``: operands, output and workspace between guard zones.
 - ``errata``: tries errata again.
 - ``outcome``: what became of a case, and the report as JSON.

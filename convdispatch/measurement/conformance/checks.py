@@ -14,6 +14,8 @@ from ...api.solver import Solver
 from ...device.runtime import device_info
 from ...selection.defensive_copy import ask
 from .. import reference
+from ..search.trialdata import random_operands
+from . import digests
 from .data import Data, allowed, data_for
 from .memory import FINITE, NAN, ZERO, Fault, LateTray, Tray, holds
 from .packing import disagreement, packing_plans
@@ -35,16 +37,18 @@ CHECKS = {
     "nonfinite": "NaN comes through, zero times infinity is NaN (where no activation follows), and neither reaches "
     "outputs that do not read it, unless the solver says that it spreads them",
     "error": "real data within the error that dtype and math allow",
+    "digest": "the bits that every device gives, where math is reproducible",
     "reuse": "the plan used again: other data, other buffers",
     "waits": "enqueue returns while what it must wait for has not happened",
     "order": "the work begins after the events it was given, also on an out-of-order queue",
     "queues": "two plans, each on two queues, all in flight at once",
     "threads": "one plan from two threads at once",
     "keys": "equal pack keys, equal packed bytes: also in other geometries of the same weights",
+    "batch": "the same bits for an image in batches of 1 to 64, at each position, where the solver is batch_invariant",
     "families": "data that scaling makes harder: every plane within three times the error of normal data (accuracy)",
 }
 """The checks by name, each with a sentence that says what it checks."""
-LONG = ("waits", "order", "queues", "threads", "keys")
+LONG = ("waits", "order", "queues", "threads", "keys", "batch")
 """The checks that only some cases run: those that the case lists mark as long, and the first of each solver and
 direction."""
 _OWN = "families"
@@ -53,6 +57,10 @@ _OWN = "families"
 WAIT_S = 5.0
 """Seconds after which an ``enqueue`` that has not returned counts as a blocking wait, which is a fault."""
 TURNS = 3
+BATCHES = (64, 1, 2, 3, 5, 17)
+"""The batches in which each image has the same bits, the first of which holds all images of the others."""
+FEW_BATCHES = (17, 1, 3)
+"""The same at levels below ``full``: each size is a program of its own to compile."""
 
 
 class Examination:
@@ -76,7 +84,7 @@ class Examination:
 
     # --- all checks, in their order ----------------------------------------------------------------------------------
 
-    def run(self, long: bool) -> None:
+    def run(self, long: bool, batches: tuple[int, ...] = FEW_BATCHES) -> None:
         """All checks, or all but LONG. Raises Fault at the first that fails."""
         integer, real = self._data("integer", 1), self._data("real", 2)
         first = self._once(integer, NAN)
@@ -93,13 +101,15 @@ class Examination:
         self._right(moved, real, "error", lambda: self._diagnose_reuse(real))
         if self.plan.workspace_size != self.size:
             raise Fault("workspace", f"workspace_size was {self.size} and became {self.plan.workspace_size} after runs")
-        self.passed = [name for name in CHECKS if name not in (*LONG, _OWN)]
+        told = self._digest()
+        self.passed = [name for name in CHECKS if name not in (*LONG, _OWN, *(() if told else ("digest",)))]
         if long:
             self._order(real)
             self._queues(integer, real)
             self._threads(integer, real)
             self._keys(real)
-            self.passed = [name for name in CHECKS if name != _OWN]
+            self.same_in(batches)
+            self.passed += LONG
 
     # --- one run of a plan over its operands -------------------------------------------------------------------------
 
@@ -172,6 +182,16 @@ class Examination:
         if lost.any():
             count = np.count_nonzero(lost)
             raise Fault("nonfinite", f"{count} outputs are finite that NaN, or zero times infinity, meets")
+
+    def _digest(self) -> bool:
+        """Whether the problem has a digest. Raises Fault where the plan's result has another."""
+        wanted = digests.known().get(str(self.problem))
+        if wanted is None:
+            return False
+        got = digests.digest(self.compute(digests.operands(self.problem)))
+        if got != wanted:
+            raise Fault("digest", f"its bits have the digest {got[:12]}..., every other device's {wanted[:12]}...")
+        return True
 
     def _same(self, one: np.ndarray, other: np.ndarray, check: str, when: str) -> None:
         if self.solver.deterministic and one.tobytes() != other.tobytes():
@@ -300,6 +320,38 @@ class Examination:
         for trays, data in zip(work, sets, strict=True):
             for tray in trays:
                 self._right(tray.result(self.queue), data, "threads")
+
+    def same_in(self, batches: tuple[int, ...]) -> None:
+        """Raise Fault where an image's bits depend on the batch, which a plan of the same configuration computes."""
+        problem, solver, info = self.problem, self.solver, device_info(self.queue.device)
+        if not solver.batch_invariant or problem.direction == "bwd_weights" or problem.quantized:
+            return
+        if ask(solver, "sums_by_batch", problem, info, self.config):
+            return
+        whole = random_operands(problem.replace(mb=batches[0], constant_weights=False), 3)
+        shared = {"w", "bias"}
+        first: np.ndarray | None = None
+        for place, images in enumerate(batches):
+            each = problem.replace(mb=images)
+            if ask(solver, "rejects", each, info) is not None:
+                continue
+            start = min(5 * place, batches[0] - images)
+            part = {
+                name: array if name in shared else np.ascontiguousarray(array[start : start + images])
+                for name, array in whole.items()
+            }
+            got = Examination(solver, each, self.config, None, self.queue).compute(part)
+            if first is None:
+                first, begin = got, start
+                continue
+            expected = first[start - begin : start - begin + images]
+            wrong = [i for i in range(images) if got[i].tobytes() != expected[i].tobytes()]
+            if wrong:
+                raise Fault(
+                    "batch",
+                    f"{len(wrong)} of {images} images have other bits than in a batch of {first.shape[0]}, the first "
+                    f"at position {wrong[0]}: sums_by_batch says so of a configuration, batch_invariant of a solver",
+                )
 
     def _keys(self, data: Data) -> None:
         """The packed form, and those of plans that share its key, from the same weights."""

@@ -14,7 +14,7 @@ from ...api.problem import ConvProblem
 from ...api.solver import EPILOGUE, Solver
 from ...selection.defensive_copy import MOST_CONFIGS, ask
 from ...selection.derivation import Derived
-from ...selection.visible_problem import computes_dtype, visible_problem
+from ...selection.visible_problem import computes_kind, visible_problem
 from .memory import Fault
 
 CHEAP_S = 0.05
@@ -24,7 +24,7 @@ problem."""
 
 def answer(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
     """Why the solver does not compute the problem, or None. Raises Fault for an answer that breaks the contract."""
-    other = computes_dtype(solver, problem)
+    other = computes_kind(solver, problem)
     if other is not None:
         return other
     seen = visible_problem(solver, problem)

@@ -36,7 +36,7 @@ FEATURES: dict[str, Callable[[ConvProblem], bool]] = {
     **{
         f"the dtype {name}": lambda p, name=name: p.dtype == name for name in ("float64", "float16", "bfloat16", "int8")
     },
-    **{f"math {name}": lambda p, name=name: p.math == name for name in ("ieee", "tf32", "fast")},
+    **{f"math {name}": lambda p, name=name: p.math == name for name in ("ieee", "tf32", "fast", "reproducible")},
 }
 """The features of a case in words, each with its test; the first feature that separates failing cases is named
 first."""

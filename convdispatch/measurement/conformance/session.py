@@ -18,7 +18,7 @@ from ...selection.plugins.answer_trial import Hang
 from ...selection.plugins.loader import Loaded, plugins
 from ...selection.visible_problem import visible_problem
 from . import accuracy
-from .checks import Examination
+from .checks import BATCHES, FEW_BATCHES, Examination
 from .contract import answer, configurations, statements
 from .levels import Case
 from .memory import Fault
@@ -28,6 +28,8 @@ MOST_HANGS = 2
 """The number of cases that a solver may hang in before its other cases fail without a run: each costs the full time
 limit."""
 HUNG = f"it did not end in {MOST_HANGS} earlier cases, and is not asked any more"
+OTHERS = 4
+"""Of the further configurations that the level ``full`` runs, one in this number is also tried in several batches."""
 FIRST = 2
 """The first cases of each direction that a solver computes, in this number, get the long checks too."""
 
@@ -149,7 +151,8 @@ class Kit:
             return
         key = solver.name, seen.direction
         try:
-            examination.run(case.long or self._computed[key] < self._first)
+            batches = BATCHES if case.level in ("full", "own") else FEW_BATCHES
+            examination.run(case.long or self._computed[key] < self._first, batches)
         finally:
             outcome.errors, outcome.checks = examination.errors, examination.passed
         self._computed[key] += 1
@@ -180,7 +183,10 @@ class Kit:
         self._computed[solver.name, "configuration"] += 1
         config = offered[1 + turn % (len(offered) - 1)]
         outcome.config = dict(config)
-        Examination(solver, seen, config, statements(solver, seen, self.info, config), self.queue).run(False)
+        examination = Examination(solver, seen, config, statements(solver, seen, self.info, config), self.queue)
+        examination.run(False)
+        if turn % OTHERS == 0:
+            examination.same_in(FEW_BATCHES)
 
 
 def _first_of_each_kind(offered: Sequence[Any]) -> list[Any]:

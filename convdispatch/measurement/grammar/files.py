@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...api.errors import InvalidProblem
+from ...api.problem import MATHS
 from ...device import plainfile
 from ..shapes import Entry
 from . import benchdnn, deepbench, miopen, onnx_node, own
 
 __all__ = ["Entry", "detect", "read_file", "read_line"]
 
-_OWN = re.compile(r"(fwd|bwd_data|bwd_weights|f32|f64|f16|bf16|nchw|nhwc|float32|ieee|tf32|fast)_|[^+]*\+|\S*_r[0-9]")
+_OWN = re.compile(rf"(fwd|bwd_data|bwd_weights|f32|f64|f16|bf16|nchw|nhwc|{'|'.join(MATHS)})_|[^+]*\+|\S*_r[0-9]")
 # Only benchdnn's text has underscores, names, options, output sizes and dilations counted from 0.
 _BENCHDNN = re.compile(
     r'(\S*benchdnn\s+)?--|\S*([0-9]_|_[a-z]|n"|o[dhw][0-9]|d[dhw]0(?![0-9]))|[a-z0-9]*[0-9]n[A-Za-z:]'

@@ -97,11 +97,12 @@ def candidates(
             continue
         answers = query(solver, problem, device)
         try:
-            costs = [answers.cost(config) for config in answers.configs]
+            configs = answers.invariant() if policy.is_invariant else answers.configs
+            costs = [answers.cost(config) for config in configs]
         except Fault as fault:
             refused.append(Result(name, status="refused", reason=str(fault)))
             continue
-        for place, config in enumerate(answers.configs):
+        for place, config in enumerate(configs):
             result = Result(name, dict(config), default=place == 0)
             entries.append(Entry(solver, config, costs[place], result))
             entries[-1].incumbent = entries[-1].name == incumbent

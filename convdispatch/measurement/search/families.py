@@ -236,6 +236,6 @@ def family_limit(problem: ConvProblem, family: str, normal: float) -> float:
     outlier), whichever is larger; else what dtype and ``math`` allow counts.
     """
     floor = _OUTLIER_FLOOR if family == "outlier" else _FLOOR
-    if problem.dtype != "float32" or problem.math not in ("float32", "ieee"):
+    if problem.dtype != "float32" or problem.math not in ("float32", "ieee", "reproducible"):
         floor = error_limit(problem)
     return max(3 * normal, floor)

@@ -238,8 +238,8 @@ class Search:
         if entry.cost:
             per_cost = entry.timing.median / entry.cost
             self._ms_per_cost = min(per_cost, self._ms_per_cost or per_cost)
-        if self.policy.deterministic and not checked.deterministic:
-            entry.ends("refused", "policy(deterministic=True), and two runs gave different bits")
+        if self.policy.repeats and not checked.deterministic:
+            entry.ends("refused", "two runs gave different bits, and the policy wants equal ones")
         elif self.policy.max_error is not None and checked.error > self.policy.max_error:
             entry.ends("refused", f"relative error {checked.error:.2g}, the policy admits {self.policy.max_error:.2g}")
         elif best and entry.timing.ci[0] > CUT_FACTOR * best:

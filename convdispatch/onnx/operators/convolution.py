@@ -78,4 +78,5 @@ def _transposed(call: BoundNode) -> Tensor:
 
 
 def _math(call: BoundNode) -> str:
-    return call.math if np.dtype(call.raw(0).dtype) == np.float32 else "float32"
+    float32 = np.dtype(call.raw(0).dtype) == np.float32
+    return call.math if float32 or call.math == "reproducible" else "float32"

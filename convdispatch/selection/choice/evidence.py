@@ -33,6 +33,13 @@ class Evidence:
     record: Record | None = None
 
 
+def admitted_records(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> list[Record]:
+    """What is on record of a problem. A choice for every batch follows neither from what the user measured under
+    another policy, perhaps for one batch and while the program ran, nor from neighbours."""
+    records = perfdb().lookup(problem, device, scope_of(policy))
+    return [record for record in records if record.source != "user"] if policy.is_invariant else records
+
+
 def measured(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, accepted: Mapping[str, Solver], configs: Configs
 ) -> list[Evidence]:
@@ -43,7 +50,7 @@ def measured(
     and ``find`` will measure it again. Its configuration is used only if the solver still offers it.
     """
     found: dict[str, Evidence] = {}
-    for record in perfdb().lookup(problem, device, scope_of(policy)):
+    for record in admitted_records(problem, device, policy):
         if record.inconclusive or record.solver not in accepted or record.solver in found:
             continue
         if not _admitted(record, policy):
@@ -140,7 +147,7 @@ def _pass_over(record: Record, doubt: str | None) -> None:
 
 
 def _admitted(record: Record, policy: Policy) -> bool:
-    if policy.deterministic and record.deterministic is False:
+    if policy.repeats and record.deterministic is False:
         return False
     if policy.max_error is not None and (record.error is None or record.error > policy.max_error):
         return False

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fnmatch
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,10 @@ from ...api.solver import Solver
 from ..defensive_copy import banned
 from ..derivation import Derived, derived, may_beat
 from ..plugins.loader import plugins
-from ..records.perfdb import perfdb, scope_of
-from ..solver_query import Fault, predicted, query
+from ..records.perfdb import perfdb
+from ..solver_query import Fault, SolverAnswers, predicted, query
 from . import lockfile
-from .evidence import Evidence, error_reason, from_neighbours, measured
+from .evidence import Evidence, admitted_records, error_reason, from_neighbours, measured
 from .neighbours import MARGIN, Offer, neighbours
 from .preference import Preferred, preferred
 from .record_coverage import Prediction, ahead
@@ -54,6 +54,7 @@ class Candidate:
 def rank(problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None) -> list[Candidate]:
     """The candidates for a problem, best first. Raises NoSolver with every reason when there is none."""
     policy = policy or current_policy()
+    problem = policy.problem_of_choice(problem)
     return [candidate for candidate, _ in _placed(problem, device, policy, lambda: contestants(problem, device))]
 
 
@@ -88,7 +89,8 @@ class Choices:
         self, problem: ConvProblem, device: DeviceInfo, policy: Policy | None = None, first: Candidate | None = None
     ) -> None:
         """``first`` is the best candidate where that is known, as of a stored decision: nobody is asked for it."""
-        self._query = problem, device, policy or current_policy()
+        policy = policy or current_policy()
+        self._query = policy.problem_of_choice(problem), device, policy
         self._ranked: list[Candidate] | None = None
         first = first or _foremost(*self._query)
         if first is None:
@@ -118,16 +120,18 @@ def _foremost(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> Candi
     except NoSolver:
         return None
     first = placed[0][0]
-    records = [one for one in perfdb().lookup(problem, device, scope_of(policy)) if not one.inconclusive]
+    records = [one for one in admitted_records(problem, device, policy) if not one.inconclusive]
     known = [record.solver for record in records]
-    if _may_derived_be_first(problem, device, asked, placed, known):
+    # Measured neighbours are records of other batches: they do not bear on a choice for every batch.
+    near = set() if policy.is_invariant else neighbours(perfdb(), device).solvers(problem)
+    if _may_derived_be_first(problem, device, asked, placed, known, near):
         return None
     # A measured solver was put first; records that are slower than its own do not affect the choice.
     if first.source.startswith("measured "):
         last = max(place for place, name in enumerate(known) if name == first.solver.name)
         ahead = [*records[:last], *(one for one in records[last:] if one.median_ms < records[last].median_ms)]
         return None if any(loaded.provider(one.solver) in silent for one in ahead) else first
-    if any(loaded.provider(name) in silent for name in (*known, *neighbours(perfdb(), device).solvers(problem))):
+    if any(loaded.provider(name) in silent for name in (*known, *near)):
         return None
     least = min(place for _, place in placed)
     order = preferred(problem, device)
@@ -144,6 +148,7 @@ def _may_derived_be_first(
     own: Mapping[str, Mapping[str, Solver]],
     placed: list[tuple[Candidate, tuple[Any, ...]]],
     known: list[str],
+    near: Iterable[str],
 ) -> bool:
     """Whether a solver that is derived from one of ``own`` may go before the direct ones, ``placed``.
 
@@ -152,8 +157,7 @@ def _may_derived_be_first(
     """
     order = preferred(problem, device)
     (_, first_place), places = placed[0], [place for _, place in placed]
-    named = {*known, *neighbours(perfdb(), device).solvers(problem)}
-    if any(one.means_derived() for one in order) or any("+" in name for name in named):
+    if any(one.means_derived() for one in order) or any("+" in name for name in (*known, *near)):
         return True
     behind_rules = [place for (candidate, place) in placed if candidate.solver.name in known] or [min(places)]
     if all(place[0] < len(order) for place in (first_place, *behind_rules)):
@@ -190,13 +194,18 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
     aside."""
     if policy.solver is not None and not fnmatch.fnmatchcase(solver.name, policy.solver):
         return "refused", f"policy(solver={policy.solver!r}) does not name it"
-    if policy.deterministic and not solver.deterministic:
-        return "refused", "policy(deterministic=True), and this solver is not"
+    if policy.repeats and not solver.deterministic:
+        asked = "batch_invariant" if policy.is_invariant else "deterministic"
+        return "refused", f"policy({asked}=True), and this solver is not deterministic"
+    invariant = policy.is_invariant and problem.direction != "bwd_weights"
+    problem = policy.problem_of_choice(problem)
     aside = set_aside_here(solver, problem, device)
     if aside:
         return aside
     answers = query(solver, problem, device)
     reason = answers.refused or error_reason(solver, problem, device, policy)
+    if reason is None and invariant and not solver.batch_invariant:
+        reason = "policy(batch_invariant=True), and this solver does not say that it is"
     if reason:
         return "refused", reason
     try:
@@ -204,9 +213,23 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
             return "refused", reason
         if answers.accepts and not answers.within(policy.workspace_limit):
             return "refused", f"no configuration needs {policy.workspace_limit} bytes of workspace or less"
+        if answers.accepts and invariant:
+            if reason := answers.refuses_batches((1, 8 * problem.mb)):
+                return "refused", f"policy(batch_invariant=True), and not every batch: {reason}"
+            if not admitted(answers, policy):
+                return "refused", "policy(batch_invariant=True), and each configuration sums by the batch"
     except Fault:
         pass
     return ("quarantined", answers.fault) if answers.fault else None
+
+
+def admitted(answers: SolverAnswers, policy: Policy) -> list[Mapping[str, Any]]:
+    """The configurations that a policy admits, the one to use without measuring first. Raises Fault."""
+    within = answers.within(policy.workspace_limit)
+    if not policy.is_invariant:
+        return within
+    invariant = answers.invariant()
+    return [config for config in within if config in invariant]
 
 
 def set_aside_here(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> tuple[str, str] | None:
@@ -244,7 +267,7 @@ class _Ranking:
         placed = self._unmeasured(offers)
         unmeasured = [candidate for candidate, _ in placed]
         near = None
-        if not known:
+        if not known and not self.policy.is_invariant:
             first = unmeasured[0].solver.name
             near = from_neighbours(self.problem, self.device, offers, first, self._affordable, self._cost)
         places = {candidate.solver.name: place for candidate, place in placed}
@@ -265,7 +288,8 @@ class _Ranking:
         offers: Mapping[str, Offer],
     ) -> list[Candidate]:
         """Who goes before the first of the records although it is not that, with the reason: nobody, or one."""
-        near = neighbours(perfdb(), self.device).corrections(self.problem, offers)
+        free = not self.policy.is_invariant
+        near = neighbours(perfdb(), self.device).corrections(self.problem, offers) if free else {}
         configs = {each.solver: each.config for each in known}
         predictions = {}
         for candidate, place in placed:
@@ -286,12 +310,13 @@ class _Ranking:
         return [Candidate(self.accepted[name], config, source, why)]
 
     def configs(self, solver: str) -> list[Mapping[str, Any]]:
-        """Return the configurations that a solver offers for the problem."""
-        return list(query(self.accepted[solver], self.problem, self.device).configs)
+        """Return the configurations that a solver offers for the problem, and that the policy admits."""
+        answers = query(self.accepted[solver], self.problem, self.device)
+        return answers.invariant() if self.policy.is_invariant else list(answers.configs)
 
     def _affordable(self, solver: str) -> list[Mapping[str, Any]]:
         """Return the configurations that a solver offers within the policy's workspace limit."""
-        return query(self.accepted[solver], self.problem, self.device).within(self.policy.workspace_limit)
+        return admitted(query(self.accepted[solver], self.problem, self.device), self.policy)
 
     def _cost(self, solver: str, problem: ConvProblem, config: Mapping[str, Any]) -> float | None:
         """What a solver predicts for another problem or configuration; None where it is none for that."""
@@ -302,7 +327,7 @@ class _Ranking:
         found = {}
         for name, solver in self.accepted.items():
             answers = query(solver, self.problem, self.device)
-            config = answers.within(self.policy.workspace_limit)[0]
+            config = admitted(answers, self.policy)[0]
             found[name] = Offer(config, answers.cost(config))
         return found
 

@@ -32,7 +32,7 @@ class Derived(Solver):
         self.root, self.chain = root, chain
         self.name = "+".join((root.name, *chain))
         self.deterministic, self.exact, self.predicts = root.deterministic, root.exact, root.predicts
-        self.spreads_nonfinite = root.spreads_nonfinite
+        self.spreads_nonfinite, self.batch_invariant = root.spreads_nonfinite, root.batch_invariant
         self._rewrite = REWRITINGS[chain[0]]
         self.inner = Derived(root, chain[1:]) if chain[1:] else root
         self.fuses = self.inner.fuses if chain[0] in _PLAIN else frozenset()
@@ -106,6 +106,10 @@ class Derived(Solver):
         found = self._need(problem)
         size = ask(self.inner, "workspace", found.inner, device, config)
         return None if size is None else Room(found, device, size, self._packs(problem, found)).workspace_size
+
+    def sums_by_batch(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> bool:
+        """The solver's own answer for the rewritten problem; the copies sum nothing."""
+        return bool(ask(self.inner, "sums_by_batch", self._inner_problem(problem), device, config))
 
     @staticmethod
     def _packs(problem: ConvProblem, found: Rewritten) -> bool:

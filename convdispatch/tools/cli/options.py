@@ -59,7 +59,7 @@ _CHANGES = (
     click.option("--batch", type=click.IntRange(min=1), default=None, help="Images, instead of the table's."),
     click.option("--dtype", default=None, help="float32, float64, float16 or bfloat16."),
     click.option("--layout", default=None, help="nchw or nhwc."),
-    click.option("--math", default=None, help="float32, ieee, tf32 or fast."),
+    click.option("--math", default=None, help="float32, ieee, tf32, fast or reproducible."),
     click.option("--constant/--no-constant", default=None, help="Whether weights may be packed once."),
 )
 

@@ -19,7 +19,7 @@ from .options import DEVICE, JOBS, OUTPUT, command_line, processes, stderr, stdo
 @click.option("--trace", "trace_path", type=OUTPUT, default=None, help="Write a run's measured timeline there.")
 @click.option("--against", metavar="PEER", default=None, help="onnxruntime: the same file and arrays, errors and time.")
 @click.option("--output", type=OUTPUT, default=None, help="Write the results to this .npz.")
-@click.option("--math", default="float32", show_default=True, help="float32, ieee, tf32 or fast.")
+@click.option("--math", default="float32", show_default=True, help="float32, ieee, tf32, fast or reproducible.")
 @click.option("--dtype", default=None, help="Compute in float16, bfloat16, float32 or float64.")
 @click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs.")
 @JOBS

@@ -48,6 +48,7 @@ from .output import echo, shown
 @click.option("--html", "html_path", type=OUTPUT, default=None, help="Write one HTML page there.")
 @click.option("--render", type=click.Path(path_type=Path), default=None, help="Verify nothing: show this JSON.")
 @click.option("--compile-only", metavar="TARGET,...", help="Run nothing: compile for these (see `targets`).")
+@click.option("--digests", type=OUTPUT, default=None, help="Verify nothing: write the bits' digests here.")
 @click.option(
     "--errata", is_flag=True, help="Try each erratum again, of whatever plugin. Exit status 1 if one is over."
 )
@@ -87,6 +88,13 @@ def verify(
         sys.exit(0 if _try_errata(options["device"], paths[0]) else 1)
     if render is None and not plugins:
         raise click.UsageError("name a plugin; `convdispatch doctor` lists them")
+    if (path := options.pop("digests")) is not None:
+        from ...measurement.conformance.digests import write
+        from ...measurement.conformance.session import Kit
+
+        differing = write(Kit(plugins[0], options["device"], options["solver"]), path)
+        echo(f"{len(differing)} digests differ from the committed ones" + "".join(f"\n  {text}" for text in differing))
+        context.exit(bool(differing))
     if compile_only is not None:
         names, pattern = compile_only.split(","), options["solver"] or "*"
         problems = [entry.problem for entry in read_entries((), options["files"])] if options["files"] else None

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from ...api.errors import InvalidArgument
+from ...api.policy import policy
 from ..captures import watch_captures
 from ..dynamo_frames import skip_our_frames
 from ..graph import channels_last, inductor
@@ -30,14 +31,17 @@ class Backend:
     graphs."""
 
     def __init__(self, mode: str | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """``mode`` and ``options`` are ``torch.compile``'s; the option "engine" is this package's, the others are
-        inductor's.
+        """``mode`` and ``options`` are ``torch.compile``'s; the options "engine" and "batch_invariant", which is
+        ``policy``'s, are this package's, the others are inductor's.
 
-        Raises InvalidArgument for an engine that there is not.
+        Raises InvalidArgument for an engine that there is not, InvalidPolicy for another kind of value.
         """
         skip_our_frames()
         others = dict(options or {})
         self.engine, self.mode = others.pop("engine", None), mode
+        self.batch_invariant = others.pop("batch_invariant", None)
+        with policy(batch_invariant=self.batch_invariant):  # checks the kind of value
+            pass
         if self.engine is not None and self.engine not in ENGINES:
             raise InvalidArgument(f"options['engine'] must be one of {', '.join(ENGINES)}, got {self.engine!r}")
         self.patches = inductor.options_of(mode, others)
@@ -48,6 +52,18 @@ class Backend:
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Return the callable that computes a graph captured by Dynamo, for flat inputs."""
+        if self.batch_invariant is None:
+            return self._compiled(graph, inputs)
+        with policy(batch_invariant=self.batch_invariant):
+            compiled = self._compiled(graph, inputs)
+
+        def under_policy(*given: Any) -> Any:
+            with policy(batch_invariant=self.batch_invariant):
+                return compiled(*given)
+
+        return under_policy
+
+    def _compiled(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.common import aot_autograd
 
         keep_assertions(graph)
@@ -64,7 +80,14 @@ class Backend:
                 channels_last.lay_channels_last(graph)
             return let_go_of_capture(inductor.compiled(graph, inputs, self), graph)
         by_operator = inductor.operator_by_operator_compiler
-        traced = aot_autograd(fw_compiler=by_operator, bw_compiler=by_operator, inference_compiler=self._inference)
+        # Buffers that a graph with gradients writes are written inside of it: checkpoint() ends a second forward pass
+        # as soon as all tensors for the backward pass are there, so what AOTAutograd writes after it would be lost.
+        traced = aot_autograd(
+            fw_compiler=by_operator,
+            bw_compiler=by_operator,
+            inference_compiler=self._inference,
+            keep_inference_input_mutations=learns,
+        )
         with whole_upsampling():
             return let_go_of_capture(traced(graph, inputs), graph)
 

@@ -94,14 +94,14 @@ def _call(request: CallRequest) -> Any:
     if last and form is not FORMATS.get(x.ndim):
         raise Fallback(f"the memory format {form} of {x.ndim}-D tensors is none of these engines'")
     problem, least = _problem(request, last), request.settings.min_flops
-    if least is not None and problem.flops < least:
+    if least is not None and request.chosen.problem_of_choice(problem).flops < least:
         raise Fallback(f"fewer than min_flops={least:g} operations")
     if 0 in w.shape or 0 in x.shape[1:]:
         raise Fallback("a size of zero other than the batch's")
     if x.shape[0] == 0 and x.device.type != "opencl":  # PyTorch chooses the strides of empty tensors
         raise Fallback("nothing to compute")
     shape = {"data": x.shape, "weights": w.shape}.get(request.part) or _result_shape(problem, last)
-    with policy(solver=request.chosen.solver, deterministic=request.chosen.deterministic):
+    with policy(solver=request.chosen.solver, **request.chosen.promises):
         if x.is_cuda:
             from .cuda_stream import device, stream_call
 
@@ -133,7 +133,7 @@ def _under(
     def build() -> Any:
         # Under the tier "ready" PyTorch's kernel computes calls until this build ends: what is built is the chosen
         # plan.
-        with policy(solver=chosen.solver, deterministic=chosen.deterministic, tier=None):
+        with policy(solver=chosen.solver, tier=None, **chosen.promises):
             planned_call = kind(problem, tuple(shape), *rest)
         planned_call.backward_ready = True
         return planned_call

@@ -184,7 +184,10 @@ class GraphForms:
             form, why = (None, f" ({made})") if isinstance(made, str) else (made, "")
             if form is not None and (race is None or race.winner == "form"):
                 return form
-        if wanted != "operators" and inductor.available(device) and self._compiled < MAX_COMPILED:
+        # On a CPU inductor would compute convolutions by oneDNN, whose sums depend on the batch.
+        race_only = wanted != "inductor" and device == "cpu" and key[2].is_invariant
+        may_compile = wanted != "operators" and not race_only and self._compiled < MAX_COMPILED
+        if may_compile and inductor.available(device):
             other = self._build_by_inductor(inputs, tensors, why)
             return other if form is None or race is None else race.fastest({"form": form, "inductor": other}, tensors)
         if form is not None:
@@ -202,7 +205,7 @@ class GraphForms:
     def _race(self, inputs: Sequence[Any], key: Any) -> Race | None:
         """The timed choice between a form and inductor; None if there is no choice: inductor is unavailable, results
         must repeat from process to process, or a form is sure to win."""
-        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].deterministic:
+        if not inductor.available("cpu") or self._compiled >= MAX_COMPILED or key[2].repeats:
             return None
         graph = self._specialised(inputs)
         return Race(graph) if may_lose(graph) else None
@@ -232,7 +235,7 @@ class GraphForms:
             net.check(dtype)
             if net.lies_otherwise():
                 net.lie_as(self._unfused(list(inputs)))
-            with policy(solver=chosen.solver, deterministic=chosen.deterministic), torch.inference_mode(False):
+            with policy(solver=chosen.solver, **chosen.promises), torch.inference_mode(False):
                 fed = net.feeds(net.given(tensors))
                 # The layout is fixed: timing might choose another one in each process.
                 layout = "nchw" if chosen.deterministic and fed[0].ndim == 4 else None

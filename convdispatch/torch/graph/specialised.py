@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,18 +10,11 @@ from torch import fx
 from torch._decomp.decompositions_for_rng import PhiloxStateTracker
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.weak import WeakIdKeyDictionary
+
+from ..fake_modes import forget_originals, note_capture
+from ..weights import forget_before_swaps
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.modes: list[weakref.ref[Any]] = []
-        """The modes of fake tensors of the last captures in this thread."""
-
-
-_thread = _Thread()
 
 
 def let_go_of_capture(compiled: Any, graph: fx.GraphModule) -> Any:
@@ -37,29 +28,14 @@ def let_go_of_capture(compiled: Any, graph: fx.GraphModule) -> Any:
         function = held.get("_torchdynamo_orig_callable")
     values = (node.meta.get("example_value") for node in graph.graph.nodes)
     modes = {each.fake_mode for each in tree_leaves(list(values)) if isinstance(each, FakeTensor)}
-    modes.add(getattr(torch._guards.TracingContext.try_get(), "fake_mode", None))
+    context = torch._guards.TracingContext.try_get()
+    modes.add(getattr(context, "fake_mode", None))
     forget_originals()
-    _thread.modes += [weakref.ref(mode) for mode in modes if mode is not None]
+    forget_before_swaps()
+    note_capture(each for each in (context, *modes) if each is not None)
     with unset_fake_temporarily():
         PhiloxStateTracker.reset()
     return compiled
-
-
-def forget_originals() -> None:
-    """Let the modes of this thread's captures, which have ended, hold no weak reference to the tensors that they
-    described: PyTorch swaps no tensor that has one, and the modes are freed by the garbage collector alone. The
-    symbols of their sizes stay in caches of PyTorch's, and must not hold the modes there."""
-    for reference in _thread.modes:
-        mode = reference()
-        tracked = getattr(getattr(mode, "shape_env", None), "tracked_fakes", None)
-        if tracked is not None:
-            tracked.clear()
-        converter = getattr(mode, "fake_tensor_converter", None)
-        describer = getattr(getattr(converter, "meta_converter", None), "describer", None)
-        for name in ("lookup_tensor", "lookup_storage"):
-            if hasattr(describer, name):
-                setattr(describer, name, WeakIdKeyDictionary())
-    _thread.modes.clear()
 
 
 def without_fakes(graph: fx.GraphModule) -> tuple[fx.GraphModule, bool]:

@@ -53,6 +53,10 @@ class Tma(TensorCores):
     def tiling(self, problem: ConvProblem, config: Mapping[str, Any]) -> TmaTiling:
         return TmaTiling.of(problem, TmaTile.of({**config, "engine": "wgmma"}))
 
+    def sums_by_batch(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> bool:
+        """Several pixels are taken as one where their number over all images is a multiple."""
+        return TmaTile.of({**config, "engine": "wgmma"}).pixels > 1
+
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TmaPlan:
         require(context, self.engine_of(problem))
         return TmaPlan(context, problem, config, "wgmma")

@@ -51,6 +51,11 @@ KERNEL_FAULTS = {
     ),
     "adds_to_the_output": ("{ y[get_global_id(0)] =", "{ y[get_global_id(0)] +="),
     "sloppy": ("scratch[at] += sum", "scratch[at] += sum * 1.0001f"),
+    "sums_by_the_batch": (
+        "for (int c = 0; c < icg; ++c)\n    for (int a = 0; a < kh; ++a)\n",
+        "for (int i = 0; i < icg; ++i)\n    for (int a = 0, c = (i + (int)get_global_size(0) / (oc * oh * ow)) % icg; "
+        "a < kh; ++a)\n",
+    ),
     "spreads_to_a_neighbour": (
         "scratch[at] += sum",
         "for (int i = 0; i < ih * iw; ++i) sum += 0 * x[(n * ic + first) * ih * iw + i];\n  scratch[at] += sum",
@@ -133,7 +138,7 @@ class Plan:
 class Direct(Solver):
     """2-D forward, float32, NCHW; with one fault."""
 
-    exact = True
+    exact = batch_invariant = True
 
     def __init__(self, fault):
         self.fault, self.name = fault, f"shoddy.{fault}"
@@ -189,7 +194,7 @@ FAULTS = {
     "keeps_the_first_weights": "reuse", "never_the_same": "deterministic", "sloppy": "values", "waits": "waits",
     "spreads_to_a_neighbour": "nonfinite",
     "hurries": "order", "does_not_chain": "order", "not_for_threads": "threads", "raises_at_the_third": "plan",
-    "does_not_plan": "plan", "returns_no_event": "plan", "one_key_for_all": "keys",
+    "does_not_plan": "plan", "returns_no_event": "plan", "one_key_for_all": "keys", "sums_by_the_batch": "batch",
     # what a solver answers
     "refuses_without_words": "words", "refuses_with_true": "words", "changes_its_mind": "words",
     "raises_when_asked": "words", "offers_nothing": "configurations", "offers_no_json": "configurations",

@@ -15,7 +15,7 @@ from zlib import crc32
 from ..report import Report
 from ..summary import Line, family
 
-FAMILIES = ("im2col", "winograd", "fft", "nvidia", "implicitgemm", "onednn", "amx", "cudnn", "int8")
+FAMILIES = ("im2col", "winograd", "fft", "nvidia", "implicitgemm", "onednn", "amx", "cudnn", "int8", "exact")
 """The algorithms in the order of the style sheet's colours ``--c0``, ``--c1``, ...; each has the same colour on all
 pages."""
 OTHERS = 3

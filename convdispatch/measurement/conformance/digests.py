@@ -1,0 +1,74 @@
+"""Digests of results under ``math="reproducible"``, one a problem, as data: every device's results have them.
+
+A problem is added to ``digests.json`` with any text as its digest; ``convdispatch verify exact --digests FILE`` writes
+the file with the digests that a device gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...api.problem import ConvProblem
+
+if TYPE_CHECKING:
+    from .session import Kit
+
+
+@functools.cache
+def known() -> Mapping[str, str]:
+    """The committed digests by the problem's text."""
+    text = importlib.resources.files(__package__).joinpath("digests.json").read_text(encoding="utf-8")
+    return json.loads(text)
+
+
+def operands(problem: ConvProblem) -> dict[str, np.ndarray]:
+    """The operands of a problem, seeded by its text: numbers of either sign from 1/16 to 16, every bit of them drawn.
+
+    They are made of the generator's integers, because NumPy may change how it draws floating-point numbers.
+    """
+    seed = int.from_bytes(hashlib.sha256(str(problem).encode()).digest()[:8], "little")
+    bits = np.random.PCG64(seed)
+    made = {}
+    for name in ("x", "w", "y", "bias", "residual", "initial"):
+        shape, dtype = problem.form(name)
+        drawn = bits.random_raw(int(np.prod(shape)))
+        if dtype == "float32":
+            exponent = np.uint64(123) + (drawn >> np.uint64(40)) % np.uint64(8)
+            word = (drawn & np.uint64(0x807FFFFF)) | exponent << np.uint64(23)
+            made[name] = word.astype(np.uint32).view(np.float32).reshape(shape)
+        else:
+            exponent = np.uint64(1019) + (drawn >> np.uint64(52)) % np.uint64(8)
+            word = (drawn & np.uint64(0x800FFFFFFFFFFFFF)) | exponent << np.uint64(52)
+            made[name] = word.view(np.float64).reshape(shape)
+    return made
+
+
+def digest(result: np.ndarray) -> str:
+    """The SHA-256 of a result's bytes, little-endian."""
+    return hashlib.sha256(result.astype(result.dtype.newbyteorder("<")).tobytes()).hexdigest()
+
+
+def write(kit: Kit, path: Path) -> list[str]:
+    """Write the digests that the kit's solvers give on its device; returns the problems whose committed digest differs.
+
+    Raises Fault for a plan that fails; a problem that every solver refuses has no digest.
+    """
+    from .checks import Examination
+
+    found: dict[str, str] = {}
+    for text, problem in ((text, ConvProblem.parse(text)) for text in known()):
+        solver = next((one for one in kit.solvers.values() if one.rejects(problem, kit.info) is None), None)
+        if solver is not None:
+            config = next(iter(solver.configs(problem, kit.info)))
+            plan = Examination(solver, problem, config, None, kit.queue)
+            found[text] = digest(plan.compute(operands(problem)))
+    path.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
+    return [text for text in found if found[text] != known()[text]]
