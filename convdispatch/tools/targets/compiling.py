@@ -27,8 +27,8 @@ from ...device.programs.binary_cache import read_file, write_file
 from ...device.programs.kernels import rendering
 from ...measurement import shapes
 from ...measurement.conformance.levels import cases
+from ...selection.solver_query import query
 from ...selection.text_table import Table, columns
-from ...selection.visible_problem import computes_dtype, visible_problem
 from .compilers import Compiled, Kernel, compiler, excess, identity
 from .described import described_context, target_device
 
@@ -102,7 +102,7 @@ def compile_all(
             _collect(row, waiting, ALL_COMPLETED)
             yield row
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)  # What runs must not hold up the table of an interrupted run.
 
 
 def _texts(
@@ -113,17 +113,16 @@ def _texts(
     for problem in problems:
         if row.problems == most:
             break
-        visible = visible_problem(solver, problem)
-        reason = computes_dtype(solver, problem) or solver.rejects(visible, info)
-        if reason:
-            row.refused = row.refused or reason
+        answers = query(solver, problem, info)
+        if not answers.accepts:
+            row.refused = row.refused or answers.refused or answers.fault
             continue
         row.problems += 1
         step(f"{row.target} {row.solver}", 1)
         try:
             with rendering() as texts:
-                config = next(iter(solver.configs(visible, info)), {})
-                solver.plan(described_context(info), visible, config)
+                config = answers.configs[0]
+                solver.plan(described_context(info), answers.shown(config), config)
         except Exception as error:
             row.errors[str(problem)] = f"planning: {words(error)}"
         for text in texts:
